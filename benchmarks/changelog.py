@@ -1,4 +1,4 @@
-"""Reading a changelog of many keys into a table: `latest_by_key`.
+"""Reading a changelog of many keys into a table: `compacted_view`.
 
 Run it from the root of the repository: `python -m benchmarks.changelog`. The stream has `--keys`
 keys in no order, and `--more` times as many records again that supersede some of them: a changelog
@@ -100,12 +100,12 @@ def fill(client: Client, args: argparse.Namespace) -> None:
 def read(address: str) -> None:
     """One run in this process; prints what it found and took."""
     import strandline
-    from strandline.client.compacted_view import latest_by_key
+    from strandline.client.compacted_view import compacted_view
 
     with strandline.connect(address) as client:
         client.stream_info(STREAM)
         before, started = time.process_time(), time.perf_counter()
-        found = latest_by_key(client, STREAM)
+        found = compacted_view(client, STREAM)
         seconds, cpu_s = time.perf_counter() - started, time.process_time() - before
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     said = {"rows": found.num_rows, "seconds": seconds, "cpu_s": cpu_s, "mib": peak_kib / 1024}

@@ -16,7 +16,7 @@ with strandline.connect(server) as client:
         f"{table.num_rows} records in {table.nbytes} bytes of Arrow; columns {table.column_names}"
     )
 
-    # Filters run on the broker: only what matches travels.
+    # The broker filters: only matching records are sent.
     one = client.read("readings", subject="readings.s3", columns=["offset", "value"]).read_all()
     print(f"{one.num_rows} of them on readings.s3, the last {one['value'][-1].as_py()!r}")
 

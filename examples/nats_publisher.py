@@ -1,7 +1,7 @@
-"""Publish with stock nats-py so that each record is stored once, whatever is lost on the way.
+"""Publish with stock nats-py so that each record is stored once, through lost acks and leaders.
 
-A publish that is not acknowledged is sent again with the same Nats-Msg-Id, so it does not matter
-whether the first one was stored: the broker that leads by then knows. One record after the other
+A publish that is not acknowledged is sent again with the same Nats-Msg-Id. If the first one was
+stored, the leader recognizes the id and acknowledges it again. Sending one record after the other
 keeps their order.
 
     python examples/nats_publisher.py SUBJECT COUNT nats://host:port [nats://host:port …]
@@ -19,7 +19,7 @@ PATIENCE_S = 60
 
 
 async def publish(stream: JetStreamContext, subject: str, payload: bytes) -> int:
-    """Publish until it is acknowledged; returns the record's sequence."""
+    """Publish until the record is acknowledged; return its sequence."""
     message_id = uuid.uuid4().hex
     async with asyncio.timeout(PATIENCE_S):
         while True:

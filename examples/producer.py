@@ -1,4 +1,4 @@
-"""Append a thousand readings to a stream and see each acknowledged.
+"""Append a thousand readings to a stream and wait for their acks.
 
 Start a broker first (`strandline serve`), then: python examples/producer.py [host:port]
 """
@@ -15,7 +15,7 @@ with strandline.connect(server) as client:
     try:
         client.create_stream("readings", subject="readings.>", partitions=2)
     except StreamExistsError:
-        print("the stream 'readings' is there already; appending to it")
+        print("the stream 'readings' exists; appending to it")
 
     with client.producer("readings") as producer:
         futures = [

@@ -1,7 +1,7 @@
-"""A streaming job on Spark: land a stream in a table of Parquet files, each record exactly once.
+"""A streaming job on Spark: write a stream to a table of Parquet files, each record exactly once.
 
 After examples/producer.py: python examples/spark_stream.py [host:port] [directory]
-Run it again, or kill it and run it again: the table goes on where it ended.
+Run it again, or kill it and run it again: the table continues where it ended.
 """
 
 import sys
@@ -22,7 +22,7 @@ query = (
     .load()
     .writeStream.format("strandline-table")
     .option("checkpointLocation", str(directory / "checkpoint"))
-    .trigger(availableNow=True)  # leave out to run for ever
+    .trigger(availableNow=True)  # omit to run without end
     .start(str(directory / "readings"))
 )
 query.awaitTermination()

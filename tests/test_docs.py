@@ -33,7 +33,7 @@ RUN_PAGES = (
     "README.md",
     "docs/quickstart.md",
     "docs/consumer-groups.md",
-    "docs/position-stores.md",
+    "docs/offset-stores.md",
     "docs/python-client.md",
     "docs/transactions.md",
 )
@@ -235,6 +235,28 @@ def test_links_lead_somewhere(page):
         if not file.exists() or (anchor and anchor not in anchors(file.read_text("utf-8"))):
             dead.append(target)
     assert not dead
+
+
+def test_architecture_names_what_exists():
+    """Each path, class and method that docs/architecture.md names is in the code."""
+    sources = ROOT / "src" / "strandline"
+    defined = {
+        name
+        for path in sources.rglob("*.py")
+        for name in re.findall(
+            r"^ *(?:(?:async )?def |class )?(\w+)(?=[ (:])", path.read_text("utf-8"), re.MULTILINE
+        )
+    }
+    unknown = []
+    for token in set(re.findall(r"`([^`\n]+)`", without_code(text_of("docs/architecture.md")))):
+        if re.fullmatch(r"[\w/]+(?:\.py|/)", token):
+            found = (ROOT / token).exists() or any(sources.rglob(token.removesuffix("/")))
+        elif re.fullmatch(r"[A-Z]\w+(?:\.\w+)?", token):
+            found = defined.issuperset(token.split("."))
+        else:
+            continue
+        unknown += [] if found else [token]
+    assert not unknown
 
 
 def test_every_page_is_reached_from_the_readme():

@@ -29,7 +29,7 @@ EXTRA_OF = {
 }
 
 
-def missing_package(error: ModuleNotFoundError) -> str:
+def install_hint(error: ModuleNotFoundError) -> str:
     """Which package is missing, and the command that installs it."""
     package = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(package, "all")

@@ -123,12 +123,14 @@ class Telemetry(Collector):
     # What came in.
     records_appended: int = counter("Records stored.")
     bytes_appended: int = counter("Bytes of encoded batches stored.")
-    bulk_bytes: int = counter("Bytes of large copies stored in segments only, past the journal.")
+    bulk_bytes: int = counter(
+        "Bytes of large replicated batches written to segments only, not to the journal."
+    )
     batches_appended: int = counter("Batches stored.")
     acks: int = counter("Publishes acknowledged, duplicates included.")
-    duplicates: int = counter("Publishes recognised as repeats of a stored record.")
+    duplicates: int = counter("Publishes recognized as duplicates of a stored record.")
     rejects: dict[str, int] = labelled(
-        "counter", "code", "Records refused or given up, by error code."
+        "counter", "code", "Records refused, or rejected after they were accepted, by error code."
     )
     messages_received: dict[str, int] = labelled(
         "counter", "listener", "Messages received, by listener: nats, ingest, flight or grpc."
@@ -140,46 +142,46 @@ class Telemetry(Collector):
 
     # Quotas; only of principals that have one.
     quota_published_bytes: dict[str, int] = labelled(
-        "counter", "principal", "Bytes published by a principal with a quota of them."
+        "counter", "principal", "Bytes published by a principal with such a quota."
     )
     quota_read_bytes: dict[str, int] = labelled(
-        "counter", "principal", "Bytes delivered to a principal with a quota of them."
+        "counter", "principal", "Bytes delivered to a principal with such a quota."
     )
     quota_wait_seconds: dict[str, float] = labelled(
-        "counter", "principal", "Time for which a principal was told to wait by its quota."
+        "counter", "principal", "Time for which a quota delayed a principal."
     )
     quota_refusals: dict[str, int] = labelled(
-        "counter", "principal", "Requests and connections of a principal refused by its quota."
+        "counter",
+        "principal",
+        "Requests and connections of a principal refused because of its quota.",
     )
 
     # The turn, the journal, the disk.
-    turns: int = counter("Turns that stored something.")
-    turn_records: Histogram = histogram("Records stored by one turn.", RECORDS_BUCKETS)
-    turn_bytes: Histogram = histogram("Bytes of batches stored by one turn.", BYTES_BUCKETS)
+    turns: int = counter("Group commits that stored something.")
+    turn_records: Histogram = histogram("Records stored by one group commit.", RECORDS_BUCKETS)
+    turn_bytes: Histogram = histogram("Bytes of batches stored by one group commit.", BYTES_BUCKETS)
     sync_seconds: Histogram = histogram(
-        "Time of one sync of the journal; it covers all records of a turn."
+        "Time of one sync of the journal; it covers all records of a group commit."
     )
     journal_bytes: int = gauge("Bytes of the journal that a restart would replay.")
     journal_poisoned: int = gauge("1 from a failed write or sync until the log is reopened.")
     disk_full: int = gauge("1 while publishes are refused for lack of space.")
     disk_full_writes: int = counter("Writes that were refused for lack of space.")
     checkpoint_seconds: Histogram = histogram("Time of one checkpoint.")
-    damaged_batches: int = counter("Damaged batches met while reading or recovering.")
-    scrubbed_bytes: int = counter("Bytes of logs that were read only to look for damage.")
-    repaired_batches: int = counter("Damaged batches put back from another replica's copy.")
-    failed_repairs: int = counter("Copies that came and did not mend the damage.")
+    damaged_batches: int = counter("Corrupt batches found while reading or recovering.")
+    scrubbed_bytes: int = counter("Bytes of logs read by the scrubber.")
+    repaired_batches: int = counter("Corrupt batches repaired from another replica.")
+    failed_repairs: int = counter("Answers of replicas that did not repair the corruption.")
 
     # What was cleaned up.
-    retention_segments: int = counter("Segments deleted by retention or prefix truncation.")
-    retention_bytes: int = counter("Bytes deleted by retention or prefix truncation.")
+    retention_segments: int = counter("Segments deleted by retention or record deletion.")
+    retention_bytes: int = counter("Bytes deleted by retention or record deletion.")
     compaction_seconds: Histogram = histogram("Time of compacting one partition.")
     compaction_records: int = counter("Records removed by compaction.")
 
     # What went out.
     reads: int = counter("Reads answered, a follow counted once per delivery.")
-    read_records: int = counter(
-        "Records delivered to readers; those that take them from files are not counted."
-    )
+    read_records: int = counter("Records delivered to readers, local reads not counted.")
     read_bytes: int = counter("Bytes of batches delivered to readers.")
 
     # Transactions; counted where their coordinator is.
@@ -187,40 +189,40 @@ class Telemetry(Collector):
     transactions_timed_out: dict[str, int] = labelled(
         "counter",
         "transaction",
-        "Transactions aborted because their time was over, by transactional id.",
+        "Transactions aborted at their timeout, by transactional id.",
     )
 
     # Consumer groups; counted where their coordinator is.
     groups: int = gauge("Consumer groups.")
     group_members: int = gauge("Members of consumer groups.")
-    group_members_expired: int = counter("Members removed because they were not heard of.")
-    group_commits: int = counter("Commits of positions that were noted.")
+    group_members_expired: int = counter("Members removed because their session expired.")
+    group_commits: int = counter("Offset commits.")
 
     # The cluster; all 0 where a broker stands alone.
-    replicas: int = gauge("Copies of partitions kept here.")
+    replicas: int = gauge("Replicas on this broker.")
     led_partitions: int = gauge("Partitions led here.")
     under_replicated_partitions: int = gauge(
-        "Partitions led here of which some copy is not in sync."
+        "Partitions led here with a replica that is not in sync."
     )
     under_min_isr_partitions: int = gauge(
-        "Partitions led here that take no records, because fewer than min_isr copies are in sync."
+        "Partitions led here with fewer than min_isr in-sync replicas; they accept no records."
     )
-    offline_partitions: int = gauge("Partitions of the whole cluster that nobody leads.")
+    offline_partitions: int = gauge("Partitions of the whole cluster without a leader.")
     replica_lag_records: dict[str, int] = labelled(
-        "gauge", "broker", "Records of partitions led here that a broker's copies do not have yet."
+        "gauge", "broker", "Records of partitions led here that a broker's replicas lack."
     )
     replica_lag_bytes: dict[str, int] = labelled(
-        "gauge", "broker", "About how many bytes of them, at least as many as are missing."
+        "gauge", "broker", "Their approximate bytes, never fewer than are missing."
     )
     leader_elections: int = counter("Leaderships that began here.")
-    isr_shrinks: int = counter("Copies that fell out of sync, of partitions led here.")
-    isr_expands: int = counter("Copies that came into sync, of partitions led here.")
+    isr_shrinks: int = counter("Replicas of partitions led here that fell out of sync.")
+    isr_expands: int = counter("Replicas of partitions led here that came into sync.")
     commit_seconds: Histogram = histogram(
         "Time from a batch's journal write here until it was committed."
     )
     controller: int = gauge("1 while this broker is the controller.")
-    consensus_term: int = gauge("Newest election of the metadata's consensus group heard of.")
-    consensus_commit_index: int = gauge("Last entry of the metadata's log known to be committed.")
+    consensus_term: int = gauge("Newest known term of the metadata quorum.")
+    consensus_commit_index: int = gauge("Last entry of the metadata log known to be committed.")
 
     # The process.
     streams: int = gauge("Streams.")
@@ -228,9 +230,12 @@ class Telemetry(Collector):
     ready: int = gauge("1 while /health/ready says ready.")
     recovery_seconds: float = gauge("Time the last start took to recover the log.")
     recovery_records: int = gauge("Records the last start replayed from the journal.")
-    recovery_torn_bytes: int = gauge("Bytes of torn tail the last start cut.")
-    nats_server_restarts: int = counter("Restarts of the child nats-server.")
+    recovery_torn_bytes: int = gauge("Bytes of torn tail truncated by the last start.")
+    nats_server_restarts: int = counter("Restarts of the embedded nats-server.")
     nats_connected: int = gauge("1 while connected to NATS.")
+    jetstream_covered_streams: int = gauge(
+        "Streams whose publishes JetStream on the nats-server also acknowledges."
+    )
 
     partition_samples: Callable[[], Iterable[PartitionSample]] = tuple
     """Asked at each scrape, on the scraping thread, for the offsets of all partitions."""
@@ -311,13 +316,13 @@ def _sampled(
 INFO_HELP = "Always 1; the label tells the version of the broker."
 PARTITION_METRICS = {
     "log_start_offset": "First offset kept in the partition.",
-    "high_watermark": "First offset readers do not see yet.",
+    "high_watermark": "First offset that is not committed.",
     "log_end_offset": "Offset the next record will get.",
 }
 GROUP_METRICS = {
-    "position": "Offset of the next record that a group is to consume, as it was committed.",
-    "lag_records": "Offsets between a group's position and the high watermark.",
-    "oldest_unread_seconds": "For how long the first of them has been stored; 0 if there is none.",
+    "position": "Committed offset of the group.",
+    "lag_records": "Offsets between the committed offset and the high watermark.",
+    "oldest_unread_seconds": "Age of the first record between them; 0 if there is none.",
 }
 METRICS = tuple(field for field in dataclasses.fields(Telemetry) if "kind" in field.metadata)
 

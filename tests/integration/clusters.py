@@ -47,15 +47,19 @@ def three_brokers(directory, *, environment_of=lambda _: {}, ports=(), more=()):
             print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
-def status(server):
-    """What it says of partition 0."""
+def status(server, stream="orders"):
+    """What it says of the stream's partition 0.
+
+    Others may come before it: with gRPC on, a cluster makes streams of its own as it starts.
+    """
     connection = Connection(server.flight, timeout_s=5)
     try:
         [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
     finally:
         connection.close()
-    assert found.partitions, "it has just started"
-    return found.partitions[0]
+    copies = [each for each in found.partitions if (each.stream, each.partition) == (stream, 0)]
+    assert copies, "it has just started"
+    return copies[0]
 
 
 def leader_of(cluster):

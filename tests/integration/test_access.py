@@ -120,7 +120,7 @@ def test_a_rule_lets_its_principal_do_what_it_says_and_no_more(admin, newcomer):
     assert client.read("granted").read_all().num_rows == 1
     assert refused(client.read, "other")
     assert refused(client.delete_stream, "granted")
-    assert refused(client.truncate_before, "granted", 0)
+    assert refused(client.delete_records, "granted", 0)
     assert [stream.name for stream in client.list_streams()] == ["granted"]
     assert [stream.name for stream in admin.list_streams()] == ["granted", "other"]
     for stream in ("granted", "other"):

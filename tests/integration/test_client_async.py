@@ -34,7 +34,7 @@ async def test_streams_records_and_reads(strandline_url):
         assert (await (await client.read("s")).read_all()).num_rows == 3
         assert await client.offsets("s") == {0: 0, 1: 3}
         assert await client.wait_for("s", {1: 0}) == {1: 3}
-        await client.truncate_before("s", 0, partition=1)
+        await client.delete_records("s", 0, partition=1)
         assert (await client.stream_info("s")).partitions[1].records == 3
         assert [info.name for info in await client.list_streams()] == ["s"]
         assert (await client.server_info()).streams == 1
@@ -145,7 +145,7 @@ async def test_groups_rules_and_quotas(strandline_url):
             await client.append("s", b"%d" % number)
         assert await client.groups.reset("g", "s", 1, partition=0) == {("s", 0): 1}
         await client.groups.commit("g", {("s", 0): 2})
-        assert await client.groups.positions("g") == {("s", 0): 2}
+        assert await client.groups.committed_offsets("g") == {("s", 0): 2}
         assert [group.group for group in await client.groups.list()] == ["g"]
         assert not (await client.groups.info("g")).members
         await client.groups.delete("g")
@@ -241,7 +241,9 @@ async def test_waits_that_time_out_lose_nothing(strandline_url, kind):
     assert found == [b"%d" % number for number in range(20)]
     for each in (reader, subscription, consumer):
         await each.close()
-    assert (await client.groups.positions("g")).get(("s", 0), 0) == 20 * (kind == "consumer")
+    assert (await client.groups.committed_offsets("g")).get(("s", 0), 0) == 20 * (
+        kind == "consumer"
+    )
     await client.close()
 
 

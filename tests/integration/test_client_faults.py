@@ -13,7 +13,7 @@ import pytest
 
 import strandline
 from strandline.broker.partition_appends import PartitionAppends
-from strandline.client.accumulator import RecordAccumulator
+from strandline.client.in_flight_batches import InFlightBatches
 from strandline.errors import (
     DisconnectedError,
     DiskFullError,
@@ -153,7 +153,9 @@ def test_what_was_sent_is_not_refused_by_a_broker_that_knows_nothing_of_it(proce
             producer.append(b"first").result(60)
             process.signal(signal.SIGSTOP)
             sent = producer.append(b"sent")
-            while not producer._delivery._outbox.in_flight(*producer._delivery._senders.values()):
+            while not producer._delivery._in_flight.in_flight(
+                *producer._delivery._senders.values()
+            ):
                 time.sleep(0.01)
             time.sleep(0.2)  # it is written to the connection at once
             process.kill()
@@ -211,8 +213,8 @@ def test_refusals_do_not_use_a_producer_up(monkeypatch):
     full = [None] + [DiskFullError("full")] * 5 + [None] * 2
     monkeypatch.setattr(PartitionAppends, "_batch_refusal", lambda *_: full[0])
     monkeypatch.setattr(
-        "strandline.client.delivery.RecordAccumulator",
-        functools.partial(RecordAccumulator, epoch_max=1),
+        "strandline.client.delivery.InFlightBatches",
+        functools.partial(InFlightBatches, epoch_max=1),
     )
     with Server() as url, strandline.connect(url) as client:
         client.create_stream("s")

@@ -14,10 +14,10 @@ from nats.js.errors import ServiceUnavailableError
 
 import strandline
 from strandline.broker import log_replay, partition_appends
-from strandline.client.accumulator import RecordAccumulator
-from strandline.client.batching import Record
+from strandline.client.accumulator import Record
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.conditional_appender import ConditionalAppender
+from strandline.client.in_flight_batches import InFlightBatches
 from strandline.errors import StillLoadingError
 from strandline.testing import Server
 
@@ -64,7 +64,7 @@ def client(server):
 def numbers(monkeypatch):
     """The epoch and the producer of each lot that was sent."""
     found = []
-    send = RecordAccumulator.send
+    send = InFlightBatches.next_batch
 
     def noted(self, sender, takes):
         entry = send(self, sender, takes)
@@ -72,7 +72,7 @@ def numbers(monkeypatch):
             found.append((entry.numbers.epoch, entry.numbers.producer))
         return entry
 
-    monkeypatch.setattr(RecordAccumulator, "send", noted)
+    monkeypatch.setattr(InFlightBatches, "next_batch", noted)
     return found
 
 
@@ -110,11 +110,11 @@ def transact(client):
     return [b"v"]
 
 
-def publish_staged(client):
+def commit_staged(client):
     with client.stage("job", 0) as stage:
         stage.append("s", b"v")
         part = stage.finish()
-    client.publish_staged("job", 0, [part.ref], fingerprint="f")
+    client.commit_staged("job", 0, [part.ref], fingerprint="f")
     return [b"v"]
 
 
@@ -124,12 +124,12 @@ def consume(client):
         while not consumer.poll(1.0):
             pass
         consumer.commit()
-    assert client.groups.positions("g")
+    assert client.groups.committed_offsets("g")
     return [b"v"]
 
 
 @pytest.mark.parametrize(
-    "path", [append, append_with_id, append_batch, produce, transact, publish_staged, consume]
+    "path", [append, append_with_id, append_batch, produce, transact, commit_staged, consume]
 )
 def test_clients_wait_for_a_leader_that_loads(client, loads, numbers, path):
     """Nobody sees ``still_loading``; the order holds, and no epoch of a producer is used up."""

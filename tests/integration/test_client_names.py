@@ -26,7 +26,7 @@ CALLS = {
     "streams of a consumer": lambda client, name: client.consumer("g", [name]),
     "instance": lambda client, name: client.consumer("g", "s", instance=name or "\udc80"),
     "groups.info": lambda client, name: client.groups.info(name),
-    "groups.positions": lambda client, name: client.groups.positions(name),
+    "groups.committed_offsets": lambda client, name: client.groups.committed_offsets(name),
     "groups.commit": lambda client, name: client.groups.commit(name, {("s", 0): 1}),
     "groups.commit in": lambda client, name: client.groups.commit("g", {(name, 0): 1}),
     "groups.reset": lambda client, name: client.groups.reset(name, "s", "latest"),
@@ -35,8 +35,8 @@ CALLS = {
     "commit_offsets": commit_offsets,
     "staged positions": stage_positions,
     "stage": lambda client, name: client.stage(name, 0),
-    "commit_staged": lambda client, name: client.commit_staged(name, "1.2"),
-    "publish_staged": lambda client, name: client.publish_staged(name, 0, [], fingerprint=""),
+    "commit_staged": lambda client, name: client.commit_prepared(name, "1.2"),
+    "publish_staged": lambda client, name: client.commit_staged(name, 0, [], fingerprint=""),
     "last_published": lambda client, name: client.last_published(name),
     "create_stream": lambda client, name: client.create_stream(name),
     "delete_stream": lambda client, name: client.delete_stream(name),
@@ -86,7 +86,7 @@ def poll(client, timeout_s):
 
 
 def publish(client, refs=(), fingerprint=""):
-    client.publish_staged("t", 0, refs, fingerprint=fingerprint)
+    client.commit_staged("t", 0, refs, fingerprint=fingerprint)
 
 
 WRONG = {
@@ -101,7 +101,7 @@ WRONG = {
     "one ref": lambda client: publish(client, "ref"),
     "refs of bytes": lambda client: publish(client, [b"ref"]),
     "fingerprint": lambda client: publish(client, fingerprint=b"x"),
-    "batch": lambda client: client.publish_staged("t", "0", [], fingerprint=""),
+    "batch": lambda client: client.commit_staged("t", "0", [], fingerprint=""),
 }
 
 
@@ -127,5 +127,5 @@ def test_a_part_counts_the_rows_that_it_has(client):
                 stage.append_batch("s", refused)
         part = stage.finish()
     assert part.rows == 3
-    client.publish_staged("counted", 0, [part.ref], fingerprint="3")
+    client.commit_staged("counted", 0, [part.ref], fingerprint="3")
     assert client.read("s").read_all().column("value").to_pylist() == [b"a", b"b", b"c"]

@@ -489,7 +489,7 @@ def test_a_truncated_prefix_is_gone(client, name):
     client.create_stream(name, segment_bytes=1 << 20)
     for _ in range(5):
         client.append_batch(name, pa.table({"value": [b"x" * 100_000] * 8}))
-    info = client.truncate_before(name, 24)
+    info = client.delete_records(name, 24)
     start = info.partitions[0].log_start_offset
     assert start == 24
     assert client.offsets(name, "earliest") == {0: 24}
@@ -498,7 +498,7 @@ def test_a_truncated_prefix_is_gone(client, name):
     with pytest.raises(OffsetOutOfRangeError, match="starts at 24"):
         client.read(name, start=23)
     with pytest.raises(OffsetOutOfRangeError):
-        client.truncate_before(name, 41)
+        client.delete_records(name, 41)
 
 
 def test_following_sees_what_comes(client, name):

@@ -10,7 +10,7 @@ import pytest
 
 import strandline
 
-from .clusters import IDS, read_at, status
+from .clusters import IDS, leader_of, read_at, status
 from .nats_servers import routed_nats_servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -80,7 +80,7 @@ async def test_a_publish_that_nobody_can_store_is_answered(cluster, nats_servers
             client.create_stream("orders", replicas=1)
 
     await asyncio.to_thread(kit.persist, create)
-    leader = await asyncio.to_thread(lambda: status(cluster[1]).leader)
+    leader = await asyncio.to_thread(kit.persist, lambda: leader_of(cluster))
     cluster[leader].kill()
     client = await nats.connect(nats_servers[0].url)
     error = None

@@ -227,7 +227,7 @@ def test_a_broker_joins_and_another_is_drained_and_removed(brokers):
     found = brokers.until(lambda found: voters(found) == {1, 2, 3, 4})
     assert states(found)[4] == "live"
     assert all(4 not in p.replicas for p in found.partitions), "it keeps nothing at first"
-    *_, done = brokers.command("cluster", "spread")
+    *_, done = brokers.command("cluster", "rebalance")
     assert int(done["message"].split()[0]) > 0, done
     assert is_whole(found := brokers.status()), "the command waits"
     assert any(4 in p.replicas for p in found.partitions)
@@ -395,7 +395,7 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
         client.subscribe("orders") as subscription,
     ):
         assert read_on() == list("abcdef")
-        brokers.command("stream", "extend", "orders", "--partitions", 2, at=first)
+        brokers.command("stream", "add-partitions", "orders", "--partitions", 2, at=first)
         brokers.append("orders", "x", partition=1)
         record = next(subscription)
         assert (record.partition, record.offset, record.value) == (1, 0, b"x")
@@ -404,12 +404,12 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
         assert consumed() == "x", "a member that began late leaves nothing of the new one out"
         append()
     find_partitions(brokers, first)
-    brokers.command("stream", "truncate", "orders", "--before", 4, at=second)
+    brokers.command("stream", "delete-records", "orders", "--before", 4, at=second)
     for number in (1, 2, 3):
         assert brokers.values("orders", number, 2, start=4) == list("ef")
-    beyond = admin.TruncateBefore(name="orders", offset=99)
+    beyond = admin.DeleteRecords(name="orders", offset=99)
     with pytest.raises(OffsetOutOfRangeError):
-        brokers.order(admin.TRUNCATE_BEFORE, beyond, at=second)
+        brokers.order(admin.DELETE_RECORDS, beyond, at=second)
     elect_one_that_lacks_records(brokers)
 
 
@@ -478,7 +478,7 @@ def find_partitions(brokers, number):
         client.producer("grown") as producer,
     ):
         assert producer.append("k", key=KEY_OF_THE_SECOND).result(PATIENCE_S).partition == 0
-        brokers.command("stream", "extend", "grown", "--partitions", 2, at=number)
+        brokers.command("stream", "add-partitions", "grown", "--partitions", 2, at=number)
         deadline_s = time.monotonic() + PATIENCE_S
         while producer.append("k", key=KEY_OF_THE_SECOND).result(PATIENCE_S).partition != 1:
             assert time.monotonic() < deadline_s, "it keeps to the partition that it found"

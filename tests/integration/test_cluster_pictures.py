@@ -44,7 +44,7 @@ def test_status_without_a_majority_says_how_old_it_is_and_what_is_unknown(cluste
         assert "live" not in shown.stdout
         assert shown.stdout.count("unknown") == 3
         assert "1? 2? 3?" in shown.stdout
-        assert "has known of no controller for" in shown.stderr
+        assert "has had no controller for" in shown.stderr
 
     kit.persist(is_marked)
     told = run(*ask, "--output", "json")

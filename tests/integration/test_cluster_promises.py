@@ -351,7 +351,15 @@ def test_truncating_is_ordered_at_any_broker(brokers):
     for number in range(12):
         brokers.client.append(name, b"%d" % number)
     for number, server in enumerate(brokers.servers.values(), 1):
-        order = ("stream", "truncate", name, "--before", str(2 * number), "--server", server.flight)
+        order = (
+            "stream",
+            "delete-records",
+            name,
+            "--before",
+            str(2 * number),
+            "--server",
+            server.flight,
+        )
         done = subprocess.run(
             [sys.executable, "-m", "strandline.cli", *order],
             capture_output=True, text=True, timeout=60, check=False,
@@ -360,7 +368,7 @@ def test_truncating_is_ordered_at_any_broker(brokers):
         assert done.stdout.strip() == f"{name}/0 now starts at offset {2 * number}"
     for number, server in enumerate(brokers.servers.values(), 7):
         with strandline.connect(server.flight) as client:
-            assert client.truncate_before(name, number).partitions[0].log_start_offset == number
+            assert client.delete_records(name, number).partitions[0].log_start_offset == number
     assert brokers.values(name) == [b"9", b"10", b"11"]
 
 

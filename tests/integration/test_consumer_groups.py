@@ -92,7 +92,7 @@ def test_one_member_reads_everything_and_the_next_goes_on(client, stream):
     with client.consumer("one", stream) as consumer:
         assert take(consumer, 3) == [(2, 10), (2, 11), (2, 12)]
         assert consumer.poll(0.05) == []
-    assert client.groups.positions("one")[PartitionName(stream, 2)] == 13
+    assert client.groups.committed_offsets("one")[PartitionName(stream, 2)] == 13
 
 
 def test_a_second_member_gets_a_share_and_disturbs_nobody_else(client, stream):
@@ -175,7 +175,7 @@ def test_what_was_not_committed_is_consumed_again(client, stream):
         assert (1, 4) in again
         assert (1, 3) not in again
         consumer.commit()
-    assert set(client.groups.positions("manual").values()) == {10}
+    assert set(client.groups.committed_offsets("manual").values()) == {10}
 
 
 def test_seek_pause_and_resume(client, stream):
@@ -254,16 +254,18 @@ def test_a_group_behind_retention_goes_on_at_the_first_record_kept(
     else:
         consumer.close()
     fill(client, stream, partitions=[0])
-    client.truncate_before(stream, 15)
+    client.delete_records(stream, 15)
     if is_running:
         consumer.resume(stream, 0)
     else:
         consumer = client.consumer("behind", stream, **options)
     assert take(consumer, 5) == [(0, offset) for offset in range(15, 20)]
     consumer.close()
-    assert client.groups.positions("behind")[PartitionName(stream, 0)] == 20
+    assert client.groups.committed_offsets("behind")[PartitionName(stream, 0)] == 20
     client.groups.delete("behind")
-    told = [each for each in caplog.messages if "offset 10 is not there, going on at 15" in each]
+    told = [
+        each for each in caplog.messages if "offset 10 does not exist, continuing at 15" in each
+    ]
     assert len(told) == 1
 
 
@@ -271,10 +273,10 @@ def test_where_a_group_goes_on_is_committed_though_no_record_is_left(client, str
     """Or lag and position would tell of records that are not there any more."""
     behind = PartitionName(stream, 0)
     client.groups.commit("emptied", {behind: 0})
-    client.truncate_before(stream, 10)
+    client.delete_records(stream, 10)
     options = {"start": "latest", "commit_interval_s": 0.05}
     with client.consumer("emptied", stream, **options) as consumer:
-        until(lambda: client.groups.positions("emptied")[behind] == 10, consumer)
+        until(lambda: client.groups.committed_offsets("emptied")[behind] == 10, consumer)
         assert consumer.lag()[behind] == 0
 
 
@@ -348,11 +350,11 @@ def test_groups_are_listed_reset_and_deleted(client, stream):
             client.groups.reset("admin", stream, "earliest")
     client.groups.reset("admin", stream, "earliest")
     client.groups.reset("admin", stream, 6, partition=3)
-    assert sorted(client.groups.positions("admin").values()) == [0, 0, 0, 6]
+    assert sorted(client.groups.committed_offsets("admin").values()) == [0, 0, 0, 6]
     with client.consumer("admin", stream) as consumer:
         take(consumer, 34)
     client.groups.delete("admin")
-    assert client.groups.positions("admin") == {}
+    assert client.groups.committed_offsets("admin") == {}
     with pytest.raises(UnknownGroupError):
         client.groups.info("admin")
     with pytest.raises(InvalidRequestError):
@@ -381,10 +383,10 @@ def test_positions_are_committed_with_what_was_made_of_the_records(client, strea
 
     with pytest.raises(ZeroDivisionError):
         crash()
-    assert client.groups.positions("exact") == {}
+    assert client.groups.committed_offsets("exact") == {}
     with client.consumer("exact", stream, commit_interval_s=None) as consumer:
         deadline = time.monotonic() + PATIENCE_S
-        while sum(client.groups.positions("exact").values()) < 40:
+        while sum(client.groups.committed_offsets("exact").values()) < 40:
             assert time.monotonic() < deadline
             work(consumer, fails=False)
     made = client.read(output).read_all()["value"].to_pylist()
@@ -406,11 +408,11 @@ def test_a_member_that_lost_its_partitions_commits_no_transaction(client, stream
             until(lambda: sizes(ann, bob) == [2, 2], ann, bob)
             with pytest.raises(StaleMemberError):
                 transaction.commit()
-            assert client.groups.positions("fenced") == {}
+            assert client.groups.committed_offsets("fenced") == {}
             with client.transaction(f"fenced-{stream}") as transaction:
                 transaction.append(output, "made once")
                 transaction.commit_offsets(ann)
-            assert client.groups.positions("fenced") == ann.positions()
+            assert client.groups.committed_offsets("fenced") == ann.positions()
             with (
                 pytest.raises(GroupInUseError),
                 client.transaction(f"fenced-{stream}") as transaction,
@@ -429,9 +431,9 @@ def test_a_prepared_transaction_holds_the_partitions_of_its_positions(client, st
     with client.consumer("held", stream) as consumer:
         assert {p for p, _ in take(consumer, 30)} == {0, 2, 3}
         assert held not in consumer.assignment()
-        client.commit_staged(f"held-{stream}", staged)
+        client.commit_prepared(f"held-{stream}", staged)
         assert take(consumer, 3) == [(1, 7), (1, 8), (1, 9)]
-    assert client.groups.positions("held")[held] == 10
+    assert client.groups.committed_offsets("held")[held] == 10
     with client.consumer("own", stream) as consumer:
         take(consumer, 40)
         with (
@@ -448,13 +450,13 @@ def test_what_an_aborted_transaction_was_told_is_still_to_be_committed(client, s
         take(consumer, 40)
         transaction = client.transaction(name)
         transaction.commit_offsets(consumer)
-        client.abort_staged(name, transaction.prepare())
+        client.abort_prepared(name, transaction.prepare())
         consumer.commit()
-        assert client.groups.positions(name) == consumer.positions()
+        assert client.groups.committed_offsets(name) == consumer.positions()
         with client.transaction(name) as transaction:
             transaction.commit_offsets(consumer, {PartitionName(stream, 0): 7})
         consumer.commit()
-        assert client.groups.positions(name) == consumer.positions()
+        assert client.groups.committed_offsets(name) == consumer.positions()
 
 
 async def consume(consumer, count):
@@ -518,7 +520,7 @@ async def test_consumers_of_asyncio(server, client, stream):
         await consumer.resume(stream, 1)
         assert (await consumer.positions())[PartitionName(stream, 0)] == 9
         await consumer.commit()
-        assert client.groups.positions("aio")[PartitionName(stream, 0)] == 9
+        assert client.groups.committed_offsets("aio")[PartitionName(stream, 0)] == 9
         async with connected.transaction(f"aio-{stream}") as transaction:
             await transaction.append(stream, b"derived", partition=0)
             await consumer.seek(stream, 0, 7)
@@ -526,4 +528,4 @@ async def test_consumers_of_asyncio(server, client, stream):
             await transaction.flush()
             assert not transaction.has_ended
         assert transaction.has_ended
-    assert client.groups.positions("aio")[PartitionName(stream, 0)] == 7
+    assert client.groups.committed_offsets("aio")[PartitionName(stream, 0)] == 7

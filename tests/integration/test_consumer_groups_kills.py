@@ -142,7 +142,7 @@ class Watch:
         with strandline.connect(self._address, timeout_s=30) as client:
             while not self._is_over.wait(0.05):
                 with contextlib.suppress(StrandlineError):
-                    self._look(client.groups.positions("g"))
+                    self._look(client.groups.committed_offsets("g"))
 
     def _look(self, positions):
         for name, offset in positions.items():
@@ -288,6 +288,6 @@ def test_the_coordinators_broker_is_killed(cluster, members):
     assert not [e for e in [*ann.events(), *bob.events()] if e["event"] == "revoked"][1:]
     watch.stop()
     with strandline.connect(address) as client:
-        assert set(client.groups.positions("g")) == {
+        assert set(client.groups.committed_offsets("g")) == {
             PartitionName("s", number) for number in range(PARTITIONS)
         }

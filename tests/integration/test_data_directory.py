@@ -47,7 +47,7 @@ def test_every_file_is_named(tmp_path, arguments):
                 values = [os.urandom(1000) for _ in range(2500)]
                 table = pa.table({"value": values, "key": [b"k"] * len(values)})
                 client.append_batch(stream, table)
-            client.truncate_before("s", 1200)
+            client.delete_records("s", 1200)
             client.groups.commit("g", {("s", 0): 1300})
             client.access.grant("ann", "read", "stream", "s")
         server.kill()

@@ -38,7 +38,7 @@ def directories(tmp_path_factory):
             client.append("other", b"untouched")
             client.append("s", value(0))
             client.append("s", value(1))
-            client.truncate_before("s", 1)
+            client.delete_records("s", 1)
             for number in range(2, COUNT):
                 assert client.append("s", value(number)) == number
         server.kill()

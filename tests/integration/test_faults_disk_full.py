@@ -211,7 +211,7 @@ async def test_deleting_records_frees_the_disk(small_disk, kit):
             client.append("old", bytes(100_000))
         fill(small_disk)
         append_until_full(client, "new")
-        client.truncate_before("old", 40)
+        client.delete_records("old", 40)
         await until_appended(client, "new")
         fill(small_disk)
         append_until_full(client, "new")

@@ -1,4 +1,4 @@
-"""Strangers who send as much as they can: everybody else goes on."""
+"""Strangers who send as much as they can: everybody else goes on, and nobody is fenced."""
 
 import asyncio
 import contextlib
@@ -14,6 +14,8 @@ import pytest
 import strandline
 from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
+
+from .clusters import leader_of, status, three_brokers
 
 SECONDS = 3.0
 PAIRS_MAX = 3
@@ -169,3 +171,22 @@ async def test_empty_messages_from_nats_starve_nobody(server):
         assert time.monotonic() - began_s < 2.0
     await client.close()
     assert not [line for line in server.errors if "lost the connection" in line]
+
+
+@pytest.mark.slow
+async def test_nobody_is_fenced_while_a_stranger_floods_the_leader(tmp_path, kit):
+    """In a cluster, the leader keeps its partition and every broker stays in service."""
+    with three_brokers(tmp_path, more=("--grpc-port", "0")) as cluster:
+        addresses = ",".join(server.flight for server in cluster.values())
+        with strandline.connect(addresses, timeout_s=60) as client:
+            client.create_stream("orders", replicas=3, min_isr=2, acks="replicated")
+        leader = kit.persist(lambda: leader_of(cluster))
+        epoch = status(cluster[2]).leader_epoch
+        client = await nats.connect(cluster[leader].nats_url)
+        jetstream = client.jetstream()
+        for name in ("chunks to HTTP", "PING", "tiny DATA"):
+            await check_share(jetstream, cluster[leader].ready, name)
+            found = status(cluster[2])
+            assert (found.leader, found.leader_epoch) == (leader, epoch)
+            assert len(found.isr) == 3
+        await client.close()

@@ -154,7 +154,7 @@ def test_records_deleted_meanwhile_are_a_loss_that_is_told(client):
     fill(client, "cut", subject="cut.>")
     batches = client.open_read("cut").batches()
     seen = next(batches)["offset"].to_pylist()
-    client.truncate_before("cut", RECORDS - 10)
+    client.delete_records("cut", RECORDS - 10)
     more, error = read_until_error(batches)
     assert isinstance(error, DataLossError)
     assert "were deleted" in error.message

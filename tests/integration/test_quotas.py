@@ -4,6 +4,7 @@ Times are compared with what a rate makes impossible, never with what a machine 
 """
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import threading
@@ -16,6 +17,7 @@ import grpc
 import nats
 import nats.errors
 import pytest
+from nats.js.errors import APIError
 from typer.testing import CliRunner
 
 import strandline
@@ -218,10 +220,89 @@ def test_a_debt_is_paid_however_long_it_takes(admin, shop):
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_debt_at_the_ingest_listener_is_paid_too(server, admin, till):
-    """Nothing more is read until then."""
+async def test_a_debt_at_the_ingest_listener_is_paid_too(server, admin, till, flushed):
+    """Nothing without a reply subject is read until then, and nothing behind it."""
     await asyncio.to_thread(partial(admin.quotas.set, till.name, publish_bytes_per_s=RATE))
-    assert await publish_nats(server.ingest_url, till.token, 2, LARGE) > 3.0
+    before = await asyncio.to_thread(admin.offsets, "orders")
+    async with publisher(server.ingest_url, till.token) as client:
+        began = time.monotonic()
+        for value in (LARGE, LARGE):
+            await client.publish("orders", value)
+        await flushed(client)
+        await client.publish("orders", b"last")
+        while (await asyncio.to_thread(admin.offsets, "orders"))[0] < before[0] + 3:
+            assert time.monotonic() < began + PATIENCE_S
+            await asyncio.sleep(0.05)
+    assert time.monotonic() - began > 3.0
+
+
+@pytest.mark.parametrize(
+    ("limits", "first"),
+    [({"publish_bytes_per_s": RATE}, [bytes(5 * RATE)]), ({"requests_per_s": 1}, [b"x"] * 5)],
+)
+async def test_a_publisher_far_over_its_quota_is_told(server, admin, till, limits, first, flushed):
+    """At once and with the time to come again, on any connection; what is refused costs nothing."""
+    await asyncio.to_thread(partial(admin.quotas.set, till.name, **limits))
+    before = await asyncio.to_thread(admin.offsets, "orders")
+    async with publisher(server.ingest_url, till.token) as client:
+        began = time.monotonic()
+        for value in first:
+            await client.publish("orders", value)
+        await flushed(client)
+        errors = [await refusal(client, bytes(50_000)) for _ in range(20)]
+        assert time.monotonic() - began < 1.9, "nobody had to wait"
+        async with publisher(server.ingest_url, till.token) as another:
+            errors.append(await refusal(another, b"x"))
+        assert {(error.code, error.err_code) for error in errors} == {(503, 10008)}
+        said = f"{till.name} has used up its quota of {next(iter(limits))} at this broker; retry in"
+        assert all(said in error.description for error in errors)
+        stored = False
+        while not stored:
+            assert time.monotonic() < began + PATIENCE_S
+            await asyncio.sleep(0.1)
+            stored = await refusal(client, b"later") is None
+        assert time.monotonic() - began > 1.0, "the debt was paid"
+    after = await asyncio.to_thread(admin.offsets, "orders")
+    assert after[0] - before[0] == len(first) + 1, "what was refused is not stored"
+    assert server.refusals()[till.name] >= len(errors)
+
+
+async def test_what_cannot_be_refused_waits_and_keeps_its_place(server, admin, till, flushed):
+    """A publish without a reply subject, and those behind it, wait until the debt is paid."""
+    await asyncio.to_thread(partial(admin.quotas.set, till.name, publish_bytes_per_s=RATE))
+    async with publisher(server.ingest_url, till.token) as client:
+        began = time.monotonic()
+        await client.publish("orders", bytes(4 * RATE))
+        await flushed(client)
+        assert await refusal(client, b"refused") is not None
+        await client.publish("orders", b"first")
+        ack = await client.jetstream().publish("orders", b"second", timeout=PATIENCE_S)
+        assert time.monotonic() - began > 2.5
+    with strandline.connect(server.flight, token=ADMIN_TOKEN) as reader:
+        stored = reader.read("orders", start=ack.seq - 2, stop=ack.seq).read_all()
+    assert stored["value"].to_pylist() == [b"first", b"second"]
+
+
+async def test_a_quota_that_is_lifted_lets_publishers_in(server, admin, till, flushed):
+    """At once, and not only when the debt would have been paid."""
+    await asyncio.to_thread(partial(admin.quotas.set, till.name, publish_bytes_per_s=1000))
+    async with publisher(server.ingest_url, till.token) as client:
+        await client.publish("orders", LARGE)  # ten minutes' worth
+        await flushed(client)
+        assert await refusal(client, b"x") is not None
+        await asyncio.to_thread(admin.quotas.remove, till.name)
+        began = time.monotonic()
+        while await refusal(client, b"x") is not None:
+            assert time.monotonic() < began + PATIENCE_S
+
+
+async def refusal(client, value):
+    """Publish with stock nats-py; the error it raises, None if the value is stored."""
+    try:
+        await client.jetstream().publish("orders", value, timeout=5)
+    except APIError as error:
+        return error
+    return None
 
 
 @pytest.mark.usefixtures("impatient")
@@ -266,13 +347,20 @@ async def ignore(_):
 
 async def publish_nats(url, token, count, value=VALUE):
     """Publish with stock nats-py at the ingest listener; how long it took until the last ack."""
-    client = await nats.connect(url, token=token, connect_timeout=10, allow_reconnect=False)
-    began = time.monotonic()
-    try:
+    async with publisher(url, token) as client:
+        began = time.monotonic()
         for _ in range(count):
             await client.publish("orders", value)
         await client.jetstream().publish("orders", b"last", timeout=PATIENCE_S)
         return time.monotonic() - began
+
+
+@contextlib.asynccontextmanager
+async def publisher(url, token):
+    """A stock client."""
+    client = await nats.connect(url, token=token, connect_timeout=10, allow_reconnect=False)
+    try:
+        yield client
     finally:
         await client.close()
 

@@ -72,10 +72,10 @@ def test_a_context_commits_everything_together(client, name):
         t.flush()
         assert all(ack.done() for ack in acks)
         assert values(client, a) == values(client, b) == []
-        assert client.groups.positions("g") == {}
+        assert client.groups.committed_offsets("g") == {}
     assert sorted(values(client, a)) == [f"{n}" for n in range(9)]
     assert values(client, b) == ["one", "two", "three"]
-    assert client.groups.positions("g") == {("in", 0): 7}
+    assert client.groups.committed_offsets("g") == {("in", 0): 7}
     [info] = [each for each in client.transactions() if each.id == name]
     assert info.status == "committed"
     assert len(info.partitions) == 5, "four with records, and the one of positions"
@@ -195,12 +195,12 @@ def test_a_prepared_transaction_is_ended_by_anybody(server, client, name):
     assert values(client, name) == []
     with pytest.raises(TransactionPreparedError, match=re.escape(staged)):
         client.transaction(name)
-    client.commit_staged(name, staged)
-    client.commit_staged(name, staged)
+    client.commit_prepared(name, staged)
+    client.commit_prepared(name, staged)
     assert values(client, name) == ["staged"]
-    assert client.groups.positions(name) == {("in", 3): 4}
+    assert client.groups.committed_offsets(name) == {("in", 3): 4}
     with pytest.raises(UnknownTransactionError):
-        client.abort_staged(name, staged)
+        client.abort_prepared(name, staged)
 
 
 def test_a_record_that_is_refused_prevents_the_commit(client, name):
@@ -237,23 +237,23 @@ def test_parts_are_published_once(server, client, name):
     assert first.rows == 2
     assert values(client, name) == []
     refs, positions = [first.ref, other.ref], {name: {PartitionName("in", 0): 3}}
-    published = client.publish_staged(name, 0, refs, fingerprint="rows=3", positions=positions)
+    published = client.commit_staged(name, 0, refs, fingerprint="rows=3", offsets=positions)
     assert not published.is_repeat
     assert values(client, name) == ["a0", "b0", "a1"]
-    assert client.groups.positions(name) == {("in", 0): 3}
-    again = client.publish_staged(name, 0, refs, fingerprint="rows=3", positions=positions)
+    assert client.groups.committed_offsets(name) == {("in", 0): 3}
+    again = client.commit_staged(name, 0, refs, fingerprint="rows=3", offsets=positions)
     assert again.is_repeat
 
     again = stage(server, name, 0, (0, "a0"), (1, "a1"), (0, "b0"))
     assert again == StagedPart("", 3)
-    assert client.publish_staged(name, 0, [again.ref], fingerprint="rows=3").is_repeat
+    assert client.commit_staged(name, 0, [again.ref], fingerprint="rows=3").is_repeat
     with pytest.raises(FingerprintMismatchError):
-        client.publish_staged(name, 0, [], fingerprint="rows=4")
+        client.commit_staged(name, 0, [], fingerprint="rows=4")
     with pytest.raises(UnknownTransactionError):
-        client.publish_staged(name, 1, [loser.ref], fingerprint="x")
-    assert not client.publish_staged(name, 5, [], fingerprint="rows=0").is_repeat
+        client.commit_staged(name, 1, [loser.ref], fingerprint="x")
+    assert not client.commit_staged(name, 5, [], fingerprint="rows=0").is_repeat
     with pytest.raises(BatchSupersededError):
-        client.publish_staged(name, 4, [], fingerprint="rows=0")
+        client.commit_staged(name, 4, [], fingerprint="rows=0")
     assert client.last_published(name).batch_id == 5
     assert client.last_published("nobody") is None
     assert values(client, name) == ["a0", "b0", "a1"]
@@ -265,7 +265,7 @@ def test_a_part_that_comes_late_is_never_shown(server, client, name):
     with strandline.connect(server) as other, other.stage(name, 3) as late:
         late.append(name, "late")
         part = stage(server, name, 3, (0, "part"))
-        client.publish_staged(name, 3, [part.ref], fingerprint="")
+        client.commit_staged(name, 3, [part.ref], fingerprint="")
         late.append(name, "later")
         with pytest.raises(ProducerFencedError):
             late.finish()
@@ -297,7 +297,7 @@ async def test_the_asynchronous_client_has_the_same_names(server, client, name):
             await t.append(name, "one")
             await t.append_batch(name, pa.table({"value": ["two"]}))
             await t.commit_offsets(name, {PartitionName("in", 0): 2})
-        assert await made.groups.positions(name) == {("in", 0): 2}
+        assert await made.groups.committed_offsets(name) == {("in", 0): 2}
         with contextlib.suppress(ZeroDivisionError):
             async with made.transaction(name) as t:
                 await t.append(name, "lost")
@@ -306,10 +306,10 @@ async def test_the_asynchronous_client_has_the_same_names(server, client, name):
             await t.append(name, "three")
             staged = await t.prepare()
         assert values(client, name) == ["one", "two"]
-        await made.commit_staged(name, staged)
+        await made.commit_prepared(name, staged)
         async with made.transaction(name) as t:
             staged = await t.prepare()
-        await made.abort_staged(name, staged)
+        await made.abort_prepared(name, staged)
         [info] = [each for each in await made.transactions() if each.id == name]
         assert info.status == "aborted"
     assert values(client, name) == ["one", "two", "three"]
@@ -330,7 +330,7 @@ async def test_parts_are_staged_asynchronously_too(server, client, name):
                 raise ZeroDivisionError
         assert await made.last_published(name) is None
         for is_repeat in (False, True):
-            found = await made.publish_staged(name, 0, [part.ref], fingerprint="rows=2")
+            found = await made.commit_staged(name, 0, [part.ref], fingerprint="rows=2")
             assert (found.batch_id, found.is_repeat) == (0, is_repeat)
         async with made.stage(name, 0) as stage:
             assert stage.is_published

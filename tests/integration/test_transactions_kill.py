@@ -134,7 +134,7 @@ class Load:
                     parts = [self._stage(client, job, batch, part) for part in range(2)]
                     with client.stage(job, batch) as loser:
                         loser.append("a", f"{job}:{batch}:loser", partition=0)
-                        client.publish_staged(
+                        client.commit_staged(
                             job, batch, [part.ref for part in parts], fingerprint=f"{batch}"
                         )
                 except StrandlineError as error:
@@ -209,7 +209,7 @@ def finish(load, addresses):
         for name in ("one", "two"):  # takes over what a killed answer has left open
             with client.transaction(name):
                 pass
-        client.publish_staged("job", 1_000_000, [], fingerprint="end")
+        client.commit_staged("job", 1_000_000, [], fingerprint="end")
         deadline = time.monotonic() + TIMEOUT_S
         for stream in STREAMS:
             while True:
@@ -219,7 +219,7 @@ def finish(load, addresses):
                 assert time.monotonic() < deadline, f"{stream} stays open: {client.transactions()}"
                 time.sleep(0.05)
         found = {stream: read_all(client, stream) for stream in STREAMS}
-        judge(load, found, {name: client.groups.positions(name) for name in ("one", "two")})
+        judge(load, found, {name: client.groups.committed_offsets(name) for name in ("one", "two")})
     counts = [list(load.outcomes.values()).count(kind) for kind in (COMMITTED, ABORTED, UNKNOWN)]
     print(*counts, len(load.published))  # noqa: T201 - shown when it fails, and with -s
     assert counts[0] > 0

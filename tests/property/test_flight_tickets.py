@@ -30,7 +30,7 @@ KINDS = [
     ErrorBody,
     StreamConfig,
     admin.StreamName,
-    admin.TruncateBefore,
+    admin.DeleteRecords,
     admin.OffsetsRequest,
     admin.WaitRequest,
     admin.StreamInfo,

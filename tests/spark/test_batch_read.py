@@ -157,7 +157,7 @@ def test_impossible_reads_say_what_is_wrong(batch_reader, log, options, message)
 def test_lost_records_fail_the_read_unless_allowed(batch_reader, log):
     """Records below the log start are data loss by default, and skipped on request."""
     stream = log.new_stream(4000, size=1000, segment_bytes=1 << 20)
-    log.client.truncate_before(stream, 1500, partition=0)
+    log.client.delete_records(stream, 1500, partition=0)
     [first, _] = log.client.stream_info(stream).partitions
     assert 0 < first.log_start_offset <= 1500
     start = json.dumps({"0": 0})

@@ -18,7 +18,7 @@ from strandline.spark.table_iceberg import open_catalog
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
-class Load:
+class LoadPipeline:
     """A load of one stream and its table."""
 
     def __init__(self, log, directory, table_format, **more):
@@ -85,7 +85,7 @@ def test_a_load_takes_each_record_once(spark, log, tmp_path, table_format):
     refused.
     """
     letters = log.new_stream(partitions=1)
-    load = Load(log, tmp_path, table_format, values="json", dead_letters=letters)
+    load = LoadPipeline(log, tmp_path, table_format, values="json", dead_letters=letters)
     load.append(range(100), bad={7, 8})
     load.run(spark)
     load.append(range(100, 150), bad={101})
@@ -118,7 +118,9 @@ def test_columns_that_were_changed_after_the_first_commit_are_refused(
     """A new column in the file would not come into the table: the load says so, instead of going on
     without it, and with the old schema it goes on.
     """
-    load = Load(log, tmp_path, table_format, values="json", schema="id BIGINT, at TIMESTAMP")
+    load = LoadPipeline(
+        log, tmp_path, table_format, values="json", schema="id BIGINT, at TIMESTAMP"
+    )
     load.append(range(4))
     load.run(spark)
     load.append(range(4, 8))
@@ -161,7 +163,7 @@ def test_values_of_other_formats_become_columns(spark, log, tmp_path, values, en
     the dead-letter stream has the reason.
     """
     letters = log.new_stream(partitions=1)
-    load = Load(log, tmp_path, "parquet", values=values, dead_letters=letters, **more)
+    load = LoadPipeline(log, tmp_path, "parquet", values=values, dead_letters=letters, **more)
     rows = pa.array([encode([7]), b"neither", encode([8])], pa.binary())
     log.client.append_batch(load.stream, pa.table({"value": rows}), partition=1)
     load.run(spark)
@@ -173,7 +175,7 @@ def test_values_of_other_formats_become_columns(spark, log, tmp_path, values, en
 
 def test_files_are_rolled_by_size(spark, log, tmp_path):
     """A large batch becomes several files of about the size asked for."""
-    load = Load(log, tmp_path, "parquet", file_bytes=200_000)
+    load = LoadPipeline(log, tmp_path, "parquet", file_bytes=200_000)
     values = pa.array([os.urandom(1000) for _ in range(1000)], pa.binary())
     log.client.append_batch(load.stream, pa.table({"value": values}), partition=0)
     load.run(spark)

@@ -17,7 +17,7 @@ import yaml
 from deltalake import DeltaTable
 
 import strandline
-from strandline.client.compacted_view import latest_by_key
+from strandline.client.compacted_view import compacted_view
 from strandline.spark.demo.processes import Child
 from strandline.spark.pipelines.sources import source_of
 from strandline.spark.session import QUICK_START
@@ -208,7 +208,7 @@ def test_the_transform_splits_by_amount(second, client):
 @needs("aggregate")
 def test_the_aggregate_has_a_state_for_each_customer(second, client):
     """Number and sum of a customer's orders."""
-    table = latest_by_key(client, "spent").to_pylist()
+    table = compacted_view(client, "spent").to_pylist()
     found = {row["key"].decode(): json.loads(row["value"])["values"] for row in table}
     orders = {k: range(k, ORDERS, 3) for k in range(3)}
     assert found == {

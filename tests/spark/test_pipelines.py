@@ -7,7 +7,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from strandline.client.compacted_view import latest_by_key
+from strandline.client.compacted_view import compacted_view
 from strandline.errors import (
     DataLossError,
     InvalidConfigError,
@@ -72,10 +72,10 @@ def test_a_copy_is_the_stream_again(run, log):
         ]
     copied = copied_offsets(log.client, log.client.stream_info(source), into=target)
     assert copied == {0: 65, 1: 65}
-    noted = log.client.groups.positions(f"copy {source} into {target}")
+    noted = log.client.groups.committed_offsets(f"copy {source} into {target}")
     assert noted == {(source, 0): 65, (source, 1): 65}
     created_anew(log, source)
-    with pytest.raises(InvalidRequestError, match=r"created anew.*write to another stream"):
+    with pytest.raises(InvalidRequestError, match=r"recreated.*write to another stream"):
         run("copy", "a-third-checkpoint", stream=source, into=target)
 
 
@@ -105,7 +105,7 @@ def test_an_aggregate_goes_on_from_its_changelog(run, log, tmp_path):
     run("aggregate", **config)
     log.append(source, range(80, 100))
     run("aggregate", "another-machine", **config)
-    table = latest_by_key(log.client, target).to_pylist()
+    table = compacted_view(log.client, target).to_pylist()
     found = {row["key"]: json.loads(row["value"])["values"] for row in table}
     numbers = {k: [n for n in range(100) if n % 7 == k] for k in range(7)}
     assert found == {
@@ -115,7 +115,7 @@ def test_an_aggregate_goes_on_from_its_changelog(run, log, tmp_path):
     # RocksDB's changelog, not whole snapshots of the state, is what each batch adds.
     assert list((tmp_path / "checkpoint" / "state").rglob("*.changelog"))
     created_anew(log, source)
-    with pytest.raises(InvalidRequestError, match=r"created anew.*write to another stream"):
+    with pytest.raises(InvalidRequestError, match=r"recreated.*write to another stream"):
         run("aggregate", "a-third-machine", **config)
 
 
@@ -129,7 +129,7 @@ def test_columns_of_an_aggregate_stay_what_they_are(run, log):
     with pytest.raises(InvalidConfigError, match="CAST"):
         run("aggregate", **config | {"columns": {"offset": "sum(value)"}})
     run("aggregate", **config)
-    [row] = latest_by_key(log.client, target).to_pylist()
+    [row] = compacted_view(log.client, target).to_pylist()
     assert json.loads(row["value"])["values"] == {"offset": 20, "partition": 9, "group": 9}
     log.append(source, range(20, 40))
     run("aggregate", **config)
@@ -179,7 +179,7 @@ def test_a_pipeline_goes_on_without_lost_records_if_told(run, log):
     target = f"{source}-copy"
     run("copy", stream=source, into=target)
     log.append(source, range(20, 4020), partitions=1, size=1000)
-    log.client.truncate_before(source, 3000)
+    log.client.delete_records(source, 3000)
     for checkpoint in ("checkpoint", "another-checkpoint"):
         with pytest.raises(DataLossError, match=r"deleted before.*set fail_on_data_loss: false"):
             run("copy", checkpoint, stream=source, into=target)
@@ -288,7 +288,7 @@ def test_the_newest_record_of_each_key_is_a_table(log):
         }
     )
     log.client.append_batch(stream, table)
-    found = latest_by_key(log.client, stream, columns=["key", "value", "offset"])
+    found = compacted_view(log.client, stream, columns=["key", "value", "offset"])
     assert found.to_pylist() == [
         {"key": b"a", "value": b"4", "offset": 3},
         {"key": b"c", "value": b"5", "offset": 4},

@@ -247,7 +247,7 @@ def test_records_lost_before_they_were_read_fail_the_query(stream_reader, log, r
     frame = stream_reader(stream).load()
     run(frame)
     log.append(stream, range(10, 4010), size=1000)
-    log.client.truncate_before(stream, 1500, partition=0)
+    log.client.delete_records(stream, 1500, partition=0)
     with pytest.raises(PySparkException, match="deleted before they were read"):
         run(frame)
 

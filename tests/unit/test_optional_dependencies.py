@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from strandline.errors import InvalidConfigError
-from strandline.optional_dependencies import EXTRA_OF, missing_package
+from strandline.optional_dependencies import EXTRA_OF, install_hint
 from strandline.testing import Server
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -40,11 +40,11 @@ def test_every_package_of_an_extra_is_known():
 
 def test_a_package_of_nobody_is_asked_of_all():
     """What no list knows, such as a dependency of a dependency, comes with everything."""
-    assert "'strandline[all]'" in missing_package(ModuleNotFoundError(name="hpack.table"))
+    assert "'strandline[all]'" in install_hint(ModuleNotFoundError(name="hpack.table"))
 
 
 @pytest.mark.parametrize(
-    ("module", "package"), [("positions_sql", "sqlalchemy"), ("positions_zookeeper", "kazoo")]
+    ("module", "package"), [("offset_store_sql", "sqlalchemy"), ("offset_store_zookeeper", "kazoo")]
 )
 def test_a_position_store_without_its_library_names_the_extra(module, package, monkeypatch):
     """The import fails as imports do, and says what to install."""

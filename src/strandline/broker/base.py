@@ -25,7 +25,7 @@ from strandline.broker.stream import Stream
 from strandline.broker.stream_keys import StreamKeys
 from strandline.broker.sync_policy import Syncer
 from strandline.clock import Clock, SystemClock
-from strandline.config import BrokerConfig
+from strandline.config import BrokerConfig, StreamConfig
 from strandline.encryption.master_keys import MasterKeys
 from strandline.errors import (
     DiskFullError,
@@ -92,6 +92,7 @@ class BrokerBase(ABC):
         self._streams: dict[str, Stream] = {}
         self._stream_callbacks: list[Callable[[], None]] = []
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
+        self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
         self._image_callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
@@ -254,6 +255,14 @@ class BrokerBase(ABC):
         """Await, before a creation is answered, that records can reach the stream."""
         self._bound_callbacks.append(callback)
 
+    def on_creating_stream(self, check: Callable[[StreamConfig], Awaitable[None]]) -> None:
+        """Await a check before a stream is created; what it raises refuses the creation."""
+        self._creation_checks.append(check)
+
+    async def _check_creation(self, config: StreamConfig) -> None:
+        for check in self._creation_checks:
+            await check(config)
+
     def reads(self, ack_sink: AckSink) -> None:
         """The loop itself reads what publishers send over a connection; loop thread."""
         self.turn.reads(ack_sink)
@@ -261,6 +270,10 @@ class BrokerBase(ABC):
     def on_answered(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, when responders were told something, and after each turn."""
         self.turn.answered_callbacks.append(callback)
+
+    def send_answers(self) -> None:
+        """Let the front ends send what responders were told between turns; loop thread."""
+        self.turn.send_answers()
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
         """Run a function on the loop; from any thread."""
@@ -363,8 +376,13 @@ class BrokerBase(ABC):
         self.telemetry.streams = len(self._streams)
         self.telemetry.partitions = sum(len(s.partitions) for s in self._streams.values())
 
-    def _open(self) -> Recovered:
-        """Recover the logs of the streams in the image and attach the journal to the turn.
+    def _recover_again(self) -> Recovered:
+        """Let go of all files and recover them; beside the loop."""
+        self._close_storage()
+        return self._recover()
+
+    def _recover(self) -> Recovered:
+        """Recover the logs of the streams in the image.
 
         Raises:
             UnavailableError: a file cannot be read or written.
@@ -379,6 +397,7 @@ class BrokerBase(ABC):
                 "some on its file system, or make that larger; then it opens"
             ) from error
         seconds = (self.clock.monotonic_ms() - started_ms) / 1e3
+        self.telemetry.recovery_seconds = seconds
         report = storage.report
         logger.info(
             "recovered %d records (%d bytes) from the journal in %.2f s, cut %d torn bytes",
@@ -389,8 +408,13 @@ class BrokerBase(ABC):
         )
         for damage in report.damage:
             logger.error("damage in %s at byte %d: %s", *damage)
+        return storage
+
+    def _attach(self, storage: Recovered) -> None:
+        """Go on with what was recovered."""
+        report = storage.report
+        if report.damage:
             self._scrubber.hurry()
-        self.telemetry.recovery_seconds = seconds
         self.telemetry.recovery_records = report.records_replayed
         self.telemetry.recovery_torn_bytes = report.torn_bytes
         self.telemetry.damaged_batches += len(report.damage)
@@ -401,16 +425,21 @@ class BrokerBase(ABC):
             log.reclaim = self.reclaimer.run
         self.turn.attach(storage.journal, self._syncer)
         self._checkpoints.attach(storage)
-        return storage
+        self._storage = storage
 
-    def _check_descriptors(self, what: str, more: int) -> None:
+    def _check_descriptors(self, what: str, more: int, *, under_way: int = 0) -> None:
         """Refuse partitions that a start could not open.
+
+        Args:
+            what: needs them, for the message.
+            more: how many.
+            under_way: how many others are being opened.
 
         Raises:
             InvalidConfigError: there are too many; it says how many more may be.
         """
         shares = current_shares()
-        room = max(0, shares.partitions - len(self._storage.logs))
+        room = max(0, shares.partitions - len(self._storage.logs) - under_way)
         if more > room:
             raise InvalidConfigError(
                 f"{what} needs {more} more partitions here, and there is room for {room}: of the "
@@ -445,8 +474,7 @@ class BrokerBase(ABC):
                 await self.turn.passed()
                 await self.reclaimer.drained()
                 try:
-                    self._close_storage()
-                    self._storage = self._open()
+                    self._attach(await asyncio.to_thread(self._recover_again))
                     self._reopened()
                 except StrandlineError as error:
                     logger.error("storage is still failing: %s", error)  # noqa: TRY400  no trace

@@ -71,7 +71,7 @@ class Broker(BrokerBase):
         self._syncer = Syncer(self._loop, self.disk, self.clock)
         try:
             self._assemble()
-            self._storage = self._open()
+            self._attach(self._recover())
             self._begin()
         except BaseException:
             self._syncer.close()
@@ -141,6 +141,11 @@ class Broker(BrokerBase):
             self.reclaimer.close()
             self.lock.release()
 
+    def refresh_telemetry(self) -> None:
+        """As ``BrokerBase``, and the coordinators' figures."""
+        super().refresh_telemetry()
+        self.telemetry.transactions_open = self.transactions.open_count
+
     def group_positions(self) -> list[GroupSample]:
         """Where every group that is coordinated here stands."""
         return self.groups.samples()
@@ -154,6 +159,7 @@ class Broker(BrokerBase):
             InvalidRequestError: the settings are wrong or the name is taken.
             UnavailableError: the broker cannot store it now.
         """
+        await self._check_creation(config)
         async with self._admin:
             self._check_available()
             config = msgspec.structs.replace(config, acks=config.acks_in_force)
@@ -242,16 +248,43 @@ class Broker(BrokerBase):
             OffsetOutOfRangeError: it is not beyond the end.
             UnavailableError: the broker cannot store it now.
         """
+        # Whoever asked may go away; it must not be left half done for that.
+        skipping = asyncio.create_task(self._skip(name, partition, offset))
+        self._tasks.add(skipping)
+        skipping.add_done_callback(self._tasks.discard)
+        await asyncio.shield(skipping)
+
+    async def _skip(self, name: str, partition: int, offset: Offset) -> None:
         async with self._admin:
             target = self.stream(name).partition(partition)
             self._check_available()
-            await self.quiesce()
-            if offset <= target.log_end_offset:
-                raise OffsetOutOfRangeError(
-                    f"{target.name} ends at {target.log_end_offset}: {offset} is not beyond"
-                )
-            target.log.restart_at(offset)
-            target.move(offset)
+            target.bar(UnavailableError(f"the records of {target.name} are given up; retry"))
+            try:
+                await self.quiesce()
+                if offset <= target.log_end_offset:
+                    raise OffsetOutOfRangeError(
+                        f"{target.name} ends at {target.log_end_offset}: {offset} is not beyond"
+                    )
+                await self._restart_log(target, offset)
+            finally:
+                target.bar(None)
+                self._bar_partitions()
+
+    async def _restart_log(self, target: Partition, offset: Offset) -> None:
+        log, restarted = target.log, self._loop.create_future()
+
+        def done(error: StrandlineError | None) -> None:
+            if error is None:
+                target.move(offset)
+            if restarted.done():
+                return  # the broker stops
+            if error is None:
+                restarted.set_result(None)
+            else:
+                restarted.set_exception(error)
+
+        self.turn.change(log, lambda _: log.restart_at(offset), done)
+        await restarted
 
     async def change(self, command: Command) -> None:
         """Do what a command says that is not about streams coming and going.
@@ -266,9 +299,14 @@ class Broker(BrokerBase):
             self._bar_partitions()
             self._tell_image()
 
-    def _bar_partitions(self) -> None:
-        """Let partitions refuse records, or accept them, as the metadata says."""
-        for stream in self._image.streams.values():
+    def _bar_partitions(self, names: Iterable[str] | None = None) -> None:
+        """Let partitions refuse records, or accept them, as the metadata says.
+
+        Args:
+            names: of the streams that have changed; None: any may have.
+        """
+        streams = self._image.streams
+        for stream in streams.values() if names is None else map(streams.__getitem__, names):
             known = self._streams.get(stream.config.name)
             partitions = known.partitions if known is not None else []
             for number, state in stream.states.items():

@@ -5,6 +5,8 @@ publishers wait would have to wait for both (docs/adr/0034). Recovery finds such
 are, as it finds those whose journal entry was lost. The disk gets them a part at a time, for the
 same publishers' sake.
 
+A log is cut beside the loop, too, since file systems take long for large files.
+
 Rules: on the loop's thread, but for the sync; whoever submits is told exactly once. What is
 submitted for a log meanwhile waits for the sync, so that no later batch of it is durable before an
 earlier one. A log that cannot do without the journal now, or has something on its way there, goes
@@ -12,10 +14,10 @@ on using it.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
 
-from strandline.broker.replica_writes import RawWrite, append_whole
+from strandline.broker.replica_writes import Done, RawWrite, append_whole
 from strandline.broker.write_back import write_back
 from strandline.errors import LogPoisonedError, StrandlineError
 from strandline.storage.log import Log
@@ -55,16 +57,33 @@ class BulkWrites:
         self._is_busy = is_busy
         self._held: dict[LogId, list[RawWrite]] = {}
         self._syncs: set[asyncio.Task[None]] = set()
+        self.changing: set[Log] = set()
+        """Logs that are being cut."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being synced."""
-        return not self._held
+        """Whether nothing is being synced or cut."""
+        return not self._held and not self.changing
 
     async def passed(self) -> None:
-        """Wait until what is being synced now was answered."""
+        """Wait until what is being synced or cut now was answered."""
         if self._syncs:
             await asyncio.wait(set(self._syncs))
+
+    def change(self, log: Log, work: Coroutine[Any, Any, None], done: Done) -> None:
+        """Cut a log of which nothing is on its way, and nothing is submitted until ``done``."""
+        assert log not in self.changing, "one change at a time"
+        self.changing.add(log)
+        task = self._loop.create_task(work)
+        self._syncs.add(task)
+
+        def changed(task: asyncio.Task[None]) -> None:
+            self._syncs.remove(task)
+            self.changing.remove(log)
+            if not task.cancelled():  # else the loop is being closed
+                done(self._failure_of(task))
+
+        task.add_done_callback(changed)
 
     def holds(self, write: RawWrite) -> bool:
         """Take what has to wait for its log's sync."""
@@ -119,14 +138,17 @@ class BulkWrites:
 
     def _synced(self, writes: Sequence[RawWrite], sync: asyncio.Task[None]) -> None:
         self._syncs.remove(sync)
-        if sync.cancelled():
-            return  # the loop is being closed
-        failure = sync.exception()
+        if not sync.cancelled():  # else the loop is being closed
+            self._end(writes, self._failure_of(sync))
+
+    def _failure_of(self, task: asyncio.Task[None]) -> StrandlineError | None:
+        """Why it failed, if it did; what poisons the log poisons all."""
+        failure = task.exception()
         if failure is not None and not isinstance(failure, StrandlineError):
             failure = LogPoisonedError(f"internal error, the log is reopened: {failure!r}")
         if isinstance(failure, LogPoisonedError):
             self._on_poisoned(failure)
-        self._end(writes, failure)
+        return failure
 
     def _end(self, writes: Sequence[RawWrite], error: StrandlineError | None) -> None:
         """Tell them, and go on with what came meanwhile."""

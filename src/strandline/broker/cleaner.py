@@ -53,7 +53,7 @@ class Cleaner:
         partitions: Callable[[], list[Partition]],
         *,
         turn_passed: Callable[[], Awaitable[None]],
-        sync: Callable[[], Awaitable[None]],
+        sync: Callable[[], Awaitable[object]],
         reclaimer: SpaceReclaimer,
         lock: asyncio.Lock,
         disk: Disk,
@@ -157,8 +157,7 @@ class Cleaner:
             )
             if partition.log is not log:
                 return  # it was reopened meanwhile, and what was prepared is gone
-            for settle in compactor.apply(prepared):
-                await asyncio.to_thread(settle)
+            await asyncio.to_thread(compactor.apply, prepared)
         self._telemetry.compaction_records += prepared.records_removed
         seconds = (self._clock.monotonic_ms() - started_ms) / 1e3
         self._telemetry.compaction_seconds.observe(seconds)

@@ -25,7 +25,7 @@ from strandline.broker.catch_up_writes import BulkWrites
 from strandline.broker.journal_sync import EntrySync
 from strandline.broker.partition import Partition
 from strandline.broker.pending import AckWaiter, Chunk, reject_waiting
-from strandline.broker.replica_writes import RawWrite, RawWrites
+from strandline.broker.replica_writes import Done, RawWrite, RawWrites
 from strandline.broker.segment_writeback import LateWrites
 from strandline.broker.sync_policy import Syncer
 from strandline.clock import Clock
@@ -38,6 +38,7 @@ from strandline.errors import (
 )
 from strandline.storage.disk import Bytes
 from strandline.storage.journal import Journal
+from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset
 
@@ -102,7 +103,7 @@ class GroupCommitter:
             clock=clock,
             telemetry=telemetry,
             late=self._late,
-            send_answers=self._send_answers,
+            send_answers=self.send_answers,
             end_with=self._end_with,
         )
         self._is_busy = False
@@ -136,26 +137,30 @@ class GroupCommitter:
         return self._raw.is_idle and self._bulk.is_idle
 
     async def passed(self) -> None:
-        """Wait until the turn that is under way, and what is written beside it, is answered."""
+        """Wait until the turn that is under way, and what is done beside it, is answered."""
         await self._bulk.passed()
         if self._is_busy:
-            answered: asyncio.Future[None] = self._loop.create_future()
-            self._passing.append(answered)
-            await answered
+            await self._answered()
 
-    async def sync(self) -> None:
+    async def _answered(self) -> None:
+        answered: asyncio.Future[None] = self._loop.create_future()
+        self._passing.append(answered)
+        await answered
+
+    async def sync(self) -> int:
         """Make durable what was answered without a sync; no turn is under way on return.
 
-        On the loop, as it is done, too, whenever a journal file is full.
+        On the loop, as it is done, too, whenever a journal file is full. Returns the journal's
+        last sequence.
 
         Raises:
             LogPoisonedError: now or earlier a write or sync failed.
         """
         while self._is_busy:  # whose sync may be told of a failure that ours would not be
-            await self.passed()
+            await self._answered()
         assert self._journal is not None, "attached before the first record"
         try:
-            self._journal.sync()
+            return self._journal.sync()
         except LogPoisonedError as error:
             self.poison(error)
             raise
@@ -172,6 +177,27 @@ class GroupCommitter:
             self._raw.submit(write)
             self.wake()
 
+    def change(self, log: Log, work: Callable[[int], None], done: Done) -> None:
+        """Change a log beside the loop, where that may take long: cut it, or begin it anew.
+
+        Args:
+            log: nothing of it is on its way, and nothing is submitted for it until ``done``.
+            work: runs on a thread, with the sequence up to which the journal is durable.
+            done: told the outcome, on the loop.
+        """
+        if self._admission.refusal is not None:
+            self._loop.call_soon(done, self._admission.refusal)
+        else:
+            self._bulk.change(log, self._changed(work), done)
+
+    async def _changed(self, work: Callable[[int], None]) -> None:
+        sequence = await self.sync()  # what comes into the journal after it is of other logs
+        await self._loop.run_in_executor(None, work, sequence)
+
+    def is_changing(self, log: Log) -> bool:
+        """Whether a log is being changed beside the loop."""
+        return log in self._bulk.changing
+
     def wake(self) -> None:
         """Run a turn in the loop's next round, after every socket that is ready was read."""
         if not self._is_scheduled:
@@ -182,7 +208,7 @@ class GroupCommitter:
         """One turn, unless one is still syncing: its end starts the next."""
         self._is_scheduled = False
         if self._is_busy:
-            self._send_answers()
+            self.send_answers()
             return
         self._admission.now_ns = self._clock.now_ns()
         self._met_full_disk = False
@@ -360,10 +386,10 @@ class GroupCommitter:
                 waiter.set_result(None)
         if self._admission.dirty or self._raw.has_waiting:
             self.wake()
-        self._send_answers()
+        self.send_answers()
         self._late.go_on()
 
-    def _send_answers(self) -> None:
+    def send_answers(self) -> None:
         """Let the front ends send what was answered: by this turn, or by a commit."""
         for callback in self.answered_callbacks:
             callback()

@@ -38,10 +38,18 @@ class LogReplay(Generic[StateT]):
     Args:
         take: called on the loop with the state that was loaded.
         what: name of the state and its partition, for messages.
+        failed: called on the loop when a load on a thread has failed; None: who asks next is told.
     """
 
-    def __init__(self, take: Callable[[StateT], None], *, what: str) -> None:
+    def __init__(
+        self,
+        take: Callable[[StateT], None],
+        *,
+        what: str,
+        failed: Callable[[StrandlineError], None] | None = None,
+    ) -> None:
         self._take = take
+        self._failed = failed or self._keep_failure
         self._what = what
         self._load: _Load | None = None
         self._failure: StrandlineError | None = None
@@ -78,6 +86,9 @@ class LogReplay(Generic[StateT]):
             self._load.is_wanted = False
         self._load = self._failure = None
 
+    def _keep_failure(self, error: StrandlineError) -> None:
+        self._failure = error
+
     def _begin(self, load: Callable[[IsWanted], StateT]) -> None:
         under_way = self._load = _Load()
 
@@ -89,7 +100,7 @@ class LogReplay(Generic[StateT]):
             try:
                 state = done.result()
             except StrandlineError as error:
-                self._failure = error
+                self._failed(error)
             else:
                 self._take(state)
 

@@ -167,6 +167,7 @@ class MetadataStore:
             self._disk.truncate(fd, self._log_bytes)
             raise
         try:
+            # On the event loop: one line, and as rare as an operator's commands.
             self._disk.fdatasync(fd)
         except UnavailableError:
             self.is_certain, self._log = False, None

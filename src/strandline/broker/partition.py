@@ -12,17 +12,24 @@ Invariants:
 Threads: everything runs on the loop's thread, but what readers use.
 """
 
+import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from strandline.broker.admission import Admission
+from strandline.broker.log_replay import LogReplay
 from strandline.broker.partition_appends import RECORD_OVERHEAD_BYTES, PartitionAppends
 from strandline.broker.pending import Chunk, reject_waiting
 from strandline.broker.producer_state import NotedMeanwhile, Producers, note_batches
 from strandline.broker.replica_hooks import ReplicaHooks
-from strandline.broker.transactions.visibility import PartitionTransactions, has_transactions
+from strandline.broker.transactions.visibility import (
+    Noted,
+    PartitionTransactions,
+    has_transactions,
+)
 from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, StillLoadingError, StrandlineError
 from strandline.record.batch import Buffer, Extent
@@ -39,6 +46,7 @@ STAMP_AHEAD_NS_MAX = 1_000_000_000
 __all__ = ["RECORD_OVERHEAD_BYTES", "Admission", "Partition"]
 
 STAMPS_KEPT: Final = 64
+RETRY_S: Final = 1.0
 
 
 class Partition(PartitionAppends):
@@ -61,6 +69,9 @@ class Partition(PartitionAppends):
         self.leader_epoch = leader_epoch
         self._led_from: Offset | None = Offset(0)
         """Where the log ended when this broker began to lead; None: it does not lead."""
+        self._ledger_replay: LogReplay[list[Noted]] = LogReplay(
+            self._take_ledger, what=f"transactions of {name}", failed=self._ledger_failed
+        )
         self._last_timestamp = TimestampNs(0)
         self._stamps: deque[tuple[Offset, Offset, TimestampNs]] = deque(maxlen=STAMPS_KEPT)
         """Offsets, half-open, and time of the batches written last."""
@@ -76,6 +87,8 @@ class Partition(PartitionAppends):
 
         Also where another broker leads: what is known here is all that can be had here.
         """
+        if self.ledger is not None and self.ledger.is_loading:
+            return False
         led_from = self._led_from
         return not self.is_led or (led_from is not None and self.high_watermark >= led_from)
 
@@ -187,10 +200,33 @@ class Partition(PartitionAppends):
         self._wake_waiters()
 
     def keep_ledger(self, start: Offset) -> None:
-        """Look after transactions from now on; no batch below ``start`` belongs to one."""
-        self.ledger = PartitionTransactions(
-            self.log, start=start, high_watermark=self.high_watermark
-        )
+        """Look after transactions from now on; no batch below ``start`` belongs to one.
+
+        Raises:
+            UnavailableError: the log cannot be read.
+        """
+        self._ledger_replay.cancel()
+        hw = self.high_watermark
+        self.ledger = PartitionTransactions(self.log, start=start, high_watermark=hw)
+        self._load_ledger()
+
+    def _load_ledger(self) -> None:
+        ledger, log = self.ledger, self.log
+        if self.closed or ledger is None or not ledger.is_loading:
+            return
+        with contextlib.suppress(StillLoadingError):  # who reads meanwhile is told so
+            self._ledger_replay.read(
+                ledger.read_back, size_bytes=lambda: log.bytes_from(ledger.start)
+            )
+
+    def _take_ledger(self, noted: list[Noted]) -> None:
+        assert self.ledger is not None, "whoever drops it cancels the load"
+        self.ledger.take(noted)
+        self._wake_waiters()
+
+    def _ledger_failed(self, error: StrandlineError) -> None:
+        logger.warning("%s: transactions cannot be read back, will try again: %s", self.name, error)
+        asyncio.get_running_loop().call_later(RETRY_S, self._load_ledger)
 
     # The seat
 
@@ -303,5 +339,6 @@ class Partition(PartitionAppends):
         self._closed_by = error
         self._dedup_replay.cancel()
         self._producers_replay.cancel()
+        self._ledger_replay.cancel()
         self._settle()
         self._wake_waiters()

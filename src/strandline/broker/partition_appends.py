@@ -236,6 +236,8 @@ class PartitionAppends(PartitionReads):
         refusal = self.absence
         if refusal is None and self.ledger is None:
             refusal = UnavailableError(f"{self.name} does not know of transactions yet; retry")
+        if refusal is None and self.ledger is not None:
+            refusal = self.ledger.why_loading
         if refusal is not None:
             ack_sink.rejected(token, refusal)
             return

@@ -92,8 +92,11 @@ class PartitionReads(ABC):
         Raises:
             OffsetOutOfRangeError: below the log start offset or beyond the stable offset.
             CorruptBatchError: the batch at ``offset`` is damaged; it says where the next one is.
+            StillLoadingError: which transactions there are is still read back.
             EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
         """
+        if self.ledger is not None:
+            self.ledger.check_loaded()
         end = self.last_stable_offset
         if not self.log_start_offset <= offset <= end:
             name = "high watermark" if end == self.high_watermark else "first open transaction"

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 
 from strandline.broker.group_commit import GroupCommitter
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
-from strandline.broker.replica_writes import RawWrite
+from strandline.broker.replica_writes import Done, RawWrite
 from strandline.clock import Clock
 from strandline.consensus.leader import Leader
 from strandline.consensus.messages import Entry, Envelope, Index, Kind, Members, Term
@@ -126,7 +126,10 @@ class Quorum:
         )
 
     def restart(self) -> None:
-        """Begin anew from the disk, after the storage was reopened."""
+        """Begin anew from the disk, after the storage was reopened.
+
+        It reads at most some ``SNAPSHOT_ENTRIES`` entries, while this broker serves nothing yet.
+        """
         self._give_up(UnavailableError("the metadata was reopened; retry"))
         self._failure, self._is_out, self._is_over = None, False, False
         self._raft = self._load()
@@ -293,43 +296,66 @@ class Quorum:
                 break
             for envelope in ready.early:
                 self._send(envelope)
-            try:
-                self._persist(ready)
-            except StrandlineError as error:
-                self._fail(error)
+            self._persist(ready)
         self._tell_leadership()
 
     def _persist(self, ready: Ready) -> None:
-        """Make it durable; entries by the turn, the rest, which is rare, at once.
+        """Make it durable: entries by the turn, after the rest, which is rare, beside the loop."""
+        store, entries = self._store, ready.entries
+        has_room = not entries or store.has_room(entries[0].index)
+        if has_room and ready.hard_state is None and ready.snapshot is None:
+            self._persist_entries(ready)
+            return
 
-        Raises:
-            UnavailableError: a file cannot be written.
-        """
-        store = self._store
-        if ready.hard_state is not None:
-            store.save_hard(ready.hard_state)
-        if ready.snapshot is not None:
-            store.install(ready.snapshot)
-        entries = ready.entries
-        if not entries:
+        def save(synced_sequence: int) -> None:
+            if ready.hard_state is not None:
+                store.save_hard(ready.hard_state)
+            if ready.snapshot is not None:
+                store.install(ready.snapshot, synced_sequence=synced_sequence)
+            if entries:
+                store.make_room(entries[0].index, synced_sequence=synced_sequence)
+
+        self._beside(save, lambda: self._persist_entries(ready))
+
+    def _persist_entries(self, ready: Ready) -> None:
+        if not ready.entries:
             self._finish(ready)
             return
-        store.make_room(entries[0].index)
+        batches = self._store.batches(ready.entries, self._clock.now_ns())
+        done = self._held_up(lambda: self._finish(ready))
+        self._turn.submit(RawWrite(LOG_ID, self._store.log, batches, done))
+
+    def _beside(self, work: Callable[[int], None], then: Callable[[], None]) -> None:
+        """Write small files and cut the log beside the loop."""
+        log, failures = self._store.log, list[StrandlineError]()
+
+        def guarded(synced_sequence: int) -> None:
+            try:
+                work(synced_sequence)
+            except StrandlineError as error:
+                if log.poisoned:
+                    raise  # nothing goes on before the storage was reopened
+                failures.append(error)  # the files are as before: this member alone falls silent
+
+        done = self._held_up(then)
+        self._turn.change(log, guarded, lambda error: done(error or next(iter(failures), None)))
+
+    def _held_up(self, then: Callable[[], None]) -> Done:
+        """Take nothing more from the core until what is told of a write has been told."""
         self._is_out = True
         raft = self._raft
 
         def done(error: StrandlineError | None) -> None:
-            if raft is not self._raft:
-                return  # started again meanwhile
+            if raft is not self._raft or self._failure is not None:
+                return  # started again meanwhile, or fallen silent
             self._is_out = False
             if error is not None:
                 self._fail(error)
             else:
-                self._finish(ready)
+                then()
                 self._pump()
 
-        batches = store.batches(entries, self._clock.now_ns())
-        self._turn.submit(RawWrite(LOG_ID, store.log, batches, done))
+        return done
 
     def _finish(self, ready: Ready) -> None:
         """It is on disk: vouch for it, apply what is committed, answer."""
@@ -379,10 +405,15 @@ class Quorum:
         if self.applied_index == log.applied_index and self.applied_index <= log.stable_index:
             data = self._machine.snapshot()
             snapshot = self._raft.compact(self.applied_index, data, keep=KEPT_ENTRIES)
-            try:
-                self._store.save_snapshot(snapshot)
-            except StrandlineError as error:  # the disk still has the entries instead
-                logger.warning("no snapshot of the metadata was kept: %s", error)
+            store = self._store
+
+            def save(_: int) -> None:
+                try:
+                    store.save_snapshot(snapshot)
+                except StrandlineError as error:  # the disk still has the entries instead
+                    logger.warning("no snapshot of the metadata was kept: %s", error)
+
+            self._beside(save, lambda: None)
 
     def _tell_leadership(self) -> None:
         if self.is_leading != self._was_leading:

@@ -105,15 +105,20 @@ class QuorumStore:
         else:
             self.log.truncate_before(snapshot.index)
 
-    def install(self, snapshot: Snapshot) -> None:
+    def install(self, snapshot: Snapshot, *, synced_sequence: int | None = None) -> None:
         """As ``save_snapshot`` for another member's; entries that do not go on from it are dropped.
+
+        Args:
+            snapshot: of the leader.
+            synced_sequence: as for ``Log.truncate_to``.
 
         Raises:
             UnavailableError: it cannot be written.
         """
         offset = Offset(snapshot.index - 1)
         if self.log.log_end_offset > offset and self._term_at(offset) != snapshot.term:
-            self.log.truncate_to(max(offset, self.log.log_start_offset))
+            start = max(offset, self.log.log_start_offset)
+            self.log.truncate_to(start, synced_sequence=synced_sequence)
         self.save_snapshot(snapshot)
 
     def batches(self, entries: Iterable[Entry], now_ns: TimestampNs) -> list[bytearray]:
@@ -128,13 +133,21 @@ class QuorumStore:
         """
         return [_batch(entry, now_ns) for entry in entries]
 
-    def make_room(self, index: Index) -> None:
+    def has_room(self, index: Index) -> bool:
+        """Whether the log ends where the entry at ``index`` goes."""
+        return self.log.log_end_offset == index - 1
+
+    def make_room(self, index: Index, *, synced_sequence: int | None = None) -> None:
         """Cut the log so that the entry at ``index`` can be appended.
+
+        Args:
+            index: of the next entry.
+            synced_sequence: as for ``Log.truncate_to``.
 
         Raises:
             UnavailableError: the log cannot be cut.
         """
-        end = self.log.truncate_to(index - 1)
+        end = self.log.truncate_to(index - 1, synced_sequence=synced_sequence)
         assert end == index - 1, "entries have no gaps, and each its batch"
 
     def _term_at(self, offset: Offset) -> Term | None:

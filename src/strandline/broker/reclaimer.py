@@ -52,7 +52,10 @@ class SpaceReclaimer:
         log.drop_before(offset)
 
     def delete(self, logs: Iterable[Log]) -> None:
-        """Delete logs that nobody writes any more; their files follow (``drained``)."""
+        """Delete logs that nobody writes any more; their files follow (``drained``).
+
+        On the event loop their directories only get another name, unsynced.
+        """
         for log in logs:
             _logged(log.delete)
 

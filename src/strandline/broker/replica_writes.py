@@ -166,6 +166,7 @@ def _cut(log: Log, offset: int) -> None:
         LogPoisonedError: that failed too.
     """
     try:
+        # On the event loop: no more goes than one turn has written to the active segment.
         log.undo_to(offset)
     except UnavailableError as failure:
         raise LogPoisonedError(

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, Protocol
 from strandline.broker.ack_sink import AckSink
 from strandline.broker.internal import is_internal
 from strandline.config import Acks, StreamConfig
-from strandline.errors import InvalidSubjectError
+from strandline.errors import InvalidSubjectError, StrandlineError
 from strandline.record.codec import Headers
 from strandline.record.partitioner import partition_of
 from strandline.record.subjects import SubjectRouter, subjects_overlap, validate_subject
@@ -38,6 +38,11 @@ class PartitionPort(Protocol):
     @property
     def is_led(self) -> bool:
         """Whether this broker leads it."""
+        ...
+
+    @property
+    def refusal(self) -> StrandlineError | None:
+        """Why it takes no records now; None: it does."""
         ...
 
     def append(
@@ -90,11 +95,9 @@ def stream_bindings(stream: StreamPort) -> list[Binding]:
     ours = [not config.queue_group or partition.is_led for partition in stream.partitions]
     if config.partition_rule != "suffix":
         return [Binding(config.subject, stream, None, is_ours=all(ours))]
-    subjects = [f"{config.subject}.{number}" for number in range(config.partitions)]
-    subjects[0] = config.subject
     return [
         Binding(subject, stream, number, is_ours=ours[number])
-        for number, subject in enumerate(subjects)
+        for number, subject in enumerate(subject_patterns(config))
     ]
 
 
@@ -105,7 +108,7 @@ def answering_beside(stream: StreamPort, streams: Iterable[StreamPort]) -> list[
     """
     if not stream.config.pub_ack:
         return []
-    patterns = _patterns(stream)
+    patterns = subject_patterns(stream.config)
     group = stream.config.queue_group
     return [
         other.config.name
@@ -114,16 +117,19 @@ def answering_beside(stream: StreamPort, streams: Iterable[StreamPort]) -> list[
         and other.config.pub_ack
         and not (group and other.config.queue_group == group)
         and any(
-            subjects_overlap(pattern, theirs) for theirs in _patterns(other) for pattern in patterns
+            subjects_overlap(pattern, theirs)
+            for theirs in subject_patterns(other.config)
+            for pattern in patterns
         )
     ]
 
 
-def _patterns(stream: StreamPort) -> list[str]:
-    """Return the patterns of the subjects that a stream stores."""
-    if stream.config.partition_rule != "suffix":
-        return [stream.config.subject]
-    return [binding.pattern for binding in stream_bindings(stream)]
+def subject_patterns(config: StreamConfig) -> list[str]:
+    """Return the patterns of a stream's subjects; with ``suffix`` one for each partition."""
+    if config.partition_rule != "suffix":
+        return [config.subject]
+    others = (f"{config.subject}.{number}" for number in range(1, config.partitions))
+    return [config.subject, *others]
 
 
 class Target:

@@ -2,7 +2,7 @@
 
 A lone publisher would wait longer for the hand-over than for the sync, and so do the few of one
 connection. What a nats-server or a client gathers comes in larger pieces if it has to wait. Else
-the loop has enough to read while the disk works (docs/adr/0003 and 0037 have the figures).
+the loop has enough to read while the disk works (docs/adr/0037 has the figures).
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """The ``strandline`` command.
 
-Rules: a command parses, calls one function of another package and prints. Anything heavy is
-imported inside the command, so that ``--help`` is quick. Results go to standard output, progress
-and errors to standard error. Exit codes: 0 done, 1 an error (or damage found), 2 wrong usage.
+Rules: a command parses, calls one function of another package and prints. Heavy imports are inside
+the commands, so that ``--help`` is quick. Results go to standard output, progress and errors to
+standard error. Exit codes: 0 success, 1 an error (or corruption found), 2 wrong usage.
 """
 
 import importlib
@@ -12,24 +12,23 @@ from typing import Any
 
 
 def main() -> None:
-    """Run the command that the arguments name; say so if only the client is installed."""
+    """Run the command line; exit with a hint if only the client is installed."""
     open_standard_streams()
     _loaded("strandline.cli.app").app()
 
 
 def liftbridge_main() -> None:
-    """The script ``strandline-liftbridge``: that command alone."""
+    """Run the script ``strandline-liftbridge``."""
     open_standard_streams()
     _loaded("strandline.cli.liftbridge").main()
 
 
 def open_standard_streams() -> None:
-    """Replace standard streams that were closed.
+    """Reopen standard streams that were closed at start.
 
-    Python has ``None`` for such a stream, and the next file or connection gets its descriptor:
-    results would go there. Reading from the closed input and writing to the closed output are
-    errors of the operating system, which are reported; what goes to the closed error stream is not
-    wanted.
+    Python sets such a stream to ``None``, and the next file or connection would get its descriptor
+    and receive the output. Reading the closed input and writing the closed output then fail with an
+    OSError, which is reported; the closed error stream is discarded.
     """
     ways = (os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):

@@ -1,4 +1,4 @@
-"""``python -m strandline.cli`` is ``strandline``."""
+"""Run ``strandline`` as ``python -m strandline.cli``."""
 
 from strandline.cli import main
 

@@ -1,4 +1,4 @@
-"""``strandline acl``: who may do what."""
+"""``strandline acl``: access rules."""
 
 from typing import Annotated
 
@@ -15,12 +15,12 @@ from strandline.cli.output import (
     reports_errors,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Allow principals what they may do, and list it.")
+app = typer.Typer(no_args_is_help=True, help="List and change access rules.")
 
 RULE_COLUMNS = ("principal", "operation", "kind", "pattern")
 PrincipalArgument = Annotated[
     str,
-    typer.Argument(metavar="PRINCIPAL", help="Name in a certificate, or that a token stands for."),
+    typer.Argument(metavar="PRINCIPAL", help="Name in a certificate, or of a token."),
 ]
 OperationArgument = Annotated[
     str, typer.Argument(metavar="OPERATION", help="read, publish, group or admin.")
@@ -32,7 +32,7 @@ PatternArgument = Annotated[
     str,
     typer.Argument(
         metavar="PATTERN",
-        help="A name, or its beginning and *; of a subject with the wildcards of NATS.",
+        help="A name, or a prefix and *; for subjects with NATS wildcards.",
     ),
 ]
 
@@ -42,12 +42,12 @@ PatternArgument = Annotated[
 def list_rules(
     *, server: ServerOption = SERVER_DEFAULT, output: OutputOption = OutputFormat.text
 ) -> None:
-    """List every rule, by principal."""
+    """List all rules, by principal."""
     import strandline
 
     with strandline.connect(server) as client:
         found = client.access.rules()
-    # As objects: a rule itself travels as a list.
+    # As objects: a rule is encoded as a list.
     documents = [{name: getattr(rule, name) for name in RULE_COLUMNS} for rule in found]
     print_list(documents, RULE_COLUMNS, lambda each: tuple(each.values()), output=output)
 
@@ -69,7 +69,7 @@ def grant(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Allow a principal an operation on what the pattern names; counts at once, at every broker."""
+    """Allow a principal an operation on matching resources, at once and at all brokers."""
     _change("granted", (principal, operation, kind, pattern), server=server, output=output)
 
 
@@ -84,7 +84,7 @@ def revoke(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Take back a rule, written as it is listed; what is under way by it ends."""
+    """Remove a rule, given as listed; requests in progress that need it end."""
     _change("revoked", (principal, operation, kind, pattern), server=server, output=output)
 
 
@@ -94,7 +94,7 @@ def _change(
     import strandline
     from strandline.security.acl import Rule, check_rule
 
-    made = Rule(*rule)  # type: ignore[arg-type]  # check_rule judges what was typed
+    made = Rule(*rule)  # type: ignore[arg-type]  # checked by check_rule
     check_rule(made)
     with strandline.connect(server) as client:
         change = client.access.grant if done == "granted" else client.access.revoke

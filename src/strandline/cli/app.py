@@ -1,4 +1,4 @@
-"""The command line: which commands there are and where they live."""
+"""The command line's root: registers all commands."""
 
 import re
 from typing import Annotated, Any, cast
@@ -35,16 +35,16 @@ from strandline.cli.output import (
 from strandline.errors import InvalidRequestError
 
 ASKS_FOR_JSON = re.compile(r"(^| )(--output[= ]|-o[= ]?)json( |$)")
-"""Looked for in arguments that could not be parsed."""
+"""Matches arguments that could not be parsed but ask for JSON."""
 UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
-"""Of click, which some versions of Typer have inside."""
+"""Click's base class of usage errors; some versions of Typer include their own click."""
 
 
 class Commands(TyperGroup):
-    """All commands: programs are told of wrong usage as they are of other errors."""
+    """All commands; with ``--output json`` usage errors are printed as JSON, too."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command that the arguments name."""
+        """Run the command, and print a usage error in the format that was asked for."""
         arguments = " ".join(ctx.args)
         try:
             return super().invoke(ctx)
@@ -92,11 +92,11 @@ def options(
     _: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version_asked, is_eager=True, help="Print the version, and end."
+            "--version", callback=_version_asked, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
-    """Options that stand before a command; the help is the application's."""
+    """Define options that precede a command; the help text is the application's."""
 
 
 app.command(epilog=serve.EPILOG)(serve.serve)

@@ -1,7 +1,7 @@
 """``strandline bench``: three quick measurements through the Python client.
 
-Rules: every result says the settings it was made with, because a figure without them is noise. For
-curves, peers and native load generators see ``benchmarks/``; this is for a first look at a machine.
+Rules: every result includes the settings it was measured with. For curves, other systems and native
+load generators see ``benchmarks/``; this is for a first look at a machine.
 """
 
 import secrets
@@ -28,19 +28,17 @@ from strandline.cli.parsing import parse_size
 if TYPE_CHECKING:
     from strandline.client.client import Client
 
-app = typer.Typer(no_args_is_help=True, help="Measure this machine, briefly, through the client.")
+app = typer.Typer(no_args_is_help=True, help="Measure this machine briefly through the client.")
 
 APPEND_CHUNK = 10_000
 MIB = 1 << 20
 
 SizeOption = Annotated[
-    int, typer.Option(parser=parse_size, metavar="SIZE", help="Bytes of each value.")
+    int, typer.Option(parser=parse_size, metavar="SIZE", help="Size of each value.")
 ]
-RecordsOption = Annotated[int, typer.Option(help="How many records.", min=1)]
-AcksOption = Annotated[
-    Literal["memory", "disk"], typer.Option(help="What an acknowledged record survives.")
-]
-KeepOption = Annotated[bool, typer.Option("--keep", help="Leave the stream when done.")]
+RecordsOption = Annotated[int, typer.Option(help="Number of records.", min=1)]
+AcksOption = Annotated[Literal["memory", "disk"], typer.Option(help="Ack level of the stream.")]
+KeepOption = Annotated[bool, typer.Option("--keep", help="Keep the stream afterwards.")]
 
 
 @app.command(
@@ -51,13 +49,13 @@ def append(
     *,
     records: RecordsOption = 200_000,
     size: SizeOption = 2048,
-    partitions: Annotated[int, typer.Option(help="Partitions of the stream.", min=1)] = 1,
+    partitions: Annotated[int, typer.Option(help="Number of partitions.", min=1)] = 1,
     acks: AcksOption = "disk",
     keep: KeepOption = False,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Append through one producer, batching as it does, until all is acknowledged."""
+    """Append through one producer until all records are acknowledged."""
     import strandline
 
     with (
@@ -85,14 +83,14 @@ def append(
 def read(
     *,
     stream: Annotated[
-        str | None, typer.Option(help="Read this one.", show_default="a new one, filled first")
+        str | None, typer.Option(help="The stream to read.", show_default="a new one, filled first")
     ] = None,
     records: RecordsOption = 500_000,
     size: SizeOption = 2048,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Read a whole stream as Arrow, values included, once."""
+    """Read a whole stream as Arrow once, including values."""
     import strandline
 
     with strandline.connect(server) as client:
@@ -115,7 +113,7 @@ def latency(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Append one record at a time, waiting for each ack: what a lone publisher feels."""
+    """Append one record at a time and wait for each ack."""
     import strandline
 
     value = secrets.token_bytes(size)
@@ -145,7 +143,7 @@ def latency(
 
 @contextmanager
 def _stream(client: "Client", *, partitions: int, acks: str, keep: bool) -> Iterator[str]:
-    """A stream of its own for a measurement, deleted afterwards unless it is to be kept."""
+    """Create a stream for a measurement, and delete it afterwards unless ``keep``."""
     name = f"bench-{secrets.token_hex(4)}"
     client.create_stream(name, subject=name, partitions=partitions, acks=acks)
     try:
@@ -156,7 +154,7 @@ def _stream(client: "Client", *, partitions: int, acks: str, keep: bool) -> Iter
 
 
 def _fill(client: "Client", name: str, *, records: int, size: int) -> float:
-    """Append ``records`` values; seconds until the last was acknowledged."""
+    """Append ``records`` values; return the seconds until the last ack."""
     value = secrets.token_bytes(size)
     with progress("appending", records) as advance:
         started = time.perf_counter()

@@ -1,13 +1,11 @@
-"""``strandline cluster status``: look at a cluster; ``founding`` and ``operate`` have the rest."""
+"""``strandline cluster status``; the other commands are in ``cluster_init``, ``cluster_admin``."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from strandline.cli import cluster_admin as operate
-from strandline.cli import cluster_init as founding
-from strandline.cli import rescue
+from strandline.cli import cluster_admin, cluster_init, force_recover
 from strandline.cli.output import (
     SERVER_DEFAULT,
     OutputFormat,
@@ -25,18 +23,16 @@ from strandline.errors import UnavailableError, UnknownStreamError
 if TYPE_CHECKING:
     from strandline.protocol.cluster import ClusterStatus, CopiesInfo
 
-app = typer.Typer(
-    no_args_is_help=True, help="Set up a cluster of brokers, look at it, and operate it."
-)
+app = typer.Typer(no_args_is_help=True, help="Set up, inspect and operate a cluster of brokers.")
 
-founding.add_to(app)
-operate.add_to(app)
-rescue.add_to(app)
+cluster_init.add_to(app)
+cluster_admin.add_to(app)
+force_recover.add_to(app)
 
 
 @app.callback()
 def cluster() -> None:
-    """Set up a cluster of brokers, look at it, and operate it."""
+    """Set up, inspect and operate a cluster of brokers."""
 
 
 @app.command(
@@ -49,18 +45,18 @@ def cluster() -> None:
 @reports_errors
 def status(
     *,
-    stream: Annotated[str | None, typer.Option(help="Only the partitions of this stream.")] = None,
+    stream: Annotated[str | None, typer.Option(help="Only this stream's partitions.")] = None,
     timeout: Annotated[
         float, typer.Option(help="Seconds to wait for each broker's answer.", min=0.1)
     ] = 5.0,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Show brokers, the controller, and each partition's leader and copies.
+    """Show brokers, the controller, and each partition's leader and replicas.
 
-    Any broker answers. How many records a copy is behind its leader is asked of the brokers
-    themselves; one that does not answer is shown with a question mark. A broker without a
-    controller shows what it knew last, marked as such, and the exit code is 1.
+    Any broker answers. Replica lag is queried from all brokers; a broker that does not answer is
+    shown with a question mark. A broker without a controller shows its last known status, marked as
+    such, and the exit code is 1.
     """
     from strandline.client.connection import Connection
     from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
@@ -78,17 +74,17 @@ def status(
         _print_status(found, wanted, ends)
     if found.age_ms:
         raise UnavailableError(
-            f"broker {found.broker} has known of no controller for {found.age_ms / 1e3:.0f} s: "
-            "which brokers are up, who leads and what is in sync is what it knew then. Are most of "
-            "the cluster's brokers up? Ask another one"
+            f"broker {found.broker} has had no controller for {found.age_ms / 1e3:.0f} s, and the "
+            "status above is as old. Check that most brokers are up, or ask another broker with "
+            "--server"
         )
 
 
 def of_stream(parts: "Sequence[CopiesInfo]", stream: str | None) -> "list[CopiesInfo]":
-    """The partitions of a stream, or all.
+    """Return the partitions of one stream, or all.
 
     Raises:
-        UnknownStreamError: there is no such stream, so that nobody takes it for one without copies.
+        UnknownStreamError: there is no such stream, which must not look like one without replicas.
     """
     wanted = [part for part in parts if stream in (None, part.stream)]
     if stream is not None and not wanted:
@@ -149,7 +145,7 @@ def _print_status(found: "ClusterStatus", parts: "list[CopiesInfo]", ends: Ends)
 
 
 def _replicas(part: "CopiesInfo") -> str:
-    """Who keeps it; + comes, - goes."""
+    """Format a partition's replicas; ``+`` marks added ones, ``-`` removed ones."""
     coming, going = set(part.adding), set(part.removing)
     marks = ["+" if b in coming else "-" if b in going else "" for b in part.replicas]
     return " ".join(f"{mark}{broker}" for mark, broker in zip(marks, part.replicas, strict=True))

@@ -1,8 +1,8 @@
-"""``strandline cluster``: what changes a cluster. Each command is an order to any broker.
+"""The commands of ``strandline cluster`` that change a running cluster.
 
-Rules: an order stands once it is accepted: whoever stops watching, or watches at another broker,
-stops nothing, and giving the order again only shows how far it is. What cannot be undone asks at a
-terminal.
+Rules: a command may be sent to any broker. Once accepted it is carried out even if the caller stops
+watching; running it again only shows the progress. A command that cannot be undone asks for
+confirmation at a terminal.
 """
 
 import re
@@ -37,17 +37,20 @@ if TYPE_CHECKING:
 ORDER_TIMEOUT_S = 70.0
 POLL_S = 0.5
 SILENCE_S_MAX = 60.0
-"""For so long a broker may not answer while it is watched: it may be restarting."""
+"""How long to keep polling a broker that does not answer: it may be restarting."""
 
-BrokerArgument = Annotated[int, typer.Argument(metavar="BROKER", help="Its number.", min=1)]
-WaitOption = Annotated[bool, typer.Option(help="Show progress until it is done.")]
+BrokerArgument = Annotated[
+    int, typer.Argument(metavar="BROKER", help="Number of the broker.", min=1)
+]
+WaitOption = Annotated[bool, typer.Option(help="Show progress until done.")]
 
 
 def add_to(app: typer.Typer) -> None:
     """Make these commands part of ``strandline cluster``."""
     for name, command, lines in (
         ("add", add, ["strandline cluster add 4=10.0.0.4:9295"]),
-        ("drain", drain, ["strandline cluster drain 4", "strandline cluster drain 4 --off"]),
+        ("drain", drain, ["strandline cluster drain 4"]),
+        ("undrain", undrain, ["strandline cluster undrain 4"]),
         ("remove", remove, ["strandline cluster remove 4 --yes"]),
         ("replace-disk", replace_disk, ["strandline cluster replace-disk 4 --yes"]),
         (
@@ -55,10 +58,10 @@ def add_to(app: typer.Typer) -> None:
             reassign,
             [
                 "strandline cluster reassign orders --partition 0 --to 4,2,3",
-                "strandline cluster reassign orders    # as the rules for new streams have it",
+                "strandline cluster reassign orders    # place it like a new stream",
             ],
         ),
-        ("spread", spread, ["strandline cluster spread"]),
+        ("rebalance", rebalance, ["strandline cluster rebalance"]),
         (
             "elect",
             elect,
@@ -73,53 +76,65 @@ def add_to(app: typer.Typer) -> None:
 
 def add(
     *,
-    broker: Annotated[
-        str, typer.Argument(metavar="ID=HOST:PORT", help="Its number and peer address.")
-    ],
+    broker: Annotated[str, typer.Argument(metavar="ID=HOST:PORT", help="Number and peer address.")],
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Let a new broker into a running cluster.
+    """Admit a new broker to a running cluster.
 
-    Start it afterwards, with an empty data directory and --join. It keeps nothing at first: see
-    'strandline cluster spread'.
+    Start it afterwards with an empty data directory and --join. It has no replicas at first: see
+    'strandline cluster rebalance'.
     """
     from strandline.protocol.cluster import ADMIT_BROKER, AdmitBroker
 
     number, _, address = broker.partition("=")
     if not (number.isdigit() and int(number) and re.fullmatch(r".+:\d+", address)):
-        raise InvalidRequestError(f"{broker!r} is not ID=HOST:PORT, such as 4=10.0.0.4:9295")
+        raise InvalidRequestError(f"{broker!r} is not ID=HOST:PORT; write e.g. 4=10.0.0.4:9295")
     order = AdmitBroker(broker=int(number), peer_address=address)
     with connected(server) as connection:
         connection.action(ADMIT_BROKER, order, dict)
     if output is OutputFormat.json:
         print_json({"admitted": int(number), "peer_address": address})
     else:
-        print_line(f"broker {number} may join: start it with --join, and with every broker")
-        print_line("in --peers, itself too")
+        print_line(f"broker {number} may join: start it with --join, and with all brokers,")
+        print_line("including itself, in --peers")
 
 
 def drain(
     *,
     broker: BrokerArgument,
-    off: Annotated[bool, typer.Option("--off", help="Stop draining it.")] = False,
     wait: WaitOption = True,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Move all partitions and leaderships off a broker, a few at a time.
+    """Move all replicas and leaderships off a broker, a few at a time.
 
-    It goes on whoever watches, also over restarts; give the command again to see how far it is.
+    Draining continues when the command is interrupted and when brokers restart; run the command
+    again to see the progress.
     """
     from strandline.protocol.cluster import DRAIN_BROKER, DrainBroker
 
     with connected(server) as connection:
-        connection.action(DRAIN_BROKER, DrainBroker(broker=broker, is_on=not off), dict)
-        if off or not wait:
-            _done(output, f"broker {broker} is {'no longer' if off else 'being'} drained")
+        connection.action(DRAIN_BROKER, DrainBroker(broker=broker), dict)
+        if not wait:
+            _done(output, f"broker {broker} is being drained")
             return
         _watch(connection, lambda part: broker in part.replicas, output)
-    _done(output, f"broker {broker} keeps nothing any more")
+    _done(output, f"broker {broker} has no replicas left")
+
+
+def undrain(
+    *,
+    broker: BrokerArgument,
+    server: ServerOption = SERVER_DEFAULT,
+    output: OutputOption = OutputFormat.text,
+) -> None:
+    """Stop draining a broker, which may then get replicas again."""
+    from strandline.protocol.cluster import DRAIN_BROKER, DrainBroker
+
+    with connected(server) as connection:
+        connection.action(DRAIN_BROKER, DrainBroker(broker=broker, is_on=False), dict)
+    _done(output, f"broker {broker} is no longer drained")
 
 
 def remove(
@@ -129,16 +144,16 @@ def remove(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Let go of a drained broker for ever: its number is not used again.
+    """Remove a drained broker permanently; its number is never used again.
 
-    If it takes part in decisions, the others first agree to decide without it.
+    If it is a voter of the metadata quorum, the other voters first agree to remove it.
     """
     from strandline.protocol.cluster import REMOVE_BROKER, WhichBroker
 
-    _confirm(f"Remove broker {broker} for ever?", output, yes=yes)
+    _confirm(f"Remove broker {broker} permanently?", output, yes=yes)
     with connected(server) as connection:
         connection.action(REMOVE_BROKER, WhichBroker(broker=broker), dict)
-    _done(output, f"broker {broker} is removed; stop it")
+    _done(output, f"broker {broker} is removed; stop its process")
 
 
 def replace_disk(
@@ -148,32 +163,32 @@ def replace_disk(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Give up what a stopped broker had on a lost disk, so that it may come back with another.
+    """Let a stopped broker that lost its disk rejoin with an empty one.
 
-    Start it afterwards, with an empty data directory and --join: it copies everything anew. Refused
-    if it alone has records that were acknowledged.
+    Start it afterwards with an empty data directory and --join: it copies its replicas from the
+    other brokers. Refused if it has the only copy of acknowledged records.
     """
     from strandline.protocol.cluster import REPLACE_DISK, WhichBroker
 
-    _confirm(f"Is all that broker {broker} had really lost?", output, yes=yes)
+    _confirm(f"Is the data of broker {broker} really lost?", output, yes=yes)
     with connected(server) as connection:
         connection.action(REPLACE_DISK, WhichBroker(broker=broker), dict)
-    advice = "start it with --join, and with every broker of today in --peers"
-    _done(output, f"broker {broker} may come with another disk: {advice}")
+    advice = "start it with --join, and with all current brokers in --peers"
+    _done(output, f"broker {broker} may rejoin with an empty disk: {advice}")
 
 
 def reassign(
     *,
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to move.")],
     partition: Annotated[
-        int | None, typer.Option(help="Which partition.", min=0, show_default="all")
+        int | None, typer.Option(help="Only this partition.", min=0, show_default="all")
     ] = None,
     to: Annotated[
         str | None,
         typer.Option(
             metavar="ID,…",
-            help="Brokers to keep it, the preferred leader first.",
-            show_default="by load and rack, moving little",
+            help="Brokers of its replicas, the preferred leader first.",
+            show_default="by load and rack, with few moves",
         ),
     ] = None,
     wait: WaitOption = True,
@@ -182,8 +197,8 @@ def reassign(
 ) -> None:
     """Move a stream's partitions to other brokers.
 
-    New copies are added, and when they are in sync the old ones go. Of several partitions each
-    prefers another leader. Moving back calls a move off.
+    New replicas are added, and the old ones are removed once those are in sync. Several partitions
+    get different preferred leaders. To cancel a move, move the partition back.
     """
     from strandline.protocol.cluster import REASSIGN, Begun, Reassign
 
@@ -195,22 +210,22 @@ def reassign(
     _done(output, _moved(begun.moves, wait=wait))
 
 
-def spread(
+def rebalance(
     *,
     wait: WaitOption = True,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Fill up brokers that keep less than their share, such as one that has just joined.
+    """Move replicas to brokers that have fewer than their share, such as a new one.
 
-    A few partitions move at once; without waiting, only the first of them do.
+    A few partitions move at a time; with --no-wait only the first few do.
     """
-    from strandline.protocol.cluster import SPREAD, Begun
+    from strandline.protocol.cluster import REBALANCE, Begun
 
     moves = 0
     with connected(server) as connection:
         while True:
-            [begun] = connection.action(SPREAD, None, Begun)
+            [begun] = connection.action(REBALANCE, None, Begun)
             moves += begun.moves
             if wait:
                 _watch(connection, lambda part: part.is_moving, output)
@@ -222,25 +237,25 @@ def spread(
 def elect(
     *,
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream.")],
-    partition: Annotated[int, typer.Option(help="Which partition.", min=0)] = 0,
-    leader: Annotated[int, typer.Option(metavar="BROKER", help="Who is to lead it.", min=1)],
+    partition: Annotated[int, typer.Option(help="Number of the partition.", min=0)] = 0,
+    leader: Annotated[int, typer.Option(metavar="BROKER", help="The new leader.", min=1)],
     unclean: Annotated[
-        bool, typer.Option("--unclean", help="Even if it lacks committed records: they are lost.")
+        bool, typer.Option("--unclean", help="Even if committed records are lost by it.")
     ] = False,
     yes: YesOption = False,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Let another copy lead a partition, and be preferred from now on.
+    """Elect another replica as a partition's leader, and prefer it from now on.
 
-    A copy that may lack acknowledged records is refused, unless --unclean: the last resort when
-    every copy that surely has them is lost.
+    A replica that may lack acknowledged records is refused, unless --unclean: the last resort when
+    every replica that has them all is lost.
     """
     from strandline.protocol.cluster import ELECT_LEADER, ElectLeader
 
     if unclean:
-        note(f"RECORDS MAY BE LOST: whatever broker {leader} lacks of {stream}/{partition}")
-        _confirm(f"Let broker {leader} lead all the same?", output, yes=yes)
+        note(f"RECORDS MAY BE LOST: those of {stream}/{partition} that broker {leader} lacks")
+        _confirm(f"Elect broker {leader} nevertheless?", output, yes=yes)
     order = ElectLeader(stream=stream, partition=partition, leader=leader, is_unclean=unclean)
     with connected(server) as connection:
         connection.action(ELECT_LEADER, order, dict)
@@ -249,7 +264,7 @@ def elect(
 
 @contextmanager
 def connected(server: str) -> "Iterator[Connection]":
-    """A connection that waits as long as an order may take."""
+    """Open a connection whose timeout fits the slowest admin command."""
     from strandline.client.connection import Connection
 
     connection = Connection(server, timeout_s=ORDER_TIMEOUT_S)
@@ -260,15 +275,15 @@ def connected(server: str) -> "Iterator[Connection]":
 
 
 def _brokers(text: str | None) -> tuple[int, ...]:
-    """The numbers in ``1,2,3``.
+    """Parse a list of brokers like ``1,2,3``; none for None.
 
     Raises:
-        InvalidRequestError: it is something else.
+        InvalidRequestError: it is not a list of numbers.
     """
     if text is None:
         return ()
     if not re.fullmatch(r"\d+(,\d+)*", text):
-        raise InvalidRequestError(f"--to {text!r} is not a list of brokers, such as 1,2,3")
+        raise InvalidRequestError(f"--to {text!r} is not a list of brokers; write e.g. 1,2,3")
     return tuple(int(number) for number in text.split(","))
 
 
@@ -293,7 +308,7 @@ def _watch(
     """Show progress until no partition is left.
 
     Raises:
-        UnavailableError: those that are left have no other place, or no broker answers any more.
+        UnavailableError: no broker can take the remaining partitions, or no broker answers.
     """
     shown: dict[str, Any] = {}
     while True:
@@ -311,14 +326,14 @@ def _watch(
         if len(stranded) == len(left):
             first = stranded[0]
             raise UnavailableError(
-                f"{len(left)} partitions have no other place, such as {first.stream}/"
-                f"{first.partition}: add a broker, and they will move by themselves"
+                f"no broker can take {len(left)} partitions, such as {first.stream}/"
+                f"{first.partition}: add a broker; they then move without another command"
             )
         time.sleep(POLL_S)
 
 
 def _status(connection: "Connection") -> "ClusterStatus":
-    """The status; a broker that is away for a moment is waited for."""
+    """Return the cluster's status; retry while the broker does not answer."""
     from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 
     deadline = time.monotonic() + SILENCE_S_MAX

@@ -1,8 +1,8 @@
-"""Settings files of the brokers of a new cluster: who is where, on which ports, and the text.
+"""Settings files of the brokers of a new cluster: addresses, ports, and the YAML text.
 
-Rules: brokers that share an address get ports ten apart, so that no two of one machine collide;
-what all brokers must say alike is made here once. Whether a broker would take a file is for
-``strandline.server.settings`` to judge.
+Rules: brokers that share an address get ports ten apart, so that two on one machine do not collide;
+settings that must be equal at all brokers are generated here once. ``strandline.server.settings``
+checks the result.
 """
 
 import json
@@ -17,40 +17,40 @@ from strandline.server.ports import free_ports
 CLIENT_PORTS = ("flight_port", "http_port", "nats_port", "ingest_port")
 PEER_PORTS = ("peer_port", "nats_peer_port")
 PORTS = CLIENT_PORTS + PEER_PORTS
-"""What each broker has, in the order of a row of ports."""
+"""The ports of each broker, in their order from ``--port-base``."""
 PORTS_PER_BROKER = 10
 NATS_PEER_PORT = 6222
-"""Where nats-servers meet by NATS' own custom."""
-EVERYWHERE = "0.0.0.0"  # noqa: S104 - a name may lead to any address of its machine
+"""The conventional port of NATS routes."""
+EVERYWHERE = "0.0.0.0"  # noqa: S104 - a name may resolve to any address
 
 COMMENTS = {
-    "data_dir": "Everything that this broker stores; the directory is its own for ever.",
+    "data_dir": "Directory of everything that this broker stores; never share it.",
     "log_level": "debug, info, warning or error.",
     "host": "Address that the ports for clients bind to.",
     "flight_port": "Arrow Flight: the Python client, the command line, Spark.",
     "http_port": "Web page, metrics, health.",
     "nats.port": "The nats-server that this broker starts.",
     "nats.ingest_port": "The broker's own listener for NATS publishers, which is faster.",
-    "cluster.broker_id": "Number of this broker, for ever.",
-    "cluster.name": "The cluster; the same at every broker. Brokers of another one are refused.",
+    "cluster.broker_id": "Number of this broker; never change it.",
+    "cluster.name": "Name of the cluster, the same at every broker; others are refused.",
     "cluster.peer_port": "Port on which the other brokers reach this one.",
     "cluster.peer_host": "Address that the ports for other brokers bind to.",
-    "cluster.peers": "Every broker, this one too; the same at every broker.",
-    "cluster.advertised_host": "What clients are told to dial.",
-    "cluster.nats_peers": "Where the nats-servers of all brokers meet; the same at every broker.",
-    "cluster.nats_secret_file": "What these show each other; the same at every broker, and secret.",
-    "cluster.rack": "Copies are spread over racks.",
+    "cluster.peers": "Every broker, including this one; the same at every broker.",
+    "cluster.advertised_host": "Address that clients connect to.",
+    "cluster.nats_peers": "Route addresses of the nats-servers; the same at every broker.",
+    "cluster.nats_secret_file": "Shared secret of the nats-servers; the same at every broker.",
+    "cluster.rack": "Replicas are spread over racks.",
 }
 
 
-class Member(NamedTuple):
-    """One broker of a cluster.
+class ClusterMember(NamedTuple):
+    """One broker of a new cluster.
 
     Attributes:
         number: its id.
-        host: where clients reach it.
-        peer_host: where other brokers reach it; empty: at ``host``.
-        rack: where it stands; empty: nobody cares.
+        host: address or name for clients.
+        peer_host: address for other brokers; empty: ``host``.
+        rack: its rack; empty: unknown.
         ports: by the names of ``PORTS``.
     """
 
@@ -62,17 +62,17 @@ class Member(NamedTuple):
 
     @property
     def addresses(self) -> set[str]:
-        """What it listens at."""
+        """Return the addresses it listens on."""
         return {self.host, self.peer_host} - {""}
 
 
-def with_ports(members: Sequence[Member], base: int | None) -> list[Member]:
-    """The same brokers, with ports.
+def with_ports(members: Sequence[ClusterMember], base: int | None) -> list[ClusterMember]:
+    """Return the members with ports assigned.
 
     Args:
-        members: without.
-        base: the first of those in a row that each has; None: the usual ones; 0: ports that are
-            free on this machine.
+        members: members without ports.
+        base: first port of each broker's row; None: the default ports; 0: ports that are free on
+            this machine.
     """
     if base == 0:
         free = iter(free_ports(len(members) * len(PORTS)))
@@ -80,7 +80,7 @@ def with_ports(members: Sequence[Member], base: int | None) -> list[Member]:
     firsts = _usual_ports() if base is None else {name: base + i for i, name in enumerate(PORTS)}
     slots: list[int] = []
     for each in members:
-        # Those before it that it shares an address with.
+        # Earlier members that share an address with it.
         near = [slots[i] for i, other in enumerate(members[: len(slots)]) if _meet(each, other)]
         slots.append(max(near, default=-1) + 1)
     return [
@@ -89,7 +89,7 @@ def with_ports(members: Sequence[Member], base: int | None) -> list[Member]:
     ]
 
 
-def _meet(one: Member, other: Member) -> bool:
+def _meet(one: ClusterMember, other: ClusterMember) -> bool:
     return not one.addresses.isdisjoint(other.addresses)
 
 
@@ -101,9 +101,14 @@ def _usual_ports() -> dict[str, int]:
 
 
 def settings_of(
-    member: Member, members: Sequence[Member], *, name: str, data_dir: str, secret_file: str = ""
+    member: ClusterMember,
+    members: Sequence[ClusterMember],
+    *,
+    name: str,
+    data_dir: str,
+    secret_file: str = "",
 ) -> dict[str, Any]:
-    """What one broker is told at start, by the keys of ``BrokerConfig``."""
+    """Return the settings of one broker, by the keys of ``BrokerConfig``."""
     cluster = {
         "broker_id": member.number,
         "name": name,
@@ -125,7 +130,7 @@ def settings_of(
     }
 
 
-def _addresses(members: Sequence[Member], port: str) -> list[str]:
+def _addresses(members: Sequence[ClusterMember], port: str) -> list[str]:
     return [
         f"{each.number}={bracketed(each.peer_host or each.host)}:{each.ports[port]}"
         for each in members
@@ -133,7 +138,7 @@ def _addresses(members: Sequence[Member], port: str) -> list[str]:
 
 
 def settings_text(settings: dict[str, Any], title: str) -> str:
-    """Settings as an annotated YAML file."""
+    """Format settings as an annotated YAML file."""
     return "\n".join([f"# {title}", *_lines(settings, path="")]) + "\n"
 
 
@@ -159,7 +164,7 @@ def _text(value: object) -> str:
 
 
 def is_ip(host: str) -> bool:
-    """Whether it is an address, and not a name."""
+    """Return whether a host is an IP address, not a name."""
     try:
         ip_address(host)
     except ValueError:

@@ -1,8 +1,8 @@
-"""``strandline cluster init``: write the settings of a new cluster, a directory for each broker.
+"""``strandline cluster init``: write the settings of a new cluster, one directory per broker.
 
-Rules: nothing that exists is overwritten, and what a broker would refuse at its start is refused
-here and leaves nothing behind. What all brokers must share (the name of the cluster, the list of
-brokers, the secret of their nats-servers) is made once.
+Rules: existing files are never overwritten; settings that a broker would refuse are refused here,
+and nothing is left behind. Values shared by all brokers (the cluster's name, the list of brokers,
+the secret of their nats-servers) are generated once.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ import typer
 from strandline.cli.cluster_config import (
     CLIENT_PORTS,
     PEER_PORTS,
-    Member,
+    ClusterMember,
     settings_of,
     settings_text,
     with_ports,
@@ -42,43 +42,43 @@ SETTINGS_NAME = "strandline.yaml"
 SECRET_NAME = "nats-secret"  # noqa: S105 - the name of the file
 TITLE = """Broker {number} of cluster {name}, by 'strandline cluster init'.
 #
-# A cluster is founded by these brokers at their first start. Who belongs to it later is changed by
-# orders ('strandline cluster add', 'remove'), see docs/cluster.md. Without the sections tls and
-# auth, and the keys cluster.tls_*, whoever reaches its ports may do everything: docs/security.md.
-# Every other key is in docs/configuration.md."""
+# These brokers found the cluster at their first start. Later changes are made by 'strandline
+# cluster add' and 'remove', see docs/cluster.md. Without the sections tls and auth and the keys
+# cluster.tls_*, anyone who reaches the ports has full access: see docs/security.md. All other keys
+# are in docs/configuration.md."""
 
 
-class Written(NamedTuple):
+class InitFiles(NamedTuple):
     """The files of one broker.
 
     Attributes:
         member: the broker.
-        directory: where they are.
-        there: where they are to be on the broker's machine.
+        directory: where they are written.
+        there: their directory on the broker's machine.
     """
 
-    member: Member
+    member: ClusterMember
     directory: Path
     there: Path
 
     @property
     def command(self) -> str:
-        """What starts the broker."""
+        """Return the command that starts the broker."""
         return shlex.join(["strandline", "serve", "--config", str(self.there / SETTINGS_NAME)])
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the files need no copying: they are for this machine, and where they say."""
+        """Return whether the files are at their final place on this machine."""
         return is_local(self.member.host) and self.directory.absolute() == self.there
 
     @property
     def flight(self) -> str:
-        """Where commands reach it."""
+        """Return the address for ``--server``."""
         return f"{bracketed(self.member.host)}:{self.member.ports['flight_port']}"
 
 
 def add_to(app: typer.Typer) -> None:
-    """Make the command part of ``strandline cluster``."""
+    """Add this command to ``strandline cluster``."""
     epilog = examples(
         "strandline cluster init --broker 1=10.0.0.1 --broker 2=10.0.0.2 --broker 3=10.0.0.3",
         "strandline cluster init --broker 1=h1 --broker 2=h2 --broker 3=h3 --home /srv/strandline",
@@ -91,7 +91,7 @@ def init(
     *,
     broker: Annotated[
         list[str],
-        typer.Option(metavar="ID=HOST", help="A broker, where all reach it; repeat for more."),
+        typer.Option(metavar="ID=HOST", help="A broker and its address; repeat for more."),
     ],
     cluster_id: Annotated[
         str | None,
@@ -99,33 +99,33 @@ def init(
     ] = None,
     rack: Annotated[
         list[str] | None,
-        typer.Option(metavar="ID=RACK", help="Where a broker stands; of all brokers or of none."),
+        typer.Option(metavar="ID=RACK", help="A broker's rack; for all brokers or none."),
     ] = None,
     peer_host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="ID=ADDRESS",
-            help="Where other brokers reach it, on a network of their own; of all or of none.",
+            help="Its address in a network of the brokers' own; for all or none.",
         ),
     ] = None,
     port_base: Annotated[
         int | None,
         typer.Option(
-            help="First of six ports in a row: Flight, web, NATS, ingest, two for brokers. Each "
-            "further broker of a host has them ten higher. 0: free ones, on this machine.",
-            show_default="the usual ports",
+            help="First of six ports in a row, ten higher for each further broker of a host; 0 for "
+            "free ones.",
+            show_default="the default ports",
             min=0,
             max=65_000,
         ),
     ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where to write a directory for each broker.")
+        Path, typer.Option(metavar="DIR", help="Parent of the directories to write.")
     ] = Path("strandline-cluster"),
     home: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where these directories will be on the brokers' machines.",
+            help="Their parent on the brokers' machines.",
             show_default="the same as --out",
         ),
     ] = None,
@@ -133,29 +133,30 @@ def init(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where brokers keep data there, a directory for each.",
-            show_default="in their own",
+            help="Parent of the brokers' data directories there.",
+            show_default="in their directories",
         ),
     ] = None,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Write the settings of a new cluster: a directory for each broker, to copy to its machine.
+    """Write the settings of a new cluster: one directory per broker, to copy to its machine.
 
-    Every broker gets the same list of brokers, the same name of the cluster (a random one, so that
-    two clusters are never taken for one), and the same secret for their nats-servers. Nothing is
-    overwritten, and no broker is started or asked.
+    All brokers get the same list of brokers, the same name of the cluster (random, so that clusters
+    are not confused), and the same secret for their nats-servers. Nothing is overwritten, and no
+    broker is started or contacted.
     """
     brokers = read_members(broker, rack or [], peer_host or [])
     if port_base == 0 and not all(is_local(each.host) for each in brokers):
         raise InvalidRequestError(
-            "--port-base 0 finds ports that are free on this machine, and brokers are on others"
+            "--port-base 0 finds free ports of this machine, but some brokers are elsewhere; give "
+            "a port"
         )
     members = with_ports(brokers, port_base)
     _advise(members)
     name = f"strandline-{secrets.token_hex(4)}" if cluster_id is None else cluster_id
     home = (home or out).absolute()
     written = [
-        Written(each, out / f"broker-{each.number}", home / f"broker-{each.number}")
+        InitFiles(each, out / f"broker-{each.number}", home / f"broker-{each.number}")
         for each in members
     ]
     _write_all(written, name=name, data_dir=data_dir and data_dir.absolute())
@@ -165,24 +166,24 @@ def init(
         _print_steps(name, written)
 
 
-def _advise(members: Sequence[Member]) -> None:
-    """Say what an odd number of brokers is good for; others work too."""
+def _advise(members: Sequence[ClusterMember]) -> None:
+    """Recommend an odd number of brokers; others work, too."""
     count = len(members)
     lost = (count - 1) // 2
     if count % 2 == 0:
         note(
-            f"note: {count} brokers survive the loss of {lost or 'none'}, as {count - 1} would, "
-            "for most must be up: an odd number is better"
+            f"note: {count} brokers tolerate the loss of {lost or 'none'}, as {count - 1} do: "
+            "a majority must be up, so an odd number is better"
         )
     elif count == 1:
-        note("note: one broker survives no loss; three survive that of one")
+        note("note: one broker tolerates no loss; three tolerate the loss of one")
 
 
-def _write_all(written: Sequence[Written], *, name: str, data_dir: Path | None) -> None:
+def _write_all(written: Sequence[InitFiles], *, name: str, data_dir: Path | None) -> None:
     """Write all files, or none.
 
     Raises:
-        InvalidRequestError: something is there already, or cannot be written.
+        InvalidRequestError: a directory exists already, or cannot be written.
         InvalidConfigError: a broker would refuse its settings.
     """
     members = [each.member for each in written]
@@ -207,12 +208,12 @@ def _write_all(written: Sequence[Written], *, name: str, data_dir: Path | None) 
 
 
 def _missing(directory: Path) -> list[Path]:
-    """What has to be made for a directory, itself too; from the top down."""
+    """Return the directories to create for a path, itself included, from the top down."""
     return [each for each in (*reversed(directory.parents), directory) if not each.exists()]
 
 
 def _remove_empty(directory: Path) -> None:
-    with contextlib.suppress(OSError):  # somebody has put something there meanwhile
+    with contextlib.suppress(OSError):  # not empty any longer
         directory.rmdir()
 
 
@@ -222,15 +223,14 @@ def _make_directory(directory: Path) -> None:
         directory.mkdir(mode=0o700)
     except FileExistsError as error:
         raise InvalidRequestError(
-            f"{directory} exists and is left as it is; name another directory with --out, or "
-            "remove it"
+            f"{directory} exists already; give another directory with --out, or remove it"
         ) from error
     except OSError as error:
-        raise InvalidRequestError(f"cannot make {directory}: {error.strerror}") from error
+        raise InvalidRequestError(f"cannot create {directory}: {error.strerror}") from error
 
 
 def _write(directory: Path, text: str, secret: str) -> None:
-    """The files of one broker, as the broker would take them."""
+    """Write the files of one broker, and check that the broker would accept them."""
     from strandline.server.settings import load_settings
 
     path = directory / SETTINGS_NAME
@@ -238,14 +238,14 @@ def _write(directory: Path, text: str, secret: str) -> None:
         hidden = directory / SECRET_NAME
         path.touch(mode=0o600)
         path.write_text(text, "utf-8")
-        hidden.touch(mode=0o600)  # before there is anything to see
+        hidden.touch(mode=0o600)  # private before it has content
         hidden.write_text(secret + "\n", "utf-8")
     except OSError as error:
         raise InvalidRequestError(f"cannot write to {directory}: {error.strerror}") from error
     load_settings(path, {}, {})
 
 
-def _as_json(name: str, written: Sequence[Written]) -> dict[str, Any]:
+def _as_json(name: str, written: Sequence[InitFiles]) -> dict[str, Any]:
     return {
         "cluster_id": name,
         "brokers": [
@@ -266,8 +266,8 @@ def _as_json(name: str, written: Sequence[Written]) -> dict[str, Any]:
     }
 
 
-def _print_steps(name: str, written: Sequence[Written]) -> None:
-    """What to copy where, and what to run then."""
+def _print_steps(name: str, written: Sequence[InitFiles]) -> None:
+    """Print which directories to copy and which commands to run."""
     print_line(f"cluster {name}\n")
     print_table(
         ("#broker", "host", "ports for clients", "for brokers", "written to"),
@@ -284,19 +284,19 @@ def _print_steps(name: str, written: Sequence[Written]) -> None:
     )
     moved = [each for each in written if not each.is_in_place]
     if moved:
-        print_line("\nCopy each directory to its machine; nats-secret in it is for brokers alone:")
+        print_line("\nCopy each directory to its machine; keep the file nats-secret private:")
     for each in moved:
         print_line(f"  {each.directory}/  to  {each.member.host}:{each.there}/")
     print_line("\nStart each broker on its machine:")
     for each in written:
         print_line(f"  {each.command}")
-    print_line("\nAs soon as most of them are up:")
+    print_line("\nOnce most of them are up:")
     print_line(f"  {_status_command(written)}")
 
 
-def _ports(member: Member, names: Sequence[str]) -> str:
+def _ports(member: ClusterMember, names: Sequence[str]) -> str:
     return " ".join(str(member.ports[name]) for name in names)
 
 
-def _status_command(written: Sequence[Written]) -> str:
+def _status_command(written: Sequence[InitFiles]) -> str:
     return shlex.join(["strandline", "cluster", "status", "--server", written[0].flight])

@@ -1,4 +1,4 @@
-"""``strandline demo``: real flights through NATS, log and Spark, both killed on the way."""
+"""``strandline demo``: real flights through NATS, the log and Spark, both killed on the way."""
 
 import sys
 from pathlib import Path
@@ -15,15 +15,15 @@ EPILOG = examples("strandline demo", "strandline demo --flights 20000 --director
 def demo(
     *,
     directory: Annotated[
-        Path, typer.Option(help="Where log, tables and chart go; an earlier demo is replaced.")
+        Path, typer.Option(help="Directory of log, tables and chart; replaces an earlier demo.")
     ] = Path("demo-output"),
     flights: Annotated[
         int | None,
-        typer.Option(help="Only so many flights, for a quick look.", show_default="all", min=1),
+        typer.Option(help="Number of flights, for a shorter demo.", show_default="all", min=1),
     ] = None,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Show the whole path on real data, and check the result record by record.
+    """Run the whole path on real data, and check the result record by record.
 
     Replays the flights of 2013 from New York as NATS messages into a partitioned stream. A Spark
     job computes delays per carrier and hour and writes each flight to a Parquet table exactly

@@ -1,4 +1,4 @@
-"""``strandline dev``: a cluster on one machine, in one command, to try things out."""
+"""``strandline dev``: a cluster on one machine, in one command, for trying things out."""
 
 import contextlib
 import json
@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli.cluster_config import Member, settings_of, settings_text, with_ports
+from strandline.cli.cluster_config import ClusterMember, settings_of, settings_text, with_ports
 from strandline.cli.output import (
     OutputFormat,
     OutputOption,
@@ -37,14 +37,14 @@ STOP_TIMEOUT_S = 30.0
 @reports_errors
 def dev(
     *,
-    nodes: Annotated[int, typer.Option(help="How many brokers.", min=1, max=7)] = 3,
-    data_dir: Annotated[Path, typer.Option(help="Their data, a directory for each.")] = Path(
+    nodes: Annotated[int, typer.Option(help="Number of brokers.", min=1, max=7)] = 3,
+    data_dir: Annotated[Path, typer.Option(help="Parent of the data directories.")] = Path(
         "strandline-dev"
     ),
     port_base: Annotated[
         int,
         typer.Option(
-            help="First port; ten for each broker: Flight, web, NATS, ingest, peers. 0: free ones.",
+            help="First port, ten per broker; 0 for free ones.",
             min=0,
             max=65_000,
         ),
@@ -54,11 +54,11 @@ def dev(
 ) -> None:
     """Run a cluster of brokers on this machine until Ctrl-C.
 
-    Each is a process of its own, with its settings in a file: a line names its addresses once it
-    listens. A broker that you kill stays away until you start it again with 'strandline serve
-    --config' and its file.
+    Each broker is a process with a settings file of its own; a line shows its addresses once it
+    listens. A broker that you kill stays down until you start it again with 'strandline serve
+    --config FILE'.
     """
-    members = with_ports([Member(n, "127.0.0.1") for n in range(1, nodes + 1)], port_base)
+    members = with_ports([ClusterMember(n, "127.0.0.1") for n in range(1, nodes + 1)], port_base)
     make_private_directory(data_dir)
     serve = [sys.executable, "-m", "strandline.cli", "serve", "--output", "json", "--config"]
     files = [
@@ -80,7 +80,7 @@ def dev(
     try:
         with _interrupted_by_sigterm():
             for number, broker in enumerate(brokers, 1):
-                _tell_ready(number, broker, output)
+                _print_ready(number, broker, output)
             for broker in brokers:
                 broker.wait()
     except KeyboardInterrupt:
@@ -90,27 +90,27 @@ def dev(
 
 
 def _write_settings(
-    member: Member, members: list[Member], *, data_dir: Path, log_level: str
+    member: ClusterMember, members: list[ClusterMember], *, data_dir: Path, log_level: str
 ) -> Path:
-    """The settings of one broker, in a file that ``strandline serve --config`` takes."""
+    """Write the settings file of one broker; return its path."""
     directory = (data_dir / f"broker-{member.number}").resolve()
     settings = settings_of(member, members, name="dev", data_dir=str(directory))
     path = data_dir / f"{directory.name}.yaml"
-    title = "Written by 'strandline dev' whenever it starts."
+    title = "Overwritten by 'strandline dev' at each start."
     path.touch(mode=0o600)
     path.write_text(settings_text({"log_level": log_level, **settings}, title), "utf-8")
     return path
 
 
 def _pass_log_on(number: int, broker: "subprocess.Popen[str]") -> None:
-    """Print what a broker logs, each line with its number."""
+    """Print a broker's log, each line with its number."""
     assert broker.stderr is not None, "piped"
     for line in broker.stderr:
         note(f"broker {number}: {line.rstrip()}")
 
 
-def _tell_ready(number: int, broker: "subprocess.Popen[str]", output: OutputFormat) -> None:
-    """Print where a broker listens, once it does.
+def _print_ready(number: int, broker: "subprocess.Popen[str]", output: OutputFormat) -> None:
+    """Print a broker's addresses once it listens.
 
     Raises:
         UnavailableError: it ended instead.
@@ -130,12 +130,12 @@ def _tell_ready(number: int, broker: "subprocess.Popen[str]", output: OutputForm
                 )
             threading.Thread(target=broker.stdout.read, daemon=True).start()
             return
-    raise UnavailableError(f"broker {number} ended with code {broker.wait()}; see above why")
+    raise UnavailableError(f"broker {number} exited with code {broker.wait()}; see its log above")
 
 
 @contextlib.contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM do what Ctrl-C does."""
+    """Handle SIGTERM like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -144,7 +144,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 
 def _stop(brokers: "list[subprocess.Popen[str]]") -> None:
-    """Let each finish and hand over; then end those that do not."""
+    """Let each broker stop cleanly; kill those that do not in time."""
     for broker in brokers:
         if broker.poll() is None:
             broker.terminate()

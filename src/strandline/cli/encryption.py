@@ -1,6 +1,6 @@
 """``strandline encryption``: keys of encrypted streams.
 
-Rule: a key itself is shown once, when ``new-key`` makes it.
+Rule: a key is printed only by ``new-key``, which generates it.
 """
 
 from operator import attrgetter
@@ -23,13 +23,13 @@ from strandline.cli.output import (
 if TYPE_CHECKING:
     from strandline.protocol.encryption import KeyInfo
 
-app = typer.Typer(no_args_is_help=True, help="Make, list and rotate keys of encrypted streams.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and rotate keys of encrypted streams.")
 
 
 @app.command("new-key", epilog=examples("strandline encryption new-key > keys && chmod 400 keys"))
 @reports_errors
 def new_key(*, output: OutputOption = OutputFormat.text) -> None:
-    """Print a new master key, for encryption.key_file; no broker is asked."""
+    """Print a new master key, for encryption.key_file; contacts no broker."""
     from strandline.encryption.master_keys import new_key_text
 
     key = new_key_text()
@@ -41,7 +41,7 @@ def new_key(*, output: OutputOption = OutputFormat.text) -> None:
 def list_keys(
     *, server: ServerOption = SERVER_DEFAULT, output: OutputOption = OutputFormat.text
 ) -> None:
-    """Show which data keys streams have, and which master keys wrap them."""
+    """List the data keys of streams and the master keys that wrap them."""
     from strandline.protocol.encryption import LIST_KEYS, KeyInfo
 
     with connected(server) as connection:
@@ -50,26 +50,27 @@ def list_keys(
 
 @app.command(
     epilog=examples(
-        "strandline encryption rotate                       # after the master key was changed",
-        "strandline encryption rotate payments --data-key   # another key for new records",
+        "strandline encryption rotate                       # after a change of the master key",
+        "strandline encryption rotate payments --data-key   # a new key for new records",
     )
 )
 @reports_errors
 def rotate(
     *,
     stream: Annotated[
-        str | None, typer.Argument(metavar="STREAM", help="Which.", show_default="all encrypted")
+        str | None,
+        typer.Argument(metavar="STREAM", help="The stream.", show_default="all encrypted"),
     ] = None,
     data_key: Annotated[
-        bool, typer.Option("--data-key", help="Also give new records another data key.")
+        bool, typer.Option("--data-key", help="Also use a new data key for new records.")
     ] = False,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Wrap data keys by the current master key, the first one of the broker's source.
+    """Wrap data keys with the current master key, the first one of the broker's source.
 
-    No record is rewritten. Every broker has to have the new master key before, and the old one
-    until this is done.
+    No record is rewritten. Every broker needs the new master key before, and the old one until this
+    is done.
     """
     from strandline.protocol.encryption import LIST_KEYS, ROTATE_KEYS, KeyInfo, RotateKeys
 
@@ -83,7 +84,7 @@ def rotate(
 
 
 def _encrypted(keys: "list[KeyInfo]") -> list[str]:
-    """The streams that have keys."""
+    """Return the streams that have keys."""
     return sorted({key.stream for key in keys})
 
 

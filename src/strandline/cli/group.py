@@ -1,4 +1,4 @@
-"""``strandline group``: list, look at, rewind and delete consumer groups."""
+"""``strandline group``: list, describe, reset and delete consumer groups."""
 
 from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated
@@ -20,7 +20,7 @@ from strandline.cli.output import (
     print_table,
     reports_errors,
 )
-from strandline.cli.parsing import parse_place
+from strandline.cli.parsing import parse_offset
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from strandline.protocol.groups import GroupInfo
     from strandline.types import PartitionName
 
-app = typer.Typer(no_args_is_help=True, help="List, look at, rewind and delete consumer groups.")
+app = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
 
@@ -56,7 +56,7 @@ def info(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Show who consumes which partitions, how far the group has come, and what it has before it."""
+    """Show a group's members, assignment, committed offsets and lag."""
     import strandline
 
     with strandline.connect(server) as client:
@@ -71,14 +71,14 @@ def info(
         print_line(f"member {name}: {', '.join(member.streams)}")
     if found.members:
         print_line("")
-    print_table(("stream", "#partition", "#position", "#behind", "member"), rows)
+    print_table(("stream", "#partition", "#offset", "#lag", "member"), rows)
     for stream, offsets in found.undecided.items():
         for number, offset in offsets.items():
-            print_line(f"\na transaction is about to commit {offset} in {stream}/{number}")
+            print_line(f"\nan open transaction will commit offset {offset} of {stream}/{number}")
 
 
 def _rows(client: "Client", found: "GroupInfo") -> list[tuple[str, int, object, object, str]]:
-    """Each partition that has a position or a member."""
+    """Return a row for each partition that has a committed offset or a member."""
     members = {
         (stream, number): member.instance or member.member
         for member in found.members
@@ -86,19 +86,19 @@ def _rows(client: "Client", found: "GroupInfo") -> list[tuple[str, int, object, 
         for stream, numbers in held.items()
         for number in numbers
     }
-    places = {(s, number) for s, offsets in found.positions.items() for number in offsets}
+    committed = {(s, number) for s, offsets in found.positions.items() for number in offsets}
     known = {stream.name for stream in client.list_streams()}
     ends = {
         stream: client.offsets(stream)
-        for stream in {stream for stream, _ in places | members.keys()} & known
+        for stream in {stream for stream, _ in committed | members.keys()} & known
     }
     rows: list[tuple[str, int, object, object, str]] = []
-    for stream, number in sorted(places | members.keys()):
-        position = found.positions.get(stream, {}).get(number)
+    for stream, number in sorted(committed | members.keys()):
+        offset = found.positions.get(stream, {}).get(number)
         end = ends.get(stream, {}).get(number)
-        behind = "-" if position is None or end is None else max(0, end - position)
-        at = "-" if position is None else position
-        rows.append((stream, number, at, behind, members.get((stream, number), "-")))
+        lag = "-" if offset is None or end is None else max(0, end - offset)
+        shown = "-" if offset is None else offset
+        rows.append((stream, number, shown, lag, members.get((stream, number), "-")))
     return rows
 
 
@@ -113,7 +113,7 @@ def _rows(client: "Client", found: "GroupInfo") -> list[tuple[str, int, object, 
 def reset(
     *,
     group: GroupArgument,
-    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to go on in.")],
+    stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream.")],
     to: Annotated[str, typer.Option(help="earliest, latest, an offset, a time, or -15m for ago.")],
     partition: Annotated[
         int | None, typer.Option(help="Only this partition.", show_default="all", min=0)
@@ -121,18 +121,18 @@ def reset(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Let a group go on elsewhere in a stream; its members must be stopped.
+    """Set a group's committed offsets in a stream; its members must be stopped.
 
-    A group that does not exist yet is made, so that its first members begin there.
+    A group that does not exist yet is created, so that its first members begin there.
     """
     import strandline
 
     with strandline.connect(server) as client:
-        found = client.groups.reset(group, stream, parse_place(to), partition=partition)
+        found = client.groups.reset(group, stream, parse_offset(to), partition=partition)
     if output is OutputFormat.json:
-        print_json({"group": group, "stream": stream, "positions": _numbers(found)})
+        print_json({"group": group, "stream": stream, "offsets": _numbers(found)})
         return
-    print_table(("#partition", "#position"), sorted(_numbers(found).items()))
+    print_table(("#partition", "#offset"), sorted(_numbers(found).items()))
 
 
 def _numbers(found: "Mapping[PartitionName, int]") -> dict[int, int]:
@@ -148,14 +148,14 @@ def delete(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Forget a group without members, and its positions; there is no undo.
+    """Delete a group without members, and its committed offsets; this cannot be undone.
 
-    At a terminal it asks first, unless --yes.
+    Asks for confirmation at a terminal, unless --yes.
     """
     import strandline
 
     with strandline.connect(server) as client:
         if is_asked(output, yes=yes):
-            typer.confirm(f"Forget group {group} and its positions?", abort=True)
+            typer.confirm(f"Delete group {group} and its committed offsets?", abort=True)
         client.groups.delete(group)
     print_done(f"deleted {group}", {"deleted": group}, output=output)

@@ -1,4 +1,4 @@
-"""``strandline inspect``: what a data directory holds and what is damaged in it, read-only."""
+"""``strandline inspect``: list and verify the content of a data directory, read-only."""
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 METADATA_NAME = "metadata.json"
 CLUSTER_NAME = "broker.json"
-"""What a broker of a cluster has instead."""
+"""The corresponding file of a broker in a cluster."""
 EPILOG = examples(
     "strandline inspect strandline-data",
     "strandline inspect strandline-data --no-verify",
@@ -38,25 +38,25 @@ def inspect(
     path: Annotated[
         Path,
         typer.Argument(
-            metavar="PATH", help="A data directory, a log's directory, or a file.", exists=True
+            metavar="PATH", help="A data directory, a log directory, or a file.", exists=True
         ),
     ],
-    verify: Annotated[bool, typer.Option(help="Read every batch and check its checksum.")] = True,
+    verify: Annotated[bool, typer.Option(help="Check the checksum of every batch.")] = True,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """List and verify what is in a data directory, or dump one file of it. Changes nothing.
+    """List and verify the files of a data directory, or dump one of them. Changes nothing.
 
-    Damage, and what the last checkpoint counts on and is not there, is named by file and byte
-    position; then the exit code is 1. What a crash left torn is not damage: the next start cuts
-    it. Beside a running broker the newest bytes may look torn. In a file by itself torn and
-    damaged look the same.
+    Corruption, and data that the last checkpoint refers to and is missing, is reported by file and
+    byte position; the exit code is then 1. A torn tail after a crash is not corruption: the next
+    start truncates it. Beside a running broker the newest bytes may look torn. In a single file,
+    torn and corrupt bytes look the same.
     """
     if path.is_file():
         _dump(path, output)
         return
     if not _is_ours(path):
         raise InvalidRequestError(
-            f"{path} is neither a broker's data directory nor the directory of a log"
+            f"{path} is neither a data directory nor a log directory of a broker; give one of these"
         )
     names, known, unreadable = {}, None, None
     try:
@@ -71,7 +71,7 @@ def inspect(
         reports = list(_verified(path, verify=verify, known=known))
     except FileNotFoundError as error:
         raise UnavailableError(
-            f"{error.filename} went away: a running broker deletes segments; inspect again"
+            f"{error.filename} was deleted by a running broker; inspect again"
         ) from error
     if output is OutputFormat.json:
         for report in reports:
@@ -79,7 +79,7 @@ def inspect(
     else:
         _print_reports(reports, path, names)
     if unreadable is not None:
-        raise unreadable  # said last, so that it does not hide what can be read
+        raise unreadable  # raised last, so that the readable files are shown
     if any(report.is_damaged for report in reports):
         raise typer.Exit(EXIT_ERROR)
 
@@ -90,10 +90,10 @@ def _is_ours(path: Path) -> bool:
 
 
 def _check_metadata_missing(path: Path) -> None:
-    """A broker of a cluster has its metadata in a log; one that never had a stream has none.
+    """Check that a directory without a metadata file has no records either, or is a cluster's.
 
     Raises:
-        CorruptBatchError: it must have been there.
+        CorruptBatchError: the metadata file is missing.
     """
     from strandline.storage.checkpoint import load_checkpoint
     from strandline.storage.disk import Disk
@@ -103,14 +103,13 @@ def _check_metadata_missing(path: Path) -> None:
     checkpoint = load_checkpoint(path, disk=Disk())
     if (checkpoint is not None and checkpoint.logs) or any(path.glob("logs/*/*.log")):
         raise CorruptBatchError(
-            "there are records, and the file that says of which streams is missing: restore it "
-            "from a backup",
+            "the metadata file is missing although there are records: restore it from a backup",
             file=str(path / METADATA_NAME),
         )
 
 
 def _verified(path: Path, *, verify: bool, known: Collection[int] | None) -> "Iterator[FileReport]":
-    """The reports, with a bar while they are made."""
+    """Yield the reports, with a progress bar."""
     from strandline.storage.inspect import inspect_directory
 
     shown = 0
@@ -126,7 +125,7 @@ def _verified(path: Path, *, verify: bool, known: Collection[int] | None) -> "It
 
 
 def _log_names(path: Path) -> dict[str, str]:
-    """Which partition each log directory belongs to, by the directory's name.
+    """Map each log directory's name to its partition.
 
     Raises:
         CorruptBatchError: the metadata cannot be read.
@@ -155,15 +154,15 @@ def _print_reports(reports: "list[FileReport]", root: Path, names: Mapping[str, 
         print_line("")
     for finding in findings:
         place = finding.file.relative_to(root)
-        word = "DAMAGE" if finding.severity == "damage" else finding.severity
+        word = "CORRUPT" if finding.severity == "damage" else finding.severity
         print_line(f"{word}  {place} at byte {finding.position}: {finding.message}")
     damaged = sum(report.is_damaged for report in reports)
-    print_line(f"\n{len(reports)} files, {damaged or 'none'} damaged")
+    print_line(f"\n{len(reports)} files, {damaged or 'none'} corrupt")
 
 
 def _state(report: "FileReport") -> str:
     if report.is_damaged:
-        return "DAMAGED"
+        return "CORRUPT"
     return "torn" if any(finding.severity == "torn" for finding in report.findings) else "ok"
 
 
@@ -187,7 +186,7 @@ def _as_json(report: "FileReport", root: Path, names: Mapping[str, str]) -> dict
 
 
 def _dump(file: Path, output: OutputFormat) -> None:
-    """A file piece by piece."""
+    """Print one file, piece by piece."""
     from strandline.storage.dump import DAMAGED, dump_file
 
     is_damaged = False

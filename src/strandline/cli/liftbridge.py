@@ -1,6 +1,6 @@
-"""``strandline liftbridge``: started as Liftbridge's server is, with its flags and its files.
+"""``strandline liftbridge``: a broker with the flags and files of Liftbridge's server.
 
-Also the script ``strandline-liftbridge``, for those who only want to swap the binary.
+Also the script ``strandline-liftbridge``, a replacement for Liftbridge's binary.
 """
 
 import os
@@ -39,11 +39,11 @@ def liftbridge(
     ] = None,
     server_id: Annotated[
         str | None,
-        typer.Option("--server-id", "--id", help="Taken without effect: a broker alone is 0."),
+        typer.Option("--server-id", "--id", help="Ignored: a single broker is 0."),
     ] = None,
     namespace: Annotated[
         str | None,
-        typer.Option("--namespace", "--ns", help="First token of the API's own subjects."),
+        typer.Option("--namespace", "--ns", help="First token of the API's subjects."),
     ] = None,
     nats_servers: Annotated[
         list[str] | None,
@@ -52,15 +52,15 @@ def liftbridge(
     embedded_nats: Annotated[
         bool,
         typer.Option(
-            "--embedded-nats", "-e", help="Start a nats-server; so it is without --nats-servers."
+            "--embedded-nats", "-e", help="Start a nats-server; the default without --nats-servers."
         ),
     ] = False,
     embedded_nats_config: Annotated[
         str | None,
-        typer.Option("--embedded-nats-config", "--nc", help="Refused: it has settings of ours."),
+        typer.Option("--embedded-nats-config", "--nc", help="Not supported: refused."),
     ] = None,
     data_dir: Annotated[
-        str | None, typer.Option("--data-dir", "-d", help="Directory of everything stored.")
+        str | None, typer.Option("--data-dir", "-d", help="The data directory.")
     ] = None,
     port: Annotated[
         int | None, typer.Option("--port", "-p", help="Port of the API.", show_default="9292")
@@ -73,24 +73,24 @@ def liftbridge(
         str | None, typer.Option("--level", "-l", help="debug, info, warn or error.")
     ] = None,
     raft_bootstrap_seed: Annotated[
-        bool, typer.Option("--raft-bootstrap-seed", help="Taken without effect: not needed.")
+        bool, typer.Option("--raft-bootstrap-seed", help="Ignored: not needed.")
     ] = False,
     raft_bootstrap_peers: Annotated[
         str | None,
-        typer.Option("--raft-bootstrap-peers", help="Refused: see docs/cluster.md."),
+        typer.Option("--raft-bootstrap-peers", help="Not supported: see docs/cluster.md."),
     ] = None,
     _: Annotated[
         bool,
         typer.Option(
-            "--version", callback=_version_asked, is_eager=True, help="Print the version, and end."
+            "--version", callback=_version_asked, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Start a broker that clients of Liftbridge find where they expect it.
+    """Start a broker for clients of Liftbridge, on Liftbridge's ports.
 
-    Takes Liftbridge's flags, LIFTBRIDGE_* variables and file; STRANDLINE_* variables add what
-    Liftbridge has not, such as the other ports.
+    Takes Liftbridge's flags, LIFTBRIDGE_* variables and file; STRANDLINE_* variables add settings
+    that Liftbridge lacks, such as the other ports.
     """
     from strandline.server.liftbridge_settings import (
         read_liftbridge_file,
@@ -117,7 +117,7 @@ def liftbridge(
     given = read_liftbridge_file(config) if config is not None else {}
     from_environment, unknown = settings_in_environment(os.environ)
     for variable in unknown:
-        _note(f"{variable} is no setting of Liftbridge's; it is ignored")
+        _note(f"{variable} is not a setting of Liftbridge; it is ignored")
     given |= from_environment
     given |= {key: value for key, value in flags.items() if value is not None}
     if server := _default_nats(given, os.environ):
@@ -152,5 +152,5 @@ def _default_nats(given: Mapping[str, Any], environ: Mapping[str, str]) -> str |
 
 
 def main() -> None:
-    """The script: the command alone."""
+    """Run the command as a script."""
     typer.run(liftbridge)

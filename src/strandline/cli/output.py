@@ -1,7 +1,7 @@
-"""What commands print, for people and for programs.
+"""Output of commands, as text or JSON.
 
 Rules: with ``--output json`` every line on standard output is one JSON document; an error is one
-line on standard error either way, with the stable code from docs/errors.md.
+line on standard error in both formats, with the stable code from docs/errors.md.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from strandline.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.optional_dependencies import missing_package
+from strandline.optional_dependencies import install_hint
 
 EXIT_ERROR = 1
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class OutputFormat(StrEnum):
-    """For whom to print."""
+    """The format of a command's output."""
 
     text = "text"
     json = "json"
@@ -40,7 +40,7 @@ class OutputFormat(StrEnum):
 
 OutputOption = Annotated[
     OutputFormat,
-    typer.Option("--output", "-o", help="Print for people (text) or programs (json)."),
+    typer.Option("--output", "-o", help="Output format."),
 ]
 ServerOption = Annotated[
     str,
@@ -53,33 +53,33 @@ ServerOption = Annotated[
     ),
 ]
 SERVER_DEFAULT = "127.0.0.1:9293"
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def is_asked(output: OutputFormat, *, yes: bool) -> bool:
-    """Whether somebody is there to be asked, and did not say yes already."""
+    """Return whether to ask for confirmation: at a terminal, without ``--yes``."""
     return not yes and sys.stdin.isatty() and output is OutputFormat.text
 
 
 def examples(*lines: str) -> str:
-    """Text for the end of a command's help, its lines kept as they are."""
+    """Format the examples at the end of a command's help."""
     return "\b\nExamples:\n" + "\n".join(f"  {escape(line)}" for line in lines)
 
 
 def print_json(value: object) -> None:
-    """One JSON document on one line."""
+    """Print one JSON document on one line."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
     sys.stdout.flush()
 
 
 def print_line(text: str) -> None:
-    """One line of text on standard output."""
+    """Print one line of text on standard output."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def print_done(text: str, document: object, *, output: OutputFormat) -> None:
-    """What a command has done: a line for people, a document for programs."""
+    """Print a command's result: a line of text, or a document."""
     if output is OutputFormat.json:
         print_json(document)
     else:
@@ -93,7 +93,7 @@ def print_list(
     *,
     output: OutputFormat,
 ) -> None:
-    """What a command lists: a table for people, a document each for programs."""
+    """Print a command's list: a table, or a document per item."""
     if output is OutputFormat.json:
         for each in found:
             print_json(each)
@@ -102,15 +102,15 @@ def print_list(
 
 
 def note(text: str) -> None:
-    """One line for the person watching; never mixed with results."""
+    """Print one line on standard error, apart from the results."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """An aligned table; a column whose name begins with # is numeric.
+    """Print an aligned table; a column whose name begins with # is numeric.
 
-    Plain text: no borders to cut away, no colours to strip, and pipes get the same as terminals.
+    Plain text without borders or colours, the same for pipes and terminals.
     """
     heads = [name.removeprefix("#").upper() for name in columns]
     cells = [[_cell(value) for value in row] for row in rows]
@@ -124,7 +124,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def print_error(error: StrandlineError, output: OutputFormat) -> None:
-    """One line that says what went wrong and, as the message should, what to do."""
+    """Print an error as one line, or as JSON."""
     if output is OutputFormat.json:
         report = {"error": error.code, "message": error.message, "retriable": error.retriable}
         note(msgspec.json.encode(report).decode())
@@ -133,9 +133,10 @@ def print_error(error: StrandlineError, output: OutputFormat) -> None:
 
 
 def reports_errors(command: Command) -> Command:
-    """Turn a ``StrandlineError`` of a command into one line and exit code 1.
+    """Print the errors of a command as one line and exit with code 1.
 
-    So, too, what files, the output and the arguments do to it: bugs alone show where they are.
+    Covers ``StrandlineError``, and errors of files, output and arguments; bugs keep their
+    traceback.
     """
 
     @functools.wraps(command)
@@ -152,7 +153,7 @@ def reports_errors(command: Command) -> Command:
             print_error(_not_encodable(error), output)
             raise typer.Exit(EXIT_ERROR) from error
         except BrokenPipeError:
-            _forget_output()  # its reader has gone, as `| head` does; nobody is left to tell
+            _forget_output()  # its reader has ended, as `| head` does
         except OSError as error:
             place = "standard output" if error.filename is None else repr(error.filename)
             print_error(UnavailableError(f"cannot use {place}: {error.strerror}"), output)
@@ -164,40 +165,40 @@ def reports_errors(command: Command) -> Command:
 
 
 def _forget_output() -> None:
-    """Let what is still to be written go nowhere, or Python would fail in writing it at the end."""
-    with contextlib.suppress(OSError):  # it is no file, in a test
+    """Redirect standard output to nowhere, or Python would fail in flushing it at exit."""
+    with contextlib.suppress(OSError):  # in a test it is not a file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _not_encodable(error: UnicodeEncodeError) -> StrandlineError:
-    """Which text is to blame: arguments that are not UTF-8 have surrogates for those bytes."""
+    """Return the error of text that cannot be encoded, an argument or output."""
     text = error.object[max(error.start - 20, 0) : error.end + 20]
     if any("\ud800" <= letter <= "\udfff" for letter in error.object[error.start : error.end]):
         return InvalidRequestError(f"an argument is not UTF-8: {text!a}")
     return InvalidConfigError(
-        f"{text!a} cannot be written in {error.encoding}: set PYTHONUTF8=1, or another locale"
+        f"{text!a} cannot be encoded as {error.encoding}: set PYTHONUTF8=1, or another locale"
     )
 
 
 def _not_installed(error: ModuleNotFoundError) -> StrandlineError:
-    """What to do about a package of others that is missing; one of ours is a bug."""
+    """Return the error of a missing third-party package; one of ours is a bug, and raised."""
     package = (error.name or "strandline").partition(".")[0]
     if package.startswith(("strandline", "pyspark_strandline")):
         raise error
-    return InvalidConfigError(missing_package(error))
+    return InvalidConfigError(install_hint(error))
 
 
 @contextmanager
 def progress(title: str, total: int | None, *, unit: str = "records") -> Iterator[Advance]:
-    """A progress bar on standard error while the block runs.
+    """Show a progress bar on standard error while the block runs.
 
     Args:
-        title: what is being done.
-        total: how many units; ``None`` if unknown.
-        unit: what is counted; ``bytes`` are shown in binary units.
+        title: the task shown.
+        total: number of units; ``None`` if unknown.
+        unit: the unit's name; ``bytes`` are shown in binary units.
 
     Yields:
-        a function to call with the number of units done since its last call.
+        A function to call with the number of units done since its last call.
     """
     from rich.console import Console
     from rich.progress import (
@@ -220,7 +221,7 @@ def progress(title: str, total: int | None, *, unit: str = "records") -> Iterato
     if not console.is_terminal:
         note(f"{title} ...")
     columns = (TextColumn("{task.description}"), BarColumn(), *counts, TimeElapsedColumn())
-    # Standard output is the result's: Rich would otherwise print it above the bar, on this console.
+    # Standard output has the results: without this Rich would print them on this console.
     with Progress(
         *columns, console=console, disable=not console.is_terminal, redirect_stdout=False
     ) as bar:

@@ -1,6 +1,6 @@
-"""Sizes, durations and places in a stream, as people type them.
+"""Parsing of sizes, durations and offsets.
 
-Rules: pure; a value that makes no sense raises ``typer.BadParameter``, which is a usage error.
+Rules: pure; an invalid value raises ``typer.BadParameter``, which is a usage error.
 """
 
 import re
@@ -23,25 +23,25 @@ DURATION_UNITS = {
 }
 NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,6})?)\s*([A-Za-z]*)")
 
-Place = Literal["earliest", "latest"] | int | datetime
+OffsetSpec = Literal["earliest", "latest"] | int | datetime
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes: ``4096``, ``64MiB``, ``10GB``."""
+    """Parse a size in bytes: ``4096``, ``64MiB``, ``10GB``."""
     return _scaled(str(text), SIZE_UNITS, "a size such as 64MiB")
 
 
 def parse_duration(text: str | int) -> int:
-    """Milliseconds: ``500ms``, ``30s``, ``7d``; a bare number is milliseconds."""
+    """Parse a duration to milliseconds: ``500ms``, ``30s``, ``7d``; the default unit is ms."""
     return _scaled(str(text), {"": 1, **DURATION_UNITS}, "a duration such as 7d, 12h or 30s")
 
 
-def parse_place(text: str, now: datetime | None = None) -> Place:
-    """A place in a stream: ``earliest``, ``latest``, an offset, a time or ``-15m`` (ago).
+def parse_offset(text: str, now: datetime | None = None) -> OffsetSpec:
+    """Parse an offset: ``earliest``, ``latest``, a number, a time or ``-15m`` (ago).
 
     Args:
-        text: as typed; a time without a zone is UTC.
-        now: what ``-15m`` counts from; the present if not given.
+        text: the text; a time without a zone is UTC.
+        now: the time that ``-15m`` is relative to; by default the present.
     """
     if text == "earliest":
         return "earliest"
@@ -54,22 +54,24 @@ def parse_place(text: str, now: datetime | None = None) -> Place:
             ago = timedelta(milliseconds=parse_duration(text[1:]))
             return (now or datetime.now(UTC)) - ago
         except OverflowError as error:
-            raise typer.BadParameter(f"{text!r} is longer ago than any record") from error
+            raise typer.BadParameter(
+                f"{text!r} is out of range; give a shorter duration"
+            ) from error
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
         raise typer.BadParameter(
-            f"{text!r} is no place in a stream; give earliest, latest, an offset, "
+            f"{text!r} is not an offset; give earliest, latest, a number, "
             "a time such as 2026-11-21T12:00:00Z, or -15m for 15 minutes ago"
         ) from error
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def parse_header(text: str) -> tuple[str, bytes]:
-    """A header: ``name=value``, whose value is taken as it is, or ``name: value``."""
+    """Parse a header: ``name=value``, the value unchanged, or ``name: value``."""
     name, separator, value = text.partition("=" if "=" in text else ":")
     if not separator or not name.strip():
-        raise typer.BadParameter(f"{text!r} is no header; give name=value")
+        raise typer.BadParameter(f"{text!r} is not a header; give name=value")
     return name.strip(), (value if separator == "=" else value.lstrip(" ")).encode()
 
 
@@ -80,7 +82,7 @@ def _scaled(text: str, units: dict[str, int], expected: str) -> int:
     number, unit = match.groups()
     by_lower = {name.lower(): scale for name, scale in units.items()}
     if unit.lower() not in by_lower:
-        raise typer.BadParameter(f"{unit!r} is no unit here; give {expected}")
+        raise typer.BadParameter(f"{unit!r} is not a known unit; give {expected}")
     return (
         int(float(number) * by_lower[unit.lower()])
         if "." in number

@@ -1,4 +1,4 @@
-"""``strandline pipeline run``: a pipeline described in a file, on Spark."""
+"""``strandline pipeline run``: run a pipeline described in a file, on Spark."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,21 +30,19 @@ app = typer.Typer(help="Run pipelines over streams on Spark.", no_args_is_help=T
 @reports_errors
 def run(
     *,
-    file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="The YAML file that describes the pipeline.")
-    ],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="YAML file of the pipeline.")],
     master: Annotated[
-        str, typer.Option(help="Where Spark runs: local[*], or the address of a cluster.")
+        str, typer.Option(help="Spark master: local[*], or a cluster's address.")
     ] = "local[*]",
     conf: Annotated[
         list[str] | None, typer.Option(help="A Spark setting as NAME=VALUE; repeat for more.")
     ] = None,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Run a pipeline to its end, or until Ctrl-C; run it again to go on where it was.
+    """Run a pipeline to its end, or until Ctrl-C; run it again to continue where it stopped.
 
-    Prints a line for each micro-batch: its number, its records, how far each partition is behind
-    its stream, and how long the oldest record waits that was not read.
+    Prints a line per micro-batch: its number, its records, each partition's lag behind the stream,
+    and the age of the oldest unread record.
     """
     from strandline.spark.pipelines.config import decode_pipeline
     from strandline.spark.pipelines.run import run_pipeline
@@ -57,7 +55,7 @@ def run(
     try:
         run_pipeline(spark, config, report=print_json if output is OutputFormat.json else _print)
     except KeyboardInterrupt:
-        note("stopped; run it again to go on")
+        note("stopped; run it again to continue")
     finally:
         spark.stop()
 
@@ -76,7 +74,7 @@ def _settings(given: list[str]) -> dict[str, str]:
     for each in given:
         name, equals, value = each.partition("=")
         if not name or not equals:
-            raise InvalidConfigError(f"--conf takes NAME=VALUE, not {each!r}")
+            raise InvalidConfigError(f"--conf must be NAME=VALUE, got {each!r}")
         settings[name] = value
     return settings
 
@@ -86,6 +84,6 @@ def _print(line: Mapping[str, Any]) -> None:
     oldest_ms = max(line.get("oldest_unread_ms", {}).values(), default=None)
     print_line(
         f"{line['query']}: batch {line['batch']}, {line['records']} records in {line['ms']} ms, "
-        f"behind by {{{lag}}}"
-        + ("" if oldest_ms is None else f", the oldest for {oldest_ms / 1000:.1f} s")
+        f"lag {{{lag}}}"
+        + ("" if oldest_ms is None else f", oldest unread {oldest_ms / 1000:.1f} s")
     )

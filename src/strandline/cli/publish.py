@@ -1,4 +1,4 @@
-"""``strandline publish``: records from an argument, a file or standard input."""
+"""``strandline publish``: append records from an argument, a file or standard input."""
 
 import sys
 from collections import deque
@@ -33,7 +33,7 @@ EPILOG = examples(
 )
 REPORT_EVERY = 1000
 WAITING_MAX = 100_000
-"""Records whose outcome is not known yet; a producer's buffer is full before that."""
+"""Limit of unacknowledged records; a producer's buffer is full before that."""
 
 
 @reports_errors
@@ -42,38 +42,38 @@ def publish(
     stream: Annotated[str, typer.Argument(metavar="STREAM", help="The stream to append to.")],
     value: Annotated[
         str | None,
-        typer.Argument(metavar="[VALUE]", help="The record; none reads lines from stdin."),
+        typer.Argument(metavar="[VALUE]", help="The record; by default lines of stdin."),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(help="One record: the bytes of this file.", exists=True, dir_okay=False),
+        typer.Option(help="File whose bytes are one record.", exists=True, dir_okay=False),
     ] = None,
     lines: Annotated[
         Path | None,
-        typer.Option(help="A record per line of this file.", exists=True, dir_okay=False),
+        typer.Option(help="File with one record per line.", exists=True, dir_okay=False),
     ] = None,
     subject: Annotated[
         str | None,
-        typer.Option(help="Subject to store.", show_default="the stream's, _ for wildcards"),
+        typer.Option(help="Subject of the records.", show_default="the stream's, _ for wildcards"),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="Key of the record or records.")] = None,
+    key: Annotated[str | None, typer.Option(help="Key of the records.")] = None,
     header: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A header; repeat for more.")
     ] = None,
     message_id: Annotated[
         str | None,
-        typer.Option(help="Nats-Msg-Id of the one record: repeats are stored once."),
+        typer.Option(help="Nats-Msg-Id of the record, which deduplicates repeats."),
     ] = None,
     partition: Annotated[
         int | None,
-        typer.Option(help="Which partition.", show_default="by the stream's rule", min=0),
+        typer.Option(help="Number of the partition.", show_default="by the stream's rule", min=0),
     ] = None,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Append records to a stream and wait until they are as safe as the stream promises.
+    """Append records to a stream and wait for their acks.
 
-    This goes over Arrow Flight, straight to the broker. Any NATS client can publish too.
+    Records go over Arrow Flight to the broker. Any NATS client can publish, too.
     """
     import strandline
 
@@ -103,25 +103,25 @@ def publish(
             return
         with progress("publishing", None) as advance:
             count = _publish_lines(_lines(lines), append, advance)
-    text = f"{count:,} records are in {stream}, as safe as it promises"
+    text = f"{count:,} records were appended to {stream}"
     print_done(text, {"stream": stream, "records": count}, output=output)
 
 
 def _publish_lines(
     lines: Iterator[bytes], append: Callable[[bytes], "AckFuture[Ack]"], advance: Advance
 ) -> int:
-    """Append each line as a record and wait for all acks; returns how many there are.
+    """Append each line as a record and wait for all acks; return the number of records.
 
     Raises:
-        StrandlineError: a record was refused, or may not be stored; it names the line, and how many
-            records were stored nevertheless. No line is read any more then.
+        StrandlineError: a record was refused, or may not be stored; the message names the line and
+            how many records were stored. No further line is read then.
     """
     waiting: deque[AckFuture[Ack]] = deque()
     count = stored = 0
     failed: tuple[int, StrandlineError] | None = None
 
     def settle() -> None:
-        """Look at the oldest outcome."""
+        """Examine the oldest outcome."""
         nonlocal stored, failed
         number = count - len(waiting) + 1
         try:
@@ -154,10 +154,10 @@ def _publish_lines(
 
 
 def _check_subject(subject: str, stream: "StreamInfo") -> None:
-    """Refuse a subject that the stream would not store if it were published through NATS.
+    """Refuse a subject that the stream would not record if it were published through NATS.
 
     Raises:
-        InvalidSubjectError: it is another one.
+        InvalidSubjectError: the subject does not match the stream's.
     """
     from strandline.errors import InvalidSubjectError
     from strandline.record.subjects import subject_matches
@@ -169,8 +169,8 @@ def _check_subject(subject: str, stream: "StreamInfo") -> None:
     ):
         return
     raise InvalidSubjectError(
-        f"stream '{stream.name}' stores '{stream.subject}', not '{subject}': give a subject that "
-        "matches, or another stream"
+        f"subject '{subject}' does not match '{stream.subject}' of stream '{stream.name}'; "
+        "give one that matches, or another stream"
     )
 
 
@@ -182,7 +182,7 @@ def _print_one(stream: str, ack: "Ack", output: OutputFormat) -> None:
 
 
 def _lines(file: Path | None) -> Iterator[bytes]:
-    """Lines without their line feeds, from the file or from standard input; all else is kept.
+    """Yield the lines of the file or standard input, without their line feeds.
 
     Raises:
         UnavailableError: it cannot be read.

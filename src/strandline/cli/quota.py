@@ -1,4 +1,4 @@
-"""``strandline quota``: how much of each broker a principal may use."""
+"""``strandline quota``: limits of what a principal may use of each broker."""
 
 from typing import Annotated
 
@@ -17,10 +17,10 @@ from strandline.cli.output import (
 from strandline.cli.parsing import parse_size
 
 PrincipalArgument = Annotated[
-    str, typer.Argument(metavar="PRINCIPAL", help="Whom it limits: a name in rules and tokens.")
+    str, typer.Argument(metavar="PRINCIPAL", help="Name of the principal, as in rules and tokens.")
 ]
 
-app = typer.Typer(no_args_is_help=True, help="Limit what principals use of each broker.")
+app = typer.Typer(no_args_is_help=True, help="Limit the rates of principals at each broker.")
 
 
 @app.command(
@@ -35,19 +35,20 @@ def set_quota(
     *,
     principal: PrincipalArgument,
     publish: Annotated[
-        str, typer.Option(help="Bytes a second it may publish, such as 10MiB.", metavar="SIZE")
+        str, typer.Option(help="Published bytes per second, e.g. 10MiB.", metavar="SIZE")
     ] = "0",
     read: Annotated[
-        str, typer.Option(help="Bytes a second it may read, such as 200MiB.", metavar="SIZE")
+        str, typer.Option(help="Read bytes per second, e.g. 200MiB.", metavar="SIZE")
     ] = "0",
-    requests: Annotated[int, typer.Option(help="Requests a second it may make.", min=0)] = 0,
-    connections: Annotated[int, typer.Option(help="Connections it may have at a time.", min=0)] = 0,
+    requests: Annotated[int, typer.Option(help="Requests per second.", min=0)] = 0,
+    connections: Annotated[int, typer.Option(help="Concurrent connections.", min=0)] = 0,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Limit a principal, in place of the limits it had; what is not given, or 0, has no limit.
+    """Set the limits of a principal, replacing earlier ones; 0 is unlimited.
 
-    Limits hold at each broker, from now on. What is over a rate waits, or is told when to retry.
+    Limits apply at each broker, at once. Requests above a rate are delayed, or refused with the
+    time to retry.
     """
     import strandline
 
@@ -68,7 +69,7 @@ def set_quota(
 def list_quotas(
     *, server: ServerOption = SERVER_DEFAULT, output: OutputOption = OutputFormat.text
 ) -> None:
-    """List the quotas there are."""
+    """List all quotas."""
     import strandline
 
     with strandline.connect(server) as client:
@@ -95,7 +96,7 @@ def remove(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Limit a principal no more."""
+    """Remove a principal's quota."""
     import strandline
 
     with strandline.connect(server) as client:

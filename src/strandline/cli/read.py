@@ -1,4 +1,4 @@
-"""``strandline read``: records of a stream, now or as they come."""
+"""``strandline read``: print records of a stream, once or as they are stored."""
 
 import base64
 import sys
@@ -20,7 +20,7 @@ from strandline.cli.output import (
     progress,
     reports_errors,
 )
-from strandline.cli.parsing import parse_place
+from strandline.cli.parsing import parse_offset
 from strandline.errors import InvalidRequestError
 
 EPILOG = examples(
@@ -29,14 +29,14 @@ EPILOG = examples(
     "strandline read orders --partition 2 --from 5000 --to 6000 --output json",
     "strandline read orders --subject 'orders.paris.*' --columns offset,subject,value",
     "strandline read orders --format raw > values.txt",
-    "strandline read totals --latest-by-key             # a changelog as a table",
-    "strandline read orders --replica this -s 127.0.0.1:9410   # the copy of that broker",
+    "strandline read totals --latest-by-key             # a compacted view",
+    "strandline read orders --replica this -s 127.0.0.1:9410   # the replica of that broker",
 )
 VALUE_CHARACTERS = 120
 
 
 class RecordFormat(StrEnum):
-    """How a record is printed."""
+    """The format of a printed record."""
 
     table = "table"
     json = "json"
@@ -57,17 +57,17 @@ def read(
     stop: Annotated[
         str | None,
         typer.Option(
-            "--to", help="Where to stop, exclusive, in the same words.", show_default="latest"
+            "--to", help="Where to stop, exclusive; values as --from.", show_default="latest"
         ),
     ] = None,
     partition: Annotated[
         int | None, typer.Option(help="Only this partition.", show_default="all", min=0)
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for further records.")
+        bool, typer.Option("--follow", "-f", help="Continue with new records.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", help="Stop after so many records.", min=1)
+        int | None, typer.Option("--limit", "-n", help="Maximum number of records.", min=1)
     ] = None,
     columns: Annotated[
         str | None,
@@ -76,17 +76,15 @@ def read(
         ),
     ] = None,
     subject: Annotated[
-        str | None, typer.Option(help="Only subjects that match; * and > are wildcards.")
+        str | None, typer.Option(help="Only matching subjects; * and > are wildcards.")
     ] = None,
     latest: Annotated[
         bool,
-        typer.Option("--latest-by-key", help="The newest record of each key: a changelog's table."),
+        typer.Option("--latest-by-key", help="Only the newest record of each key."),
     ] = False,
     replica: Annotated[
         Literal["leader", "any", "this"],
-        typer.Option(
-            help="In a cluster: at leaders, any in-sync replica, or the copies of --server alone."
-        ),
+        typer.Option(help="In a cluster: leaders, any in-sync replica, or only those of --server."),
     ] = "leader",
     record_format: Annotated[
         RecordFormat,
@@ -97,28 +95,30 @@ def read(
 ) -> None:
     """Print records, oldest first within each partition.
 
-    The broker finds the place, picks the columns and filters; only what is printed travels.
+    The broker looks up offsets, selects columns and filters; only matching data is transferred.
     """
     import strandline
-    from strandline.client.compacted_view import latest_by_key
+    from strandline.client.compacted_view import compacted_view
 
     if output is OutputFormat.json:
         record_format = RecordFormat.json
     wanted = columns.split(",") if columns else None
     if record_format is RecordFormat.raw:
         wanted = ["value"]
-    place, end = parse_place(start), None if stop is None else parse_place(stop)
+    first, end = parse_offset(start), None if stop is None else parse_offset(stop)
     if latest and (follow or limit or stop is not None or start != "earliest"):
-        raise InvalidRequestError("--latest-by-key reads everything; it takes no range")
+        raise InvalidRequestError(
+            "--latest-by-key reads the whole stream; omit --from, --to, --follow and --limit"
+        )
     with strandline.connect(server) as client:
         if latest:
-            table = latest_by_key(client, stream, columns=wanted, subject=subject, replica=replica)
+            table = compacted_view(client, stream, columns=wanted, subject=subject, replica=replica)
             _print_all(table.to_batches(), record_format)
             return
         batches: Iterable[Any] = client.read(
             stream,
             partition=partition,
-            start=place,
+            start=first,
             stop=end,
             follow=follow,
             columns=wanted,
@@ -132,7 +132,7 @@ def read(
 
 
 def _watched(batches: Iterable[Any]) -> Iterator[Any]:
-    """Count what goes elsewhere than to the terminal of who waits for it."""
+    """Show progress on standard error while the output goes to a file or pipe."""
     with progress("reading", None) as advance:
         for batch in batches:
             yield batch
@@ -147,7 +147,7 @@ def _print_all(batches: Iterable[Any], record_format: RecordFormat) -> None:
 
 
 def rows(batch: Any) -> list[Record]:
-    """The records of a ``pyarrow.RecordBatch``, times as text in UTC to the nanosecond."""
+    """Return the records of a ``pyarrow.RecordBatch``, times as UTC text with nanoseconds."""
     import pyarrow as pa
 
     index = batch.schema.get_field_index("timestamp")
@@ -160,9 +160,9 @@ def rows(batch: Any) -> list[Record]:
 
 
 def print_json_record(record: Record) -> None:
-    """A record as one JSON object; bytes that are not UTF-8 become ``<name>_base64``.
+    """Print a record as a JSON object; bytes that are not UTF-8 become ``<name>_base64``.
 
-    So do the values of all headers of a record if one of them is not.
+    So do the values of all headers of a record if one of them is not UTF-8.
     """
     shown: Record = {}
     for name, value in record.items():
@@ -185,12 +185,12 @@ def print_json_record(record: Record) -> None:
 
 
 def print_table_record(record: Record) -> None:
-    """A record as one line; long values are cut."""
+    """Print a record as one line; long values are cut."""
     print_line("  ".join(_column_text(name, value) for name, value in record.items()).rstrip())
 
 
 def print_raw_record(record: Record) -> None:
-    """The bytes of the value and a line end; nothing for a null value."""
+    """Write the bytes of the value and a line end; nothing for a null value."""
     if record["value"] is not None:
         sys.stdout.buffer.write(record["value"] + b"\n")
         sys.stdout.buffer.flush()
@@ -216,13 +216,13 @@ def _column_text(name: str, value: Any) -> str:
 
 
 def printable(text: str) -> str:
-    """Text that cannot steer a terminal, cut to a line's worth."""
+    """Escape what could control a terminal, and cut to one line."""
     safe = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
     return safe if len(safe) <= VALUE_CHARACTERS else safe[: VALUE_CHARACTERS - 1] + "…"
 
 
 def _time_text(nanoseconds: int) -> str:
-    """ISO 8601 with all nine digits."""
+    """Format a time as ISO 8601 with nine digits."""
     seconds, rest = divmod(nanoseconds, 10**9)
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09}Z"
 

@@ -1,4 +1,4 @@
-"""How far copies are: asked of the brokers that keep them, for commands that show it."""
+"""The lag of replicas, queried from the brokers that have them."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from strandline.protocol.cluster import ClusterStatus, CopiesInfo
 
 Ends = Mapping[int, Mapping[tuple[str, int], int]]
-"""Broker → partition → log end offset there."""
+"""Log end offset by broker and partition."""
 
 
 def log_ends(found: "ClusterStatus", first: "Connection") -> Ends:
-    """How far each partition's log reaches at each broker that answers."""
+    """Return each partition's log end offset at each broker that answers."""
     from strandline.protocol import admin
 
     ends: dict[int, dict[tuple[str, int], int]] = {}
@@ -37,7 +37,7 @@ def log_ends(found: "ClusterStatus", first: "Connection") -> Ends:
 
 
 def lags(part: "CopiesInfo", ends: Ends) -> dict[int, int | None]:
-    """How many records each copy is behind the leader's; None: not known."""
+    """Return how many records each replica lacks; None: unknown."""
     name = part.stream, part.partition
     leader_end = ends.get(part.leader, {}).get(name) if part.leader is not None else None
     found: dict[int, int | None] = {}

@@ -1,4 +1,4 @@
-"""``strandline serve``: gather settings and run a broker until a signal."""
+"""``strandline serve``: load settings and run a broker until a signal."""
 
 import os
 import time
@@ -33,7 +33,7 @@ def serve(
     *,
     data_dir: Annotated[
         str | None,
-        typer.Option(help="Directory of everything stored.", show_default="strandline-data"),
+        typer.Option(help="The data directory.", show_default="strandline-data"),
     ] = None,
     config: Annotated[
         Path | None,
@@ -41,7 +41,7 @@ def serve(
     ] = None,
     nats: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="Your NATS server; repeat for more. None: start one."),
+        typer.Option(metavar="URL", help="Your NATS server; repeat for more."),
     ] = None,
     host: Annotated[
         str | None,
@@ -52,43 +52,48 @@ def serve(
     nats_port: Annotated[
         int | None,
         typer.Option(
-            help="Port of the nats-server started.", show_default="4222", rich_help_panel=NETWORK
+            help="Port of the embedded nats-server.", show_default="4222", rich_help_panel=NETWORK
         ),
     ] = None,
     ingest_port: Annotated[
         int | None,
         typer.Option(
-            help="NATS protocol straight into the broker, for publishers; -1 off.",
+            help="The broker's own listener for NATS publishers; -1 is off.",
             show_default="4223",
             rich_help_panel=NETWORK,
         ),
     ] = None,
     flight_port: Annotated[
-        int | None, typer.Option(help="Arrow Flight.", show_default="9293", rich_help_panel=NETWORK)
+        int | None,
+        typer.Option(help="Port of Arrow Flight.", show_default="9293", rich_help_panel=NETWORK),
     ] = None,
     http_port: Annotated[
         int | None,
         typer.Option(
-            help="Web page, metrics, health; -1 off.", show_default="9294", rich_help_panel=NETWORK
+            help="Port of web page, metrics and health; -1 is off.",
+            show_default="9294",
+            rich_help_panel=NETWORK,
         ),
     ] = None,
     grpc_port: Annotated[
         int | None,
         typer.Option(
-            help="Liftbridge API, by custom 9292; -1 off.",
+            help="Port of the Liftbridge API, usually 9292; -1 is off.",
             show_default="-1",
             rich_help_panel=NETWORK,
         ),
     ] = None,
     beam_port: Annotated[
         int | None,
-        typer.Option(help="Beam's log API; -1 off.", show_default="-1", rich_help_panel=NETWORK),
+        typer.Option(
+            help="Port of Beam's log API; -1 is off.", show_default="-1", rich_help_panel=NETWORK
+        ),
     ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="debug, info, warning or error.", show_default="info")
     ] = None,
     log_format: Annotated[
-        str | None, typer.Option(help="text, or json: an object a line.", show_default="text")
+        str | None, typer.Option(help="text or json.", show_default="text")
     ] = None,
     broker_id: Annotated[
         int | None,
@@ -100,7 +105,7 @@ def serve(
     peer_port: Annotated[
         int | None,
         typer.Option(
-            help="Where the other brokers reach this one.",
+            help="Port for the other brokers.",
             show_default="9295",
             rich_help_panel=CLUSTER,
         ),
@@ -108,14 +113,16 @@ def serve(
     peers: Annotated[
         str | None,
         typer.Option(
-            metavar="ID=HOST:PORT,…", help="Every broker, this one too.", rich_help_panel=CLUSTER
+            metavar="ID=HOST:PORT,…",
+            help="All brokers, including this one.",
+            rich_help_panel=CLUSTER,
         ),
     ] = None,
     nats_peers: Annotated[
         str | None,
         typer.Option(
             metavar="ID=HOST:PORT,…",
-            help="Where the nats-servers of all brokers meet.",
+            help="Route addresses of all brokers' nats-servers.",
             rich_help_panel=CLUSTER,
         ),
     ] = None,
@@ -129,7 +136,9 @@ def serve(
     ] = None,
     rack: Annotated[
         str | None,
-        typer.Option(help="Copies are spread over racks.", rich_help_panel=CLUSTER),
+        typer.Option(
+            help="Rack of this broker; replicas are spread over racks.", rich_help_panel=CLUSTER
+        ),
     ] = None,
     trace: Annotated[
         str | None,
@@ -137,11 +146,11 @@ def serve(
     ] = None,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Start a broker, with a nats-server of its own unless --nats names yours.
+    """Start a broker, with an embedded nats-server unless --nats names yours.
 
-    Every port may be 0 for a free one. Ctrl-C or SIGTERM stops it cleanly; anything acknowledged
-    survives worse. Settings come from the defaults, --config, STRANDLINE_* variables and flags;
-    the last wins.
+    Any port may be 0 for a free one. Ctrl-C or SIGTERM stops the broker cleanly; acknowledged
+    records survive a crash, too. Settings come from the defaults, --config, STRANDLINE_* variables
+    and flags; the last one wins.
     """
     from strandline.server.run import run_broker
     from strandline.server.settings import load_settings

@@ -1,4 +1,4 @@
-"""``strandline stream``: create, list, look at, extend, shorten and delete streams."""
+"""``strandline stream``: create, list, describe, grow and delete streams."""
 
 import time
 from datetime import UTC, datetime
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from strandline.protocol.admin import StreamInfo
 
 ELECTION_S: Final = 3.0
-"""A partition that has no leader for longer is not about to get one."""
+"""How long to wait for the election of a partition's leader."""
 
 app = typer.Typer(
-    no_args_is_help=True, help="Create, list, look at, extend, shorten and delete streams."
+    no_args_is_help=True, help="Create, inspect, grow and delete streams, and delete old records."
 )
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The stream's name.")]
-KEEPING = "What is kept"
+RETENTION = "Retention and size"
 
 
 @app.command(
@@ -61,39 +61,39 @@ def create(
     partition_by: Annotated[
         Literal["suffix", "subject", "key", "message_id"] | None,
         typer.Option(
-            help="How a record finds its partition.", show_default="subject if it has wildcards"
+            help="What chooses a record's partition.", show_default="subject if it has wildcards"
         ),
     ] = None,
     queue_group: Annotated[
-        str, typer.Option(help="Streams of one group share a subject's records.")
+        str, typer.Option(help="Streams with the same group share a subject's records.")
     ] = "",
     replicas: Annotated[
-        int, typer.Option(help="Brokers that keep a copy; more than 1 needs a cluster.", min=1)
+        int, typer.Option(help="Replicas per partition; more than 1 needs a cluster.", min=1)
     ] = 1,
     min_isr: Annotated[
-        int, typer.Option(help="Copies in sync below which records are refused.", min=1)
+        int, typer.Option(help="In-sync replicas below which publishes are refused.", min=1)
     ] = 1,
     acks: Annotated[
         Literal["memory", "disk", "replicated"] | None,
         typer.Option(
-            help="What an acknowledged record survives.",
-            show_default="the most the stream can give",
+            help="What has happened to a record before it is acknowledged.",
+            show_default="replicated if replicas > 1, else disk",
         ),
     ] = None,
-    pub_ack: Annotated[bool, typer.Option(help="Answer publishes as JetStream does.")] = True,
+    pub_ack: Annotated[bool, typer.Option(help="Send JetStream's PubAck to publishers.")] = True,
     compression: Annotated[
-        Literal["none", "zstd", "lz4"], typer.Option(help="Of stored batches.")
+        Literal["none", "zstd", "lz4"], typer.Option(help="Compression of stored batches.")
     ] = "none",
     encryption: Annotated[
-        bool, typer.Option("--encryption", help="Encrypt what is stored; needs a master key.")
+        bool, typer.Option("--encryption", help="Encrypt stored batches; needs a master key.")
     ] = False,
     retention_age: Annotated[
         int,
         typer.Option(
             parser=parse_duration,
             metavar="DURATION",
-            help="Delete older records, e.g. 7d; 0 keeps them.",
-            rich_help_panel=KEEPING,
+            help="Maximum age, e.g. 7d; 0 is unlimited.",
+            rich_help_panel=RETENTION,
         ),
     ] = 0,
     retention_bytes: Annotated[
@@ -101,18 +101,20 @@ def create(
         typer.Option(
             parser=parse_size,
             metavar="SIZE",
-            help="Per partition, e.g. 10GiB; 0 is unlimited.",
-            rich_help_panel=KEEPING,
+            help="Maximum size per partition, e.g. 10GiB; 0 is unlimited.",
+            rich_help_panel=RETENTION,
         ),
     ] = 0,
     retention_records: Annotated[
         int,
-        typer.Option(help="Per partition; 0 is unlimited.", min=0, rich_help_panel=KEEPING),
+        typer.Option(
+            help="Maximum number per partition; 0 is unlimited.", min=0, rich_help_panel=RETENTION
+        ),
     ] = 0,
     compact: Annotated[
         bool,
         typer.Option(
-            "--compact", help="Keep only the newest record of each key.", rich_help_panel=KEEPING
+            "--compact", help="Keep only the newest record of each key.", rich_help_panel=RETENTION
         ),
     ] = False,
     dedup_window: Annotated[
@@ -122,7 +124,7 @@ def create(
             metavar="DURATION",
             help="How long a Nats-Msg-Id is remembered; 0 is off.",
             show_default="2min",
-            rich_help_panel=KEEPING,
+            rich_help_panel=RETENTION,
         ),
     ] = 120_000,
     segment_bytes: Annotated[
@@ -137,7 +139,7 @@ def create(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Create a stream: from now on, what is published on its subject is kept."""
+    """Create a stream, which records what is published on its subject."""
     import strandline
 
     with strandline.connect(server) as client:
@@ -163,14 +165,14 @@ def create(
     parts = f"{partitions} partition{'s' if partitions > 1 else ''}"
     print_done(f"created {name}: records '{info.subject}' in {parts}", info, output=output)
     if info.also_answering and output is OutputFormat.text:
-        print_line(_who_else_answers(info))
+        print_line(_also_answering(info))
 
 
-def _who_else_answers(info: "StreamInfo") -> str:
+def _also_answering(info: "StreamInfo") -> str:
     others = ", ".join(info.also_answering)
     return (
-        f"publishes to some of its subjects are also answered by {others}; a publisher that must "
-        "know which one stored its record names it in Nats-Expected-Stream"
+        f"publishes to some of its subjects are also acknowledged by {others}; a publisher that "
+        "needs the ack of one stream names it in the header Nats-Expected-Stream"
     )
 
 
@@ -187,7 +189,9 @@ def list_streams(
     with strandline.connect(server) as client:
         infos = client.list_streams()
     if not infos and output is OutputFormat.text:
-        print_line("no streams yet; make one with: strandline stream create NAME --subject SUBJECT")
+        print_line(
+            "no streams yet; create one with: strandline stream create NAME --subject SUBJECT"
+        )
         return
     print_list(
         infos,
@@ -223,13 +227,13 @@ def info(
     if leaderless:
         numbers = ", ".join(map(str, leaderless))
         raise UnavailableError(
-            f"partitions {numbers} of stream {name!r} have no leader: of these the broker that was "
-            "asked shows its own copy. See 'strandline cluster status'"
+            f"partitions {numbers} of stream {name!r} have no leader: the offsets above are "
+            "those of the broker's own replica. See 'strandline cluster status'"
         )
 
 
 def _described(client: "Client", name: str) -> "tuple[StreamInfo, list[int]]":
-    """The stream, and the partitions that nobody leads; an election is waited for."""
+    """Return the stream and its partitions without a leader, after waiting for an election."""
     deadline_s = time.monotonic() + ELECTION_S
     while True:
         found = client.stream_info(name, of_leaders=False)
@@ -246,7 +250,7 @@ def _print_info(found: "StreamInfo") -> None:
     created = datetime.fromtimestamp(found.created_ns / 1e9, UTC)
     print_line(f"stream {name}, created {created:%Y-%m-%d %H:%M:%S} UTC")
     if found.also_answering:
-        print_line(_who_else_answers(found))
+        print_line(_also_answering(found))
     print_line("")
     print_table(
         ("setting", "value"),
@@ -277,9 +281,9 @@ def delete(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Delete a stream and all its records; there is no undo.
+    """Delete a stream and all its records; this cannot be undone.
 
-    At a terminal it asks first, unless --yes.
+    Asks for confirmation at a terminal, unless --yes.
     """
     import strandline
 
@@ -292,19 +296,21 @@ def delete(
     print_done(f"deleted {name}", {"deleted": name}, output=output)
 
 
-@app.command(epilog=examples("strandline stream extend orders --partitions 8"))
+@app.command(
+    "add-partitions", epilog=examples("strandline stream add-partitions orders --partitions 8")
+)
 @reports_errors
-def extend(
+def add_partitions(
     *,
     name: NameArgument,
-    partitions: Annotated[int, typer.Option(help="How many it is to have then.", min=1)],
+    partitions: Annotated[int, typer.Option(help="The new number of partitions.", min=1)],
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Give a stream of a cluster more partitions.
+    """Add partitions to a stream of a cluster.
 
-    Records with one key may come to another partition than before, so their order holds from then
-    on only. Partitions are never taken away.
+    A key may map to another partition afterwards, so records of one key are in order only before
+    and after the change. Partitions cannot be removed.
     """
     from strandline.cli.cluster_admin import connected
     from strandline.protocol.admin import STREAM_INFO, StreamInfo, StreamInfoRequest
@@ -314,33 +320,39 @@ def extend(
         [info] = connection.action(STREAM_INFO, StreamInfoRequest(name=name), StreamInfo)
         more = partitions - len(info.partitions)
         if more < 0:
-            raise InvalidRequestError(f"{name} has {len(info.partitions)} partitions already")
+            raise InvalidRequestError(
+                f"{name} already has {len(info.partitions)} partitions, which cannot be removed; "
+                f"--partitions {partitions} is too few"
+            )
         if more:
             order = AddPartitions(name=name, count=more)
             [info] = connection.action(ADD_PARTITIONS, order, StreamInfo)
     print_done(f"{name} has {len(info.partitions)} partitions", info, output=output)
 
 
-@app.command(epilog=examples("strandline stream truncate orders --before 5000 --partition 2"))
+@app.command(
+    "delete-records",
+    epilog=examples("strandline stream delete-records orders --before 5000 --partition 2"),
+)
 @reports_errors
-def truncate(
+def delete_records(
     *,
     name: NameArgument,
     before: Annotated[
         int, typer.Option(metavar="OFFSET", help="Delete records below this offset.", min=0)
     ],
-    partition: Annotated[int, typer.Option(help="Which partition.", min=0)] = 0,
+    partition: Annotated[int, typer.Option(help="Number of the partition.", min=0)] = 0,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Delete the oldest records of a partition; there is no undo.
+    """Delete the oldest records of a partition; this cannot be undone.
 
-    Readers no longer see records below the offset. Space is freed by whole segments.
+    Readers no longer see records below the offset. Disk space is freed by whole segments.
     """
     import strandline
 
     with strandline.connect(server) as client:
-        info = client.truncate_before(name, before, partition=partition)
+        info = client.delete_records(name, before, partition=partition)
     start = info.partitions[partition].log_start_offset
     document = {"stream": name, "partition": partition, "log_start_offset": start}
     print_done(f"{name}/{partition} now starts at offset {start:,}", document, output=output)

@@ -1,4 +1,4 @@
-"""``strandline token``: what clients show to say who they are."""
+"""``strandline token``: tokens by which clients authenticate."""
 
 from typing import Annotated
 
@@ -15,7 +15,7 @@ from strandline.cli.output import (
     reports_errors,
 )
 
-app = typer.Typer(no_args_is_help=True, help="Make, list and revoke tokens.")
+app = typer.Typer(no_args_is_help=True, help="Create, list and revoke tokens.")
 NS_PER_S = 1e9
 
 
@@ -29,16 +29,16 @@ NS_PER_S = 1e9
 def create(
     *,
     principal: Annotated[
-        str, typer.Argument(metavar="PRINCIPAL", help="For whom the token stands.")
+        str, typer.Argument(metavar="PRINCIPAL", help="The principal that the token authenticates.")
     ],
     days: Annotated[
         float | None,
-        typer.Option(help="After how many it is worth nothing.", show_default="never", min=0.001),
+        typer.Option(help="Days until it expires.", show_default="never", min=0.001),
     ] = None,
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Make a token and print it, this once: the brokers keep its hash only."""
+    """Create a token and print it; brokers keep only its hash, so it cannot be shown again."""
     import strandline
 
     with strandline.connect(server) as client:
@@ -51,7 +51,7 @@ def create(
 def list_tokens(
     *, server: ServerOption = SERVER_DEFAULT, output: OutputOption = OutputFormat.text
 ) -> None:
-    """List the tokens there are: for whom each stands, not what it says."""
+    """List all tokens with their principals, without the secret text."""
     import strandline
 
     with strandline.connect(server) as client:
@@ -77,7 +77,7 @@ def revoke(
     server: ServerOption = SERVER_DEFAULT,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Let a token be worth nothing, at once and at every broker; what is under way by it ends."""
+    """Revoke a token, at once and at every broker; requests in progress with it end."""
     import strandline
 
     with strandline.connect(server) as client:

@@ -1,10 +1,10 @@
 """The Python client: create streams, append, read as Arrow, subscribe.
 
-Needs msgspec and pyarrow only, so that a Spark executor or a notebook installs nothing else. It
-talks to a broker through ``protocol`` alone and knows nothing of the broker's inside.
+Needs msgspec and pyarrow only, so that a Spark executor or a notebook installs nothing else. Talks
+to brokers through ``protocol`` alone and does not depend on the server's packages.
 
-The asynchronous client is loaded when it is first used: asyncio is a third of what there is to
-load, and Spark starts a process for each query.
+The asynchronous client is loaded on first use: asyncio is a third of the import time, and Spark
+starts a process for each query.
 """
 
 import importlib
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for."""
+    """Load the asynchronous client on first use."""
     if name in ("AsyncClient", "connect_async"):
         return getattr(importlib.import_module("strandline.client.aio"), name)
     raise AttributeError(f"module 'strandline.client' has no attribute {name!r}")

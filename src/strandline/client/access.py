@@ -1,6 +1,6 @@
-"""Access control at a client: rules and tokens, changed at any broker.
+"""Access control at a client: list, grant and revoke rules and tokens.
 
-Rule: a token is made here, and only its hash is sent: nobody but the caller ever has its text.
+Rule: tokens are generated here and only their hash is sent, so that only the caller has the text.
 """
 
 import secrets
@@ -23,59 +23,59 @@ S_PER_DAY = 86_400
 
 
 class AccessControl:
-    """Who may do what; what ``Client.access`` gives.
+    """The rules and tokens of a broker or cluster. Returned by ``Client.access``.
 
     Args:
-        brokers: who is asked.
+        brokers: the brokers to ask.
     """
 
     def __init__(self, brokers: ClusterClient) -> None:
         self._brokers = brokers
 
     def rules(self) -> list[Rule]:
-        """Every rule, by principal."""
+        """Return every rule, sorted by principal."""
         return self._brokers.ask(access.LIST_RULES, None, Rule)
 
     def grant(self, principal: str, operation: Operation, kind: Kind, *patterns: str) -> None:
-        """Allow a principal an operation; harmless when repeated.
+        """Allow a principal an operation; has no effect when repeated.
 
         Args:
-            principal: the name in a certificate, or that a token stands for.
+            principal: the name in a certificate, or the principal of a token.
             operation: ``read``, ``publish``, ``group`` or ``admin``.
             kind: ``stream``, ``subject``, ``group`` or ``cluster``.
-            *patterns: of a subject with the wildcards of NATS; else a name, or its beginning and
+            *patterns: subjects with NATS wildcards; for other kinds a name, or a prefix followed by
                 ``*``.
 
         Raises:
-            InvalidRequestError: no such rule can be.
+            InvalidRequestError: a rule is malformed.
             NotAllowedError: the caller does not administer the cluster.
         """
         rules = [Rule(principal, operation, kind, pattern) for pattern in patterns]
         self._brokers.change(access.GRANT, _checked(rules), Rule)
 
     def revoke(self, principal: str, operation: Operation, kind: Kind, *patterns: str) -> None:
-        """Take back what ``grant`` allowed; arguments as there.
+        """Remove rules that ``grant`` added; takes the same arguments.
 
         Raises:
-            InvalidRequestError: one of these rules is not there; nothing was taken back.
+            InvalidRequestError: one of the rules does not exist; none was removed.
             NotAllowedError: the caller does not administer the cluster.
         """
         rules = [Rule(principal, operation, kind, pattern) for pattern in patterns]
         self._brokers.change(access.REVOKE, _checked(rules), Rule)
 
     def tokens(self) -> list[access.TokenInfo]:
-        """Every token: for whom it stands and until when."""
+        """Return every token with its principal and expiry."""
         return self._brokers.ask(access.LIST_TOKENS, None, access.TokenInfo)
 
     def create_token(self, principal: str, *, days: float | None = None) -> str:
-        """A new token that stands for a principal; it is shown this once.
+        """Create a token for a principal; its text cannot be retrieved again.
 
         Args:
             principal: its name.
-            days: after which it is worth nothing; None: never.
+            days: days until it expires; None: never.
 
         Raises:
-            InvalidRequestError: not a name for a principal, or days that no clock can count.
+            InvalidRequestError: the name is not valid, or ``days`` is out of range.
             NotAllowedError: the caller does not administer the cluster.
         """
         check_user_name(principal)
@@ -83,7 +83,9 @@ class AccessControl:
         try:
             expires_ns = 0 if days is None else time.time_ns() + int(days * S_PER_DAY * 1e9)
         except (OverflowError, ValueError) as error:
-            raise InvalidRequestError(f"days is {days}; None is for ever") from error
+            raise InvalidRequestError(
+                f"days is out of range: {days}; give None for no expiry"
+            ) from error
         body = access.AddToken(
             id=token_id(text) or "",
             principal=principal,
@@ -94,7 +96,7 @@ class AccessControl:
         return text
 
     def revoke_token(self, token: str) -> None:
-        """Let a token, given by its id, be worth nothing.
+        """Revoke the token with this id.
 
         Raises:
             InvalidRequestError: there is no such token.

@@ -1,7 +1,7 @@
 """The asynchronous client: the same names as ``Client``, awaited.
 
-A thin shell: calls run on threads, futures of producers become asyncio's. Nothing blocks the event
-loop.
+A thin shell: calls run on threads, and futures of producers become asyncio's. Nothing blocks the
+event loop.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from strandline.client.arguments import wait
 from strandline.client.client import TIMEOUT_S, Client, connect
 from strandline.client.deadline import within
 from strandline.client.producer import Headers, Producer
-from strandline.client.reading import Place
+from strandline.client.reading import OffsetSpec
 from strandline.client.results import Ack, BatchAck
 from strandline.client.transactional import STAGE_TIMEOUT_S
 from strandline.client.transactional import TIMEOUT_S as TRANSACTION_TIMEOUT_S
@@ -80,17 +80,17 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.stream_info, name, of_leaders=of_leaders)
 
     async def list_streams(self) -> list[StreamInfo]:
-        """All streams; as ``Client.list_streams``."""
+        """Return all streams; as ``Client.list_streams``."""
         return await asyncio.to_thread(self._client.list_streams)
 
-    async def truncate_before(self, stream: str, offset: int, *, partition: int = 0) -> StreamInfo:
-        """Delete a prefix; as ``Client.truncate_before``."""
+    async def delete_records(self, stream: str, offset: int, *, partition: int = 0) -> StreamInfo:
+        """Delete a partition's oldest records; as ``Client.delete_records``."""
         return await asyncio.to_thread(
-            self._client.truncate_before, stream, offset, partition=partition
+            self._client.delete_records, stream, offset, partition=partition
         )
 
-    async def offsets(self, stream: str, at: Place = "latest") -> dict[int, int]:
-        """Where a place is; as ``Client.offsets``."""
+    async def offsets(self, stream: str, at: OffsetSpec = "latest") -> dict[int, int]:
+        """Return the offset that ``at`` resolves to in each partition; as ``Client.offsets``."""
         return await asyncio.to_thread(self._client.offsets, stream, at)
 
     async def wait_for(
@@ -100,7 +100,7 @@ class AsyncClient:
         return await asyncio.to_thread(self._client.wait_for, stream, beyond, timeout_s=timeout_s)
 
     async def server_info(self) -> ServerInfo:
-        """Version and limits of the broker; as ``Client.server_info``."""
+        """Return the version and limits of the broker; as ``Client.server_info``."""
         return await asyncio.to_thread(self._client.server_info)
 
     async def append(
@@ -115,7 +115,7 @@ class AsyncClient:
         message_id: str | None = None,
         timeout_s: float = 35.0,
     ) -> Ack:
-        """Append one record; as ``Client.append``. Gather many: they share batches."""
+        """Append one record; as ``Client.append``. Concurrent calls share batches."""
         with within(wait(timeout_s, "timeout_s")) as deadline_s:
             appender = await asyncio.to_thread(self._client.appender, stream)
             future = await asyncio.to_thread(
@@ -144,42 +144,42 @@ class AsyncClient:
         )
 
     def producer(self, stream: str, **options: Any) -> "AsyncProducer":
-        """A producer; as ``Client.producer``. It opens with ``async with``."""
+        """Return a producer, opened by ``async with``; as ``Client.producer``."""
         return AsyncProducer(self._client, stream, options)
 
     def transaction(
         self, transactional_id: str, *, timeout_s: float = TRANSACTION_TIMEOUT_S
     ) -> AsyncTransaction:
-        """A transaction; as ``Client.transaction``. It begins with ``async with``."""
+        """Return a transaction, begun by ``async with``; as ``Client.transaction``."""
         return AsyncTransaction(self._client, transactional_id, timeout_s=timeout_s)
 
-    async def commit_staged(self, transactional_id: str, staged_id: str) -> None:
-        """Commit what is prepared; as ``Client.commit_staged``."""
-        await asyncio.to_thread(self._client.commit_staged, transactional_id, staged_id)
+    async def commit_prepared(self, transactional_id: str, staged_id: str) -> None:
+        """Commit a prepared transaction; as ``Client.commit_prepared``."""
+        await asyncio.to_thread(self._client.commit_prepared, transactional_id, staged_id)
 
-    async def abort_staged(self, transactional_id: str, staged_id: str) -> None:
-        """Abort what is prepared; as ``Client.abort_staged``."""
-        await asyncio.to_thread(self._client.abort_staged, transactional_id, staged_id)
+    async def abort_prepared(self, transactional_id: str, staged_id: str) -> None:
+        """Abort a prepared transaction; as ``Client.abort_prepared``."""
+        await asyncio.to_thread(self._client.abort_prepared, transactional_id, staged_id)
 
     def stage(
         self, transaction_id: str, batch_id: int, *, timeout_s: float = STAGE_TIMEOUT_S
     ) -> AsyncStage:
-        """One part of a batch; as ``Client.stage``. It begins with ``async with``."""
+        """Return one part of a batch, begun by ``async with``; as ``Client.stage``."""
         return AsyncStage(self._client, transaction_id, batch_id, timeout_s=timeout_s)
 
-    async def publish_staged(
+    async def commit_staged(
         self, transaction_id: str, batch_id: int, refs: Iterable[str], **options: Any
     ) -> Publication:
-        """Make the parts of a batch count together; as ``Client.publish_staged``."""
-        publish = self._client.publish_staged
+        """Commit the staged parts of a batch together; as ``Client.commit_staged``."""
+        publish = self._client.commit_staged
         return await asyncio.to_thread(publish, transaction_id, batch_id, refs, **options)
 
     async def last_published(self, transaction_id: str) -> Publication | None:
-        """The last batch published under an id; as ``Client.last_published``."""
+        """Return the last batch committed under an id; as ``Client.last_published``."""
         return await asyncio.to_thread(self._client.last_published, transaction_id)
 
     async def transactions(self) -> list[TransactionInfo]:
-        """What the last transaction of each id is; as ``Client.transactions``."""
+        """Return the last transaction of each id; as ``Client.transactions``."""
         return await asyncio.to_thread(self._client.transactions)
 
     async def read(self, stream: str, **options: Any) -> "AsyncReader":
@@ -191,30 +191,30 @@ class AsyncClient:
         return AsyncSubscription(self._client, stream, options)
 
     def consumer(self, group: str, streams: str | Iterable[str], **options: Any) -> "AsyncConsumer":
-        """Join a consumer group; as ``Client.consumer``. It joins with ``async with``."""
+        """Return a member of a consumer group, joined by ``async with``; as ``Client.consumer``."""
         return AsyncConsumer(group, partial(self._client.consumer, group, streams, **options))
 
     @property
     def access(self) -> AsyncAccessControl:
-        """Who may do what; as ``Client.access``."""
+        """Return the access rules and tokens; as ``Client.access``."""
         return AsyncAccessControl(self._client.access)
 
     @property
     def quotas(self) -> AsyncQuotas:
-        """How much principals may use; as ``Client.quotas``."""
+        """Return the quotas of principals; as ``Client.quotas``."""
         return AsyncQuotas(self._client.quotas)
 
     @property
     def groups(self) -> AsyncGroups:
-        """Consumer groups; as ``Client.groups``."""
+        """Return the consumer groups; as ``Client.groups``."""
         return AsyncGroups(self._client.groups)
 
     async def close(self) -> None:
-        """End the connection and what belongs to it; as ``Client.close``."""
+        """Close the connections and everything made from this client; as ``Client.close``."""
         await asyncio.to_thread(self._client.close)
 
     async def abandon(self) -> None:
-        """End at once, and give up what is in flight; as ``Client.abandon``."""
+        """Close at once and give up what is in flight; as ``Client.abandon``."""
         await asyncio.to_thread(self._client.abandon)
 
     async def __aenter__(self) -> Self:
@@ -240,7 +240,7 @@ class AsyncProducer:
         self._producer: Producer | None = None
 
     async def append(self, value: bytes | str | None, **record: Any) -> Ack:
-        """Append a record and wait for its ack; as ``Producer.append``. Gather many."""
+        """Append a record and wait for its ack; as ``Producer.append``. Gather calls to batch."""
         producer = await self._ready()
         return await asyncio.wrap_future(producer.append(value, **record))
 
@@ -251,17 +251,17 @@ class AsyncProducer:
         return await asyncio.wrap_future(future)
 
     async def flush(self) -> None:
-        """Wait until everything is answered; as ``Producer.flush``."""
+        """Wait until every record is acknowledged or failed; as ``Producer.flush``."""
         if self._producer is not None:
             await asyncio.to_thread(self._producer.flush)
 
     def abandon(self) -> None:
-        """Take no more records, without waiting; as ``Producer.abandon``."""
+        """Stop taking records without waiting; as ``Producer.abandon``."""
         if self._producer is not None:
             self._producer.abandon()
 
     async def close(self) -> None:
-        """Flush and end; as ``Producer.close``."""
+        """Flush and close; as ``Producer.close``."""
         if self._producer is not None:
             await asyncio.to_thread(self._producer.close)
 
@@ -281,7 +281,7 @@ class AsyncProducer:
         return self._producer
 
     async def _ready(self) -> Producer:
-        """The producer, once it has room; callers get their turns in order."""
+        """Return the producer once its buffer has room; callers are served in order."""
         producer = self._producer
         if producer is not None and producer.has_room and not self._entry.locked():
             return producer

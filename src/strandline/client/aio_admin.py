@@ -1,13 +1,13 @@
-"""What administrators do, for asyncio: the same names, awaited; calls run on threads."""
+"""Access control, quotas and consumer groups for asyncio: the same names, run on threads."""
 
 import asyncio
 from collections.abc import Mapping
 
 from strandline.client.access import AccessControl
 from strandline.client.groups import TIMEOUT_S, Groups
-from strandline.client.positions import Offsets
+from strandline.client.offset_store import Offsets
 from strandline.client.quotas import Quotas
-from strandline.client.reading import Place
+from strandline.client.reading import OffsetSpec
 from strandline.protocol import groups as wire
 from strandline.protocol.access import TokenInfo
 from strandline.protocol.quotas import QuotaInfo
@@ -19,51 +19,51 @@ class AsyncGroups:
     """The consumer groups of a broker or cluster; as ``Groups``.
 
     Args:
-        groups: the synchronous ones.
+        groups: the synchronous object to wrap.
     """
 
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
 
     async def list(self) -> list[wire.GroupSummary]:
-        """All groups; as ``Groups.list``."""
+        """Return all groups; as ``Groups.list``."""
         return await asyncio.to_thread(self._groups.list)
 
     async def info(self, group: str) -> wire.GroupInfo:
-        """Members, what each may consume, and positions; as ``Groups.info``."""
+        """Return a group's members, assignment and committed offsets; as ``Groups.info``."""
         return await asyncio.to_thread(self._groups.info, group)
 
-    async def positions(self, group: str) -> dict[PartitionName, int]:
-        """The next record to consume, of each partition; as ``Groups.positions``."""
-        return await asyncio.to_thread(self._groups.positions, group)
+    async def committed_offsets(self, group: str) -> dict[PartitionName, int]:
+        """Return the next offset to consume of each partition; as ``Groups.committed_offsets``."""
+        return await asyncio.to_thread(self._groups.committed_offsets, group)
 
     async def commit(self, group: str, offsets: Offsets, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Set positions of a group without members; as ``Groups.commit``."""
+        """Set committed offsets of a group without members; as ``Groups.commit``."""
         await asyncio.to_thread(self._groups.commit, group, offsets, timeout_s=timeout_s)
 
     async def reset(
-        self, group: str, stream: str, to: Place, *, partition: int | None = None
+        self, group: str, stream: str, to: OffsetSpec, *, partition: int | None = None
     ) -> Mapping[PartitionName, int]:
-        """Let a group go on elsewhere; as ``Groups.reset``."""
+        """Set a group's committed offsets in one stream; as ``Groups.reset``."""
         return await asyncio.to_thread(self._groups.reset, group, stream, to, partition=partition)
 
     async def delete(self, group: str) -> None:
-        """Forget a group; as ``Groups.delete``."""
+        """Delete a group; as ``Groups.delete``."""
         await asyncio.to_thread(self._groups.delete, group)
 
 
 class AsyncAccessControl:
-    """Who may do what; as ``AccessControl``.
+    """The access rules and tokens; as ``AccessControl``.
 
     Args:
-        access: the synchronous one.
+        access: the synchronous object to wrap.
     """
 
     def __init__(self, access: AccessControl) -> None:
         self._access = access
 
     async def rules(self) -> list[Rule]:
-        """Every rule; as ``AccessControl.rules``."""
+        """Return every rule; as ``AccessControl.rules``."""
         return await asyncio.to_thread(self._access.rules)
 
     async def grant(self, principal: str, operation: Operation, kind: Kind, *patterns: str) -> None:
@@ -73,34 +73,34 @@ class AsyncAccessControl:
     async def revoke(
         self, principal: str, operation: Operation, kind: Kind, *patterns: str
     ) -> None:
-        """Take back what was allowed; as ``AccessControl.revoke``."""
+        """Remove rules; as ``AccessControl.revoke``."""
         await asyncio.to_thread(self._access.revoke, principal, operation, kind, *patterns)
 
     async def tokens(self) -> list[TokenInfo]:
-        """Every token; as ``AccessControl.tokens``."""
+        """Return every token; as ``AccessControl.tokens``."""
         return await asyncio.to_thread(self._access.tokens)
 
     async def create_token(self, principal: str, *, days: float | None = None) -> str:
-        """A new token, shown this once; as ``AccessControl.create_token``."""
+        """Create a token; as ``AccessControl.create_token``."""
         return await asyncio.to_thread(self._access.create_token, principal, days=days)
 
     async def revoke_token(self, token: str) -> None:
-        """Let a token be worth nothing; as ``AccessControl.revoke_token``."""
+        """Revoke a token; as ``AccessControl.revoke_token``."""
         await asyncio.to_thread(self._access.revoke_token, token)
 
 
 class AsyncQuotas:
-    """How much principals may use; as ``Quotas``.
+    """The quotas of principals; as ``Quotas``.
 
     Args:
-        quotas: the synchronous ones.
+        quotas: the synchronous object to wrap.
     """
 
     def __init__(self, quotas: Quotas) -> None:
         self._quotas = quotas
 
     async def list(self) -> list[QuotaInfo]:
-        """Every quota; as ``Quotas.list``."""
+        """Return every quota; as ``Quotas.list``."""
         return await asyncio.to_thread(self._quotas.list)
 
     async def set(
@@ -123,5 +123,5 @@ class AsyncQuotas:
         )
 
     async def remove(self, principal: str) -> None:
-        """Limit a principal no more; as ``Quotas.remove``."""
+        """Remove a principal's quota; as ``Quotas.remove``."""
         await asyncio.to_thread(self._quotas.remove, principal)

@@ -1,51 +1,51 @@
-"""Consumers of a group for asyncio: the synchronous one, on a thread of its own."""
+"""The asynchronous consumer: runs a synchronous one on a thread of its own."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, Self, TypeVar
 
-from strandline.client.aio_thread import OneThread
+from strandline.client.aio_thread import DedicatedThread
 from strandline.client.consumer import Consumer
-from strandline.client.positions import Offsets, Tell
+from strandline.client.offset_store import CommitCall, Offsets
 from strandline.client.prefetcher import ConsumedBatch
-from strandline.client.reading import Place
+from strandline.client.reading import OffsetSpec
 from strandline.errors import DisconnectedError
 from strandline.types import PartitionName
 
 T = TypeVar("T")
 
 
-class MemberOfThread(NamedTuple):
-    """A consumer for a transaction, which commits on a thread of its own."""
+class ThreadConsumer(NamedTuple):
+    """A consumer as a transaction uses it: commits on the consumer's own thread."""
 
     consumer: Consumer
-    thread: OneThread
+    thread: DedicatedThread
 
     @property
     def group(self) -> str:
-        """As ``Consumer.group``."""
+        """Return the group's name."""
         return self.consumer.group
 
     def positions(self) -> dict[PartitionName, int]:
-        """As ``Consumer.positions``."""
+        """Return the next offset of each partition; as ``Consumer.positions``."""
         return self.thread.submit(self.consumer.positions).result()
 
-    def commit_in_transaction(self, tell: Tell, offsets: Offsets) -> None:
-        """As ``Consumer.commit_in_transaction``."""
-        self.thread.submit(lambda: self.consumer.commit_in_transaction(tell, offsets)).result()
+    def commit_in_transaction(self, commit: CommitCall, offsets: Offsets) -> None:
+        """Commit offsets in a transaction; as ``Consumer.commit_in_transaction``."""
+        self.thread.submit(lambda: self.consumer.commit_in_transaction(commit, offsets)).result()
 
 
 def _take_back(consumer: Consumer, polled: "Future[list[ConsumedBatch]]") -> None:
-    """Let the next poll have what nobody has waited for; an error comes again by itself."""
+    """Return batches nobody waited for to the next poll; an error recurs there anyway."""
     consumer.unread([] if polled.exception() is not None else polled.result())
 
 
 class AsyncConsumer:
     """A member of a consumer group for asyncio; ``async with`` joins and leaves.
 
-    Callbacks are plain functions: they run on the consumer's own thread, inside ``poll``, and are
-    given the synchronous ``Consumer``.
+    Callbacks are plain functions: they run inside ``poll`` on the consumer's own thread, with the
+    synchronous ``Consumer`` as argument.
 
     Args:
         group: its name.
@@ -55,62 +55,62 @@ class AsyncConsumer:
     def __init__(self, group: str, join: Callable[[], Consumer]) -> None:
         self.group = group
         self._join = join
-        self._thread = OneThread("strandline-consumer")
+        self._thread = DedicatedThread("strandline-consumer")
         self._consumer: Consumer | None = None
         self._is_closed = False
 
     async def poll(self, timeout_s: float = 1.0) -> list[ConsumedBatch]:
-        """Records, as soon as there are any; as ``Consumer.poll``.
+        """Return records as soon as there are any; as ``Consumer.poll``.
 
-        One that is cancelled, by a timeout perhaps, leaves what it finds to the next.
+        The records of a cancelled poll are returned by the next one.
         """
         consumer = await self._joined()
         polled = self._thread.submit(lambda: consumer.poll(timeout_s))
         try:
             return await asyncio.wrap_future(polled)
         except asyncio.CancelledError:
-            if not polled.cancel():  # it has begun
-                consumer.interrupt()
+            if not polled.cancel():  # it is running
+                consumer.wakeup()
                 self._thread.submit(lambda: _take_back(consumer, polled))
             raise
 
     async def assignment(self) -> frozenset[PartitionName]:
-        """The partitions of this member; as ``Consumer.assignment``."""
+        """Return the partitions of this member; as ``Consumer.assignment``."""
         return await self._do(Consumer.assignment)
 
     async def positions(self) -> dict[PartitionName, int]:
-        """The next record of each partition; as ``Consumer.positions``."""
+        """Return the next offset of each partition; as ``Consumer.positions``."""
         return await self._do(Consumer.positions)
 
-    async def seek(self, stream: str, partition: int, to: Place) -> None:
-        """Go on elsewhere; as ``Consumer.seek``."""
+    async def seek(self, stream: str, partition: int, to: OffsetSpec) -> None:
+        """Continue a partition at another offset; as ``Consumer.seek``."""
         await self._do(lambda consumer: consumer.seek(stream, partition, to))
 
     async def pause(self, stream: str, partition: int) -> None:
-        """Hand out nothing of a partition; as ``Consumer.pause``."""
+        """Stop returning records of a partition; as ``Consumer.pause``."""
         await self._do(lambda consumer: consumer.pause(stream, partition))
 
     async def resume(self, stream: str, partition: int) -> None:
-        """Hand it out again; as ``Consumer.resume``."""
+        """Return records of a paused partition again; as ``Consumer.resume``."""
         await self._do(lambda consumer: consumer.resume(stream, partition))
 
     async def lag(self) -> dict[PartitionName, int]:
-        """What was not handed out yet; as ``Consumer.lag``."""
+        """Return how many records each partition has left; as ``Consumer.lag``."""
         return await self._do(Consumer.lag)
 
     async def commit(self, offsets: Mapping[PartitionName, int] | None = None) -> None:
-        """Note how far the group has come; as ``Consumer.commit``."""
+        """Commit offsets; as ``Consumer.commit``."""
         await self._do(lambda consumer: consumer.commit(offsets))
 
-    async def member(self) -> MemberOfThread:
-        """Itself, as a transaction has it; what ``AsyncTransaction.commit_offsets`` takes."""
-        return MemberOfThread(await self._joined(), self._thread)
+    async def member(self) -> ThreadConsumer:
+        """Return the consumer in the form that ``AsyncTransaction.commit_offsets`` needs."""
+        return ThreadConsumer(await self._joined(), self._thread)
 
     async def close(self, *, commit: bool = True) -> None:
         """Leave the group; as ``Consumer.close``."""
         self._is_closed = True
         try:
-            await self._thread.run(lambda: self._leave(commit=commit))  # behind who is joining
+            await self._thread.run(lambda: self._leave(commit=commit))  # queued behind a join
         finally:
             self._thread.end()
 
@@ -122,7 +122,7 @@ class AsyncConsumer:
         try:
             await self._joined()
         except asyncio.CancelledError:
-            # A context that was not entered is not left: it would hold its partitions for long.
+            # ``async with`` does not exit here: the member would hold its partitions.
             self._is_closed = True
             self._thread.submit(lambda: self._leave(commit=False))
             raise
@@ -133,9 +133,9 @@ class AsyncConsumer:
 
     async def _joined(self) -> Consumer:
         def join() -> Consumer:
-            # Asked on the thread: several tasks may be the first, and those cancelled have joined.
+            # Checked on the thread: several tasks may be first, and a cancelled one has joined.
             if self._is_closed:
-                raise DisconnectedError("this consumer is closed; make another")
+                raise DisconnectedError("this consumer is closed; create another")
             if self._consumer is None:
                 self._consumer = self._join()
             return self._consumer

@@ -1,4 +1,4 @@
-"""Reads and subscriptions for asyncio: the synchronous ones, waited for on a thread each."""
+"""Reads and subscriptions for asyncio: each wraps a synchronous one on a thread of its own."""
 
 import asyncio
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from strandline.client.aio_thread import OneThread, Results
+from strandline.client.aio_thread import DedicatedThread, Results
 from strandline.client.client import Client
 from strandline.client.cluster_reader import ClusterReader
 from strandline.client.reading import BatchStream
@@ -16,7 +16,7 @@ from strandline.client.subscription import Subscription
 
 
 class AsyncReader:
-    """Record batches of a read, with ``async for``; a wait that times out loses none.
+    """Record batches of a read, iterated with ``async for``; a cancelled wait loses none.
 
     Args:
         stream: the read.
@@ -25,7 +25,7 @@ class AsyncReader:
     def __init__(self, stream: BatchStream | ClusterReader) -> None:
         self._stream = stream
         batches = stream.batches()
-        self._thread = OneThread("strandline-reader")
+        self._thread = DedicatedThread("strandline-reader")
         self._batches = Results(self._thread, lambda: next(batches, None))
         self._is_closed = False
         self.schema = stream.schema
@@ -34,10 +34,10 @@ class AsyncReader:
         return self
 
     async def __anext__(self) -> pa.RecordBatch:
-        """The next record batch.
+        """Return the next record batch.
 
         Raises:
-            StrandlineError: the read cannot go on.
+            StrandlineError: the read failed.
         """
         if self._is_closed:
             raise StopAsyncIteration
@@ -48,12 +48,12 @@ class AsyncReader:
         return batch
 
     async def read_all(self) -> pa.Table:
-        """All that is left, as a table."""
+        """Return the remaining batches as a table."""
         batches = [batch async for batch in self]
         return pa.Table.from_batches(batches, self.schema)
 
     async def close(self) -> None:
-        """End the read; harmless when repeated."""
+        """End the read; has no effect when repeated."""
         self._is_closed = True
         self._stream.cancel()
         self._thread.end()
@@ -66,14 +66,14 @@ class AsyncReader:
 
 
 class AsyncSubscription:
-    """Records as they are stored, with ``async for``; opens with the first.
+    """Records as they are stored, iterated with ``async for``; opened by the first iteration.
 
-    A wait that times out loses none of them.
+    A cancelled wait loses no record.
     """
 
     def __init__(self, client: Client, stream: str, options: dict[str, Any]) -> None:
         self._subscribe = partial(client.subscribe, stream, **options)
-        self._thread = OneThread("strandline-subscription")
+        self._thread = DedicatedThread("strandline-subscription")
         self._subscription: Subscription | None = None
         self._records: Results[Record | None] | None = None
         self._is_closed = False
@@ -81,23 +81,23 @@ class AsyncSubscription:
 
     @property
     def added(self) -> Mapping[int, int]:
-        """As ``Subscription.added``."""
+        """Return the partitions added since; as ``Subscription.added``."""
         return {} if self._subscription is None else self._subscription.added
 
     @property
     def positions(self) -> dict[int, int]:
-        """The next offset of each partition, once it is open; as ``Subscription.positions``."""
-        # That of the subscription itself counts what nobody was handed yet.
+        """Return the next offset of each partition; as ``Subscription.positions``."""
+        # Not the subscription's own: it counts records not yet returned.
         return {**self.added, **self._positions}
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Record:
-        """The next record; waits for it.
+        """Wait for the next record and return it.
 
         Raises:
-            StrandlineError: the subscription cannot go on.
+            StrandlineError: the subscription failed.
         """
         records = await self._open()
         record = None if self._is_closed else await records.next()
@@ -107,10 +107,10 @@ class AsyncSubscription:
         return record
 
     async def close(self) -> None:
-        """End it; harmless when repeated."""
+        """End the subscription; has no effect when repeated."""
         self._is_closed = True
-        self._end()  # what waits for a record on the thread
-        self._thread.submit(self._end)  # behind who opens it just now
+        self._end()  # wakes a call that waits for a record
+        self._thread.submit(self._end)  # queued behind an open
         self._thread.end()
 
     def _end(self) -> None:
@@ -121,7 +121,7 @@ class AsyncSubscription:
         try:
             await self._open()
         except asyncio.CancelledError:
-            await self.close()  # a context that was not entered is not left
+            await self.close()  # ``async with`` does not exit here
             raise
         return self
 
@@ -130,7 +130,7 @@ class AsyncSubscription:
 
     async def _open(self) -> Results[Record | None]:
         def subscribe() -> Results[Record | None]:
-            # Asked on the thread: several tasks may be the first, and those cancelled have begun.
+            # Checked on the thread: several tasks may be first, and a cancelled one has begun.
             if self._records is None:
                 subscription = self._subscription = self._subscribe()
                 self._positions = subscription.positions

@@ -1,4 +1,4 @@
-"""Threads for what blocks, awaited by asyncio; whoever awaits may be cancelled."""
+"""Threads for blocking calls that asyncio awaits and may cancel."""
 
 import asyncio
 import concurrent.futures
@@ -18,41 +18,41 @@ T = TypeVar("T")
 Job = Callable[[], None]
 
 UNDO_S = 2.0
-"""So long a task that was cancelled waits at most: what comes next may close the client."""
+"""How long a cancelled task waits for its undo; the caller may close the client next."""
 
 
-async def begun(begin: Callable[[], T], *, undo: Callable[[T], object]) -> T:
-    """What is begun on a thread of asyncio's; a caller that is cancelled leaves nothing begun.
+async def start_on_thread(begin: Callable[[], T], *, undo: Callable[[T], object]) -> T:
+    """Run ``begin`` on a thread and return its result; undo it if the caller is cancelled.
 
-    A context that was not entered is not left, so nobody else would undo it.
+    ``async with`` does not exit a context whose entry was cancelled, so nobody else would undo it.
 
     Args:
-        begin: begins it.
-        undo: ends what was begun for nobody; on a thread, too, and waited for a moment.
+        begin: starts something, such as a transaction.
+        undo: ends it; runs on a thread, and is waited for at most ``UNDO_S``.
     """
     loop = asyncio.get_running_loop()
-    beginning, job = _job(begin)
+    started, job = _job(begin)
     loop.run_in_executor(None, job)
     try:
-        return await asyncio.wrap_future(beginning)
+        return await asyncio.wrap_future(started)
     except asyncio.CancelledError:
-        if not beginning.cancel():  # it has begun
-            undone = loop.run_in_executor(None, _undo, beginning, undo)
+        if not started.cancel():  # it is running
+            undone = loop.run_in_executor(None, _undo, started, undo)
             await asyncio.wait((undone,), timeout=UNDO_S)
         raise
 
 
-def _undo(beginning: "concurrent.futures.Future[T]", undo: Callable[[T], object]) -> None:
-    if beginning.exception() is not None:
+def _undo(started: "concurrent.futures.Future[T]", undo: Callable[[T], object]) -> None:
+    if started.exception() is not None:
         return
     try:
-        undo(beginning.result())
+        undo(started.result())
     except StrandlineError as error:
-        logger.warning("what was begun as its task was cancelled stays open: %s", error)
+        logger.warning("could not undo a call whose task was cancelled: %s", error)
 
 
 def _job(function: Callable[[], T]) -> "tuple[concurrent.futures.Future[T], Job]":
-    """A call to make on some thread, and what comes of it."""
+    """Return a future and a job that runs the function and resolves it."""
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def job() -> None:
@@ -60,17 +60,17 @@ def _job(function: Callable[[], T]) -> "tuple[concurrent.futures.Future[T], Job]
             return
         try:
             future.set_result(function())
-        except BaseException as error:  # noqa: BLE001 - handed to whoever awaits it
+        except BaseException as error:  # noqa: BLE001 - raised where the future is awaited
             future.set_exception(error)
 
     return future, job
 
 
-class OneThread:
-    """A thread for calls that block for long, so that they do not use up asyncio's own.
+class DedicatedThread:
+    """A thread for calls that block for long, so that they do not occupy asyncio's thread pool.
 
-    It is a daemon: a call that never ends does not keep the process from ending. One that nobody
-    refers to any more ends.
+    It is a daemon, so a call that never ends does not keep the process alive. It ends when nobody
+    refers to it any longer.
     """
 
     def __init__(self, name: str) -> None:
@@ -82,11 +82,11 @@ class OneThread:
         threading.Thread(target=_work, args=(self._jobs,), name=name, daemon=True).start()
 
     async def run(self, function: Callable[[], T]) -> T:
-        """Run a function on the thread."""
+        """Run a function on the thread and return its result."""
         return await asyncio.wrap_future(self.submit(function))
 
     def submit(self, function: Callable[[], T]) -> "concurrent.futures.Future[T]":
-        """Have a function run on the thread; on a new one after ``end``, as nobody else would."""
+        """Queue a function for the thread; after ``end`` it runs on a new thread."""
         future, job = _job(function)
         with self._ending:
             if not self._has_ended:
@@ -96,40 +96,40 @@ class OneThread:
         return future
 
     def end(self) -> None:
-        """Let the thread go once it is done; does not wait."""
+        """Let the thread end after its queued jobs; does not wait."""
         with self._ending:
             self._has_ended = True
             self._jobs.put(None)
 
 
 class Results(Generic[T]):
-    """What a call gives that is made again and again on a thread; none of it is lost.
+    """Runs a blocking call repeatedly on one thread and delivers its results in order.
 
-    Whoever stops waiting, because of a timeout perhaps, leaves what comes to who waits next.
+    A cancelled waiter leaves its result for the next one.
 
     Args:
-        thread: where to call.
-        call: what to call.
+        thread: the thread to run on.
+        call: the call to repeat.
     """
 
-    def __init__(self, thread: OneThread, call: Callable[[], T]) -> None:
+    def __init__(self, thread: DedicatedThread, call: Callable[[], T]) -> None:
         self._thread = thread
         self._call = call
         self._left: deque[concurrent.futures.Future[T]] = deque()
 
     async def next(self) -> T:
-        """The next result."""
+        """Return the next result."""
         future = self._left.popleft() if self._left else self._thread.submit(self._call)
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            if not future.cancel():  # it has begun
+            if not future.cancel():  # it is running
                 self._left.append(future)
             raise
 
 
 def _work(jobs: "queue.SimpleQueue[Job | None]") -> None:
-    """Do one job after the other; holds on to none of them, nor to who gives them."""
+    """Run jobs one after the other; keeps no reference to a job or its owner while it waits."""
     while (job := jobs.get()) is not None:
         job()
         del job

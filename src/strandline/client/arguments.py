@@ -1,6 +1,6 @@
-"""What users give as numbers and moments, checked where it is given.
+"""Checks of user arguments: numbers, names, offsets and times.
 
-Numbers come from arrays and data frames, too: whatever Python itself takes as an index is one.
+Numbers may come from arrays and data frames: whatever Python accepts as an index is a number.
 """
 
 import math
@@ -15,42 +15,42 @@ from strandline.types import PartitionName
 
 _TIME_NS_MAX = (1 << 63) - 1
 _WAIT_S_MAX = 1e9
-"""No lock of Python's waits for ever if it is given a time."""
+"""Python's locks accept no infinite timeout."""
 
 
 def whole_number(value: Any, what: str) -> int:
-    """A whole number as Python's own; ``what`` says which one it is.
+    """Convert a whole number to ``int``; ``what`` names it in the error.
 
     Raises:
-        InvalidRequestError: it is none.
+        InvalidRequestError: it is not a whole number.
     """
     if not isinstance(value, bool):
         try:
             return int(operator.index(value))
         except TypeError:
             pass
-    raise InvalidRequestError(f"{what} is a whole number, not {value!r}")
+    raise InvalidRequestError(f"{what} must be a whole number, got {value!r}")
 
 
 def check_number(value: Any, what: str, *, least: float = 0) -> None:
-    """Refuse what is no number, or a smaller one; ``what`` says which it is.
+    """Check that a number is at least ``least``; ``what`` names it in the error.
 
     Raises:
-        InvalidRequestError: it is.
+        InvalidRequestError: it is not a number, or smaller.
     """
     try:
         is_good = bool(value >= least)  # no NaN
     except TypeError:
         is_good = False
     if not is_good:
-        raise InvalidRequestError(f"{what} is a number from {least:g} on, not {value!r}")
+        raise InvalidRequestError(f"{what} must be a number of at least {least:g}, got {value!r}")
 
 
 def wait(seconds: Any, what: str) -> float:
-    """How long to wait at most, in seconds; a time that is over is none. ``what`` says which it is.
+    """Convert a timeout to seconds, 0 if it is negative; ``what`` names it in the error.
 
     Raises:
-        InvalidRequestError: it is no number.
+        InvalidRequestError: it is not a number.
     """
     try:
         if seconds >= 0:
@@ -59,68 +59,70 @@ def wait(seconds: Any, what: str) -> float:
             return 0.0
     except TypeError:
         pass
-    raise InvalidRequestError(f"{what} is a number of seconds, not {seconds!r}")
+    raise InvalidRequestError(f"{what} must be a number of seconds, got {seconds!r}")
 
 
 def milliseconds(seconds: Any, what: str) -> int:
-    """A time in milliseconds, one at least; ``what`` says which one it is.
+    """Convert seconds to milliseconds, at least 1; ``what`` names the time in the error.
 
     Raises:
-        InvalidRequestError: it is none, or no positive one.
+        InvalidRequestError: it is not a positive number.
     """
     try:
         if 0 < seconds < math.inf:
             return max(1, int(seconds * 1e3))
     except TypeError:
         pass
-    raise InvalidRequestError(f"{what} is a positive number of seconds, not {seconds!r}")
+    raise InvalidRequestError(f"{what} must be a positive number of seconds, got {seconds!r}")
 
 
 def text(name: Any, what: str) -> str:
-    """A name; ``what`` says of what. Others would be sent as something else: bytes as Base64.
+    """Return a name if it is text; ``what`` says of what. JSON would encode bytes as Base64.
 
     Raises:
-        InvalidRequestError: it is no text.
+        InvalidRequestError: it is not text.
     """
     if not isinstance(name, str):
-        raise InvalidRequestError(f"the name of {what} is text, not {name!r}")
+        raise InvalidRequestError(f"the name of {what} must be text, got {name!r}")
     return name
 
 
 def listed(values: Any, what: str) -> list[Any]:
-    """Several of something; ``what`` says of what. One alone is easily given in their place.
+    """Convert an iterable to a list; refuse a single text or bytes given in its place.
 
     Raises:
-        InvalidRequestError: it is one, or nothing of which there could be several.
+        InvalidRequestError: it is a single value.
     """
     if not isinstance(values, str | bytes):
         try:
             return list(values)
         except TypeError:
             pass
-    raise InvalidRequestError(f"{what} is a list; for one give [{values!r}]")
+    raise InvalidRequestError(f"{what} must be a list, got {values!r}; write [{values!r}]")
 
 
-def utf8(said: str, what: str) -> bytes:
-    """Text as bytes; ``what`` says which.
+def utf8(given: str, what: str) -> bytes:
+    """Encode text as UTF-8; ``what`` names it in the error.
 
     Raises:
-        InvalidRecordError: there are none, as half of a surrogate pair has no UTF-8.
+        InvalidRecordError: it has half of a surrogate pair, which UTF-8 cannot encode.
     """
     try:
-        return said.encode()
+        return given.encode()
     except UnicodeEncodeError as error:
         raise InvalidRecordError(f"a {what} is not valid Unicode: {error}") from error
 
 
 def offsets_by_number(offsets: Any, what: str) -> dict[int, int]:
-    """Offsets of the partitions of a stream as Python's own numbers; ``what`` says which.
+    """Convert offsets by partition number to plain integers; ``what`` names them in the error.
 
     Raises:
-        InvalidRequestError: they are none.
+        InvalidRequestError: they are not a mapping of whole numbers.
     """
     if not isinstance(offsets, Mapping):
-        raise InvalidRequestError(f"{what} is offsets by partition, as {{0: 17}}, not {offsets!r}")
+        raise InvalidRequestError(
+            f"{what} must be offsets by partition, e.g. {{0: 17}}, got {offsets!r}"
+        )
     return {
         whole_number(number, "partition"): whole_number(at, "an offset")
         for number, at in offsets.items()
@@ -128,16 +130,16 @@ def offsets_by_number(offsets: Any, what: str) -> dict[int, int]:
 
 
 def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]:
-    """Offsets of partitions as Python's own numbers.
+    """Convert offsets by stream and partition to plain integers.
 
     Raises:
-        InvalidRequestError: they are none.
+        InvalidRequestError: they are not a mapping of whole numbers.
     """
     try:
         given = [(text(name, "a stream"), number, at) for (name, number), at in offsets.items()]
     except (AttributeError, TypeError, ValueError) as error:
         raise InvalidRequestError(
-            f"give offsets by stream and partition, such as {{('orders', 0): 17}}, not {offsets!r}"
+            f"offsets must be by stream and partition, e.g. {{('orders', 0): 17}}, got {offsets!r}"
         ) from error
     return {
         PartitionName(stream, whole_number(number, "a partition")): whole_number(at, "an offset")
@@ -146,19 +148,17 @@ def offsets_by_partition(offsets: Mapping[Any, Any]) -> dict[PartitionName, int]
 
 
 def nanoseconds(moment: datetime) -> int:
-    """Unix time in nanoseconds; a moment without a zone is in UTC.
-
-    So it is for the command line and Spark: the same text means the same moment on every machine.
+    """Convert a time to Unix nanoseconds; one without a zone is in UTC, on every machine.
 
     Raises:
-        InvalidRequestError: it is no moment, or beyond what 64 bits hold.
+        InvalidRequestError: it is not a datetime, or beyond what 64 bits hold.
     """
     if not isinstance(moment, datetime):
-        raise InvalidRequestError(f"a time is a datetime, not {moment!r}")
+        raise InvalidRequestError(f"a time must be a datetime, got {moment!r}")
     try:
         plain = datetime.combine(moment.date(), moment.timetz())
     except ValueError as error:  # pandas' NaT
-        raise InvalidRequestError(f"a time is a datetime, not {moment!r}") from error
+        raise InvalidRequestError(f"a time must be a datetime, got {moment!r}") from error
     aware = plain if plain.utcoffset() is not None else plain.replace(tzinfo=UTC)
     found = (aware - EPOCH) // timedelta(microseconds=1) * 1000
     if abs(found) > _TIME_NS_MAX:

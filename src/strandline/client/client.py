@@ -1,6 +1,7 @@
-"""The synchronous client of a broker or of a cluster, safe to use from several threads.
+"""The synchronous client of a broker or a cluster, safe to use from several threads.
 
-It finds leaders by itself: any broker's address will do, several are better while one is away.
+It finds leaders by itself: the address of any broker is enough, and several addresses help while
+one broker is away.
 """
 
 import threading
@@ -14,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 from strandline.client.access import AccessControl
 from strandline.client.arguments import wait
-from strandline.client.close_on_exit import leave
+from strandline.client.close_on_exit import close_on_exit
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.consumer import Consumer, Options
 from strandline.client.coordinator_client import CoordinatorClient
@@ -51,22 +52,22 @@ def connect(
     Args:
         address: ``host:port`` of Arrow Flight, or ``tls://host:port`` with TLS; several, separated
             by commas, for when one of them is away.
-        timeout_s: how long calls other than reads and appends may take.
-        ca: PEM file of who signs the brokers' certificates; else that of ``STRANDLINE_CA``, or the
-            authorities that gRPC trusts.
-        certificate: PEM file of the client's own, for brokers that ask for one; else that of
+        timeout_s: timeout of calls other than reads and appends.
+        ca: PEM file of the authority that signs the brokers' certificates; by default
+            ``STRANDLINE_CA``, or the authorities that gRPC trusts.
+        certificate: PEM file of the client's certificate, for brokers that require one; by default
             ``STRANDLINE_CERTIFICATE``.
-        key: PEM file of its key; else that of ``STRANDLINE_KEY``.
-        token: says who the client is, for brokers that check who may do what; else that of
+        key: PEM file of its key; by default ``STRANDLINE_KEY``.
+        token: identifies the client to brokers with access control; by default
             ``STRANDLINE_TOKEN``.
 
     Raises:
-        DisconnectedError: no broker answers there, or not with a certificate that is trusted.
-        InvalidRequestError: not an address, or not one for TLS though a certificate is given.
+        DisconnectedError: no broker answers there, or its certificate is not trusted.
+        InvalidRequestError: not an address, or a certificate is given for an address without TLS.
         InvalidConfigError: a certificate or key cannot be used.
-        UnauthenticatedError: the broker wants to know who asks, and the token or certificate does
-            not say.
-        NotAllowedError: the client is allowed nothing there.
+        UnauthenticatedError: the broker requires authentication, and the token or certificate is
+            missing or wrong.
+        NotAllowedError: the client has no permissions there.
     """
     credentials = Credentials(token=token or "")
     if ca or certificate or key:
@@ -81,7 +82,7 @@ def connect(
 
 
 class Client(StreamCalls, ReadCalls, TransactionalClient):
-    """A client of a broker or a cluster. Use it as a context, or ``close`` it.
+    """A client of a broker or a cluster. Use it as a context manager, or ``close`` it.
 
     Args:
         address: as ``connect``.
@@ -104,19 +105,19 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         self._server: admin.ServerInfo | None = None
         self._appenders: dict[str, Producer] = {}
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
-        """Those that somebody has; one that is forgotten ends by itself."""
-        self._enlisted: weakref.WeakSet[Producer] = weakref.WeakSet()
-        """Likewise those of transactions, which tell what becomes of their records."""
+        """Producers in use; one that is garbage-collected ends by itself."""
+        self._transactional_producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        """Producers of transactions, whose failures the transaction reports."""
 
     @property
     def address(self) -> str:
-        """``host:port`` of the broker that answered last."""
+        """Return ``host:port`` of the broker that answered last."""
         return self._brokers.home
 
     # The broker
 
     def server_info(self) -> admin.ServerInfo:
-        """Version and limits of the broker.
+        """Return the version and limits of the broker.
 
         Raises:
             DisconnectedError: it does not answer.
@@ -126,7 +127,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
 
     @property
     def _known(self) -> ClusterClient:
-        """The brokers, once it is known whether there are several."""
+        """Return the brokers, after finding out whether this is a cluster."""
         if self._server is None:
             self.server_info()
         return self._brokers
@@ -145,9 +146,9 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         message_id: str | None = None,
         timeout_s: float = 35.0,
     ) -> Ack:
-        """Append one record and wait until it is safe; returns its offset.
+        """Append one record and wait for its ack; return its offset.
 
-        For many records use ``producer``: it batches them.
+        For many records use ``producer``, which batches them.
 
         Args:
             stream: its name.
@@ -156,7 +157,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
             subject: by default the stream's.
             headers: a mapping, or (name, value) pairs.
             partition: where to append.
-            message_id: makes a repeat a duplicate.
+            message_id: deduplicates a repeated append.
             timeout_s: how long to wait for the ack.
 
         Raises:
@@ -182,12 +183,12 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         partition: int | None = None,
         timeout_s: float = 60.0,
     ) -> BatchAck:
-        """Append the rows of a table and wait until all are safe.
+        """Append the rows of a table and wait for their acks.
 
         Args:
             stream: its name.
             data: as in ``Producer.append_batch``.
-            partition: where to append; by default each row goes its way.
+            partition: where to append; by default each row is routed on its own.
             timeout_s: how long to wait for the acks.
 
         Raises:
@@ -209,10 +210,10 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         delivery_timeout_s: float = 30.0,
         idempotent: bool = True,
     ) -> Producer:
-        """A producer for a stream; arguments as ``Producer``.
+        """Return a producer for a stream; arguments as ``Producer``.
 
         Raises:
-            UnknownStreamError: there is none.
+            UnknownStreamError: there is no such stream.
         """
         made = self._producer(
             stream,
@@ -225,8 +226,10 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         )
         return self._noted(self._producers, made)
 
-    def _enlisted_producer(self, stream: str, enlisted: TransactionContext) -> Producer:
-        return self._noted(self._enlisted, self._producer(stream, enlisted=enlisted))
+    def _transactional_producer(self, stream: str, transaction: TransactionContext) -> Producer:
+        return self._noted(
+            self._transactional_producers, self._producer(stream, transaction=transaction)
+        )
 
     def _producer(self, stream: str, **options: Any) -> Producer:
         described = self._described(stream)
@@ -245,7 +248,7 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
             appender.close()
 
     def appender(self, stream: str) -> Producer:
-        """The producer behind ``append``: sends at once, and what comes meanwhile together.
+        """Return the producer behind ``append``: no linger, batches what arrives during a send.
 
         Raises:
             UnknownStreamError: there is no such stream.
@@ -268,11 +271,11 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
     # Consumer groups
 
     def consumer(self, group: str, streams: str | Iterable[str], **options: Any) -> Consumer:
-        """Join a consumer group: its members share the partitions of streams among them.
+        """Join a consumer group, whose members share the partitions of its streams.
 
         Args:
             group: its name.
-            streams: what to consume, one or several.
+            streams: one stream to consume, or several.
             **options: fields of ``consumer.Options``, such as ``commit_interval_s``.
 
         Raises:
@@ -280,54 +283,55 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
             StrandlineError: the group's coordinator refuses, or cannot be reached.
         """
         names = [streams] if isinstance(streams, str) else streams
-        return Consumer(self, self.group_office, group, streams=names, options=Options(**options))
+        return Consumer(
+            self, self.group_coordinator, group, streams=names, options=Options(**options)
+        )
 
     @property
     def access(self) -> AccessControl:
-        """Who may do what: rules and tokens."""
+        """Return the access rules and tokens."""
         return AccessControl(self._known)
 
     @property
     def quotas(self) -> Quotas:
-        """How much of each broker principals may use."""
+        """Return the quotas of principals."""
         return Quotas(self._known)
 
     @property
     def groups(self) -> Groups:
-        """Consumer groups: list, describe, reset and delete them."""
-        return Groups(self, self.group_office)
+        """Return the consumer groups: list, describe, reset and delete them."""
+        return Groups(self, self.group_coordinator)
 
     @property
-    def group_office(self) -> CoordinatorClient:
-        """The coordinator of consumer groups; what ``LogPositions`` takes."""
+    def group_coordinator(self) -> CoordinatorClient:
+        """Return the coordinator of consumer groups; ``LogOffsetStore`` needs it."""
         return CoordinatorClient(self._known, GROUPS_STREAM)
 
-    # Life
+    # Closing
 
     def close(self) -> None:
-        """End the connections and what belongs to them; harmless when repeated.
+        """Close the connections and everything made from this client; has no effect when repeated.
 
         Producers are flushed first. Reads, subscriptions, consumers and open transactions raise
-        ``ClientClosedError`` from then on, a transaction is aborted at its timeout: what becomes of
-        its records is nobody's loss.
+        ``ClientClosedError`` from then on; an open transaction is aborted at its timeout.
 
         Raises:
-            StrandlineError: an append nobody waited for failed.
+            StrandlineError: an append whose future was not examined failed.
         """
         with self._lock:
             producers, self._appenders = list(self._producers), {}
-            enlisted = list(self._enlisted)
-        with ExitStack() as closing:  # each, though another one fails
+            transaction = list(self._transactional_producers)
+        with ExitStack() as closing:  # closes all even if one fails
             closing.callback(self._brokers.close)
-            for producer in enlisted:
+            for producer in transaction:
                 closing.callback(producer.abandon)
             for producer in producers:
                 closing.callback(producer.close)
 
     def abandon(self) -> None:
-        """As ``close``, but at once: what is under way is given up, its outcome unknown."""
+        """Close at once, without flushing; the outcome of appends in flight is unknown."""
         with self._lock:
-            producers, self._appenders = [*self._producers, *self._enlisted], {}
+            producers, self._appenders = [*self._producers, *self._transactional_producers], {}
         for producer in producers:
             producer.abandon()
         self._brokers.close()
@@ -341,15 +345,15 @@ class Client(StreamCalls, ReadCalls, TransactionalClient):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        leave(self.close, error, otherwise="records failed")
+        close_on_exit(self.close, error, otherwise="records failed")
 
     def __repr__(self) -> str:
-        """Show where it is connected."""
+        """Return the address it is connected to."""
         return f"Client({self.address!r})"
 
 
 def _wait(future: AckFuture[R], deadline_s: float, *, timeout_s: float) -> R:
-    """The result of a future, its timeout as an error of ours."""
+    """Return a future's result; raise its timeout as ``RequestTimeoutError``."""
     try:
         return future.result(max(0.0, deadline_s - time.monotonic()))
     except TimeoutError as error:

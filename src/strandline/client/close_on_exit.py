@@ -1,24 +1,26 @@
-"""Leaving a ``with`` block: what ends there must not hide the error that the block ended with."""
+"""Closing at the end of a ``with`` block without hiding the block's own error."""
 
 from collections.abc import Callable
 
 from strandline.errors import StrandlineError
 
 
-def leave(end: Callable[[], object], error: BaseException | None, *, otherwise: str) -> None:
-    """End what the block was about.
+def close_on_exit(
+    end: Callable[[], object], error: BaseException | None, *, otherwise: str
+) -> None:
+    """Close what a ``with`` block has opened.
 
     Args:
-        end: does it.
-        error: of the block, if it ended with one; a failure of ``end`` becomes a note of it.
-        otherwise: what is so if it fails, for that note.
+        end: closes it.
+        error: the block's error, if any; a failure of ``end`` is added to it as a note.
+        otherwise: the consequence of that failure, for the note.
 
     Raises:
-        StrandlineError: it failed, and the block did not.
+        StrandlineError: ``end`` failed, and the block did not.
     """
     try:
         end()
     except StrandlineError as failure:
         if error is None:
             raise
-        error.add_note(f"besides, {otherwise}: {failure.message}")
+        error.add_note(f"also, {otherwise}: {failure.message}")

@@ -1,12 +1,11 @@
-"""The brokers a client knows: a connection to each, and who is asked for what.
+"""The brokers a client knows: a connection to each, and the routing of calls.
 
-One that stands alone is asked for everything, and failures are told at once. In a cluster any
-broker answers questions and takes orders, so the next one is asked when one is away, until
-``timeout_s``; what belongs to a partition is asked of its leader.
+A single broker gets every call, and its failures are raised at once. In a cluster any broker
+answers queries and takes admin commands, so the next one is asked when one is away, until
+``timeout_s``; calls about a partition go to its leader.
 
-Rules: a change that may have happened is never sent again; metadata that is older than what was
-seen before is not believed, as long as another broker may know more. Safe to use from several
-threads.
+Rules: a change that may have happened is never sent again; metadata older than what was seen before
+is ignored as long as another broker may have newer. Safe to use from several threads.
 """
 
 import threading
@@ -30,14 +29,15 @@ from strandline.errors import (
 from strandline.protocol import admin
 
 ATTEMPT_S = 3.0
-"""How long one broker of several may take to answer what changes nothing: a leader of a moment ago
-does within two seconds, the others from memory."""
+"""Timeout of a query at one broker of several. A leader answers within two seconds even if it has
+just lost its leadership, other brokers from memory.
+"""
 STALE_S = 3.0
-"""How long metadata is refused that is older than what was seen before."""
+"""How long metadata older than what was seen before is refused."""
 T = TypeVar("T")
 
 Routes = dict[int, admin.PartitionInfo]
-"""Partition → who leads it, and who copies it."""
+"""The leader and the replicas of each partition."""
 
 
 class ClusterClient:
@@ -45,7 +45,7 @@ class ClusterClient:
 
     Args:
         addresses: ``host:port``, or several of them separated by commas.
-        timeout_s: how long a question may take, all attempts together.
+        timeout_s: timeout of a query, all attempts together.
         credentials: for TLS; by default those of the environment.
 
     Raises:
@@ -57,7 +57,7 @@ class ClusterClient:
     ) -> None:
         if not isinstance(addresses, str):
             raise InvalidRequestError(
-                f"{addresses!r} is no address; write 'host:port', several separated by commas"
+                f"{addresses!r} is not an address; write 'host:port', several separated by commas"
             )
         check_number(timeout_s, "timeout_s", least=1e-3)
         self._timeout_s = timeout_s
@@ -72,27 +72,27 @@ class ClusterClient:
         self._home = self._seeds[0]
         self._is_closed = False
         self._newest_index = 0
-        """The newest metadata that any broker has answered with."""
+        """The highest metadata index that any broker has answered with."""
         self._stale_since_s: float | None = None
-        """Since when all answers have been older."""
+        """When answers became older than that; None if they are not."""
 
     @property
     def home(self) -> str:
-        """``host:port`` of the broker that answered last."""
+        """Return ``host:port`` of the broker that answered last."""
         return self._home
 
     @property
     def timeout_s(self) -> float:
-        """How long a question may take."""
+        """Return the timeout of a query, in seconds."""
         return self._timeout_s
 
     @property
     def is_cluster(self) -> bool:
-        """Whether there is anybody else to ask."""
+        """Return whether there is another broker to ask."""
         return bool(self._known) or len(self._seeds) > 1
 
     def connection(self, address: str) -> Connection:
-        """The connection to a broker, made when first asked for."""
+        """Return the connection to a broker, opened on first use."""
         with self._lock:
             found = self._connections.get(address)
             if found is None:
@@ -102,8 +102,8 @@ class ClusterClient:
                 found.close()
             return found
 
-    def asked(self) -> str:
-        """Where the only broker that was named is reached, as its cluster says it.
+    def named_broker(self) -> str:
+        """Return the address of the only broker the caller named, as its cluster knows it.
 
         Raises:
             InvalidRequestError: several were named.
@@ -111,19 +111,18 @@ class ClusterClient:
         """
         if len(self._seeds) > 1:
             raise InvalidRequestError(
-                f"replica 'this' is that of one broker, and {len(self._seeds)} are named: "
-                "connect to one address"
+                f"replica 'this' needs a client of one address, and this one has {len(self._seeds)}"
             )
         [info] = self._attempt(self._seeds[0], _Call(admin.SERVER_INFO, None, admin.ServerInfo))
         return info.address or self._seeds[0]
 
     def learn(self, info: admin.ServerInfo) -> None:
-        """Note which brokers there are."""
+        """Note the brokers that an answer lists."""
         if info.brokers:
             self._known = info.brokers
 
     def close(self) -> None:
-        """End every connection; harmless when repeated."""
+        """Close every connection; has no effect when repeated."""
         with self._lock:
             self._is_closed = True
             connections = list(self._connections.values())
@@ -133,55 +132,55 @@ class ClusterClient:
     # Any broker
 
     def ask(self, name: str, body: object, kind: type[T], *, wait_s: float = 0.0) -> list[T]:
-        """Run an action that changes nothing, at any broker; arguments as ``Connection.action``.
+        """Run a query at any broker; arguments as ``Connection.action``.
 
         Raises:
-            StrandlineError: what the last broker answered, or that none did in time.
+            StrandlineError: the last broker's error, or that none answered in time.
         """
         with within(self._timeout_s + wait_s) as deadline_s:
             call = _Call(name, body, kind, wait_s)
             return self._run(call, deadline_s=deadline_s, is_change=False)
 
     def change(self, name: str, body: object, kind: type[T]) -> list[T]:
-        """Run an action that changes something, at any broker.
+        """Run an action that changes something at any broker.
 
         Raises:
-            DisconnectedError, RequestTimeoutError: whether it was done is not known.
+            DisconnectedError, RequestTimeoutError: whether it was done is unknown.
             StrandlineError: as ``ask``; it was not done.
         """
         with within(self._timeout_s) as deadline_s:
             if self.is_cluster:
-                self.server_info()  # so that a broker which is there is asked
+                self.server_info()  # finds a broker that answers
             return self._run(_Call(name, body, kind), deadline_s=deadline_s, is_change=True)
 
     def server_info(self) -> admin.ServerInfo:
-        """Version and limits of a broker, and which brokers there are."""
+        """Return the version and limits of a broker, and note the brokers it lists."""
         [info] = self.ask(admin.SERVER_INFO, None, admin.ServerInfo)
         self.learn(info)
         return info
 
     def routes(self, stream: str) -> Routes:
-        """Who leads the partitions of a stream, as any broker knows it.
+        """Return the leaders of a stream's partitions, as any broker knows them.
 
         Raises:
-            UnknownStreamError: there is none.
-            UnavailableError: no broker is in touch with the majority of the cluster.
+            UnknownStreamError: there is no such stream.
+            UnavailableError: no broker is in touch with a majority of the cluster.
         """
         body = admin.StreamInfoRequest(name=stream)
         [info] = self.ask(admin.STREAM_INFO, body, admin.StreamInfo)
-        # A broker that was asked as it started did not know of the others yet.
+        # A broker that was starting did not know the others yet.
         copies = {at for each in info.partitions for at in each.in_sync}
         if not copies.issubset(self._known):
             self._known = tuple(sorted(copies.union(self._known)))
         return {each.partition: each for each in info.partitions}
 
     def ask_another(self) -> None:
-        """Let another broker answer next: what this one said led to no leader that answers."""
+        """Let another broker answer next, after the leaders this one named did not answer."""
         ring = tuple(dict.fromkeys((*self._known, *self._seeds, self._home)))
         self._home = ring[(ring.index(self._home) + 1) % len(ring)]
 
-    def know(self, partitions: Iterable[tuple[str, int]]) -> bool:
-        """Whether some of them know these, created a moment ago, though not all do yet."""
+    def any_broker_knows(self, partitions: Iterable[tuple[str, int]]) -> bool:
+        """Return whether a broker knows these partitions, which others may not know yet."""
         try:
             return self.is_cluster and all(
                 number in self.routes(stream) for stream, number in partitions
@@ -190,7 +189,7 @@ class ClusterClient:
             return False
 
     def leaders(self, routes: Routes) -> dict[int, str]:
-        """Where the leader of each partition is; nowhere, if it has none now."""
+        """Return the address of each partition's leader; "" if it has none now."""
         if not self._known:
             return dict.fromkeys(routes, self._home)
         return {number: each.leader for number, each in routes.items()}
@@ -204,17 +203,17 @@ class ClusterClient:
                     found = self._attempt(address, call, is_change=is_change)
                     self._check_newest(address, found)
                 except StrandlineError as error:
-                    # What a broker says tells more than that another one does not answer.
+                    # A broker's error says more than another one's silence.
                     if failure is None or not is_connection_loss(error):
                         failure = error
                     if not self._may_ask_another(error, is_change=is_change):
-                        raise _told_before(error, failure) from None
+                        raise _with_earlier_error(error, failure) from None
                     if time.monotonic() >= deadline_s:
                         raise failure from None
                 else:
                     self._home = address
                     return found
-            assert failure is not None, "one was asked at least"
+            assert failure is not None, "at least one was asked"
             now_s = time.monotonic()
             backoff.failed(now_s)
             if isinstance(failure, UnknownStreamError) or backoff.not_before_s >= deadline_s:
@@ -222,13 +221,13 @@ class ClusterClient:
             time.sleep(backoff.wait_s(now_s))
 
     def _order(self) -> Iterator[str]:
-        """The broker that answered last, and then the others."""
+        """Yield the broker that answered last, then the others."""
         home = self._home
         yield home
         yield from dict.fromkeys(a for a in (*self._known, *self._seeds) if a != home)
 
     def _check_newest(self, address: str, found: list[T]) -> None:
-        """Refuse metadata that is older than what was seen, as of a broker that is cut off.
+        """Refuse metadata older than what was seen, such as that of a partitioned broker.
 
         Raises:
             UnavailableError: it is older, and has been for less than ``STALE_S``.
@@ -245,10 +244,10 @@ class ClusterClient:
         self._stale_since_s = self._stale_since_s or now_s
         if now_s - self._stale_since_s < STALE_S:
             raise UnavailableError(
-                f"{address} knows the metadata up to entry {index} only, others up to "
+                f"{address} has metadata up to entry {index}, other brokers up to "
                 f"{self._newest_index}; retry"
             )
-        # Nobody knows more any longer: the cluster was recovered by force, without the newest.
+        # No broker has newer metadata: a forced recovery has lost it.
         self._newest_index, self._stale_since_s = index, None
 
     def _attempt(self, address: str, call: "_Call[T]", *, is_change: bool = False) -> list[T]:
@@ -268,13 +267,13 @@ class ClusterClient:
             raise
 
     def _may_ask_another(self, error: StrandlineError, *, is_change: bool) -> bool:
-        """Whether another broker may do better, and nothing is done twice."""
+        """Return whether another broker may succeed without doing anything twice."""
         if not self.is_cluster or self._is_closed:
             return False
         if is_change:
             return is_refusal(error) or type(error) is UnavailableError
         is_silent = isinstance(error, RequestTimeoutError)
-        # A stream that was created a moment ago is not known everywhere yet.
+        # A new stream is not known everywhere yet.
         return is_silent or is_worth_a_retry(error) or isinstance(error, UnknownStreamError)
 
     # Leaders
@@ -288,18 +287,18 @@ class ClusterClient:
         body: Any,
         numbers: Collection[int] | None = None,
     ) -> list[tuple[tuple[int, ...], T]]:
-        """Ask the leader of each partition; returns its partitions with each answer.
+        """Ask the leader of each partition; return its partitions with each answer.
 
         Args:
             stream: its name.
-            name: the action, which answers once.
+            name: the action, which has one answer.
             kind: type of the answer.
-            body: the body for some partitions, a function of their numbers.
-            numbers: which partitions; None: all. What the others' leaders do does not matter.
+            body: makes the body from the numbers of a leader's partitions.
+            numbers: the partitions; None: all.
 
         Raises:
-            NotLeaderError: a partition has no leader for too long.
-            StrandlineError: what a leader answered.
+            NotLeaderError: a partition has had no leader for too long.
+            StrandlineError: a leader's error.
         """
         backoff = Backoff()
         with within(self._timeout_s) as deadline_s:
@@ -314,7 +313,7 @@ class ClusterClient:
                 except StrandlineError as error:
                     now_s = time.monotonic()
                     backoff.failed(now_s)
-                    # A stream that was created a moment ago is not known everywhere yet.
+                    # A new stream is not known everywhere yet.
                     is_passing = is_worth_a_retry(error) or isinstance(
                         error, RequestTimeoutError | UnknownStreamError
                     )
@@ -345,15 +344,15 @@ class _Call(NamedTuple, Generic[T]):
     wait_s: float = 0.0
 
 
-def _told_before(error: StrandlineError, before: StrandlineError) -> StrandlineError:
-    """The error, and what another broker said before."""
+def _with_earlier_error(error: StrandlineError, before: StrandlineError) -> StrandlineError:
+    """Return the error, with the message of another broker's earlier one."""
     if error is before:
         return error
     return type(error)(f"{error.message}; before that: {before.message}")
 
 
 def group(leaders: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
-    """Leader → its partitions, in order."""
+    """Group partitions by leader, in order."""
     found: dict[str, list[int]] = {}
     for number, leader in sorted(leaders.items()):
         found.setdefault(leader, []).append(number)

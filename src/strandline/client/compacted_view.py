@@ -1,7 +1,7 @@
-"""The newest record of each key of a stream, as a table: a changelog as what it describes.
+"""The newest record of each key of a stream, as a table.
 
-Rules: a key whose newest record has no value (a tombstone) is not in the table; records without a
-key are left out. Works on whole columns: no Python object is made for a record.
+Rules: a key whose newest record has no value (a tombstone) is left out, and so are records without
+a key. Works on whole columns, without a Python object per record.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,23 +14,23 @@ if TYPE_CHECKING:
     from strandline.client.client import Client
 
 FOLD_BYTES = 64 << 20
-"""Records gathered before those that are superseded among them are dropped."""
+"""Size of the records gathered before superseded ones are dropped."""
 _FOLD_RATIO = 3
-"""How much more than what is kept is gathered: each fold looks at all that is kept again."""
+"""Gather this many times the kept size, since each fold reads all kept records again."""
 _PIECE_ROWS = 1 << 16
-"""Taken out of a table at a time."""
+"""Rows taken from a table at a time."""
 
 
-def latest_by_key(
+def compacted_view(
     client: "Client", stream: str, *, columns: Sequence[str] | None = None, **filters: Any
 ) -> pa.Table:
-    """The newest record of each key, in the order of their offsets, partition by partition.
+    """Return the newest record of each key, ordered by partition and offset.
 
     Args:
         client: of the broker.
-        stream: its name; a key has to be in one partition alone, as producers see to.
-        columns: as ``Client.read`` takes them; None: all.
-        **filters: as ``Client.read`` takes them.
+        stream: its name; a key must always be in the same partition, which producers ensure.
+        columns: as ``Client.read``; None: all.
+        **filters: as ``Client.read``.
 
     Raises:
         StrandlineError: as ``Client.read``.
@@ -39,21 +39,21 @@ def latest_by_key(
     found = []
     for info in client.stream_info(stream).partitions:
         reader = client.read(stream, partition=info.partition, columns=asked, **filters)
-        found.append(newest_of(reader, reader.schema))
+        found.append(compact_batches(reader, reader.schema))
     table = pa.concat_tables(found)
     live = _with(table, "value")
     return live if columns is None else live.select(list(columns))
 
 
-def newest_of(
+def compact_batches(
     batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, fold_bytes: int = FOLD_BYTES
 ) -> pa.Table:
-    """The newest record of each key among batches in order, tombstones among them.
+    """Return the newest record of each key among ordered batches, including tombstones.
 
     Args:
         batches: with a column ``key``.
         schema: of the batches.
-        fold_bytes: how much is gathered before it is folded into what is kept.
+        fold_bytes: size of the records gathered before they are merged into what is kept.
     """
     kept = schema.empty_table()
     waiting: list[pa.RecordBatch] = []
@@ -68,7 +68,7 @@ def newest_of(
 
 
 def _newest(table: pa.Table) -> pa.Table:
-    """The last row of each key."""
+    """Return the last row of each key."""
     table = _with(table, "key")
     rows = pa.table({"key": table.column("key"), "row": _numbers(table.num_rows)})
     # Several threads would take three times the CPU, and hardly less time.
@@ -80,7 +80,7 @@ def _newest(table: pa.Table) -> pa.Table:
 
 
 def _picked(table: pa.Table, rows: pa.Array) -> pa.Table:
-    """Rows by ascending numbers; in pieces, because an array of bytes holds 2 GiB at most."""
+    """Take rows by ascending numbers; in pieces, because an array of bytes holds at most 2 GiB."""
     pieces = [table.slice(0, 0)]
     for first in range(0, len(rows), _PIECE_ROWS):
         piece = rows.slice(first, _PIECE_ROWS)
@@ -90,12 +90,12 @@ def _picked(table: pa.Table, rows: pa.Array) -> pa.Table:
 
 
 def _with(table: pa.Table, name: str) -> pa.Table:
-    """The rows that have this column; the table itself, uncopied, if all have."""
+    """Drop the rows whose column is null; the table itself, uncopied, if none is."""
     column = table.column(name)
     return table.filter(pc.is_valid(column)) if column.null_count else table
 
 
 def _numbers(count: int) -> pa.Array:
-    """The numbers from 0 to ``count``, exclusive."""
+    """Return the numbers from 0 to ``count``, exclusive."""
     ones = pa.repeat(pa.scalar(1, pa.int64()), count)
     return pc.subtract(pc.cumulative_sum(ones), 1)

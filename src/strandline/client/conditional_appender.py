@@ -1,14 +1,14 @@
-"""One record that is stored only at the offset where it is expected: optimistic concurrency.
+"""Compare-and-append: a record is stored only if its offset is the expected one.
 
-Each record is a call of its own to the leader of its partition. Rules: a leader that is away, does
-not lead any more or is still loading is waited out; what was sent and not answered is never sent
-again, because a second attempt could not tell its own first from somebody else's record.
+Each record is a call of its own to its partition's leader. Rules: the call is retried while there
+is no leader or it is still loading. A record that was sent without an answer is never sent again:
+a second attempt could not distinguish its own first from another writer's record.
 """
 
 import queue
 import time
 
-from strandline.client.batching import Record, RecordProducerBatch
+from strandline.client.accumulator import Record, RecordProducerBatch
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.deadline import within
 from strandline.client.put_stream import PutStream
@@ -26,7 +26,7 @@ from strandline.errors import (
 from strandline.protocol.put import BatchTag, PutAck, PutRequest
 from strandline.protocol.status import from_body
 
-UNKNOWN = "whether the record was stored is not known: read what is at the expected offset"
+UNKNOWN = "whether the record was stored is unknown: read the record at the expected offset"
 
 
 class ConditionalAppender:
@@ -42,39 +42,39 @@ class ConditionalAppender:
         self._timeout_s = timeout_s
 
     def close(self) -> None:
-        """End the connections; harmless when repeated."""
+        """Close the connections; has no effect when repeated."""
         self._brokers.close()
 
     def append(
         self, stream: str, partition: int, record: Record, *, expected_offset: int | None
     ) -> Ack:
-        """Store a record; returns where it is.
+        """Append a record and return its offset.
 
         Args:
             stream: its name.
-            partition: of it.
-            record: what to store.
-            expected_offset: where; None: wherever it comes to be.
+            partition: its number.
+            record: the record to store.
+            expected_offset: the offset it must get; None: any.
 
         Raises:
-            WrongLastSequenceError: another offset is the next.
-            DisconnectedError, RequestTimeoutError: whether it was stored is not known.
+            WrongLastSequenceError: another offset is next.
+            DisconnectedError, RequestTimeoutError: whether it was stored is unknown.
             StrandlineError: it was not stored.
         """
-        lot: RecordProducerBatch[AckFuture[Ack]] = RecordProducerBatch(
+        pending: RecordProducerBatch[AckFuture[Ack]] = RecordProducerBatch(
             partition, now_s=0, deadline_s=0
         )
-        lot.records.append(record)
+        pending.records.append(record)
         tag = BatchTag(sequence=0, partition=partition, expected_offset=expected_offset)
         backoff = Backoff()
         with within(self._timeout_s) as deadline_s:
             while True:
                 try:
-                    return self._attempt(stream, lot, tag, deadline_s=deadline_s)
+                    return self._attempt(stream, pending, tag, deadline_s=deadline_s)
                 except StrandlineError as error:
                     now_s = time.monotonic()
                     backoff.failed(now_s)
-                    # Only a refusal says for certain that it was not stored.
+                    # Only after a refusal it is certainly not stored.
                     if not is_refusal(error) or backoff.not_before_s >= deadline_s:
                         raise
                     self._brokers.ask_another()
@@ -83,31 +83,31 @@ class ConditionalAppender:
     def _attempt(
         self,
         stream: str,
-        lot: RecordProducerBatch[AckFuture[Ack]],
+        pending: RecordProducerBatch[AckFuture[Ack]],
         tag: BatchTag,
         *,
         deadline_s: float,
     ) -> Ack:
-        """Send it once.
+        """Send the record once.
 
         Raises:
             StrandlineError: as ``append``; after a refusal it may be sent again.
         """
-        batch = batch_of_records(lot)
+        batch = batch_of_records(pending)
         answers: queue.SimpleQueue[PutAck | None] = queue.SimpleQueue()
-        address = self._leader(stream, lot.partition)
+        address = self._leader(stream, pending.partition)
         connection = self._brokers.connection(address)
         try:
             put = PutStream(
                 connection,
-                PutRequest(stream=stream, partition=lot.partition),
+                PutRequest(stream=stream, partition=pending.partition),
                 batch.schema,
                 on_ack=answers.put,
                 on_end=lambda _: answers.put(None),
             )
         except DisconnectedError as error:  # nothing was sent
             connection.reset()
-            raise NotLeaderError(f"{address} is not reached: {error.message}") from error
+            raise NotLeaderError(f"cannot reach {address}: {error.message}") from error
         put.write(batch, tag)
         try:
             ack = answers.get(timeout=max(0.1, deadline_s - time.monotonic()))
@@ -118,8 +118,8 @@ class ConditionalAppender:
         if ack is None:
             connection.reset()
             if isinstance(failure, InvalidRequestError):
-                raise failure  # the broker refused the call: it has taken nothing of it
-            why = "is gone" if failure is None else f"did not answer: {failure.message}"
+                raise failure  # the broker refused the call and stored nothing
+            why = "closed the call" if failure is None else f"did not answer: {failure.message}"
             raise DisconnectedError(f"{address} {why}; {UNKNOWN}")
         if ack.error is not None:
             raise from_body(ack.error)
@@ -128,15 +128,15 @@ class ConditionalAppender:
         return Ack.at(ack.offsets[0], ack.partitions[0], duplicate=bool(ack.duplicates))
 
     def _leader(self, stream: str, partition: int) -> str:
-        """Who leads a partition.
+        """Return the address of a partition's leader.
 
         Raises:
-            NotLeaderError: nobody does just now.
-            StrandlineError: there is no such, or nobody knows.
+            NotLeaderError: it has none now.
+            StrandlineError: there is no such partition, or no broker answers.
         """
         leaders = self._brokers.leaders(self._brokers.routes(stream))
         if partition not in leaders:
             raise UnknownPartitionError(f"stream {stream!r} has no partition {partition}")
         if not leaders[partition]:
-            raise NotLeaderError(f"{stream}/{partition} has no leader just now; retry")
+            raise NotLeaderError(f"{stream}/{partition} has no leader now; retry")
         return leaders[partition]

@@ -1,6 +1,6 @@
-"""A connection to one broker: addresses, calls, and errors in our own classes.
+"""A connection to one broker: addresses, calls, and translated errors.
 
-gRPC connects by itself, when first used and after a loss; this wrapper decides how eagerly, caps
+gRPC connects on first use and reconnects after a loss; this wrapper sets how eagerly, limits
 message sizes and translates every failure. Safe to use from several threads.
 """
 
@@ -38,7 +38,7 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
-    # Notices a machine that vanished. Servers take offence at pings more often than every 300 s.
+    # Detects a dead machine. Servers close connections with pings more often than every 300 s.
     ("grpc.keepalive_time_ms", 310_000),
     ("grpc.keepalive_timeout_ms", 20_000),
 ]
@@ -56,8 +56,9 @@ _ALIGNED = (
 T = TypeVar("T")
 _has_used_grpc = threading.Event()
 _lacks_threads = threading.Event()
-"""Set in a process that was forked from one that has used gRPC. That hangs then, past every time
-limit; where clients were closed before only sometimes, as its threads end a moment later."""
+"""Set in a process forked from one that has used gRPC, whose threads do not exist here: calls would
+hang beyond every timeout.
+"""
 
 
 def _was_forked() -> None:
@@ -69,7 +70,7 @@ os.register_at_fork(after_in_child=_was_forked)
 
 
 def parse_address(address: str) -> tuple[str, str]:
-    """The address as people write it and as Flight wants it.
+    """Parse an address into a display form and a Flight URI.
 
     Args:
         address: ``host:port``, ``host``, ``grpc://host:port``, or ``tls://host:port`` with TLS.
@@ -78,7 +79,7 @@ def parse_address(address: str) -> tuple[str, str]:
         ``host:port`` and the URI.
 
     Raises:
-        InvalidRequestError: it is neither.
+        InvalidRequestError: it is none of these.
     """
     found = _ADDRESS.fullmatch(str(address).strip())
     if found is None or not (found["host"] or found["port"]):
@@ -107,11 +108,11 @@ class Connection:
 
     Args:
         address: as ``parse_address`` takes it.
-        timeout_s: how long a call other than a read or a put may take.
+        timeout_s: timeout of calls other than reads and puts.
         credentials: a token, and files for TLS; by default those of the environment.
 
     Raises:
-        InvalidRequestError: not an address, or not one for TLS though credentials are given.
+        InvalidRequestError: not an address, or credentials are given for one without TLS.
         InvalidConfigError: files of the credentials cannot be used.
     """
 
@@ -123,7 +124,7 @@ class Connection:
         self._is_tls = self._uri.startswith("grpc+tls:")
         credentials = credentials or Credentials()
         if credentials.has_files and not self._is_tls:
-            raise InvalidRequestError(f"certificates are for TLS; connect to tls://{self.address}")
+            raise InvalidRequestError(f"certificates need TLS; connect to tls://{self.address}")
         if self._is_tls and not credentials.has_files:
             credentials = Credentials.given(token=credentials.token)
         elif not credentials.token:
@@ -136,7 +137,7 @@ class Connection:
         self._is_closed = False
 
     def sibling(self, address: str, *, timeout_s: float | None = None) -> "Connection":
-        """A connection to another broker of the cluster, which is reached in the same way."""
+        """Return a connection to another broker of the cluster, with the same credentials."""
         timeout_s = timeout_s or self._timeout_s
         if self._is_tls:
             address = f"tls://{parse_address(address)[0]}"
@@ -158,10 +159,10 @@ class Connection:
             body: the request, encoded as JSON; None for no body.
             kind: type of each result.
             wait_s: how long the broker was asked to wait before it answers.
-            timeout_s: how long it may take besides; None: as long as any call.
+            timeout_s: timeout beyond ``wait_s``; None: the connection's.
 
         Raises:
-            StrandlineError: what the broker answered, or that it did not.
+            StrandlineError: the broker's error, or that it did not answer.
         """
         data = b"" if body is None else encode(body)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
@@ -175,7 +176,7 @@ class Connection:
         """Begin a read; its schema has arrived when this returns.
 
         Raises:
-            StrandlineError: what the broker answered, or that it did not.
+            StrandlineError: the broker's error, or that it did not answer.
         """
         check_request(request)
         flight, ticket = self.flight(), fl.Ticket(encode(request))
@@ -185,13 +186,13 @@ class Connection:
         def begin() -> None:
             try:
                 stream = flight.do_get(ticket, options)
-                stream.schema  # noqa: B018 - waits for the broker's verdict on the ticket
+                stream.schema  # noqa: B018 - waits until the broker accepts the ticket
                 beginning.set_result(stream)
             except Exception as error:  # noqa: BLE001 - raised where the read is waited for
                 beginning.set_exception(error)
 
-        # On a thread: pyarrow waits where neither Ctrl-C nor a deadline reaches, and a deadline of
-        # gRPC's would end the whole read, not only the wait for its beginning.
+        # On a thread: pyarrow blocks Ctrl-C and deadlines, and a gRPC deadline would limit the
+        # whole read, not only the wait for its beginning.
         threading.Thread(target=begin, name="strandline-begin", daemon=True).start()
         limit_s = limited(self._timeout_s)
         with self.translated():
@@ -206,7 +207,7 @@ class Connection:
     def put(
         self, request: PutRequest, schema: pa.Schema
     ) -> tuple[fl.FlightStreamWriter, fl.FlightMetadataReader]:
-        """Begin a put; returns where to write batches and where to read acks."""
+        """Begin a put; return the writer of batches and the reader of acks."""
         descriptor = fl.FlightDescriptor.for_command(encode(request))
         options = fl.FlightCallOptions(headers=self._credentials.headers)
         with self.translated():
@@ -214,7 +215,7 @@ class Connection:
         return writer, reader
 
     def flight(self) -> fl.FlightClient:
-        """The Flight client behind this connection.
+        """Return the Flight client behind this connection.
 
         Raises:
             ClientClosedError: the connection was closed.
@@ -222,8 +223,8 @@ class Connection:
         """
         if _lacks_threads.is_set():
             raise InvalidRequestError(
-                "this process was forked from one that had used a client, and gRPC does not work "
-                "here: start processes with multiprocessing's 'spawn', or connect after forking"
+                "gRPC does not work in a process forked from one that had used a client: start "
+                "processes with multiprocessing's 'spawn', or connect after forking"
             )
         with self._lock:
             self.check_open()
@@ -234,7 +235,7 @@ class Connection:
             return self._flight
 
     def check_open(self) -> None:
-        """Refuse to go on once it was closed.
+        """Raise if the connection was closed.
 
         Raises:
             ClientClosedError: it was.
@@ -243,10 +244,10 @@ class Connection:
             raise ClientClosedError(f"this client of {self.address} is closed; connect again")
 
     def has_begun(self, read: Read) -> None:
-        """A read is under way, which goes no further than the connection.
+        """Register a read, which is cancelled when the connection is closed.
 
         Raises:
-            ClientClosedError: that was closed meanwhile.
+            ClientClosedError: the connection was closed meanwhile.
         """
         with self._lock:
             self._reads.add(read)
@@ -256,12 +257,12 @@ class Connection:
             self.check_open()
 
     def reset(self) -> None:
-        """Begin anew with the next call; calls under way end as they will."""
+        """Reconnect with the next call; calls in progress are not affected."""
         with self._lock:
             self._flight = None
 
     def close(self) -> None:
-        """End the connection, and the reads under way; harmless when repeated."""
+        """Close the connection and cancel its reads; has no effect when repeated."""
         with self._lock:
             self._is_closed = True
             flight, self._flight = self._flight, None
@@ -273,15 +274,15 @@ class Connection:
 
     @contextmanager
     def translated(self) -> Iterator[None]:
-        """Raise what Flight raises as errors of ours."""
+        """Translate the exceptions of Flight into ``StrandlineError``."""
         try:
             yield
         except (fl.FlightError, pa.ArrowException, OSError) as error:
-            self.check_open()  # else it is what closing has ended
+            self.check_open()  # closing the client causes such errors, too
             raise from_flight(error, address=self.address) from error
 
 
 def _cancel(beginning: "Future[fl.FlightStreamReader]") -> None:
-    """Give up a read that began after nobody waited for it any more."""
+    """Cancel a read that began after its caller had timed out."""
     if beginning.exception() is None:
         beginning.result().cancel()

@@ -1,19 +1,19 @@
-"""A consumer: a member of a group that reads its share of streams and notes how far it has come.
+"""A consumer: a member of a group that reads its share of streams and commits offsets.
 
     with client.consumer("billing", ["orders"]) as consumer:
         while True:
             for batch in consumer.poll(1.0):
                 ...  # batch.records, an Arrow record batch of one partition
 
-Every record is handed to a member of the group at least once: positions are committed after the
-records before them were handed out and the next ``poll`` was called (or ``commit``), and whoever
-gets a partition begins at its position.
+Every record is delivered to a member of the group at least once: offsets are committed after the
+records before them were returned and the next ``poll`` (or ``commit``) was called, and the next
+owner of a partition begins at its committed offset.
 
 Rules:
 - members whose partitions do not move are not disturbed when others come and go;
-- callbacks run inside ``poll`` and ``close``, on the caller's thread; what is taken away may still
-  be committed in ``on_revoked``;
-- one thread uses a consumer; heartbeats and reading ahead have threads of their own.
+- callbacks run inside ``poll`` and ``close``, on the caller's thread; ``on_revoked`` may still
+  commit the partitions it is called with;
+- one thread uses a consumer; heartbeats and prefetching have threads of their own.
 """
 
 import logging
@@ -35,9 +35,9 @@ from strandline.client.coordinator_client import CoordinatorClient
 from strandline.client.fetcher import Source
 from strandline.client.membership import MemberAssignment, Membership
 from strandline.client.offset_committer import OffsetCommitter
-from strandline.client.positions import LogPositions, Offsets, PositionStore, Tell
+from strandline.client.offset_store import CommitCall, LogOffsetStore, Offsets, OffsetStore
 from strandline.client.prefetcher import ConsumedBatch, Prefetcher
-from strandline.client.reading import Place
+from strandline.client.reading import OffsetSpec
 from strandline.client.retry import RetrySchedule
 from strandline.errors import (
     DisconnectedError,
@@ -60,43 +60,43 @@ OnRevoked = Callable[["Consumer", Partitions], None]
 
 
 class Options(NamedTuple):
-    """How a consumer consumes.
+    """The options of a consumer.
 
     Attributes:
-        start: where to begin in partitions without a position: ``"earliest"``, ``"latest"`` or a
-            time; also where the log ends before the position. A group that has fallen behind
-            retention goes on at the first record kept, whatever it says. Partitions that a stream
-            got after the group had begun with it are begun at their beginning.
-        commit_interval_s: positions are committed in a ``poll`` once so much time has passed; None:
-            only by ``commit``. Where a member begins that does not start ``"earliest"`` is
-            committed at once.
-        instance: name of a static member: coming back within its session it finds its partitions.
-        session_timeout_s: a member that is not heard of for so long loses its partitions.
-        poll_interval_max_s: a consumer that does not poll for so long leaves the group.
-        on_assigned: called with partitions that are new, before any record of them.
-        on_revoked: called with partitions that go, after the last record of them.
-        positions: where positions are kept; by default in the log.
+        start: where to begin in partitions without a committed offset: ``"earliest"``, ``"latest"``
+            or a time; also where the log ends before the committed offset. A group that has fallen
+            behind retention continues at the first record kept, whatever this says. Partitions
+            added after the group had begun with a stream are read from their beginning.
+        commit_interval_s: ``poll`` commits offsets at this interval; None: only ``commit`` does. A
+            member that does not start at ``"earliest"`` commits its start at once.
+        instance: name of a static member, which keeps its partitions if it returns within its
+            session.
+        session_timeout_s: a member without a heartbeat for this long loses its partitions.
+        poll_interval_max_s: a consumer that does not poll for this long leaves the group.
+        on_assigned: called with new partitions, before any record of them is returned.
+        on_revoked: called with removed partitions, after the last record of them was returned.
+        offset_store: where committed offsets are kept; by default in the log.
     """
 
-    start: Place = "earliest"
+    start: OffsetSpec = "earliest"
     commit_interval_s: float | None = 5.0
     instance: str = ""
     session_timeout_s: float = 10.0
     poll_interval_max_s: float = 300.0
     on_assigned: OnAssigned | None = None
     on_revoked: OnRevoked | None = None
-    positions: PositionStore | None = None
+    offset_store: OffsetStore | None = None
 
 
 class Consumer:
-    """A member of a consumer group. Use it as a context, or ``close`` it.
+    """A member of a consumer group. Use it as a context manager, or ``close`` it.
 
     Args:
-        source: where records come from.
+        source: the client to read with.
         coordinator: of the group.
         group: its name.
-        streams: what to consume.
-        options: how.
+        streams: streams to consume.
+        options: options of the consumer.
 
     Raises:
         UnknownStreamError: there is no such stream.
@@ -114,7 +114,7 @@ class Consumer:
     ) -> None:
         if options.start not in ("earliest", "latest") and isinstance(options.start, str | int):
             raise InvalidRequestError(
-                f"start is {options.start!r}; give 'earliest', 'latest' or a datetime"
+                f"start must be 'earliest', 'latest' or a datetime, got {options.start!r}"
             )
         if options.commit_interval_s is not None:
             check_number(options.commit_interval_s, "commit_interval_s")
@@ -122,22 +122,22 @@ class Consumer:
         self.group = text(group, "a group")
         self._source = source
         self._options = options
-        self._store = options.positions or LogPositions(coordinator)
+        self._store = options.offset_store or LogOffsetStore(coordinator)
         self._next: dict[PartitionName, int] = {}
-        """The next record to hand out, of each partition we have."""
+        """The position of each assigned partition: the next offset to return."""
         self._ahead = Prefetcher(source, self._next, restart=options.start)
         self._paused: set[PartitionName] = set()
         self._beginning = RetrySchedule()
-        """When to look for positions again while they cannot be had."""
-        self._is_interrupted = threading.Event()
+        """When to look up starting offsets again after a failure."""
+        self._is_woken_up = threading.Event()
         self._is_closed = False
-        self._has_left = False
+        self._is_deposed = False
         self._membership = Membership(
             coordinator,
             group,
             [text(stream, "a stream") for stream in streams],
             instance=text(options.instance, "an instance"),
-            keeps=options.positions is not None,
+            keeps=options.offset_store is not None,
             session_s=options.session_timeout_s,
             poll_interval_max_s=options.poll_interval_max_s,
             on_change=self._ahead.wake,
@@ -146,7 +146,7 @@ class Consumer:
             group,
             self._membership,
             self._next,
-            tell=self._store.commit,
+            commit_call=self._store.commit,
             interval_s=options.commit_interval_s,
         )
         self._membership.join()
@@ -154,65 +154,65 @@ class Consumer:
     # Records
 
     def poll(self, timeout_s: float = 1.0) -> list[ConsumedBatch]:
-        """Records, as soon as there are any; what was polled before counts as processed.
+        """Return records as soon as there are any; records of the previous poll count as processed.
 
         Args:
             timeout_s: the longest wait.
 
         Returns:
-            Batches of one partition each, in order; none if nothing came in time.
+            Batches of one partition each, in order; none after ``timeout_s``.
 
         Raises:
             MemberFencedError: another consumer took the place of this static member.
-            DisconnectedError: it was closed.
-            InvalidRequestError: ``timeout_s`` is no number.
-            StrandlineError: a partition cannot be read on, at every poll until it is paused or
+            DisconnectedError: the consumer is closed.
+            InvalidRequestError: ``timeout_s`` is not a number.
+            StrandlineError: a partition cannot be read, at every poll until it is paused or
                 sought past; or a callback's error.
         """
         if self._is_closed:
-            raise DisconnectedError("this consumer is closed; make another")
+            raise DisconnectedError("this consumer is closed; create another")
         deadline_s = time.monotonic() + wait(timeout_s, "timeout_s")
         while True:
             self._settle()
             self._ahead.raise_failure()
-            if self._is_interrupted.is_set():
+            if self._is_woken_up.is_set():
                 return []
-            # Partitions that could not be begun are tried again within the poll, too.
+            # Retries partitions that could not be begun within the poll, too.
             batches = self._ahead.take(min(deadline_s, self._beginning.not_before_s or deadline_s))
             if batches or time.monotonic() >= deadline_s:
                 return batches
 
-    def interrupt(self) -> None:
-        """Let the poll that is under way end, from any thread; ``unread`` has to follow."""
-        self._is_interrupted.set()
+    def wakeup(self) -> None:
+        """Let the current poll return, from any thread; ``unread`` must follow."""
+        self._is_woken_up.set()
         self._ahead.wake()
 
     def unread(self, batches: Iterable[ConsumedBatch]) -> None:
-        """What the last poll returned has reached nobody: the next returns it again."""
-        self._is_interrupted.clear()
+        """Return the batches of the last poll again at the next one."""
+        self._is_woken_up.clear()
         self._ahead.unread(batches)
 
-    # What we have
+    # Assignment and positions
 
     def assignment(self) -> Partitions:
-        """The partitions of this member."""
+        """Return the partitions of this member."""
         return frozenset(self._next)
 
     def positions(self) -> dict[PartitionName, int]:
-        """The next record to be handed out, of each partition of this member."""
+        """Return the next offset of each partition of this member."""
         return dict(self._next)
 
-    def seek(self, stream: str, partition: int, to: Place) -> None:
-        """Go on elsewhere in a partition.
+    def seek(self, stream: str, partition: int, to: OffsetSpec) -> None:
+        """Continue a partition at another offset.
 
         Args:
             stream: its name.
-            partition: which, one of this member's.
+            partition: one of this member's partitions.
             to: an offset, ``"earliest"``, ``"latest"`` or a time.
 
         Raises:
-            InvalidRequestError: not one of this member's partitions, or no place in one.
-            StrandlineError: the place cannot be found.
+            InvalidRequestError: not one of this member's partitions, or ``to`` is none of these.
+            StrandlineError: the offset of ``to`` cannot be looked up.
         """
         name = self._own(stream, partition)
         if isinstance(to, str | datetime):
@@ -220,13 +220,12 @@ class Consumer:
         else:
             at = whole_number(to, "an offset")
         if not 0 <= at <= INT64_MAX:
-            size = "negative" if at < 0 else "too large"
-            raise OffsetOutOfRangeError(f"offset {at} is {size}; they go from 0 to {INT64_MAX}")
+            raise OffsetOutOfRangeError(f"offset {at} is not between 0 and {INT64_MAX}")
         self._next[name] = at
         self._ahead.begin_anew(name)
 
     def pause(self, stream: str, partition: int) -> None:
-        """Hand out no records of a partition until ``resume``; it stays this member's.
+        """Return no records of a partition until ``resume``; it stays assigned to this member.
 
         Raises:
             InvalidRequestError: not one of this member's partitions.
@@ -236,7 +235,7 @@ class Consumer:
         self._ahead.stop([name])
 
     def resume(self, stream: str, partition: int) -> None:
-        """Hand out records of a partition again, from where it was paused.
+        """Return records of a paused partition again, from its position.
 
         Raises:
             InvalidRequestError: not one of this member's partitions.
@@ -247,7 +246,7 @@ class Consumer:
             self._ahead.begin([name])
 
     def lag(self) -> dict[PartitionName, int]:
-        """How many offsets each partition of this member has that were not handed out yet.
+        """Return how many offsets each partition of this member has left to return.
 
         Raises:
             StrandlineError: a leader cannot be asked.
@@ -258,53 +257,53 @@ class Consumer:
             for name, at in sorted(self._next.items())
         }
 
-    # Positions
+    # Commits
 
     def commit(self, offsets: Mapping[PartitionName, int] | None = None) -> None:
-        """Note how far the group has come; others begin there.
+        """Commit offsets, at which other members begin.
 
         Args:
-            offsets: the next record to consume of some partitions; by default everything that was
-                handed out is processed.
+            offsets: the next offset to consume by partition; by default everything returned by
+                ``poll`` counts as processed.
 
         Raises:
-            InvalidRequestError: these are no offsets of partitions.
-            DisconnectedError: it was closed.
-            UnknownMemberError: this is no member any more; others consume those records again.
-            StaleMemberError: one of the partitions is somebody else's by now.
-            StrandlineError: whether they were noted is unknown; commit again.
+            InvalidRequestError: these are not offsets of partitions.
+            DisconnectedError: the consumer is closed.
+            UnknownMemberError: this is no longer a member; others consume those records again.
+            StaleMemberError: one of the partitions belongs to another member now.
+            StrandlineError: whether they were committed is unknown; commit again.
         """
         self._check_open()
         if offsets is None:
             offsets = self._commits.pending(self._next)
         self._commits.commit(offsets_by_partition(offsets))
 
-    def commit_in_transaction(self, tell: Tell, offsets: Offsets) -> None:
-        """Have offsets noted by a transaction of ours; what ``Transaction`` calls.
+    def commit_in_transaction(self, commit: CommitCall, offsets: Offsets) -> None:
+        """Commit offsets in a transaction; called by ``Transaction``.
 
         Args:
-            tell: notes the offsets of a group for the member that this is.
-            offsets: the next record to consume of some partitions.
+            commit: commits the offsets of a group in the transaction, with this member as owner.
+            offsets: the next offset to consume by partition.
 
         Raises:
-            InvalidRequestError: this consumer commits by itself, or keeps positions elsewhere.
+            InvalidRequestError: this consumer commits periodically, or has its own offset store.
             StrandlineError: as ``commit``.
         """
         options = self._options
-        if options.commit_interval_s is not None or options.positions is not None:
+        if options.commit_interval_s is not None or options.offset_store is not None:
             raise InvalidRequestError(
-                f"positions of group {self.group!r} are to be committed by a transaction: let the "
-                "consumer have commit_interval_s=None, and no store of its own"
+                f"a transaction cannot commit offsets of this consumer of group {self.group!r}: "
+                "create it with commit_interval_s=None and without offset_store"
             )
-        self._commits.commit(offsets, tell)
+        self._commits.commit(offsets, commit)
 
-    # Partitions come and go
+    # Changes of the assignment
 
     def _settle(self) -> None:
-        """Do what the coordinator decided since the last poll."""
+        """Apply what the coordinator decided since the last poll."""
         self._ahead.awoken()
         self._membership.polled()
-        view = self._membership.view()
+        view = self._membership.assignment()
         if view.is_lost:
             self._lose()
             return
@@ -319,7 +318,7 @@ class Consumer:
             self._assign(coming, view)
 
     def _revoke(self, going: Partitions) -> None:
-        """Give partitions up: stop, commit, tell the user, tell the coordinator."""
+        """Give up partitions: stop reading, commit, call back, notify the coordinator."""
         ours = going & self._next.keys()
         self._ahead.stop(ours)
         if ours:
@@ -330,21 +329,21 @@ class Consumer:
         self._membership.give_up(going)
 
     def _assign(self, coming: Partitions, view: MemberAssignment) -> None:
-        """Begin with partitions where the group has come to."""
+        """Begin to read partitions at their committed offsets."""
         try:
             starts = self._starts(coming, view)
         except StrandlineError as error:
             has_moved = isinstance(error, StaleMemberError | UnknownMemberError)
-            # A stream that is gone is the coordinator's to take away.
+            # The coordinator revokes partitions of a deleted stream.
             is_gone = isinstance(error, UnknownStreamError)
             if not (error.retriable or has_moved or is_gone):
                 raise
             now_s = time.monotonic()
             self._beginning.failed(now_s)
-            if self._beginning.is_news(now_s):
-                logger.warning("group %s: cannot begin yet: %s", self.group, error)
+            if self._beginning.should_log(now_s):
+                logger.warning("group %s: cannot start reading, will retry: %s", self.group, error)
             if has_moved:
-                self._membership.beat_soon()  # and look again at the next poll
+                self._membership.heartbeat_soon()  # the next poll sees the new assignment
             return
         self._beginning.succeeded()
         self._next |= starts
@@ -352,17 +351,17 @@ class Consumer:
             if self._options.on_assigned is not None:
                 self._options.on_assigned(self, coming)
         except BaseException:
-            self._forget(coming)  # the next poll begins with them again
+            self._forget(coming)  # the next poll assigns them again
             raise
         self._ahead.begin(coming - self._paused)
 
     def _starts(self, coming: Partitions, view: MemberAssignment) -> dict[PartitionName, int]:
-        """Where to begin.
+        """Return the offset at which each partition begins.
 
         Raises:
-            StrandlineError: positions or offsets cannot be had now.
+            StrandlineError: offsets cannot be looked up now.
         """
-        if self._options.positions is None:
+        if self._options.offset_store is None:
             starts = {name: view.starts[name] for name in coming if name in view.starts}
         else:
             starts = self._store.claim(self.group, coming, view.owner)
@@ -370,30 +369,34 @@ class Consumer:
         fresh = coming - starts.keys()
         counts = view.began_with
         added = frozenset(name for name in fresh if name.partition >= counts.get(name.stream, inf))
-        late = self._places(fresh - added)
+        late = self._resolve_offsets(fresh - added)
         if late and self._options.start != "earliest":
-            # Or whoever came after us would begin later than we, and leave out what we were given.
+            # Otherwise the next owner would start later and skip records returned here.
             self._commits.commit(late)
-        return starts | self._places(added, "earliest") | late
+        return starts | self._resolve_offsets(added, "earliest") | late
 
-    def _places(self, names: Partitions, at: Place | None = None) -> dict[PartitionName, int]:
-        """The offsets of a place, by default where members start.
+    def _resolve_offsets(
+        self, names: Partitions, at: OffsetSpec | None = None
+    ) -> dict[PartitionName, int]:
+        """Look up the offsets of ``at``, by default of the start option.
 
         Raises:
-            StrandlineError: they cannot be had now.
+            StrandlineError: they cannot be looked up now.
         """
         found: dict[PartitionName, int] = {}
         for stream in {name.stream for name in names}:
             offsets = self._source.offsets(stream, self._options.start if at is None else at)
             for name in names:
                 if name.stream == stream:
-                    if name.partition not in offsets:  # added a moment ago
-                        raise UnavailableError(f"the broker does not know {name} yet")
+                    if name.partition not in offsets:  # just added
+                        raise UnavailableError(
+                            f"the broker does not know partition {name} yet; retry"
+                        )
                     found[name] = offsets[name.partition]
         return found
 
     def _lose(self) -> None:
-        """Not a member any more: others consume what we had, so begin anew."""
+        """Drop all partitions after the membership was lost, and join again."""
         ours = self.assignment()
         self._ahead.stop(ours)
         if ours and self._options.on_revoked is not None:
@@ -414,25 +417,25 @@ class Consumer:
             raise InvalidRequestError(f"{name} is not assigned to this consumer")
         return name
 
-    # Life
+    # Closing
 
     def _check_open(self) -> None:
-        """Refuse what a consumer that has left cannot do; ``on_revoked`` is called before that.
+        """Raise after the consumer has left; it has not yet while ``on_revoked`` runs.
 
         Raises:
             DisconnectedError: it has left.
         """
-        if self._has_left:
-            raise DisconnectedError("this consumer is closed; make another")
+        if self._is_deposed:
+            raise DisconnectedError("this consumer is closed; create another")
 
     def close(self, *, commit: bool = True) -> None:
-        """Leave the group; harmless when repeated.
+        """Leave the group; has no effect when repeated.
 
         Args:
-            commit: note what was handed out as processed, if positions are committed periodically.
+            commit: commit what was returned, if offsets are committed periodically.
 
         Raises:
-            StrandlineError: positions cannot be committed, or a callback's error.
+            StrandlineError: offsets cannot be committed, or a callback's error.
         """
         if self._is_closed:
             return
@@ -445,7 +448,7 @@ class Consumer:
             if ours and self._options.on_revoked is not None:
                 self._options.on_revoked(self, ours)
         finally:
-            self._has_left = True
+            self._is_deposed = True
             self._ahead.close()
             self._membership.leave()
 
@@ -453,5 +456,5 @@ class Consumer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # What failed was not processed: it is for whoever comes next.
+        # After an exception the records count as unprocessed; the next owner gets them.
         self.close(commit=kind is None)

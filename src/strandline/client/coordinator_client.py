@@ -1,8 +1,7 @@
-"""Questions to a coordinator: the leader of an internal stream, wherever it is just now.
+"""Calls to a coordinator, the leader of an internal stream, wherever it is.
 
-Rules: every question may be asked again when its answer was lost, so a lost connection, another
-leader or one that is still loading are waited out until the time is over. Safe to use from several
-threads.
+Rules: every call may be repeated after a lost answer, so lost connections, leader changes and
+loading leaders are retried until the timeout. Safe to use from several threads.
 """
 
 import time
@@ -19,11 +18,11 @@ T = TypeVar("T")
 
 
 class CoordinatorClient:
-    """A coordinator, as clients see it.
+    """The client of a coordinator.
 
     Args:
-        brokers: of which one is it.
-        stream: the internal stream whose leader it is.
+        brokers: of the cluster.
+        stream: the internal stream whose leader is the coordinator.
     """
 
     def __init__(self, brokers: ClusterClient, stream: str) -> None:
@@ -40,17 +39,17 @@ class CoordinatorClient:
         timeout_s: float,
         streams: Collection[str] = (),
     ) -> list[T]:
-        """Run an action there.
+        """Run an action at the coordinator.
 
         Args:
             name: of the action.
             body: the request.
             kind: type of each answer.
             timeout_s: how long to try.
-            streams: which the action is about; the coordinator may not know the newest yet.
+            streams: streams of the request; the coordinator may not know the newest yet.
 
         Raises:
-            StrandlineError: what it answered, or that it did not in time.
+            StrandlineError: the coordinator's error, or that it did not answer in time.
         """
         backoff = Backoff()
         with within(timeout_s) as deadline_s:
@@ -68,12 +67,12 @@ class CoordinatorClient:
                     time.sleep(backoff.wait_s(now_s))
 
     def _is_early(self, error: StrandlineError, streams: Collection[str]) -> bool:
-        """Whether a stream is only not known there yet."""
+        """Return whether a stream is only not known at the coordinator yet."""
         is_unknown = isinstance(error, UnknownStreamError) and self._stream not in streams
-        return is_unknown and self._brokers.know((stream, 0) for stream in streams)
+        return is_unknown and self._brokers.any_broker_knows((stream, 0) for stream in streams)
 
-    def tell(self, name: str, body: object, *, timeout_s: float) -> None:
-        """Run an action that answers nothing; as ``ask``."""
+    def call(self, name: str, body: object, *, timeout_s: float) -> None:
+        """Run an action without an answer; as ``ask``."""
         self.ask(name, body, object, timeout_s=timeout_s)
 
     def _attempt(self, name: str, body: object, kind: type[T]) -> list[T]:
@@ -89,15 +88,15 @@ class CoordinatorClient:
         return answers
 
     def _found(self) -> str:
-        """Where it is.
+        """Return the coordinator's address.
 
         Raises:
-            NotLeaderError: nowhere, now.
+            NotLeaderError: the stream has no leader now.
         """
         try:
             leader = self._brokers.leaders(self._brokers.routes(self._stream)).get(0, "")
         except UnknownStreamError:
-            return self._brokers.home  # nobody has used it yet: any broker begins
+            return self._brokers.home  # not created yet: any broker creates it
         if not leader:
-            raise NotLeaderError(f"{self._stream} has no leader just now; retry")
+            raise NotLeaderError(f"{self._stream} has no leader now; retry")
         return leader

@@ -1,8 +1,7 @@
-"""The deadline of a call, which holds for all its attempts together, at whatever brokers.
+"""The deadline of a call, which covers all its attempts at all brokers.
 
-A call begins with ``within``; every request that its thread makes inside gets no more time than is
-left of it, however many there are and however deep they are nested. Threads that the call starts
-have deadlines of their own.
+A call begins with ``within``; every request that its thread makes inside gets only the time left,
+however deeply calls are nested. Threads that the call starts have deadlines of their own.
 """
 
 import time
@@ -19,7 +18,7 @@ _DEADLINE_S: ContextVar[float] = ContextVar("deadline_s", default=inf)
 def within(timeout_s: float) -> Iterator[float]:
     """Limit everything inside to this time, or to what is left of the caller's if that is less.
 
-    Gives the deadline, on the clock of ``time.monotonic``.
+    Yields the deadline, on the clock of ``time.monotonic``.
     """
     deadline_s = min(_DEADLINE_S.get(), time.monotonic() + timeout_s)
     token = _DEADLINE_S.set(deadline_s)
@@ -30,5 +29,5 @@ def within(timeout_s: float) -> Iterator[float]:
 
 
 def limited(timeout_s: float) -> float:
-    """The time that a request may take: at most ``timeout_s``, and no more than is left."""
+    """Return the timeout of a request: ``timeout_s`` or the time left, whichever is less."""
     return max(LEFT_S_MIN, min(timeout_s, _DEADLINE_S.get() - time.monotonic()))

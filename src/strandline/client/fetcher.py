@@ -1,12 +1,12 @@
-"""Reading ahead for a consumer: one read for some partitions of a stream, on a thread of its own.
+"""A fetcher reads some partitions of a stream ahead for a consumer, on a thread of its own.
 
 Rules:
-- a read goes on through lost connections and changes of leaders, from where it was;
-- a partition that is not wanted any more is dropped, and the others go on untouched;
-- what ends it is told in the inbox, a bug of ours too, or whoever polls would wait for ever;
-- what is read waits in an inbox of limited size; a batch in it is of one partition.
+- it resumes after lost connections and leader changes where it was;
+- a partition that is no longer wanted is dropped without disturbing the others;
+- its error, a bug too, is put into the inbox, or a poll would wait without end;
+- records wait in an inbox of limited size; each batch is of one partition.
 
-Must not know groups or positions.
+Must not know groups or committed offsets.
 """
 
 import logging
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.client.reading import Place
+from strandline.client.reading import OffsetSpec
 from strandline.client.retry import Backoff
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS
 from strandline.errors import (
@@ -36,11 +36,11 @@ PUT_SLICE_S = 0.1
 INBOX_BATCHES = 8
 
 
-class Reading(Protocol):
-    """A read under way."""
+class CancellableRead(Protocol):
+    """A read in progress."""
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """What it reads."""
+        """Yield its batches."""
         ...
 
     def cancel(self) -> None:
@@ -49,26 +49,26 @@ class Reading(Protocol):
 
 
 class Source(Protocol):
-    """Where records come from: a ``Client``."""
+    """A client to read with."""
 
-    def open_read(self, stream: str, **options: Any) -> Reading:
+    def open_read(self, stream: str, **options: Any) -> CancellableRead:
         """Begin a read."""
         ...
 
-    def offsets(self, stream: str, at: Place = "latest") -> dict[int, int]:
-        """Where a place is in each partition."""
+    def offsets(self, stream: str, at: OffsetSpec = "latest") -> dict[int, int]:
+        """Return the offset that ``at`` resolves to in each partition."""
         ...
 
 
 class Fetched(NamedTuple):
-    """Records of one partition, or why there are none."""
+    """Records of one partition, or the reason why there are none."""
 
     fetch: "Fetcher"
     partition: int
     batch: pa.RecordBatch | None
     error: StrandlineError | None = None
     moved_to: int | None = None
-    """Where the partition is read on, as the log does not hold the offset that was next."""
+    """The new position, if the log does not have the previous one."""
 
 
 Inbox = queue.Queue[Fetched | None]
@@ -78,12 +78,12 @@ class Fetcher:
     """A read of some partitions of a stream, until it is cancelled.
 
     Args:
-        source: where to read.
+        source: the client to read with.
         stream: its name.
-        starts: where to begin, by partition.
-        inbox: where to put what is read.
-        restart: where to go on when the log ends before an offset. What retention has deleted is
-            passed over: the first record kept is next.
+        starts: first offset by partition.
+        inbox: queue for the results.
+        restart: where to continue when the log ends before a position. A position that retention
+            has deleted moves to the first record kept.
     """
 
     def __init__(
@@ -93,18 +93,18 @@ class Fetcher:
         starts: Mapping[int, int],
         *,
         inbox: Inbox,
-        restart: Place,
+        restart: OffsetSpec,
     ) -> None:
         self.stream = stream
         self.wanted = set(starts)
-        """Partitions whose records count; the consumer takes them out."""
+        """Partitions whose records are delivered; the consumer removes partitions from it."""
         self.begun_with = len(starts)
         self._source = source
         self._next = dict(starts)
         self._inbox = inbox
         self._restart = restart
         self._is_cancelled = threading.Event()
-        self._reading: Reading | None = None
+        self._reading: CancellableRead | None = None
         self._thread = threading.Thread(target=self._run, name="strandline-fetch", daemon=True)
         self._thread.start()
 
@@ -123,8 +123,10 @@ class Fetcher:
             except StrandlineError as error:
                 if self._is_cancelled.is_set():
                     return
-                failure = self._repair() if isinstance(error, OffsetOutOfRangeError) else error
-                # A stream that is gone is the coordinator's to take away.
+                failure = (
+                    self._reset_offsets() if isinstance(error, OffsetOutOfRangeError) else error
+                )
+                # The coordinator revokes partitions of a deleted stream.
                 is_gone = isinstance(failure, UnknownStreamError | UnknownPartitionError)
                 if not (failure is None or failure.retriable or is_gone):
                     self._put(Fetched(self, -1, None, failure))
@@ -133,7 +135,7 @@ class Fetcher:
                 backoff.failed(now_s)
                 self._is_cancelled.wait(backoff.wait_s(now_s))
             except Exception as bug:  # noqa: BLE001 - raised where records are waited for
-                why = StrandlineError(f"reading ahead failed: {bug!r}")
+                why = StrandlineError(f"the fetcher failed: {bug!r}")
                 self._put(Fetched(self, -1, None, why))
                 return
 
@@ -146,7 +148,7 @@ class Fetcher:
             self.stream, starts=starts, columns=SUBSCRIPTION_COLUMNS, follow=True
         )
         self._reading = reading
-        if self._is_cancelled.is_set():  # between the look and the read
+        if self._is_cancelled.is_set():  # cancelled since the check above
             reading.cancel()
             return
         for batch in reading.batches():
@@ -166,8 +168,8 @@ class Fetcher:
                 continue
             return
 
-    def _repair(self) -> StrandlineError | None:
-        """Take places that exist for offsets that do not; returns why it cannot be done."""
+    def _reset_offsets(self) -> StrandlineError | None:
+        """Move positions that the log does not have; return the error that prevents it, if any."""
         try:
             first = self._source.offsets(self.stream, "earliest")
             end = self._source.offsets(self.stream, "latest")
@@ -176,24 +178,24 @@ class Fetcher:
             return failure
         for number, at in self._next.items():
             if number in self.wanted and number in first and at < first[number]:
-                # Not where members begin: what is kept was never handed out.
-                self._move(number, first[number], why="records before that were deleted")
+                # Not ``restart``: the records kept were never returned.
+                self._reset_offset(number, first[number], why="records before that were deleted")
             elif number in self.wanted and number in end and at > end[number]:
-                self._move(number, fresh[number], why=f"the log ends at {end[number]}")
+                self._reset_offset(number, fresh[number], why=f"the log ends at {end[number]}")
         return None
 
-    def _move(self, number: int, to: int, *, why: str) -> None:
-        """Read a partition on elsewhere, and let the consumer know, so that it is committed."""
+    def _reset_offset(self, number: int, to: int, *, why: str) -> None:
+        """Move a partition's position, and notify the consumer, which commits it."""
         name = PartitionName(self.stream, number)
         logger.warning(
-            "%s: offset %d is not there, going on at %d: %s", name, self._next[number], to, why
+            "%s: offset %d does not exist, continuing at %d: %s", name, self._next[number], to, why
         )
         self._next[number] = to
         self._put(Fetched(self, number, None, moved_to=to))
 
 
 def split(batch: pa.RecordBatch) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """The runs of one partition in a batch, in order."""
+    """Yield the runs of one partition in a batch, in order."""
     runs = pc.run_end_encode(batch.column("partition"))
     start = 0
     for end, number in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):

@@ -1,4 +1,4 @@
-"""Consumer groups as an administrator sees them: which there are, how far they have come."""
+"""Administration of consumer groups: list, describe, reset and delete them."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -6,8 +6,8 @@ from datetime import datetime
 from strandline.client.arguments import offsets_by_partition, text
 from strandline.client.coordinator_client import CoordinatorClient
 from strandline.client.fetcher import Source
-from strandline.client.positions import LogPositions, Offsets, Owner
-from strandline.client.reading import Place
+from strandline.client.offset_store import LogOffsetStore, Offsets, Owner
+from strandline.client.reading import OffsetSpec
 from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
 from strandline.protocol import groups as wire
 from strandline.types import PartitionName
@@ -19,79 +19,79 @@ class Groups:
     """The consumer groups of a broker or cluster; safe to use from several threads.
 
     Args:
-        source: where records are.
-        office: the coordinator of groups.
+        source: the client to look up offsets with.
+        coordinator: the coordinator of groups.
     """
 
-    def __init__(self, source: Source, office: CoordinatorClient) -> None:
+    def __init__(self, source: Source, coordinator: CoordinatorClient) -> None:
         self._source = source
-        self._office = office
+        self._coordinator = coordinator
 
     def list(self) -> list[wire.GroupSummary]:
-        """All groups, by name."""
-        return self._office.ask(wire.LIST_GROUPS, None, wire.GroupSummary, timeout_s=TIMEOUT_S)
+        """Return all groups, by name."""
+        return self._coordinator.ask(wire.LIST_GROUPS, None, wire.GroupSummary, timeout_s=TIMEOUT_S)
 
     def info(self, group: str) -> wire.GroupInfo:
-        """Members of a group, what each may consume, and the positions.
+        """Return a group's members, assignment and committed offsets.
 
         Raises:
-            UnknownGroupError: there is none.
+            UnknownGroupError: there is no such group.
         """
         body = _ref(group)
-        [found] = self._office.ask(wire.GROUP_INFO, body, wire.GroupInfo, timeout_s=TIMEOUT_S)
+        [found] = self._coordinator.ask(wire.GROUP_INFO, body, wire.GroupInfo, timeout_s=TIMEOUT_S)
         return found
 
-    def positions(self, group: str) -> dict[PartitionName, int]:
-        """The next record to consume, of each partition; empty for a group that nobody knows.
+    def committed_offsets(self, group: str) -> dict[PartitionName, int]:
+        """Return the next offset to consume of each partition; empty for an unknown group.
 
-        Waits while a transaction is about to commit positions of the group.
+        Waits while a transaction is about to commit offsets of the group.
 
         Raises:
-            UndecidedPositionsError: for too long; end the transaction.
+            UndecidedPositionsError: the transaction is open for too long; end it.
         """
-        return LogPositions(self._office).read(text(group, "a group"))
+        return LogOffsetStore(self._coordinator).read(text(group, "a group"))
 
     def commit(self, group: str, offsets: Offsets, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Set positions of a group without members; also for consumers that are in no group.
+        """Set committed offsets of a group without members; also for consumers in no group.
 
         Args:
             group: its name.
-            offsets: the next record to consume, by partition.
+            offsets: the next offset to consume, by partition.
             timeout_s: how long to try.
 
         Raises:
-            GroupInUseError: it has members, who commit its positions.
+            GroupInUseError: the group has members, which commit its offsets.
         """
         given = offsets_by_partition(offsets)
-        LogPositions(self._office, timeout_s=timeout_s).commit(
+        LogOffsetStore(self._coordinator, timeout_s=timeout_s).commit(
             text(group, "a group"), given, Owner()
         )
 
     def reset(
-        self, group: str, stream: str, to: Place, *, partition: int | None = None
+        self, group: str, stream: str, to: OffsetSpec, *, partition: int | None = None
     ) -> Mapping[PartitionName, int]:
-        """Let a group without members go on elsewhere in a stream; returns where.
+        """Set the committed offsets of a group without members in one stream; return them.
 
         Args:
             group: its name.
-            stream: where.
+            stream: its name.
             to: ``"earliest"``, ``"latest"``, a time, or an offset of one partition.
             partition: only this one; None: all.
 
         Raises:
-            GroupInUseError: it has members; stop them first.
-            InvalidRequestError: an offset for several partitions.
-            OffsetOutOfRangeError: an offset beyond the end.
+            GroupInUseError: the group has members; stop them first.
+            InvalidRequestError: an offset is given for several partitions.
+            OffsetOutOfRangeError: the offset is beyond the end.
         """
         if isinstance(to, str | datetime):
             found = self._source.offsets(stream, to)
         elif partition is None:
-            raise InvalidRequestError(f"offset {to} is a place in one partition; name it")
+            raise InvalidRequestError(f"offset {to} applies to one partition; name the partition")
         else:
             end = self._source.offsets(stream).get(partition)
             if end is not None and to > end:
                 raise OffsetOutOfRangeError(
-                    f"offset {to} is beyond the end of {stream}/{partition}, {end}: give one up to "
+                    f"offset {to} is beyond the end of {stream}/{partition}, {end}; give at most "
                     "that, or latest"
                 )
             found = {partition: to} if end is not None else {}
@@ -106,12 +106,13 @@ class Groups:
         return offsets
 
     def delete(self, group: str) -> None:
-        """Forget a group without members, and its positions.
+        """Delete a group without members, and its committed offsets.
 
         Raises:
-            UnknownGroupError, GroupInUseError: as they say.
+            UnknownGroupError: there is no such group.
+            GroupInUseError: it has members.
         """
-        self._office.tell(wire.DELETE_GROUP, _ref(group), timeout_s=TIMEOUT_S)
+        self._coordinator.call(wire.DELETE_GROUP, _ref(group), timeout_s=TIMEOUT_S)
 
 
 def _ref(group: str) -> wire.GroupRef:

@@ -1,10 +1,10 @@
-"""Reads that take their records from the files of a broker on the same machine.
+"""Reads from the files of a broker on the same machine.
 
-Where the broker is here, its files can be read and the package is installed with its server, most
-of a long read needs no gRPC: see ``strandline.reading.local``. Everything else, and what cannot be
-read that way after all, comes through the broker as ever. The records are the same.
+If the broker's files are readable here and the server's packages are installed, most of a long read
+bypasses gRPC: see ``strandline.reading.local``. All other records, and those that cannot be read
+from files, come through the broker. The records are the same.
 
-Rules: whoever asks notices nothing but the speed; no setting is needed.
+Rule: callers notice only the speed; there is no setting.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ from strandline.record.schema import project
 
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
 RECORDS_FEW = 4096
-"""A read of so few records is not worth the question."""
+"""A read of fewer records is not worth the extra call."""
 
 
 def begin_read(connection: Connection, request: ReadRequest) -> BatchStream:
-    """A read at one broker, from its files as far as that is possible.
+    """Begin a read at one broker, from its files as far as possible.
 
     Raises:
         StrandlineError: the broker refuses it, or cannot be reached.
@@ -52,7 +52,7 @@ def begin_read(connection: Connection, request: ReadRequest) -> BatchStream:
 
 
 def _is_long(request: ReadRequest) -> bool:
-    """Whether it may be of many records, and is of those that are stored."""
+    """Return whether a read of stored records may be long."""
     if request.follow or request.wait_ms_max or request.skip_damaged:
         return False
     if request.order == "descending":
@@ -67,30 +67,30 @@ def _is_long(request: ReadRequest) -> bool:
 
 
 def _is_here(address: str) -> bool:
-    """Whether an address looks like this machine's; the broker's proof tells for certain."""
+    """Return whether an address looks local; the broker's locality token makes sure."""
     host = address.rpartition(":")[0]
     return host in LOOPBACK or host == socket.gethostname()
 
 
 @cache
 def _can_decode() -> bool:
-    """Whether what the server decodes batches with is installed."""
+    """Return whether the packages that decode batches are installed."""
     return all(importlib.util.find_spec(name) is not None for name in ("numpy", "crc32c"))
 
 
 @cache
 def _reader() -> Any:
-    """The reader of files, which the client alone must not need."""
+    """Return the file reader, imported on first use since it needs the server's packages."""
     return importlib.import_module("strandline.reading.local")
 
 
 class LocalStream(BatchStream):
-    """A read under way, partition after partition: first its files, then the rest.
+    """A read in progress, partition after partition: first from files, then the rest remotely.
 
     Args:
         connection: to the broker.
         request: what to read.
-        files: where it lies.
+        files: the locations of the records.
     """
 
     def __init__(self, connection: Connection, request: ReadRequest, files: LocalFiles) -> None:
@@ -103,13 +103,13 @@ class LocalStream(BatchStream):
         self.schema: pa.Schema = project(request.columns, with_partition=files.has_partition_column)
 
     def cancel(self) -> None:
-        """As ``BatchStream``."""
+        """End the read; see ``BatchStream``."""
         self._is_cancelled.set()
         if self._rest is not None:
             self._rest.cancel()
 
     def direct(self) -> Iterator[pa.RecordBatch]:
-        """As ``BatchStream``."""
+        """Yield the batches; see ``BatchStream``."""
         try:
             for part in self._parts:
                 for batch in self._of_partition(part):
@@ -121,7 +121,7 @@ class LocalStream(BatchStream):
             self.cancel()
 
     def _of_partition(self, part: LocalPart) -> Iterator[pa.RecordBatch]:
-        """From the files, and on through the broker from where they ended or failed."""
+        """Yield a partition's batches from files, then through the broker."""
         reader = _reader()
         cursor = reader.local_cursor(self._request, part, self.schema.names)
         # What cannot be read here the broker knows more of: it goes on from where the cursor is.
@@ -133,10 +133,10 @@ class LocalStream(BatchStream):
         yield from self._rest.direct()
 
     def _rest_of(self, part: LocalPart, position: int) -> BatchStream:
-        """The read of a partition's part from a position on, through the broker.
+        """Begin the remote read of a partition's remaining records.
 
         Raises:
-            DataLossError: what comes next was deleted meanwhile.
+            DataLossError: the next record was deleted meanwhile.
         """
         is_moved = position > part.start or isinstance(self._request.start, int)
         is_moved = is_moved or not part.may_move

@@ -1,16 +1,17 @@
-"""Membership of a consumer group: heartbeats beside the consumer's own work.
+"""The membership in a consumer group: joins, sends heartbeats, and receives the assignment.
 
-A thread tells the coordinator that the consumer lives and what it holds, and hears what it may
-consume; the consumer looks at that when it polls, gives up what it lost and begins what it got.
+A thread reports to the coordinator what the consumer holds and receives what it may consume. The
+consumer looks at the assignment when it polls, gives up what was revoked and begins what was added.
 
 Rules:
-- what the coordinator gave counts as held from that moment, whether the consumer has begun or not;
-  it stays held until the consumer has given it up;
-- a consumer that does not poll for ``poll_interval_max_s`` leaves: whoever is stuck holds nothing;
-- once it is no member any more everything is lost, and it joins again, with another id, when the
-  consumer has given up everything.
+- an assigned partition is held from that moment, whether the consumer has begun it or not, until
+  the consumer has given it up;
+- a consumer that does not poll for ``poll_interval_max_s`` leaves, so that a stuck one holds
+  nothing;
+- a member that was removed has lost everything, and joins again under another id once the consumer
+  has given up all partitions.
 
-Must not know records, nor what positions are for.
+Must not know records, nor the meaning of offsets.
 """
 
 import logging
@@ -22,50 +23,50 @@ from typing import NamedTuple
 
 from strandline.client.arguments import milliseconds
 from strandline.client.coordinator_client import CoordinatorClient
-from strandline.client.positions import Owner, by_name
+from strandline.client.offset_store import Owner, by_name
 from strandline.errors import MemberFencedError, StrandlineError, UnknownMemberError
 from strandline.protocol import groups as wire
 from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)
 
-BEATS_PER_SESSION = 4
-BEAT_S_MAX = 1.0
-"""However long the session: a member hears of what it is to give up with a heartbeat."""
-WAITING_BEAT_S = 0.2
-"""While others still have what is meant for it."""
+HEARTBEATS_PER_SESSION = 4
+HEARTBEAT_INTERVAL_S_MAX = 1.0
+"""Limit for long sessions: a member learns from heartbeats which partitions to give up."""
+WAITING_HEARTBEAT_S = 0.2
+"""Interval while other members still hold partitions assigned to this one."""
 JOIN_TIMEOUT_S = 30.0
 LEAVE_TIMEOUT_S = 5.0
 
 
 class MemberAssignment(NamedTuple):
-    """What a member has, at one moment."""
+    """The assignment of a member at one moment."""
 
     owner: Owner
     assigned: frozenset[PartitionName]
-    """What it may consume."""
+    """Partitions it may consume."""
     held: frozenset[PartitionName]
-    """What it has not given up yet."""
+    """Partitions it has not given up yet."""
     starts: dict[PartitionName, int]
-    """What was committed where it begins."""
+    """Committed offsets of the partitions it begins."""
     began_with: dict[str, int]
-    """How many partitions each stream had when the group began with it."""
+    """Number of partitions of each stream when the group began with it."""
     is_lost: bool
-    """It is no member any more: others consume what it had."""
+    """Whether the membership is lost: others consume its partitions."""
 
 
 class Membership:
     """A member of a group, from ``join`` to ``leave``.
 
     Args:
-        coordinator: whom to tell.
+        coordinator: of the group.
         group: its name.
-        streams: what to consume.
+        streams: streams to consume.
         instance: name of a static member; empty for others.
-        keeps: whether the group has its positions elsewhere, and so stays without members.
-        session_s: the coordinator gives a member up that it does not hear of for so long.
-        poll_interval_max_s: a consumer that does not poll for so long leaves.
-        on_change: called, on any thread, when there is something to look at.
+        keeps: whether offsets are stored elsewhere, so that the group stays without members.
+        session_s: the coordinator removes a member without a heartbeat for this long.
+        poll_interval_max_s: a consumer that does not poll for this long leaves.
+        on_change: called, on any thread, when the assignment changed.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Membership:
         self._poll_interval_max_s = poll_interval_max_s
         self._on_change = on_change
         self._lock = threading.Lock()
-        self._beating = threading.Lock()
+        self._heartbeat_lock = threading.Lock()
         self._member = ""
         self._epoch = 0
         self._assigned: frozenset[PartitionName] = frozenset()
@@ -104,10 +105,10 @@ class Membership:
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="strandline-member", daemon=True)
 
-    # For the consumer
+    # Called by the consumer
 
     def join(self) -> None:
-        """Become a member, and stay one.
+        """Join the group and start sending heartbeats.
 
         Raises:
             UnknownStreamError: there is no such stream.
@@ -117,18 +118,18 @@ class Membership:
         self._thread.start()
 
     def polled(self) -> None:
-        """The consumer is not stuck.
+        """Note a poll; raise the error that ended the membership, if any.
 
         Raises:
-            MemberFencedError: another consumer took the instance's place: this one ends.
-            StrandlineError: the coordinator refuses for good.
+            MemberFencedError: another consumer took over this static member.
+            StrandlineError: the coordinator's final refusal.
         """
         self._polled_s = time.monotonic()
         if self._error is not None:
             raise self._error
 
-    def view(self) -> "MemberAssignment":
-        """What there is to do."""
+    def assignment(self) -> "MemberAssignment":
+        """Return the current assignment."""
         with self._lock:
             owner = Owner(self._member, self._epoch)
             if self._is_lost:
@@ -139,7 +140,7 @@ class Membership:
             )
 
     def give_up(self, partitions: Collection[PartitionName]) -> None:
-        """The consumer consumes these no more, and has committed what it wanted to."""
+        """Note that the consumer has stopped and committed these partitions."""
         with self._lock:
             self._held -= frozenset(partitions)
             for name in partitions:
@@ -147,28 +148,28 @@ class Membership:
         self._wake.set()
 
     def give_up_all(self) -> None:
-        """The consumer consumes nothing; after that a lost membership is taken up again."""
+        """Note that the consumer has stopped everything; a lost member then joins again."""
         with self._lock:
             self._is_lost = False
             self._member, self._held = "", frozenset()
         self._wake.set()
 
-    def beat(self) -> None:
-        """Tell the coordinator, and hear, now.
+    def heartbeat(self) -> None:
+        """Send a heartbeat and apply its answer now.
 
         Raises:
             StrandlineError: as ``CoordinatorClient.ask``.
         """
-        with self._beating:
+        with self._heartbeat_lock:
             if self._member and not self._is_lost:
                 self._heartbeat()
 
-    def beat_soon(self) -> None:
-        """Tell the coordinator, and hear, without waiting for it."""
+    def heartbeat_soon(self) -> None:
+        """Have a heartbeat sent now, without waiting for it."""
         self._wake.set()
 
     def leave(self) -> None:
-        """End it; a static member only falls silent, so that it finds its partitions again."""
+        """Leave; a static member just stops its heartbeats, so that it keeps its partitions."""
         self._is_over.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -176,29 +177,33 @@ class Membership:
         if self._member and not self._instance:
             body = wire.LeaveGroup(group=self._group, member=self._member)
             try:
-                self._coordinator.tell(wire.LEAVE_GROUP, body, timeout_s=LEAVE_TIMEOUT_S)
+                self._coordinator.call(wire.LEAVE_GROUP, body, timeout_s=LEAVE_TIMEOUT_S)
             except StrandlineError as error:
-                logger.warning("group %s: could not say goodbye: %s", self._group, error)
+                logger.warning(
+                    "group %s: could not leave; the session will expire: %s", self._group, error
+                )
 
     # The thread
 
     def _run(self) -> None:
-        interval_s = min(BEAT_S_MAX, self._session_s / BEATS_PER_SESSION)
+        interval_s = min(HEARTBEAT_INTERVAL_S_MAX, self._session_s / HEARTBEATS_PER_SESSION)
         while not self._is_over.is_set():
-            self._wake.wait(min(interval_s, WAITING_BEAT_S) if self._is_waiting else interval_s)
+            self._wake.wait(
+                min(interval_s, WAITING_HEARTBEAT_S) if self._is_waiting else interval_s
+            )
             self._wake.clear()
             if self._is_over.is_set():
                 return
             try:
-                with self._beating:
+                with self._heartbeat_lock:
                     self._once()
             except StrandlineError as error:
                 if not error.retriable:
                     self._end(error)
                     return
-                logger.warning("group %s: no heartbeat: %s", self._group, error)
+                logger.warning("group %s: heartbeat failed, will retry: %s", self._group, error)
             except Exception as bug:
-                # Or the consumer would go on with what others have been given meanwhile.
+                # Otherwise the consumer would keep partitions that others have been assigned.
                 logger.exception("group %s: a bug ended the membership", self._group)
                 self._end(StrandlineError(f"the membership ended: {bug!r}"))
                 return
@@ -209,12 +214,12 @@ class Membership:
         is_stuck = time.monotonic() - self._polled_s > self._poll_interval_max_s
         if is_stuck and self._member:
             logger.warning(
-                "group %s: nothing was polled for %g s, leaving",
+                "group %s: leaving, as the consumer has not polled for %g s",
                 self._group,
                 self._poll_interval_max_s,
             )
             body = wire.LeaveGroup(group=self._group, member=self._member)
-            self._coordinator.tell(wire.LEAVE_GROUP, body, timeout_s=self._session_s)
+            self._coordinator.call(wire.LEAVE_GROUP, body, timeout_s=self._session_s)
             self._lose()
         elif self._member:
             self._heartbeat()
@@ -240,7 +245,7 @@ class Membership:
         )
         with self._lock:
             self._member = member
-        self._told(answer)
+        self._apply_assignment(answer)
 
     def _heartbeat(self) -> None:
         with self._lock:
@@ -259,9 +264,9 @@ class Membership:
             logger.warning("group %s: %s", self._group, error)
             self._lose()
         else:
-            self._told(answer)
+            self._apply_assignment(answer)
 
-    def _told(self, answer: wire.Assignment) -> None:
+    def _apply_assignment(self, answer: wire.Assignment) -> None:
         assigned = frozenset(
             PartitionName(stream, number)
             for stream, numbers in answer.partitions.items()
@@ -284,7 +289,7 @@ class Membership:
         self._on_change()
 
     def _end(self, error: StrandlineError) -> None:
-        """Nothing more can be done: the consumer is told at its next poll."""
+        """End the membership; the consumer's next poll raises the error."""
         self._lose()
         self._error = error
         if not isinstance(error, MemberFencedError):

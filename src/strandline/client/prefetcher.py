@@ -1,12 +1,12 @@
-"""What a consumer reads ahead: the reads under way for its partitions, and what they have found.
+"""The prefetcher of a consumer: manages its fetchers and hands out what they have read.
 
 Rules:
-- a batch of a partition that was given up or sought past meanwhile is dropped, not handed out;
-- a read that has failed is told of again and again, until one of its partitions is stopped: then
-  the others are read anew, as the failure may be of that one alone;
-- a read most of whose partitions are not wanted any more is begun anew without them.
+- a batch of a partition that was given up or sought meanwhile is dropped;
+- the error of a failed fetcher is raised at every poll until one of its partitions is stopped: then
+  the others are read again, as the failure may be of that partition alone;
+- a fetcher most of whose partitions are no longer wanted is restarted without them.
 
-Must not know groups, nor what becomes of positions. One thread uses it; ``wake`` is for any.
+Must not know groups or committed offsets. Used by one thread; ``wake`` may be called on any.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from strandline.client.fetcher import INBOX_BATCHES, Fetched, Fetcher, Inbox, Source
-from strandline.client.reading import Place
+from strandline.client.reading import OffsetSpec
 from strandline.client.results import Record
 from strandline.client.subscription import records_of
 from strandline.errors import StrandlineError
 from strandline.types import PartitionName
 
 POLL_BYTES = 8 << 20
-"""About as much as one poll hands out."""
+"""Approximate size of the records returned by one poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,51 +41,53 @@ class ConsumedBatch:
 
     @property
     def first_offset(self) -> int:
-        """The offset of the first record."""
+        """Return the offset of the first record."""
         return int(self.records.column("offset")[0].as_py())
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last record."""
+        """Return the offset after the last record."""
         return int(self.records.column("offset")[-1].as_py()) + 1
 
     def __iter__(self) -> Iterator[Record]:
-        """The records as Python objects."""
+        """Iterate the records as Python objects."""
         return records_of(self.records, self.stream)
 
 
 class Prefetcher:
-    """The reads of one consumer.
+    """The fetchers of one consumer.
 
     Args:
-        source: where records come from.
-        places: the next record to hand out, of each partition; shared with the consumer.
-        restart: where to go on when the log ends before an offset.
+        source: the client to read with.
+        positions: the next offset to return of each partition; shared with the consumer.
+        restart: where to continue when the log ends before a position.
     """
 
-    def __init__(self, source: Source, places: dict[PartitionName, int], *, restart: Place) -> None:
+    def __init__(
+        self, source: Source, positions: dict[PartitionName, int], *, restart: OffsetSpec
+    ) -> None:
         self._source = source
-        self._places = places
+        self._positions = positions
         self._restart = restart
         self._inbox: Inbox = queue.Queue(INBOX_BATCHES)
         self._returned: deque[Fetched] = deque()
         self._awake = threading.Event()
         self._fetches: dict[PartitionName, Fetcher] = {}
-        """Who reads each partition; those that are paused are read by nobody."""
+        """The fetcher of each partition; paused partitions have none."""
         self._failed: dict[Fetcher, StrandlineError] = {}
 
     def wake(self) -> None:
-        """Let ``take`` return: something else wants to be seen to."""
+        """Let ``take`` return, from any thread."""
         self._awake.set()
-        with contextlib.suppress(queue.Full):  # then nobody waits for it
+        with contextlib.suppress(queue.Full):  # full: nobody waits
             self._inbox.put_nowait(None)
 
     def awoken(self) -> None:
-        """Something else is seen to, from here on."""
+        """Clear a wake-up."""
         self._awake.clear()
 
     def take(self, deadline_s: float) -> list[ConsumedBatch]:
-        """What has been read; waits for the first, or until it is woken."""
+        """Return what has been read; waits for the first batch, or until a wake-up."""
         found: list[ConsumedBatch] = []
         size = 0
         while size < POLL_BYTES and not self._awake.is_set():
@@ -101,7 +103,7 @@ class Prefetcher:
         return found
 
     def _fetched(self, wait_s: float) -> Fetched | None:
-        """The next batch, or why there is none.
+        """Return the next result of a fetcher.
 
         Raises:
             queue.Empty: nothing came in time.
@@ -111,32 +113,32 @@ class Prefetcher:
         return self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait()
 
     def unread(self, batches: Iterable[ConsumedBatch]) -> None:
-        """What was taken last has reached nobody: it is taken again."""
+        """Put batches back, to be taken again."""
         for batch in reversed(list(batches)):
             name = PartitionName(batch.stream, batch.partition)
-            if name in self._places:
-                self._places[name] = batch.first_offset
+            if name in self._positions:
+                self._positions[name] = batch.first_offset
             if name in self._fetches:
                 again = Fetched(self._fetches[name], batch.partition, batch.records)
                 self._returned.appendleft(again)
 
     def _accepted(self, fetched: Fetched | None) -> ConsumedBatch | None:
-        """A batch to hand out; None if there is none, or it is not ours any more."""
+        """Return a batch to hand out; None if there is none, or its partition is no longer ours."""
         if fetched is None:
             return None
         if fetched.moved_to is not None:
             name = PartitionName(fetched.fetch.stream, fetched.partition)
             if self._fetches.get(name) is fetched.fetch:
-                self._places[name] = fetched.moved_to
+                self._positions[name] = fetched.moved_to
             return None
         if fetched.batch is None:
-            assert fetched.error is not None, "no batch, so an error"
+            assert fetched.error is not None, "a result without a batch has an error"
             if fetched.fetch not in self._fetches.values():
                 return None
             if len(fetched.fetch.wanted) < fetched.fetch.begun_with:
                 self._begin_rest(fetched.fetch)
                 return None
-            # Told by the next poll: this one may have batches, which must not be lost.
+            # Raised by the next poll: this one may return batches, which must not be lost.
             self._failed[fetched.fetch] = fetched.error
             self._awake.set()
             return None
@@ -144,14 +146,14 @@ class Prefetcher:
         if self._fetches.get(name) is not fetched.fetch:
             return None
         batch = ConsumedBatch(name.stream, name.partition, fetched.batch)
-        self._places[name] = batch.next_offset
+        self._positions[name] = batch.next_offset
         return batch
 
     def raise_failure(self) -> None:
-        """Tell of a read that has ended while it was wanted.
+        """Raise the error of a fetcher that failed while in use.
 
         Raises:
-            StrandlineError: why it has.
+            StrandlineError: its error.
         """
         in_use = set(self._fetches.values())
         self._failed = {fetch: e for fetch, e in self._failed.items() if fetch in in_use}
@@ -159,26 +161,26 @@ class Prefetcher:
             raise error
 
     def begin(self, partitions: Collection[PartitionName]) -> None:
-        """Read partitions from where they are."""
+        """Start to read partitions at their positions."""
         for stream in sorted({name.stream for name in partitions}):
             names = [name for name in sorted(partitions) if name.stream == stream]
             fetch = Fetcher(
                 self._source,
                 stream,
-                {name.partition: self._places[name] for name in names},
+                {name.partition: self._positions[name] for name in names},
                 inbox=self._inbox,
                 restart=self._restart,
             )
             self._fetches |= dict.fromkeys(names, fetch)
 
     def begin_anew(self, name: PartitionName) -> None:
-        """Read a partition from where it is by now; not one that is paused."""
+        """Restart a partition at its new position, unless it is paused."""
         if name in self._fetches:
             self.stop([name])
             self.begin([name])
 
     def stop(self, partitions: Iterable[PartitionName]) -> None:
-        """Read partitions no more; what their reads were also reading goes on."""
+        """Stop reading partitions without disturbing the others."""
         worn: set[Fetcher] = set()
         for name in partitions:
             fetch = self._fetches.pop(name, None)

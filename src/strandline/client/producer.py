@@ -1,11 +1,11 @@
-"""A producer: batches records, sends them pipelined, and gives a future for each.
+"""A producer: batches records, pipelines the batches, and returns a future for each record.
 
-Each record is stored once and, per partition, in the order in which it was given: what was not
-acknowledged is sent again, to whoever leads then, until ``delivery_timeout_s``, and brokers know it
-by its number. A producer that is started again counts anew; give message ids to have a record that
-an earlier one may have stored recognised.
+Each record is stored once and, per partition, in the order of the calls: an unacknowledged batch is
+sent again, to the current leader, until ``delivery_timeout_s``, and brokers deduplicate it by its
+sequence. A restarted producer begins a new sequence; use message ids to deduplicate across
+restarts.
 
-This module checks and routes what is given; ``delivery`` sends it.
+This module checks and routes records; ``delivery`` sends them.
 """
 
 import itertools
@@ -17,9 +17,9 @@ from typing import Any, Self, get_args
 import msgspec
 import pyarrow as pa
 
+from strandline.client.accumulator import Record
 from strandline.client.arguments import check_number, utf8, whole_number
-from strandline.client.batching import Record
-from strandline.client.close_on_exit import leave
+from strandline.client.close_on_exit import close_on_exit
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.delivery import Delivery, DeliveryOptions
 from strandline.client.results import Ack, AckFuture, BatchAck
@@ -40,7 +40,7 @@ from strandline.record.subjects import validate_subject
 Headers = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]
 
 RECORD_OVERHEAD_BYTES = 64
-"""Counted for a record besides its bytes: what its Python objects weigh."""
+"""Buffer space counted for a record's Python objects."""
 KNOWN_SUBJECTS_MAX = 10_000
 IDEMPOTENT_TIMEOUT_S_MAX = PRODUCER_MEMORY_S // 2
 
@@ -50,18 +50,19 @@ class Producer:
 
     Args:
         brokers: of the cluster.
-        stream: to append to.
-        server: whose limits hold.
-        acks: what to wait for; None: the stream's own, the most that may be asked for.
+        stream: the stream to append to.
+        server: the broker whose limits apply.
+        acks: ack level; None: the stream's own, which is the highest allowed.
         linger_ms: how long a record may wait for others to share its batch.
         batch_bytes: size at which a batch is sent at once.
-        buffer_bytes: what may be unacknowledged; ``append`` then waits.
+        buffer_bytes: limit of unacknowledged bytes; beyond it ``append`` blocks.
         delivery_timeout_s: how long to try, and to wait for an ack.
         idempotent: number the records, so that one sent twice is stored once.
-        enlisted: the transaction that the records belong to; see ``Client.transaction``.
+        transaction: the transaction of the records; see ``Client.transaction``.
 
     Raises:
-        InvalidRequestError: a size or time that is not positive, or too long to be idempotent.
+        InvalidRequestError: a size or time is not positive, or the timeout too long to be
+            idempotent.
     """
 
     def __init__(
@@ -76,19 +77,21 @@ class Producer:
         buffer_bytes: int = 64 << 20,
         delivery_timeout_s: float = 30.0,
         idempotent: bool = True,
-        enlisted: TransactionContext | None = None,
+        transaction: TransactionContext | None = None,
     ) -> None:
         check_number(batch_bytes, "batch_bytes", least=1)
         check_number(buffer_bytes, "buffer_bytes", least=1)
         check_number(linger_ms, "linger_ms")
         check_number(delivery_timeout_s, "delivery_timeout_s", least=1e-3)
         if acks not in (None, *get_args(Acks)):
-            raise InvalidRequestError(f"acks is one of {', '.join(get_args(Acks))}, not {acks!r}")
+            raise InvalidRequestError(
+                f"acks must be one of {', '.join(get_args(Acks))}, got {acks!r}"
+            )
         if idempotent and delivery_timeout_s > IDEMPOTENT_TIMEOUT_S_MAX:
             raise InvalidRequestError(
-                f"an idempotent producer tries for at most {IDEMPOTENT_TIMEOUT_S_MAX} s, because "
-                "brokers remember what it sent for a limited time; shorten delivery_timeout_s, or "
-                "give idempotent=False and message ids"
+                f"delivery_timeout_s must be at most {IDEMPOTENT_TIMEOUT_S_MAX} for an idempotent "
+                f"producer, got {delivery_timeout_s:g}: brokers remember sequences for a limited "
+                "time. Shorten it, or use idempotent=False and message ids"
             )
         self._brokers = brokers
         self._stream = stream.name
@@ -98,22 +101,22 @@ class Producer:
         self._last_router = Router(stream.config)
         self._spread = itertools.count()
         self._subjects: set[str] = set()
-        self._enlisted = enlisted
+        self._transaction = transaction
         options = DeliveryOptions(
             batch_bytes=self._batch_bytes,
             buffer_bytes=buffer_bytes,
             linger_s=linger_ms / 1e3,
             timeout_s=delivery_timeout_s,
             is_idempotent=idempotent,
-            enlisted=enlisted,
+            transaction=transaction,
         )
         self._delivery = Delivery(
             brokers,
-            PutRequest(stream=stream.name, acks=acks, transactional=enlisted is not None),
+            PutRequest(stream=stream.name, acks=acks, transactional=transaction is not None),
             routes={each.partition: each for each in stream.partitions},
             options=options,
         )
-        # A producer that is forgotten lets its threads go once they are done.
+        # The threads of a garbage-collected producer end once they are done.
         weakref.finalize(self, self._delivery.end_when_empty).atexit = False
 
     def append(
@@ -126,7 +129,7 @@ class Producer:
         partition: int | None = None,
         message_id: str | None = None,
     ) -> AckFuture[Ack]:
-        """Append a record; the future gives its offset once it is safe.
+        """Append a record; the future returns its offset once it is acknowledged.
 
         Args:
             value: the payload; None deletes its key when the stream is compacted. Text is UTF-8.
@@ -134,12 +137,12 @@ class Producer:
             subject: a plain NATS subject; by default the stream's.
             headers: a mapping, or (name, value) pairs to keep order and repeats.
             partition: where to append; by default as ``protocol.routing`` says.
-            message_id: makes a repeat within the stream's window a duplicate.
+            message_id: deduplicates a repeat within the stream's window.
 
         Raises:
-            RecordTooLargeError: over the broker's limit.
-            InvalidRecordError, InvalidSubjectError, UnknownPartitionError: as they say.
-            InvalidRequestError: the partition is no number.
+            RecordTooLargeError: larger than the broker's limit.
+            InvalidRecordError, InvalidSubjectError, UnknownPartitionError: an argument is invalid.
+            InvalidRequestError: the partition is not a number.
             RequestTimeoutError: the buffer stayed full for ``delivery_timeout_s``.
             DisconnectedError: the producer is closed.
         """
@@ -152,29 +155,29 @@ class Producer:
         size = _size_of(record)
         if size > self._record_bytes_max:
             raise RecordTooLargeError(
-                f"record of {size} bytes; the broker's limits.record_bytes is "
-                f"{self._record_bytes_max}"
+                f"record of {size} bytes is larger than the broker's limits.record_bytes of "
+                f"{self._record_bytes_max}; split it"
             )
         router = self._router
         if partition is not None:
             number: int | None = self._checked(partition)
         else:
             number = router.of_record(record.key, subject, message_id)
-        if self._enlisted is not None:
-            # Wherever it goes must be let in first; anywhere is one place in a transaction.
-            number = self._enlisted.producer_id % router.partitions if number is None else number
-            self._enlisted.let_in((number,))
+        if self._transaction is not None:
+            # The partition must be added first; a transaction uses one for keyless records.
+            number = self._transaction.producer_id % router.partitions if number is None else number
+            self._transaction.add_partitions((number,))
         return self._delivery.add_record(
             number, record, partitions=router.partitions, size=size + RECORD_OVERHEAD_BYTES
         )
 
     def append_batch(self, data: Any, *, partition: int | None = None) -> AckFuture[BatchAck]:
-        """Append the rows of a table; the future gives where they went once all are safe.
+        """Append the rows of a table; the future returns their offsets once all are acknowledged.
 
         Args:
-            data: column ``value``, perhaps ``key``, ``subject``, ``headers``, ``message_id``; a
-                pyarrow table, batch or reader, or what has ``__arrow_c_stream__``. Headers are a
-                map, a list of structs, or, in pandas, lists of pairs.
+            data: column ``value``, optionally ``key``, ``subject``, ``headers``, ``message_id``; a
+                pyarrow table, batch or reader, or an object with ``__arrow_c_stream__``. Headers
+                are a map, a list of structs, or, in pandas, lists of pairs.
             partition: where to append; by default each row goes as ``protocol.routing`` says.
 
         Raises:
@@ -194,26 +197,26 @@ class Producer:
         if not pieces:
             future.set_result(BatchAck(0, ()))
             return future
-        if self._enlisted is not None:
-            self._enlisted.let_in({number for number, _ in pieces})
+        if self._transaction is not None:
+            self._transaction.add_partitions({number for number, _ in pieces})
         rows = sum(piece.num_rows for _, piece in pieces)
-        promise = TableAck(future, lots=len(pieces), rows=rows)
+        table_ack = TableAck(future, batches=len(pieces), rows=rows)
         for number, piece in pieces:
-            self._delivery.add_lot(TableProducerBatch(number, piece, promise))
+            self._delivery.add_batch(TableProducerBatch(number, piece, table_ack))
         return future
 
     @property
     def is_usable(self) -> bool:
-        """Whether it takes records, of a stream that is there as far as it knows."""
+        """Return whether it accepts records and the stream exists, as far as known."""
         return self._delivery.is_usable
 
     @property
     def has_room(self) -> bool:
-        """Whether ``append`` would not have to wait."""
+        """Return whether ``append`` would not block."""
         return self._delivery.has_room
 
     def wait_for_room(self) -> None:
-        """Wait until ``append`` would not have to.
+        """Wait until ``append`` would not block.
 
         Raises:
             RequestTimeoutError: not within ``delivery_timeout_s``.
@@ -221,22 +224,22 @@ class Producer:
         self._delivery.wait_for_room()
 
     def flush(self) -> None:
-        """Send what was appended so far and wait until all of it is answered.
+        """Send what was appended so far and wait until all of it is acknowledged or failed.
 
         Raises:
-            StrandlineError: the first failure that nobody has looked at.
+            StrandlineError: the first failure whose future nobody examined.
         """
         self._delivery.flush()
 
     def abandon(self) -> None:
-        """Take no more records; what was taken is delivered or given up. Does not wait."""
+        """Accept no more records; those accepted are delivered or time out. Does not wait."""
         self._delivery.end_when_empty()
 
     def close(self) -> None:
-        """Flush and end; harmless when repeated.
+        """Flush and close; has no effect when repeated.
 
         Raises:
-            StrandlineError: the first failure that nobody has looked at.
+            StrandlineError: the first failure whose future nobody examined.
         """
         self._delivery.close()
 
@@ -249,7 +252,7 @@ class Producer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        leave(self.close, error, otherwise="records failed")
+        close_on_exit(self.close, error, otherwise="records failed")
 
     def _learn(self, subject: str) -> None:
         """Check a subject seen for the first time."""
@@ -259,20 +262,20 @@ class Producer:
         self._subjects.add(subject)
 
     def _checked(self, number: int) -> int:
-        """A partition given by number."""
+        """Return a partition number after checking that the partition exists."""
         number = whole_number(number, "partition")
         if number >= self._router.partitions:
             self._look_for_more()
         known = self._router.partitions
         if not 0 <= number < known:
             raise UnknownPartitionError(
-                f"stream {self._stream!r} has partitions 0 to {known - 1}, not {number}"
+                f"stream {self._stream!r} has no partition {number}; it has 0 to {known - 1}"
             )
         return number
 
     @property
     def _router(self) -> Router:
-        """Where records go, by as many partitions as are known to be there by now."""
+        """Return the router for the number of partitions known by now."""
         router, known = self._last_router, self._delivery.partitions
         if known > router.partitions:
             config = msgspec.structs.replace(self._config, partitions=known)
@@ -280,7 +283,7 @@ class Producer:
         return router
 
     def _look_for_more(self) -> None:
-        """Know the partitions that the stream was given since it was looked at."""
+        """Look up partitions added to the stream."""
         known = self._delivery.partitions
         added = {n: each for n, each in self._brokers.routes(self._stream).items() if n >= known}
         if added:
@@ -289,7 +292,7 @@ class Producer:
     def _split(
         self, batch: pa.RecordBatch, partition: int | None
     ) -> list[tuple[int, pa.RecordBatch]]:
-        """A batch by partition."""
+        """Split a batch by partition."""
         if partition is not None:
             return [(partition, batch)]
         split = self._router.of_batch(batch, spread=next(self._spread))
@@ -297,7 +300,7 @@ class Producer:
 
 
 def _bytes(data: bytes | str | None, what: str) -> bytes | None:
-    """Bytes as they are, text as UTF-8."""
+    """Return bytes as they are, text as UTF-8."""
     if data is None or isinstance(data, bytes):
         return data
     if isinstance(data, str):
@@ -305,44 +308,42 @@ def _bytes(data: bytes | str | None, what: str) -> bytes | None:
     if isinstance(data, bytearray | memoryview):
         return bytes(data)
     raise InvalidRecordError(
-        f"a {what} is bytes or text, not {type(data).__name__}; encode it, for example as JSON"
+        f"a {what} must be bytes or text, got {type(data).__name__}; encode it, e.g. as JSON"
     )
 
 
 def _check_id(message_id: str) -> None:
     if not isinstance(message_id, str):
-        raise InvalidRecordError(f"a message id is text, not {type(message_id).__name__}")
+        raise InvalidRecordError(f"a message id must be text, got {type(message_id).__name__}")
     utf8(message_id, "message id")
 
 
 def _pairs(headers: Headers) -> list[tuple[str, bytes]]:
-    """Headers as they travel."""
+    """Convert headers to their wire form."""
     items = headers.items() if isinstance(headers, Mapping) else headers
     try:
         return [(_name(name), _header_value(name, value)) for name, value in items]
     except (TypeError, ValueError) as error:
         raise InvalidRecordError(
-            "headers are a mapping from names to values, or (name, value) pairs"
+            f"headers must be a mapping or (name, value) pairs, got {type(headers).__name__}"
         ) from error
 
 
 def _header_value(name: Any, value: Any) -> bytes:
     data = _bytes(value, "header")
     if data is None:
-        raise InvalidRecordError(
-            f"header {name!r} has no value (None); leave it out, or give it an empty one"
-        )
+        raise InvalidRecordError(f"header {name!r} has no value (None); omit it, or give b''")
     return data
 
 
 def _name(name: Any) -> str:
-    said = str(name)
-    utf8(said, "header's name")
-    return said
+    found = str(name)
+    utf8(found, "header's name")
+    return found
 
 
 def _size_of(record: Record) -> int:
-    """Bytes of value, key and headers."""
+    """Return the bytes of value, key and headers."""
     size = len(record.value or b"") + len(record.key or b"")
     for name, value in record.headers or ():
         size += len(name.encode()) + len(value)

@@ -1,7 +1,7 @@
-"""One DoPut call of a producer: writes batches, and hears acks on a thread of its own.
+"""One DoPut call of a producer: writes batches, and reads acks on a thread of its own.
 
-Rules: only the sender touches the writing half, only the ack thread the reading half; the end of
-the call, whatever its cause, is told once through ``on_end``.
+Rules: only the sender touches the writer, only the ack thread the reader; the end of the call,
+whatever its cause, is reported once through ``on_end``.
 """
 
 import logging
@@ -23,14 +23,14 @@ END_TIMEOUT_S = 5.0
 
 
 class PutStream:
-    """A put under way.
+    """A put in progress.
 
     Args:
         connection: to the broker.
         request: where to append.
-        schema: of the batches to come.
+        schema: of the batches.
         on_ack: called with each ack, on the ack thread.
-        on_end: called on the ack thread when no more acks will come.
+        on_end: called on the ack thread after the last ack.
 
     Raises:
         StrandlineError: the call could not begin.
@@ -52,30 +52,30 @@ class PutStream:
         self._error: StrandlineError | None = None
         self._writer, self._reader = connection.put(request, schema)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._hear, name="strandline-acks", daemon=True)
+        self._thread = threading.Thread(target=self._read_acks, name="strandline-acks", daemon=True)
         self._thread.start()
 
     @property
     def has_ended(self) -> bool:
-        """Whether no more acks will come."""
+        """Return whether no more acks will come."""
         return self._ended.is_set()
 
     def write(self, batch: pa.RecordBatch, tag: BatchTag) -> bool:
-        """Send a batch; blocks while the broker lets us wait. False: the call is dead."""
+        """Send a batch; blocks under flow control. Return False if the call has failed."""
         try:
             self._writer.write_with_metadata(batch, encode(tag))
         except (fl.FlightError, pa.ArrowException, OSError) as error:
-            logger.debug("a put to %s broke: %s", self._connection.address, error)
+            logger.debug("a put to %s failed: %s", self._connection.address, error)
             return False
         return True
 
     def finish(self) -> StrandlineError | None:
-        """End the call and wait for the last acks; returns why it failed, if it did."""
+        """End the call and wait for the last acks; return its error, if it failed."""
         try:
             if not self.has_ended:
                 self._writer.done_writing()
         except (fl.FlightError, pa.ArrowException, OSError) as error:
-            logger.debug("a put to %s broke: %s", self._connection.address, error)
+            logger.debug("a put to %s failed: %s", self._connection.address, error)
         if not self._ended.wait(END_TIMEOUT_S):
             return DisconnectedError(f"{self._connection.address} does not answer")
         if self._error is not None:
@@ -86,13 +86,13 @@ class PutStream:
             return from_flight(error, address=self._connection.address)
         return None
 
-    def _hear(self) -> None:
+    def _read_acks(self) -> None:
         """Read acks until the call ends."""
         try:
             while (data := self._reader.read()) is not None:
                 self._on_ack(decode(data.to_pybytes(), PutAck, what="ack"))
         except (fl.FlightError, pa.ArrowException, OSError) as error:
-            # What the broker said, if anything, comes with ``close``.
+            # Without details, ``close`` raises the broker's error.
             if getattr(error, "extra_info", b""):
                 self._error = from_flight(error, address=self._connection.address)
         except InvalidRequestError as error:

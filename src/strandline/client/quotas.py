@@ -1,21 +1,21 @@
-"""Quotas at a client: how much of each broker principals may use, changed at any broker."""
+"""Quotas at a client: the rates a principal may use at each broker."""
 
 from strandline.client.cluster_client import ClusterClient
 from strandline.protocol import quotas
 
 
 class Quotas:
-    """Who may use how much; what ``Client.quotas`` gives.
+    """The quotas of principals. Returned by ``Client.quotas``.
 
     Args:
-        brokers: who is asked.
+        brokers: the brokers to ask.
     """
 
     def __init__(self, brokers: ClusterClient) -> None:
         self._brokers = brokers
 
     def list(self) -> list[quotas.QuotaInfo]:
-        """Every quota, by principal."""
+        """Return every quota, by principal."""
         return self._brokers.ask(quotas.LIST_QUOTAS, None, quotas.QuotaInfo)
 
     def set(
@@ -27,10 +27,10 @@ class Quotas:
         requests_per_s: int = 0,
         connections: int = 0,
     ) -> None:
-        """Limit a principal at each broker, in place of the limits it had; 0 is no limit.
+        """Limit a principal at each broker, replacing its limits; 0 is no limit.
 
         Raises:
-            InvalidRequestError: not a name for a principal, or nothing is limited.
+            InvalidRequestError: the name is not valid, or nothing is limited.
             NotAllowedError: the caller does not administer the cluster.
         """
         body = quotas.SetQuota(
@@ -43,7 +43,7 @@ class Quotas:
         self._brokers.change(quotas.SET_QUOTA, body, quotas.QuotaInfo)
 
     def remove(self, principal: str) -> None:
-        """Limit a principal no more.
+        """Remove a principal's quota.
 
         Raises:
             InvalidRequestError: it has no quota.

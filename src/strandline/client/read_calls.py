@@ -1,6 +1,6 @@
-"""What a client reads: as Arrow, as objects, once or for ever.
+"""The reading calls of a client, as a part of ``Client``.
 
-Part of ``Client``. Offsets are resolved once, so that a reconnect changes nothing of what is read.
+Offsets are resolved once, so that a reconnect does not change which records are read.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from strandline.client.cluster_client import ClusterClient
 from strandline.client.cluster_reader import ClusterReader
 from strandline.client.deadline import within
 from strandline.client.local import begin_read
-from strandline.client.reading import BatchStream, EndlessReader, Place, read_request
+from strandline.client.reading import BatchStream, EndlessReader, OffsetSpec, read_request
 from strandline.client.replica_selector import Replica
 from strandline.client.retry import is_connection_loss
 from strandline.client.subscription import SUBSCRIPTION_COLUMNS, Subscription
@@ -29,32 +29,32 @@ from strandline.protocol import admin
 from strandline.protocol.tickets import ReadRequest
 
 FOLLOWED_S = 60.0
-"""How long a read without an end waits for brokers that are away: they may all be restarted."""
+"""How long an endless read waits for unreachable brokers, which may all be restarting."""
 
 
 class ReadCalls(ABC):
-    """The calls of a client that read."""
+    """The reading calls of a client."""
 
     _brokers: ClusterClient
 
     @property
     @abstractmethod
     def _known(self) -> ClusterClient:
-        """The brokers, once it is known whether there are several."""
+        """Return the brokers, after finding out whether this is a cluster."""
 
     @abstractmethod
     def _offsets(
-        self, stream: str, at: Place, numbers: Collection[int] | None = None
+        self, stream: str, at: OffsetSpec, numbers: Collection[int] | None = None
     ) -> dict[int, int]:
-        """Where a place or time is in some partitions; None: in all."""
+        """Return the offset of ``at`` in some partitions; None: in all."""
 
     def read(
         self,
         stream: str,
         *,
         partition: int | None = None,
-        start: Place = "earliest",
-        stop: Place | None = None,
+        start: OffsetSpec = "earliest",
+        stop: OffsetSpec | None = None,
         columns: Sequence[str] | None = None,
         follow: bool = False,
         replica: Replica = "leader",
@@ -62,9 +62,9 @@ class ReadCalls(ABC):
     ) -> pa.RecordBatchReader | EndlessReader:
         """Read records as Arrow.
 
-        The reader goes wherever Arrow goes: ``polars.from_arrow``, ``duckdb.from_arrow``,
-        ``.read_pandas()``, or iterate it for record batches. Dropping it ends the read; closing it,
-        too, if the read has no end (a plain ``pyarrow.RecordBatchReader`` takes no notice).
+        The reader can be passed to ``polars.from_arrow`` and ``duckdb.from_arrow``, read with
+        ``.read_pandas()``, or iterated for record batches. Dropping it ends the read; closing it
+        does, too, if the read has no end (a plain ``pyarrow.RecordBatchReader`` ignores ``close``).
 
         Args:
             stream: its name.
@@ -72,24 +72,24 @@ class ReadCalls(ABC):
                 ``partition`` column if there are several.
             start: ``"earliest"``, ``"latest"``, an offset (of one partition), a time (in UTC if it
                 has no zone), or ``-n``: the last n records of each partition.
-            stop: exclusive; the same. By default ``"latest"``, the end at the time of the call, or
-                none when following.
-            columns: names in the order wanted, of offset, timestamp, subject, key, value, headers
-                and partition; None: all.
-            follow: go on with records as they are stored.
-            replica: ``"leader"``; ``"any"`` in-sync replica, to spread load; or ``"this"``, the
-                one of the broker that was connected to and no other, to see what it has. What is
-                read is the same, only perhaps a moment later.
+            stop: exclusive; the same values. By default ``"latest"``, the end at the time of the
+                call, or none when following.
+            columns: names, in order, of offset, timestamp, subject, key, value, headers and
+                partition; None: all.
+            follow: continue with records as they are stored.
+            replica: ``"leader"``; ``"any"`` in-sync replica, to spread load; or ``"this"``, that of
+                the connected broker only, to inspect it. The records are the same, perhaps a moment
+                later.
             **options: filters on the broker: ``subject`` (a pattern), ``keys``,
                 ``timestamp_from``, ``timestamp_to``; ``order`` (``"descending"``: each partition
-                newest first), ``starts`` ({partition: offset}, in place of ``start``),
+                newest first), ``starts`` ({partition: offset}, instead of ``start``),
                 ``records_max``, ``bytes_min`` with ``wait_ms_max`` (long poll), ``batch_bytes``,
                 ``skip_damaged``.
 
         Raises:
-            OffsetOutOfRangeError: an offset that does not exist; the message names those that do.
-            UnknownStreamError, UnknownPartitionError: as they say.
-            InvalidRequestError: other arguments that cannot be.
+            OffsetOutOfRangeError: the offset does not exist; the message names those that do.
+            UnknownStreamError, UnknownPartitionError: there is no such stream or partition.
+            InvalidRequestError: another argument is invalid.
             UnavailableError: ``"this"`` broker has no in-sync replica.
         """
         return self.open_read(
@@ -113,9 +113,11 @@ class ReadCalls(ABC):
         """
         request = read_request(stream, **options)
         timeout_s = self._brokers.timeout_s
-        can_defer_flush = request.follow and replica != "this"
-        patience_s = max(timeout_s, FOLLOWED_S) if can_defer_flush else timeout_s
-        return self._begin(request, replica=replica, timeout_s=timeout_s, patience_s=patience_s)
+        can_wait = request.follow and replica != "this"
+        retry_timeout_s = max(timeout_s, FOLLOWED_S) if can_wait else timeout_s
+        return self._begin(
+            request, replica=replica, timeout_s=timeout_s, retry_timeout_s=retry_timeout_s
+        )
 
     def _begin(
         self,
@@ -123,22 +125,22 @@ class ReadCalls(ABC):
         *,
         replica: Replica,
         timeout_s: float,
-        patience_s: float | None = None,
+        retry_timeout_s: float | None = None,
         is_of_all: bool = False,
     ) -> BatchStream | ClusterReader:
-        """Begin a read, at the only broker or wherever its partitions are.
+        """Begin a read at the only broker, or across the cluster.
 
         Args:
             request: what to read.
-            replica: where.
+            replica: which replicas to read.
             timeout_s: how long it may take to begin.
-            patience_s: how long a partition may be out of reach later; None: as long.
-            is_of_all: whether it is of all partitions, though its ``starts`` names them.
+            retry_timeout_s: how long a partition may be unreachable later; None: as ``timeout_s``.
+            is_of_all: whether it covers all partitions although its ``starts`` names them.
         """
         with within(timeout_s):
             is_routed, address = self._known.is_cluster, self._brokers.home
             if is_routed and replica == "this":
-                address = self._brokers.asked()
+                address = self._brokers.named_broker()
                 is_routed = self._knows_streams(address, request.stream)
                 request = msgspec.structs.replace(request, of_copy=not is_routed)
             if is_routed:
@@ -146,7 +148,7 @@ class ReadCalls(ABC):
                     self._brokers,
                     request,
                     replica=replica,
-                    timeout_s=patience_s or timeout_s,
+                    timeout_s=retry_timeout_s or timeout_s,
                     is_of_all=is_of_all,
                 )
             connection = self._brokers.connection(address)
@@ -158,7 +160,7 @@ class ReadCalls(ABC):
                 raise
 
     def _knows_streams(self, address: str, stream: str) -> bool:
-        """Whether a broker can tell of its cluster's streams; if not, it still has its copies."""
+        """Return whether a broker has the cluster's metadata; its replicas are readable anyway."""
         body = admin.StreamInfoRequest(name=stream)
         try:
             self._brokers.connection(address).action(admin.STREAM_INFO, body, admin.StreamInfo)
@@ -167,7 +169,7 @@ class ReadCalls(ABC):
         except UnavailableError:
             return False
         except StrandlineError:
-            return True  # the read tells what is wrong
+            return True  # the read raises it
         return True
 
     def subscribe(
@@ -175,7 +177,7 @@ class ReadCalls(ABC):
         stream: str,
         *,
         partition: int | None = None,
-        start: Place = "latest",
+        start: OffsetSpec = "latest",
         starts: Mapping[int, int] | None = None,
         reconnect_timeout_s: float = FOLLOWED_S,
         replica: Replica = "leader",
@@ -186,9 +188,9 @@ class ReadCalls(ABC):
         Args:
             stream: its name.
             partition: None: all.
-            start: as ``read``; the default gives records stored from now on.
-            starts: offset by partition, in place of ``start``: where another subscription ended.
-            reconnect_timeout_s: how long brokers may stay away before it is an error.
+            start: as ``read``; by default records stored from now on.
+            starts: offset by partition, instead of ``start``: where another subscription ended.
+            reconnect_timeout_s: how long brokers may be unreachable before it is an error.
             replica: as ``read``.
             **options: filters as ``read``.
 
@@ -197,9 +199,7 @@ class ReadCalls(ABC):
         """
         for name in ("columns", "follow"):
             if name in options:
-                raise InvalidRequestError(
-                    f"a subscription gives whole records for ever; leave {name!r} out, or use read"
-                )
+                raise InvalidRequestError(f"a subscription takes no {name!r}; omit it, or use read")
         request = read_request(
             stream,
             starts=self._positions(stream, partition, start) if starts is None else starts,
@@ -215,8 +215,8 @@ class ReadCalls(ABC):
         )
         return Subscription(begin, request, reconnect_timeout_s=reconnect_timeout_s)
 
-    def _positions(self, stream: str, partition: int | None, start: Place) -> dict[int, int]:
-        """Where a subscription begins, resolved once so that a reconnect changes nothing."""
+    def _positions(self, stream: str, partition: int | None, start: OffsetSpec) -> dict[int, int]:
+        """Resolve the first offsets of a subscription once, so that a reconnect changes nothing."""
         if partition is None:
             return self._offsets(stream, start)
         if isinstance(start, int) and start >= 0:

@@ -1,27 +1,27 @@
-"""What a read in a cluster asks before it begins, or goes on, somewhere: pure questions."""
+"""Checks of a read in a cluster, as pure functions."""
 
 from strandline.errors import InvalidRequestError, UnknownPartitionError
 from strandline.protocol.admin import PartitionInfo
 from strandline.protocol.tickets import Bound, ReadRequest
 
 
-def may_come(at: Bound | None, partition: PartitionInfo, address: str) -> bool:
-    """Whether an offset is beyond what a replica knows to be committed, and may exist all the same.
+def may_exist_later(at: Bound | None, partition: PartitionInfo, address: str) -> bool:
+    """Return whether an offset above a replica's high watermark may still exist.
 
-    Only a leader can say that it does not: its log would hold it.
+    Only a leader can deny that: its log would have the offset.
     """
     if not isinstance(at, int) or at <= partition.high_watermark:
         return False
     return partition.leader != address or at <= partition.log_end_offset
 
 
-def knows(at: int, partition: PartitionInfo) -> bool:
-    """Whether a replica knows an offset, or the end at it."""
+def has_offset(at: int, partition: PartitionInfo) -> bool:
+    """Return whether a replica has an offset, or ends at it."""
     return partition.log_start_offset <= at <= partition.high_watermark
 
 
 def numbers_of(request: ReadRequest, known: list[int]) -> list[int]:
-    """The partitions to read.
+    """Return the partitions to read.
 
     Raises:
         UnknownPartitionError: the stream does not have one of them.
@@ -33,13 +33,13 @@ def numbers_of(request: ReadRequest, known: list[int]) -> list[int]:
     for number in wanted:
         if number not in known:
             raise UnknownPartitionError(
-                f"stream {request.stream!r} has partitions 0 to {len(known) - 1}, not {number}"
+                f"stream {request.stream!r} has no partition {number}; it has 0 to {len(known) - 1}"
             )
     return wanted
 
 
-def check_places(request: ReadRequest, numbers: list[int]) -> None:
-    """Refuse an offset for several partitions at once, in the words of a broker.
+def check_offsets(request: ReadRequest, numbers: list[int]) -> None:
+    """Refuse an absolute offset for several partitions, with the broker's message.
 
     Raises:
         InvalidRequestError: there is one.

@@ -1,8 +1,8 @@
-"""Reads: what a user asks for as a ticket, and the answer as a ``pyarrow.RecordBatchReader``.
+"""Reads: builds the ticket of a read, and returns its records as a ``pyarrow.RecordBatchReader``.
 
-A reader that is dropped cancels its call, so the broker stops sending; one without end does so when
-it is closed, too. A read that may have to wait for records is pumped by a thread of its own:
-pyarrow waits where Python sees no signals, and Ctrl-C must work.
+A reader that is dropped cancels its call, so that the broker stops sending; an endless one does so
+when it is closed, too. A read that may have to wait for records has a thread of its own: pyarrow
+blocks where Python handles no signals, and Ctrl-C must work.
 """
 
 import queue
@@ -31,18 +31,19 @@ from strandline.protocol.tickets import (
 )
 from strandline.protocol.wire import decode, encode
 
-Place = str | int | datetime
+OffsetSpec = str | int | datetime
 """``"earliest"``, ``"latest"``, an offset, a time (in UTC if it has no zone), or as a start ``-n``:
-the last n records."""
+the last n records.
+"""
 
 PUMPED_BATCHES = 4
 
 
-def bound_of(place: Place) -> Bound:
-    """A place as a ticket says it.
+def bound_of(place: OffsetSpec) -> Bound:
+    """Convert an offset spec to its wire form.
 
     Raises:
-        InvalidRequestError: it is none.
+        InvalidRequestError: it is not valid.
     """
     if isinstance(place, datetime):
         return AtTimestamp(timestamp_ns=nanoseconds(place))
@@ -54,8 +55,7 @@ def bound_of(place: Place) -> Bound:
         return whole_number(place, "an offset")
     except InvalidRequestError:
         raise InvalidRequestError(
-            f"{place!r} is not a place in a stream; give 'earliest', 'latest', an offset or a "
-            "datetime"
+            f"{place!r} is not an offset; give 'earliest', 'latest', a whole number or a datetime"
         ) from None
 
 
@@ -63,8 +63,8 @@ def read_request(
     stream: str,
     *,
     partition: int | None = None,
-    start: Place = "earliest",
-    stop: Place | None = None,
+    start: OffsetSpec = "earliest",
+    stop: OffsetSpec | None = None,
     columns: Sequence[str] | None = None,
     order: str = "ascending",
     follow: bool = False,
@@ -79,10 +79,10 @@ def read_request(
     batch_bytes: int = BATCH_BYTES_DEFAULT,
     skip_damaged: bool = False,
 ) -> ReadRequest:
-    """The ticket of a read; arguments as ``Client.read``.
+    """Build the ticket of a read; arguments as ``Client.read``.
 
     Raises:
-        InvalidRequestError: an argument is out of its range.
+        InvalidRequestError: an argument is out of range.
     """
     named = () if keys is None else listed(keys, "keys")
     encoded = [utf8(key, "key") if isinstance(key, str) else key for key in named]
@@ -92,7 +92,7 @@ def read_request(
         start=bound_of(start),
         starts=None if starts is None else offsets_by_number(starts, "starts"),
         stop=None if stop is None else bound_of(stop),
-        order=order,  # type: ignore[arg-type]  # decoding it checks it
+        order=order,  # type: ignore[arg-type]  # checked by decoding it below
         follow=follow,
         columns=None if columns is None else listed(columns, "columns"),
         subject=subject,
@@ -105,20 +105,20 @@ def read_request(
         batch_bytes=batch_bytes,
         skip_damaged=skip_damaged,
     )
-    # What the broker would refuse is refused here, with the same words.
+    # Checks what the broker would check, with its messages.
     check_request(decode(encode(request), ReadRequest, what="read"))
     return request
 
 
 class EndlessReader:
-    """As ``pyarrow.RecordBatchReader``, for a read without end: closing it ends the read.
+    """A ``pyarrow.RecordBatchReader`` of an endless read, which ends the read when it is closed.
 
-    Closing pyarrow's own does nothing: it lets go of what it reads only when nobody refers to it
-    any more, so such a read would go on behind a ``with`` that was left.
+    pyarrow's own ``close`` does nothing: its reader releases its source only when it is
+    garbage-collected, so that such a read would continue after its ``with`` block.
 
     Args:
-        reader: what is read.
-        cancel: ends the read; whoever waits for a batch gets a DisconnectedError.
+        reader: the reader to wrap.
+        cancel: ends the read; a waiting reader gets a DisconnectedError.
     """
 
     def __init__(self, reader: pa.RecordBatchReader, cancel: Callable[[], None]) -> None:
@@ -126,12 +126,12 @@ class EndlessReader:
         self._cancel = cancel
 
     def close(self) -> None:
-        """End the read, from any thread; nothing more comes. Harmless when repeated."""
+        """End the read, from any thread; has no effect when repeated."""
         self._reader = pa.RecordBatchReader.from_batches(self._reader.schema, ())
         self._cancel()
 
     def __getattr__(self, name: str) -> Any:
-        """All else is pyarrow's, ``__arrow_c_stream__`` too."""
+        """Forward everything else to pyarrow's reader, including ``__arrow_c_stream__``."""
         return getattr(self._reader, name)
 
     def __iter__(self) -> Self:
@@ -154,14 +154,14 @@ def arrow_reader(
     *,
     cancel: Callable[[], None],
 ) -> pa.RecordBatchReader | EndlessReader:
-    """What a read gives, as a reader."""
+    """Return the batches of a read as a reader."""
     reader = pa.RecordBatchReader.from_batches(schema, batches)
     is_endless = request.follow and request.stop is None and request.records_max is None
     return EndlessReader(reader, cancel) if is_endless else reader
 
 
 class BatchStream:
-    """A read under way.
+    """A read in progress at one broker.
 
     Args:
         connection: to the broker.
@@ -174,7 +174,7 @@ class BatchStream:
     resumes = False
     """A lost connection ends it."""
     added: Mapping[int, int] = {}
-    """None: a stream of a broker alone keeps to its partitions."""
+    """Empty: a stream of a single broker has a fixed number of partitions."""
 
     def __init__(self, connection: Connection, request: ReadRequest) -> None:
         self._connection = connection
@@ -185,24 +185,24 @@ class BatchStream:
         connection.has_begun(self)
 
     def cancel(self) -> None:
-        """End the read, from any thread; whoever waits for a batch gets a DisconnectedError."""
+        """End the read, from any thread; a waiting reader gets a DisconnectedError."""
         self._stream.cancel()
 
     def reader(self) -> pa.RecordBatchReader | EndlessReader:
-        """The batches as a reader; once only."""
+        """Return the batches as a reader; callable once."""
         return arrow_reader(self._request, self.schema, self.batches(), cancel=self.cancel)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The batches; once only. Closing the generator cancels the read.
+        """Yield the batches; callable once. Closing the generator cancels the read.
 
         Raises:
             ClientClosedError: the client was closed.
-            StrandlineError: the read cannot go on.
+            StrandlineError: the read failed.
         """
         return self._pumped() if self._may_wait else self.direct()
 
     def direct(self) -> Iterator[pa.RecordBatch]:
-        """The batches, waited for on the caller's thread.
+        """Yield the batches, waiting on the caller's thread.
 
         Raises:
             StrandlineError: as ``batches``.
@@ -220,7 +220,7 @@ class BatchStream:
             self._stream.cancel()
 
     def _pumped(self) -> Iterator[pa.RecordBatch]:
-        """The same, read ahead by a thread, so that waiting can be interrupted."""
+        """Yield the batches from a thread that reads ahead, so that waiting can be interrupted."""
         batches: queue.Queue[Any] = queue.Queue(PUMPED_BATCHES)
         stopped = threading.Event()
 
@@ -231,7 +231,7 @@ class BatchStream:
                     batches.put(batch)
                     if stopped.is_set():
                         return
-            except Exception as error:  # noqa: BLE001 - handed to the reader, who raises it
+            except Exception as error:  # noqa: BLE001 - raised by the reader
                 end = error
             batches.put(end)
 

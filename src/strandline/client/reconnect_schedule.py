@@ -1,79 +1,81 @@
-"""Which partitions of a followed read nobody reads now, since when, and when to try again. Pure.
+"""The reconnect schedule of a followed read: closed partitions, since when, and the next attempt.
 
-Rules:
-- each partition has its own patience: one that cannot be reached is told of, however well others
-  flow, for a reader would take what is missing for what is not there;
-- it begins anew when records came, or when a read has stood for a while: leaders that are lost once
-  an hour are no outage of hours.
+Pure. Rules:
+- each partition has its own deadline: an unreachable one is an error even if others flow, since a
+  reader cannot distinguish missing records from none;
+- the deadline restarts when records came, or when a read was open for a while: losing a leader once
+  an hour is not an outage of hours.
 """
 
 from collections.abc import Collection
 from typing import Final
 
-from strandline.client.retry import Patience
+from strandline.client.retry import RetryDeadline
 from strandline.errors import StrandlineError
 
-STANDS_S: Final = 2.0
-"""A read that has stood so long had reached its partitions, though no record came."""
+STABLE_S: Final = 2.0
+"""A read open for this long had reached its partitions, even if no record came."""
 
 
 class ReconnectSchedule:
     """The partitions of one read.
 
     Args:
-        numbers: all that are to be read.
-        timeout_s: how long one may be out of reach.
+        numbers: all partitions to read.
+        timeout_s: how long one may be unreachable.
     """
 
     def __init__(self, numbers: Collection[int], *, timeout_s: float) -> None:
         self.closed = set(numbers)
-        """Those that nobody reads."""
+        """Partitions that are not being read."""
         self._timeout_s = timeout_s
-        self._patience: dict[int, Patience] = {}
+        self._retry_deadlines: dict[int, RetryDeadline] = {}
         self._opened_s: dict[int, float] = {}
         self._next_s = 0.0
 
     def opened(self, numbers: Collection[int], now_s: float) -> None:
-        """Somebody reads them."""
+        """Note that partitions are being read."""
         self.closed.difference_update(numbers)
         self._opened_s.update(dict.fromkeys(numbers, now_s))
 
     def came(self, numbers: Collection[int]) -> None:
-        """The read of these has brought records."""
-        for number in numbers if self._patience else ():
-            self._patience.pop(number, None)
+        """Note that records of partitions have arrived."""
+        for number in numbers if self._retry_deadlines else ():
+            self._retry_deadlines.pop(number, None)
 
     def lost(self, numbers: Collection[int], error: StrandlineError, now_s: float) -> None:
-        """The read of these broke off.
+        """Note that the read of partitions broke off.
 
         Raises:
             StrandlineError: as ``failed``.
         """
         for number in numbers:
-            if now_s - self._opened_s[number] >= STANDS_S:
-                self._patience.pop(number, None)
+            if now_s - self._opened_s[number] >= STABLE_S:
+                self._retry_deadlines.pop(number, None)
         self.closed.update(numbers)
         self.failed(numbers, error, now_s)
 
     def failed(self, numbers: Collection[int], error: StrandlineError, now_s: float) -> None:
-        """They could not be opened.
+        """Note that partitions could not be opened.
 
         Raises:
-            StrandlineError: ``error``, when the time of one is over.
+            StrandlineError: ``error``, when a partition's deadline has passed.
         """
         pauses_s = [
-            self._patience.setdefault(number, Patience(self._timeout_s)).pause_s(error, now_s)
+            self._retry_deadlines.setdefault(number, RetryDeadline(self._timeout_s)).pause_s(
+                error, now_s
+            )
             for number in numbers
         ]
         self._next_s = now_s + min(pauses_s)
 
     def left_s(self, now_s: float) -> float:
-        """How long an attempt to open all of them may take."""
-        return min(
-            self._patience.setdefault(number, Patience(self._timeout_s)).left_s(now_s)
-            for number in self.closed
-        )
+        """Return the timeout of an attempt to open all closed partitions."""
+        return min(self._retry_deadline(number).left_s(now_s) for number in self.closed)
 
     def wait_s(self, now_s: float) -> float | None:
-        """How long until the next attempt; None: there is nothing to open."""
+        """Return the time until the next attempt; None if nothing is closed."""
         return max(0.0, self._next_s - now_s) if self.closed else None
+
+    def _retry_deadline(self, number: int) -> RetryDeadline:
+        return self._retry_deadlines.setdefault(number, RetryDeadline(self._timeout_s))

@@ -1,10 +1,9 @@
-"""Where a read in a cluster reads each partition: at its leader, or at a replica that is able.
+"""The replica selector of a read: chooses where each partition is read, and at which offsets.
 
 Rules:
-- places that move are resolved once, at the leaders, so that going on elsewhere changes nothing;
-- a replica that does not have committed yet what was read elsewhere is waited for, or passed over
-  for another;
-- a read at this broker's replicas is one at theirs alone: it waits for them, and goes nowhere else.
+- relative bounds are resolved once, at the leaders, so that switching replicas changes nothing;
+- a replica that has not yet committed what was read elsewhere is waited for, or avoided;
+- a read of ``"this"`` broker's replicas waits for them and never reads elsewhere.
 """
 
 import random
@@ -20,9 +19,9 @@ from strandline.client.cluster_client import ClusterClient, group
 from strandline.client.coordinator_client import ATTEMPT_S
 from strandline.client.deadline import within
 from strandline.client.local import begin_read
-from strandline.client.read_checks import check_places, knows, may_come, numbers_of
+from strandline.client.read_checks import check_offsets, has_offset, may_exist_later, numbers_of
 from strandline.client.reading import BatchStream
-from strandline.client.retry import Patience, is_passing
+from strandline.client.retry import RetryDeadline, is_passing
 from strandline.errors import (
     DisconnectedError,
     NotLeaderError,
@@ -37,27 +36,27 @@ from strandline.protocol.tickets import Bound, ReadRequest, counts_from_end
 from strandline.record.schema import project
 
 Replica = Literal["leader", "any", "this"]
-"""Who is read: the leader of each partition, any in-sync replica, or those of the broker asked."""
+"""The replica to read: a partition's leader, any in-sync one, or that of the connected broker."""
 
 
 class ReadTarget(NamedTuple):
-    """What is read where."""
+    """A broker and the partitions read there."""
 
     address: str
     partitions: tuple[int, ...]
 
 
 class ReplicaSelector:
-    """Where the partitions of a read begin, end and are read.
+    """The bounds of a read's partitions and the brokers where they are read.
 
     Args:
         brokers: of the cluster.
         request: what to read.
-        replica: where.
+        replica: which replicas to read.
         timeout_s: how long a partition may be unreachable.
 
     Raises:
-        StrandlineError: the request is wrong, or a partition cannot be reached.
+        StrandlineError: the request is invalid, or a partition cannot be reached.
     """
 
     def __init__(
@@ -70,22 +69,22 @@ class ReplicaSelector:
         self._is_cancelled = threading.Event()
         self._streams: dict[BatchStream, ReadTarget] = {}
         self._read: set[int] = set()
-        """Partitions of which something was read."""
+        """Partitions of which a record was read."""
         self._avoided = ""
-        """A replica that failed last."""
-        self._only = brokers.asked() if replica == "this" else ""
-        """The only broker to read at."""
+        """The replica that failed last."""
+        self._only = brokers.named_broker() if replica == "this" else ""
+        """The only broker to read at; empty: any."""
         routes = brokers.routes(request.stream)
         numbers = numbers_of(request, sorted(routes))
-        check_places(request, numbers)
+        check_offsets(request, numbers)
         is_whole = request.partition is None and len(routes) > 1
         self.schema: pa.Schema = project(
             request.columns, with_partition=is_whole and request.columns is None
         )
         self._positions = self._resolved(request.start, numbers, request.starts)
         self._stops = self._resolved_stops(numbers)
-        self._has_told_stops = not isinstance(request.stop, int)
-        """Whether leaders said where the ends are."""
+        self._has_resolved_stops = not isinstance(request.stop, int)
+        """Whether leaders resolved the ends."""
         self._left = request.records_max
         extra = [name for name in ("partition", "offset") if name not in self.schema.names]
         self._columns = [*self.schema.names, *extra]
@@ -95,7 +94,7 @@ class ReplicaSelector:
     def _resolved(
         self, bound: Bound, numbers: list[int], starts: dict[int, int] | None
     ) -> dict[int, Bound]:
-        """The place in each partition; "earliest" stays, it is where the log begins by then."""
+        """Return each partition's start; "earliest" stays relative, as retention moves it."""
         if starts is not None:
             return dict(starts)
         is_fixed = isinstance(bound, int) and not counts_from_end(bound)
@@ -104,7 +103,7 @@ class ReplicaSelector:
         return dict(self._offsets(bound, numbers))
 
     def _resolved_stops(self, numbers: list[int]) -> dict[int, Bound | None]:
-        """The end of each partition's part; None: where it is when it is read."""
+        """Return each partition's end; None: resolved when it is read."""
         stop = self._request.stop
         is_fixed = isinstance(stop, int)
         if is_fixed or (stop is None and (self._request.follow or self._request.wait_ms_max)):
@@ -127,30 +126,30 @@ class ReplicaSelector:
 
     # Where it is read
 
-    def _places(self, numbers: Iterable[int]) -> dict[str, tuple[int, ...]]:
-        """Which broker to read which partitions at, as far as they can be read now.
+    def _targets(self, numbers: Iterable[int]) -> dict[str, tuple[int, ...]]:
+        """Group partitions by the broker to read them at, as far as they are readable now.
 
         Raises:
-            UnavailableError: none of them can.
+            UnavailableError: none of them is.
         """
         routes = self._brokers.routes(self._request.stream)
-        places = group({number: self._place(routes[number]) for number in numbers})
-        nowhere = places.pop("", ())
-        if not places:
-            raise self._nowhere(nowhere[0])
-        return places
+        targets = group({number: self._target_of(routes[number]) for number in numbers})
+        nowhere = targets.pop("", ())
+        if not targets:
+            raise self._unavailable(nowhere[0])
+        return targets
 
-    def _nowhere(self, number: int) -> UnavailableError:
-        """Why a partition can be read nowhere now."""
+    def _unavailable(self, number: int) -> UnavailableError:
+        """Return the error of a partition that no replica can serve now."""
         name = f"{self._request.stream}/{number}"
         if self._only:
             return UnavailableError(
-                f"{self._only} has no copy of {name} that is in sync; retry, or read it at the "
-                "'leader' or at 'any' replica"
+                f"{self._only} has no in-sync replica of {name}; retry, or read with "
+                "replica='leader' or 'any'"
             )
         return NotLeaderError(f"{name} has no leader now; retry")
 
-    def _place(self, partition: PartitionInfo) -> str:
+    def _target_of(self, partition: PartitionInfo) -> str:
         if self._replica == "leader":
             return partition.leader
         if self._only:
@@ -159,21 +158,21 @@ class ReplicaSelector:
         able = [a for a in partition.in_sync if a != self._avoided] or list(partition.in_sync)
         if nearest in able:
             return nearest
-        return random.choice(able) if able else partition.leader  # noqa: S311 - to spread readers
+        return random.choice(able) if able else partition.leader  # noqa: S311 - balances load
 
     def _open(self, address: str, numbers: tuple[int, ...]) -> BatchStream:
         """Read some partitions at a broker, each from its position.
 
         Raises:
-            StrandlineError: what the broker answered.
+            StrandlineError: the broker's error.
         """
         request = self._request
-        place: dict[str, object] = {"starts": {n: self._positions[n] for n in numbers}}
+        target: dict[str, object] = {"starts": {n: self._positions[n] for n in numbers}}
         if len(numbers) == 1:
-            place = {"partition": numbers[0], "start": self._positions[numbers[0]], "starts": None}
+            target = {"partition": numbers[0], "start": self._positions[numbers[0]], "starts": None}
         asked = msgspec.structs.replace(
             request,
-            **{"partition": None, "start": "earliest", **place},
+            **{"partition": None, "start": "earliest", **target},
             stop=self._stops[numbers[0]],
             columns=self._columns,
             records_max=self._left,
@@ -184,8 +183,8 @@ class ReplicaSelector:
         try:
             stream = begin_read(connection, asked)
         except OffsetOutOfRangeError as error:
-            raise self._judged(error, address, numbers) from error
-        except UnknownStreamError as error:  # others know it: it was created a moment ago
+            raise self._classify_out_of_range(error, address, numbers) from error
+        except UnknownStreamError as error:  # just created: other brokers know it
             raise NotLeaderError(f"{address} does not know {request.stream} yet; retry") from error
         except StrandlineError as error:
             self._avoid(address, error)
@@ -194,15 +193,15 @@ class ReplicaSelector:
         return stream
 
     def _avoid(self, address: str, error: StrandlineError) -> None:
-        """A broker cannot be read now."""
+        """Avoid a broker after an error."""
         self._avoided = address
         if isinstance(error, DisconnectedError):
             self._brokers.connection(address).reset()
 
-    def _judged(
+    def _classify_out_of_range(
         self, error: OffsetOutOfRangeError, address: str, numbers: tuple[int, ...]
     ) -> StrandlineError:
-        """Whether an offset does not exist, or is only not known there yet."""
+        """Return the error, or a retriable one if the offset is only not known there yet."""
         body = admin.StreamName(name=self._request.stream)
         connection = self._brokers.connection(address)
         [info] = connection.action(admin.STREAM_INFO, body, admin.StreamInfo)
@@ -212,49 +211,49 @@ class ReplicaSelector:
             position, stop = self._positions[number], self._stops[number]
             if isinstance(position, int) and position < part.log_start_offset:
                 return error
-            # What was read, or told by a leader before, is committed; a new one may not know so.
+            # Offsets read or resolved before are committed, even if a new leader lags.
             is_sure = number in self._read or (
-                self._has_told_stops and isinstance(stop, int) and stop > part.high_watermark
+                self._has_resolved_stops and isinstance(stop, int) and stop > part.high_watermark
             )
-            if is_sure or any(may_come(at, part, address) for at in (position, stop)):
+            if is_sure or any(may_exist_later(at, part, address) for at in (position, stop)):
                 return NotLeaderError(
-                    f"{address} has {self._request.stream}/{number} to {part.high_watermark} only, "
-                    "not yet what was read or seen elsewhere; retry"
+                    f"{address} has {self._request.stream}/{number} only up to offset "
+                    f"{part.high_watermark}, behind what was read elsewhere; retry"
                 )
-            if any(isinstance(at, int) and not knows(at, part) for at in (position, stop)):
+            if any(isinstance(at, int) and not has_offset(at, part) for at in (position, stop)):
                 return error
-        return NotLeaderError(f"{address} has heard meanwhile of what it was asked for; retry")
+        return NotLeaderError(f"{address} knows the requested offset by now; retry")
 
-    def _open_one(self, number: int, patience: Patience) -> BatchStream:
-        """Read one partition, as soon as that is possible.
+    def _open_one(self, number: int, retry_deadline: RetryDeadline) -> BatchStream:
+        """Read one partition, as soon as possible.
 
         Raises:
-            StrandlineError: it is not in time, or the request is wrong.
+            StrandlineError: it was not possible in time, or the request is invalid.
         """
         while True:
             try:
-                left_s = patience.left_s(time.monotonic())
+                left_s = retry_deadline.left_s(time.monotonic())
                 with within(left_s):
-                    [address] = self._places((number,))
+                    [address] = self._targets((number,))
                     with within(max(ATTEMPT_S, left_s / 2)):
                         return self._open(address, (number,))
             except StrandlineError as error:
-                self._is_cancelled.wait(self._pause_s(patience, error))
+                self._is_cancelled.wait(self._pause_s(retry_deadline, error))
 
-    def _pause_s(self, patience: Patience, error: StrandlineError) -> float:
-        """How long to wait before another attempt.
+    def _pause_s(self, retry_deadline: RetryDeadline, error: StrandlineError) -> float:
+        """Return the pause before another attempt.
 
         Raises:
-            StrandlineError: ``error``, if there is no point in one.
+            StrandlineError: ``error``, if another attempt is useless.
         """
         self._check_passing(error)
-        return patience.pause_s(error, time.monotonic())
+        return retry_deadline.pause_s(error, time.monotonic())
 
     def _check_passing(self, error: StrandlineError) -> None:
-        """Go on after an error that will pass, unless the read was cancelled.
+        """Raise a permanent error, or any error of a cancelled read.
 
         Raises:
-            StrandlineError: ``error``, if there is no point in another attempt.
+            StrandlineError: ``error``, if another attempt is useless.
         """
         if self._is_cancelled.is_set() or not is_passing(error):
             raise error

@@ -1,7 +1,4 @@
-"""What calls of the client return: acks, records, and the future that carries an ack.
-
-Plain values; no connection is needed to use them.
-"""
+"""Return values of the client: acks, records, and the future of an ack. Plain data."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,9 +13,9 @@ R = TypeVar("R")
 
 
 class Ack(int):
-    """The offset of an acknowledged record; also says its partition.
+    """The offset of an acknowledged record, with its partition.
 
-    ``duplicate`` is true when the record was stored earlier under the same message id.
+    ``duplicate`` is true if the record was stored earlier under the same message id.
     """
 
     partition: int
@@ -26,7 +23,7 @@ class Ack(int):
 
     @classmethod
     def at(cls, offset: int, partition: int, *, duplicate: bool = False) -> Self:
-        """The ack of the record at ``offset`` of ``partition``."""
+        """Make the ack of the record at ``offset`` of ``partition``."""
         ack = cls(offset)
         ack.partition = partition
         ack.duplicate = duplicate
@@ -34,17 +31,17 @@ class Ack(int):
 
     @property
     def offset(self) -> int:
-        """The offset as a plain integer."""
+        """Return the offset as a plain integer."""
         return int(self)
 
     def __repr__(self) -> str:
-        """Show where the record is."""
+        """Return the offset and partition."""
         suffix = ", duplicate=True" if self.duplicate else ""
         return f"Ack(offset={int(self)}, partition={self.partition}{suffix})"
 
 
 class BatchAck(NamedTuple):
-    """Where the rows of a batch went."""
+    """The ack of a table's rows."""
 
     records: int
     ranges: tuple[AckedRange, ...]
@@ -52,29 +49,29 @@ class BatchAck(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record as a Python object."""
+    """A record as a Python object."""
 
     stream: str
     partition: int
     offset: int
     timestamp_ns: int
-    """When the broker stored it: Unix time in nanoseconds."""
+    """Time at which the broker stored it: Unix time in nanoseconds."""
     subject: str
     key: bytes | None
     value: bytes | None
     headers: Headers
-    """(name, value) pairs; order and repeats are kept."""
+    """(name, value) pairs, in order and with repeats."""
 
     @property
     def timestamp(self) -> datetime:
-        """When the broker stored it, in UTC, to the microsecond."""
+        """Return the time at which the broker stored it, in UTC, to the microsecond."""
         return EPOCH + timedelta(microseconds=self.timestamp_ns // 1000)
 
 
 class AckFuture(Future[R]):
-    """A future that knows whether anybody looked at its outcome; it cannot be cancelled.
+    """A future that notes whether its outcome was examined; it cannot be cancelled.
 
-    A producer raises failures nobody looked at when it is flushed, so that none is lost.
+    Flushing a producer raises failures that nobody examined, so that none is lost.
     """
 
     def __init__(self) -> None:
@@ -82,7 +79,7 @@ class AckFuture(Future[R]):
         self.seen = False
 
     def cancel(self) -> bool:
-        """Refuse: what was handed to a producer may already be stored."""
+        """Refuse: the record may already be stored."""
         return False
 
     def result(self, timeout: float | None = None) -> R:
@@ -96,7 +93,7 @@ class AckFuture(Future[R]):
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the outcome; None means acknowledged."""
+        """Wait for the outcome; return None if the record was acknowledged."""
         self.seen = True
         return super().exception(timeout)
 

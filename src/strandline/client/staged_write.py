@@ -1,23 +1,23 @@
-"""Stages of the client: parts of a batch that many processes write and one publishes.
+"""Staged writes of the client: parts of a batch that many processes write and one commits.
 
-Rules: as ``writing``. A part of a batch that is published already stores nothing.
+Rules: as ``transactional_writer``. A part of a batch that is already committed stores nothing.
 """
 
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from strandline.client.arguments import offsets_by_partition, text
-from strandline.client.close_on_exit import leave
-from strandline.client.positions import Offsets, Owner
+from strandline.client.close_on_exit import close_on_exit
+from strandline.client.offset_store import Offsets, Owner
 from strandline.client.table_batches import arrow_batches
 from strandline.client.transactional_writer import TransactionalWriter
 
 
 class StagedPart(NamedTuple):
-    """A finished part; plain, so that it travels to whoever publishes."""
+    """A finished part; plain data, to be sent to the process that commits."""
 
     ref: str
-    """Empty: the batch was published already, and there was nothing to stage."""
+    """Empty: the batch was already committed, and nothing was staged."""
     rows: int
 
 
@@ -27,65 +27,65 @@ class StagedWrite:
     Leaving its context without ``finish`` discards it.
     """
 
-    def __init__(self, writing: TransactionalWriter | None) -> None:
-        self._writing = writing
+    def __init__(self, writer: TransactionalWriter | None) -> None:
+        self._writer = writer
         self._rows = 0
         self._part: StagedPart | None = None
 
     @property
     def is_published(self) -> bool:
-        """Whether the batch is published already: then nothing is stored."""
-        return self._writing is None
+        """Return whether the batch is already committed, so that nothing is stored."""
+        return self._writer is None
 
     def append(self, stream: str, value: bytes | str | None, **record: Any) -> None:
-        """Append a record; as ``Transaction.append``, whose failure ``finish`` raises.
+        """Append a record; as ``Transaction.append``, but ``finish`` raises its failure.
 
         Raises:
             StrandlineError: as ``Transaction.append``.
         """
-        if self._writing is not None:
-            self._writing.watch(self._writing.producer_of(stream).append(value, **record))
+        if self._writer is not None:
+            self._writer.watch(self._writer.producer_of(stream).append(value, **record))
         self._rows += 1
 
     def append_batch(self, stream: str, data: Any, *, partition: int | None = None) -> None:
-        """Append rows, of whatever ``Producer.append_batch`` takes; as ``append``.
+        """Append rows, as ``Producer.append_batch`` takes them.
 
         Raises:
             StrandlineError: as ``Transaction.append_batch``.
         """
         batches = arrow_batches(data)
-        if self._writing is not None:
-            producer = self._writing.producer_of(stream)
+        if self._writer is not None:
+            producer = self._writer.producer_of(stream)
             for batch in batches:
-                self._writing.watch(producer.append_batch(batch, partition=partition))
+                self._writer.watch(producer.append_batch(batch, partition=partition))
         self._rows += sum(batch.num_rows for batch in batches)
 
     def commit_offsets(self, group: str, offsets: Offsets) -> None:
-        """Have positions of a group without members count with the part.
+        """Commit offsets of a group without members with the part.
 
         Raises:
             StrandlineError: as ``TransactionalWriter.commit_offsets``.
         """
         name, given = text(group, "a group"), offsets_by_partition(offsets)
-        if self._writing is not None:
-            self._writing.commit_offsets(name, given, Owner())
+        if self._writer is not None:
+            self._writer.commit_offsets(name, given, Owner())
 
     def finish(self) -> StagedPart:
-        """Have everything stored, and wait to be published.
+        """Wait until everything is stored, and leave the part to be committed.
 
         Raises:
-            ProducerFencedError, TransactionAbortedError: it was discarded meanwhile, because the
-                batch was published without it or because its time was over.
+            ProducerFencedError, TransactionAbortedError: the part was discarded, because the batch
+                was committed without it or its timeout passed.
             StrandlineError: a record was not stored.
         """
         if self._part is None:
             ref = ""
-            if self._writing is not None:
-                self._writing.check_open()
-                self._writing.flush()
-                self._writing.end("finished")
-                self._writing.calls.prepare(self._writing.id, self._writing.producer)
-                ref = self._writing.id
+            if self._writer is not None:
+                self._writer.check_open()
+                self._writer.flush()
+                self._writer.end("finished")
+                self._writer.calls.prepare(self._writer.id, self._writer.producer)
+                ref = self._writer.id
             self._part = StagedPart(ref, self._rows)
         return self._part
 
@@ -98,6 +98,6 @@ class StagedWrite:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._part is not None or self._writing is None:
+        if self._part is not None or self._writer is None:
             return
-        leave(self._writing.abort, error, otherwise="the part waits for its timeout")
+        close_on_exit(self._writer.abort, error, otherwise="the part is discarded at its timeout")

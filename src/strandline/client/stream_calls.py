@@ -1,6 +1,6 @@
-"""What a client asks about streams: creating and deleting them, and where their records are.
+"""The stream calls of a client, as a part of ``Client``: create, delete, describe, offsets.
 
-Part of ``Client``. Questions go to any broker, those about partitions to their leaders.
+Queries go to any broker, those about partitions to their leaders.
 """
 
 import time
@@ -13,7 +13,7 @@ import msgspec
 from strandline.client.arguments import offsets_by_number, wait
 from strandline.client.cluster_client import ClusterClient, group
 from strandline.client.deadline import within
-from strandline.client.reading import Place, bound_of
+from strandline.client.reading import OffsetSpec, bound_of
 from strandline.client.retry import is_worth_a_retry
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import StrandlineError
@@ -26,18 +26,18 @@ WAIT_SLICE_S = 0.25
 
 
 class StreamCalls(ABC):
-    """The calls of a client about streams."""
+    """The stream calls of a client."""
 
     _brokers: ClusterClient
 
     @property
     @abstractmethod
     def _known(self) -> ClusterClient:
-        """The brokers, once it is known whether there are several."""
+        """Return the brokers, after finding out whether this is a cluster."""
 
     @abstractmethod
     def _forget_appender(self, stream: str) -> None:
-        """A stream is about to be deleted: end what appends to it."""
+        """Close the appender of a stream that is about to be deleted."""
 
     def create_stream(
         self, name: str, *, subject: str | None = None, partitions: int = 1, **config: Any
@@ -46,13 +46,13 @@ class StreamCalls(ABC):
 
         Args:
             name: of the stream.
-            subject: NATS subject to record, perhaps with wildcards; the name by default.
-            partitions: how many.
+            subject: NATS subject to record, perhaps with wildcards; by default the name.
+            partitions: number of partitions.
             **config: other fields of ``config.StreamConfig``, such as ``retention_age_ms``.
 
         Raises:
             StreamExistsError: the name is taken.
-            InvalidConfigError: an unknown or wrong setting; the message suggests the nearest.
+            InvalidConfigError: an unknown or invalid setting; the message suggests the nearest.
         """
         subject = name if subject is None else subject
         values = {"name": name, "subject": subject, "partitions": partitions, **config}
@@ -64,22 +64,22 @@ class StreamCalls(ABC):
         """Delete a stream and all its records.
 
         Raises:
-            UnknownStreamError: there is none.
+            UnknownStreamError: there is no such stream.
         """
         self._forget_appender(name)
         self._known.change(admin.DELETE_STREAM, admin.StreamName(name=name), admin.StreamInfo)
 
     def stream_info(self, name: str, *, of_leaders: bool = True) -> admin.StreamInfo:
-        """A stream's configuration and the extent of its partitions, as their leaders know it.
+        """Return a stream's configuration and its partitions' offsets, as their leaders know them.
 
         Args:
             name: of the stream.
-            of_leaders: whether the leaders are asked; False: as any broker knows it, at once.
+            of_leaders: whether to ask the leaders; False: as any broker knows it, at once.
 
         Raises:
-            UnknownStreamError: there is none.
-            NotLeaderError: a partition has no leader for too long.
-            UnavailableError: a new leader does not know its end for too long.
+            UnknownStreamError: there is no such stream.
+            NotLeaderError: a partition has had no leader for too long.
+            UnavailableError: a new leader has not known its end for too long.
         """
         with within(self._brokers.timeout_s):
             info = self._described(name)
@@ -97,30 +97,30 @@ class StreamCalls(ABC):
         return msgspec.structs.replace(info, partitions=tuple(parts[n] for n in sorted(parts)))
 
     def _described(self, name: str) -> admin.StreamInfo:
-        """A stream as any broker knows it."""
+        """Return a stream as any broker knows it."""
         body = admin.StreamInfoRequest(name=name)
         [info] = self._known.ask(admin.STREAM_INFO, body, admin.StreamInfo)
         return info
 
     def list_streams(self) -> list[admin.StreamInfo]:
-        """All streams, by name; in a cluster with offsets as the broker asked knows them."""
+        """Return all streams, by name; in a cluster with offsets as any broker knows them."""
         return self._known.ask(admin.LIST_STREAMS, None, admin.StreamInfo)
 
-    def truncate_before(self, stream: str, offset: int, *, partition: int = 0) -> admin.StreamInfo:
-        """Delete a partition's records below ``offset``, for ever.
+    def delete_records(self, stream: str, offset: int, *, partition: int = 0) -> admin.StreamInfo:
+        """Delete a partition's records below ``offset``; this cannot be undone.
 
-        Whole segments are deleted, so some records below may stay.
+        Whole segments are deleted, so that some records below may remain on disk.
 
         Raises:
             OffsetOutOfRangeError: beyond the high watermark.
-            UnknownStreamError, UnknownPartitionError: no such partition.
+            UnknownStreamError, UnknownPartitionError: there is no such partition.
         """
-        body = admin.TruncateBefore(name=stream, partition=partition, offset=offset)
-        [info] = self._known.change(admin.TRUNCATE_BEFORE, body, admin.StreamInfo)
+        body = admin.DeleteRecords(name=stream, partition=partition, offset=offset)
+        [info] = self._known.change(admin.DELETE_RECORDS, body, admin.StreamInfo)
         return info
 
-    def offsets(self, stream: str, at: Place = "latest") -> dict[int, int]:
-        """Where a place or time is in each partition.
+    def offsets(self, stream: str, at: OffsetSpec = "latest") -> dict[int, int]:
+        """Return the offset that ``at`` resolves to in each partition.
 
         Args:
             stream: its name.
@@ -128,15 +128,16 @@ class StreamCalls(ABC):
                 stored at or after it.
 
         Raises:
-            UnknownStreamError, OffsetOutOfRangeError: as they say.
+            UnknownStreamError: there is no such stream.
+            OffsetOutOfRangeError: the offset does not exist.
             NotLeaderError, UnavailableError: as ``stream_info``.
         """
         return self._offsets(stream, at)
 
     def _offsets(
-        self, stream: str, at: Place, numbers: Collection[int] | None = None
+        self, stream: str, at: OffsetSpec, numbers: Collection[int] | None = None
     ) -> dict[int, int]:
-        """As ``offsets``, of some partitions; None: of all."""
+        """Return the offsets of some partitions; None: of all."""
         bound = bound_of(at)
         found: dict[int, int] = {}
         for _, answer in self._known.ask_leaders(
@@ -162,11 +163,11 @@ class StreamCalls(ABC):
             timeout_s: the longest wait, at most 60 s.
 
         Returns:
-            the high watermarks of those partitions, changed or not.
+            The high watermarks of those partitions, changed or not.
 
         Raises:
-            UnknownStreamError, UnknownPartitionError: as they say.
-            InvalidRequestError: what is given is no offsets by partition, or no time.
+            UnknownStreamError, UnknownPartitionError: there is no such stream or partition.
+            InvalidRequestError: an argument is of the wrong type.
         """
         beyond = offsets_by_number(beyond, "beyond")
         deadline_s = time.monotonic() + min(WAIT_MS_MAX / 1e3, wait(timeout_s, "timeout_s"))
@@ -188,7 +189,7 @@ class StreamCalls(ABC):
     def _wait_once(
         self, stream: str, beyond: Mapping[int, int], *, wait_s: float
     ) -> dict[int, int]:
-        """The high watermarks, waited for at a single leader, or at several for a moment."""
+        """Return high watermarks; waits at the only leader, or for a moment at each of several."""
         leaders = self._leaders_of(stream, beyond)
         if len(leaders) > 1:
             wait_s = min(wait_s, WAIT_SLICE_S)
@@ -199,7 +200,7 @@ class StreamCalls(ABC):
         return found
 
     def _leaders_of(self, stream: str, partitions: Mapping[int, int]) -> dict[str, tuple[int, ...]]:
-        """Who leads some partitions; "" those that have no leader now."""
+        """Group partitions by leader; "" groups those that have none now."""
         if not self._known.is_cluster or not partitions:
             return {self._brokers.home: tuple(partitions)}
         leaders = self._brokers.leaders(self._brokers.routes(stream))
@@ -208,7 +209,7 @@ class StreamCalls(ABC):
     def _wait_at(
         self, leader: str, stream: str, beyond: Mapping[int, int], *, wait_s: float
     ) -> dict[int, int]:
-        """The high watermarks of a leader's partitions, waited for; any broker's without one."""
+        """Wait at a leader, or at any broker without one; return the high watermarks."""
         body = admin.WaitRequest(name=stream, beyond=dict(beyond), wait_ms_max=int(wait_s * 1e3))
         ask = self._brokers.connection(leader).action if leader else self._brokers.ask
         [answer] = ask(admin.WAIT_BEYOND, body, admin.Offsets, wait_s=wait_s)

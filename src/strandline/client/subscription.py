@@ -1,8 +1,8 @@
-"""A subscription: records as Python objects, as they are stored, across lost connections.
+"""A subscription: iterates records as Python objects as they are stored, and reconnects.
 
-Rules: it remembers the next offset of each partition, so after a reconnect it goes on where it was:
-no record twice, none left out. It gives up when brokers stay away for ``reconnect_timeout_s``. A
-read in a cluster goes on by itself.
+Rules: it remembers the next offset of each partition, so that no record is repeated or skipped
+after a reconnect. It fails when brokers are unreachable for ``reconnect_timeout_s``. A read in a
+cluster reconnects by itself.
 """
 
 import threading
@@ -25,14 +25,14 @@ SUBSCRIPTION_COLUMNS = ["partition", *COLUMNS]
 
 
 class Subscription:
-    """An endless iterator of records. Use it as a context, or ``close`` it.
+    """An endless iterator of records. Use it as a context manager, or ``close`` it.
 
-    Several threads may take records from it: each record goes to one of them.
+    Several threads may iterate it: each record goes to one of them.
 
     Args:
         begin: begins a read.
-        request: what to read; ``starts`` says from where.
-        reconnect_timeout_s: how long the broker may stay away.
+        request: what to read, with ``starts``.
+        reconnect_timeout_s: how long the broker may be unreachable.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Subscription:
         self._request = request
         self._timeout_s = reconnect_timeout_s
         self._left = request.records_max
-        """How many more records were asked for; None: all there will be."""
+        """Number of records still wanted; None: no limit."""
         self._is_closed = threading.Event()
         self._stream = begin(request)
         self._records = self._generate()
@@ -57,22 +57,22 @@ class Subscription:
 
     @property
     def added(self) -> Mapping[int, int]:
-        """Partitions that the stream was given meanwhile, and where the read of each began."""
+        """Return the partitions added since it began, with the first offset read of each."""
         return self._stream.added
 
     @property
     def positions(self) -> dict[int, int]:
-        """The next offset of each partition; give it as ``starts`` to go on another time."""
+        """Return the next offset of each partition; pass it as ``starts`` to continue later."""
         return {**self.added, **self._positions}
 
     def __iter__(self) -> Iterator[Record]:
         return self
 
     def __next__(self) -> Record:
-        """The next record; waits for it.
+        """Wait for the next record and return it.
 
         Raises:
-            StrandlineError: the subscription cannot go on.
+            StrandlineError: the subscription failed.
             StopIteration: it was closed.
         """
         with self._taking:
@@ -81,7 +81,7 @@ class Subscription:
             return next(self._records)
 
     def close(self) -> None:
-        """End it, from any thread; harmless when repeated."""
+        """End it, from any thread; has no effect when repeated."""
         self._is_closed.set()
         self._stream.cancel()
 
@@ -92,7 +92,7 @@ class Subscription:
         self.close()
 
     def _generate(self) -> Iterator[Record]:
-        """Records, from one connection after another."""
+        """Yield records, from one connection after another."""
         while True:
             try:
                 yield from self._records_of(self._stream)
@@ -107,7 +107,7 @@ class Subscription:
             if stream is None:
                 return
             self._stream = stream
-            if self._is_closed.is_set():  # meanwhile, so this read is nobody's to cancel but ours
+            if self._is_closed.is_set():  # ``close`` cancelled the previous read
                 stream.cancel()
                 return
 
@@ -120,7 +120,7 @@ class Subscription:
                 yield record
 
     def _reopen(self) -> BatchStream | ClusterReader | None:
-        """Read on from where we were, as soon as the broker is back; None: closed meanwhile."""
+        """Reconnect and continue at the positions; None if it was closed meanwhile."""
         backoff = Backoff()
         deadline_s = time.monotonic() + self._timeout_s
         while not self._is_closed.is_set():
@@ -135,12 +135,12 @@ class Subscription:
         return None
 
     def _resumed(self) -> ReadRequest:
-        """The request, from the positions reached."""
+        """Return the request, starting at the positions reached."""
         return msgspec.structs.replace(self._request, starts=self.positions, records_max=self._left)
 
 
 def records_of(batch: pa.RecordBatch, stream: str) -> Iterator[Record]:
-    """The rows of a batch with ``SUBSCRIPTION_COLUMNS`` as records."""
+    """Yield the rows of a batch with ``SUBSCRIPTION_COLUMNS`` as records."""
     columns: dict[str, list[Any]] = {}
     for name in SUBSCRIPTION_COLUMNS:
         column = batch.column(name)

@@ -1,6 +1,6 @@
-"""Lots of a producer as Arrow batches, and how an ack reaches the futures behind them."""
+"""Conversion of producer batches to Arrow, and of acks to the futures behind them."""
 
-import concurrent.futures.thread  # noqa: F401 - pyarrow would import it when it is too late: at exit
+import concurrent.futures.thread  # noqa: F401 - pyarrow would import it too late, at exit
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from strandline.client.batching import RecordProducerBatch
+from strandline.client.accumulator import RecordProducerBatch
 from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.errors import InvalidRecordError, StrandlineError
 from strandline.protocol.put import (
@@ -29,13 +29,13 @@ RAW_TYPES = {"subject": pa.string()}
 Failed = Callable[[AckFuture[Any], StrandlineError], None]
 
 
-def batch_of_records(lot: RecordProducerBatch[AckFuture[Ack]]) -> pa.RecordBatch:
-    """The records of a lot, with the columns any of them has.
+def batch_of_records(batch: RecordProducerBatch[AckFuture[Ack]]) -> pa.RecordBatch:
+    """Convert a batch's records to Arrow, with the columns that any of them has.
 
     Raises:
         InvalidRecordError: a value is not bytes, or a header is not a (text, bytes) pair.
     """
-    columns = dict(zip(FIELDS, zip(*lot.records, strict=True), strict=True))
+    columns = dict(zip(FIELDS, zip(*batch.records, strict=True), strict=True))
     given = {
         name: columns[name]
         for name in PUT_TYPES
@@ -52,51 +52,51 @@ def batch_of_records(lot: RecordProducerBatch[AckFuture[Ack]]) -> pa.RecordBatch
 
 
 def resolve_records(
-    lot: RecordProducerBatch[AckFuture[Ack]],
+    batch: RecordProducerBatch[AckFuture[Ack]],
     ack: PutAck,
     failed: Failed,
     *,
     error: StrandlineError | None,
 ) -> None:
-    """Give each record of a lot its outcome; ``error`` is that of those that are not stored."""
+    """Resolve the future of each record; ``error`` is that of records not stored."""
     if ack.offsets:
         duplicates = set(ack.duplicates)
-        for place, future in enumerate(lot.futures):
+        for place, future in enumerate(batch.futures):
             offset = ack.offsets[place]
             if offset != NOT_STORED:
                 is_duplicate = place in duplicates
                 future.set_result(Ack.at(offset, ack.partitions[place], duplicate=is_duplicate))
             else:
-                failed(future, error or StrandlineError("the broker did not say why"))
+                failed(future, error or StrandlineError("the broker gave no reason"))
         return
     if error is not None or not ack.ranges:
-        for future in lot.futures:
-            failed(future, error or StrandlineError("the broker did not say where"))
+        for future in batch.futures:
+            failed(future, error or StrandlineError("the broker gave no offsets"))
         return
     [stored] = ack.ranges
-    for place, future in enumerate(lot.futures):
+    for place, future in enumerate(batch.futures):
         future.set_result(Ack.at(stored.offset + place, stored.partition))
 
 
 class TableAck:
-    """The future of a table that travels as several lots.
+    """The future of a table that is sent as several batches.
 
     Args:
-        future: to give the outcome to.
-        lots: how many lots there are.
-        rows: how many rows in all.
+        future: the future to resolve.
+        batches: number of batches.
+        rows: number of rows in all.
     """
 
-    def __init__(self, future: AckFuture[BatchAck], *, lots: int, rows: int) -> None:
+    def __init__(self, future: AckFuture[BatchAck], *, batches: int, rows: int) -> None:
         self.future = future
-        self._left = lots
+        self._left = batches
         self._rows = rows
         self._stored = 0
         self._ranges: list[AckedRange] = []
         self._error: StrandlineError | None = None
 
     def stored(self, ack: PutAck) -> None:
-        """A lot was answered without error."""
+        """Note a batch that was stored."""
         if ack.offsets:
             self._stored += len(ack.offsets)
             places = zip(ack.partitions, ack.offsets, strict=True)
@@ -106,11 +106,11 @@ class TableAck:
             self._ranges += ack.ranges
 
     def failed(self, error: StrandlineError) -> None:
-        """A lot was not stored."""
+        """Note a batch that was not stored."""
         self._error = self._error or error
 
     def settle(self, failed: Failed) -> None:
-        """One lot less to wait for; after the last, the future has its outcome."""
+        """Count one batch; after the last one, resolve the future."""
         self._left -= 1
         if self._left:
             return
@@ -126,77 +126,77 @@ class TableAck:
 class TableProducerBatch:
     """Rows of a table that go to one partition."""
 
-    __slots__ = ("batch", "deadline_s", "partition", "promise", "size")
+    __slots__ = ("data", "deadline_s", "partition", "size", "table_ack")
 
-    def __init__(self, partition: int, batch: pa.RecordBatch, promise: TableAck) -> None:
+    def __init__(self, partition: int, data: pa.RecordBatch, table_ack: TableAck) -> None:
         self.partition = partition
-        self.batch = batch
-        self.promise = promise
-        self.size = int(batch.nbytes)
+        self.data = data
+        self.table_ack = table_ack
+        self.size = int(data.nbytes)
         self.deadline_s = 0.0
 
     @property
     def rows(self) -> int:
-        """How many records there are."""
-        return int(self.batch.num_rows)
+        """Return the number of records."""
+        return int(self.data.num_rows)
 
     @property
     def has_ids(self) -> bool:
-        """Whether each record has a message id, or none."""
-        at = self.batch.schema.get_field_index("message_id")
-        return at >= 0 and bool(self.batch.column(at).null_count < self.rows)
+        """Return whether all records have a message id, or none has."""
+        at = self.data.schema.get_field_index("message_id")
+        return at >= 0 and bool(self.data.column(at).null_count < self.rows)
 
 
-SomeLot = RecordProducerBatch[AckFuture[Ack]] | TableProducerBatch
+AnyProducerBatch = RecordProducerBatch[AckFuture[Ack]] | TableProducerBatch
 
 
-def batch_of(lot: SomeLot) -> pa.RecordBatch:
-    """A lot as a record batch.
+def batch_of(batch: AnyProducerBatch) -> pa.RecordBatch:
+    """Convert a producer batch to a record batch.
 
     Raises:
         InvalidRecordError: a record cannot be sent.
     """
-    return lot.batch if isinstance(lot, TableProducerBatch) else batch_of_records(lot)
+    return batch.data if isinstance(batch, TableProducerBatch) else batch_of_records(batch)
 
 
 def resolve(
-    lot: SomeLot, ack: PutAck, failed: Failed, *, error: StrandlineError | None = None
+    batch: AnyProducerBatch, ack: PutAck, failed: Failed, *, error: StrandlineError | None = None
 ) -> None:
-    """Tell the futures of a lot what an ack says.
+    """Resolve the futures of a batch by an ack.
 
     Args:
-        lot: which.
-        ack: where its records are.
-        failed: takes futures that fail.
-        error: why records are not stored, or that nobody knows; None: all are.
+        batch: the batch.
+        ack: the offsets of its records.
+        failed: called with futures that fail.
+        error: the error of records not stored or in doubt; None: all are stored.
     """
-    if not isinstance(lot, TableProducerBatch):
-        resolve_records(lot, ack, failed, error=error)
+    if not isinstance(batch, TableProducerBatch):
+        resolve_records(batch, ack, failed, error=error)
         return
     if error is None:
-        lot.promise.stored(ack)
+        batch.table_ack.stored(ack)
     else:
-        lot.promise.failed(error)
-    lot.promise.settle(failed)
+        batch.table_ack.failed(error)
+    batch.table_ack.settle(failed)
 
 
-def fail(lot: SomeLot, error: StrandlineError, failed: Failed) -> None:
-    """Tell the futures of a lot that it was given up."""
-    if isinstance(lot, TableProducerBatch):
-        lot.promise.failed(error)
-        lot.promise.settle(failed)
+def fail(batch: AnyProducerBatch, error: StrandlineError, failed: Failed) -> None:
+    """Fail the futures of a batch."""
+    if isinstance(batch, TableProducerBatch):
+        batch.table_ack.failed(error)
+        batch.table_ack.settle(failed)
         return
-    for future in lot.futures:
+    for future in batch.futures:
         failed(future, error)
 
 
 def batches_from(data: Any, *, batch_bytes: int) -> list[pa.RecordBatch]:
-    """Anything Arrow-like as normalised batches of at most about ``batch_bytes``.
+    """Convert Arrow-like data to normalised batches of about ``batch_bytes`` at most.
 
     Args:
-        data: a pyarrow batch, table or reader, or what has ``__arrow_c_stream__`` (Polars, DuckDB,
-            pandas 2.2+).
-        batch_bytes: the size to aim at.
+        data: a pyarrow batch, table or reader, or an object with ``__arrow_c_stream__`` (Polars,
+            DuckDB, pandas 2.2+).
+        batch_bytes: the target size.
 
     Raises:
         InvalidRecordError: not Arrow-like, or columns that cannot be appended.
@@ -211,7 +211,7 @@ def batches_from(data: Any, *, batch_bytes: int) -> list[pa.RecordBatch]:
 
 
 def arrow_batches(data: Any) -> list[pa.RecordBatch]:
-    """Anything Arrow-like as the batches that it has; as ``batches_from``."""
+    """Convert Arrow-like data to its own batches; as ``batches_from``."""
     if isinstance(data, pa.RecordBatch):
         return [data]
     if isinstance(data, pa.Table | pa.RecordBatchReader):
@@ -227,12 +227,12 @@ def arrow_batches(data: Any) -> list[pa.RecordBatch]:
             f"a {type(data).__name__} cannot be converted to Arrow: {error}"
         ) from error
     raise InvalidRecordError(
-        f"cannot append a {type(data).__name__}; give a pyarrow table or batch, or a data frame"
+        f"cannot append {type(data).__name__}; give a pyarrow table or batch, or a data frame"
     )
 
 
 def _table_of_pandas(frame: Any) -> pa.Table:
-    """A data frame of pandas as a table; Arrow would take header pairs for lists of text."""
+    """Convert a pandas data frame; Arrow would take header pairs for lists of text."""
     if "headers" not in frame.columns or frame["headers"].dtype != object:
         return pa.Table.from_pandas(frame)
     headers = pa.array(frame["headers"], HEADERS_TYPE, from_pandas=True)
@@ -240,7 +240,7 @@ def _table_of_pandas(frame: Any) -> pa.Table:
 
 
 def _halved(batch: pa.RecordBatch, *, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """A batch whose rows are larger than most, in pieces."""
+    """Split a batch with unusually large rows."""
     if batch.nbytes <= bytes_max or batch.num_rows == 1:
         yield batch
         return
@@ -250,9 +250,9 @@ def _halved(batch: pa.RecordBatch, *, bytes_max: int) -> Iterator[pa.RecordBatch
 
 
 def runs_of_ids(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
-    """The runs of rows that have message ids, and of rows that have none, in order.
+    """Split a batch into runs of rows with message ids and runs without, in order.
 
-    Brokers know what is sent again either by its number or by its id, for all rows of a lot.
+    Brokers deduplicate a batch either by its sequence or by message ids of all its rows.
     """
     at = batch.schema.get_field_index("message_id")
     if at < 0 or batch.column(at).null_count in (0, batch.num_rows):
@@ -262,7 +262,7 @@ def runs_of_ids(batch: pa.RecordBatch) -> list[pa.RecordBatch]:
 
 
 def pad(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with null columns where ``schema`` has more."""
+    """Add null columns for those that only ``schema`` has."""
     if batch.schema.equals(schema):
         return batch
     have = set(batch.schema.names)

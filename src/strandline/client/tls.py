@@ -1,9 +1,9 @@
-"""What a client shows and whom it trusts: a token, and certificates for TLS.
+"""The credentials of a client: a token, and certificates for TLS.
 
-Rules: files are read when the client is made. What the caller does not give, the variables
-``STRANDLINE_TOKEN``, ``STRANDLINE_CA``, ``STRANDLINE_CERTIFICATE`` and ``STRANDLINE_KEY`` may, so
-that commands and Spark executors need no code of their own; without either, what gRPC trusts by
-default counts. A broker is always verified, name included. A token is never shown in a message.
+Rules: files are read when the client is made. Missing arguments come from the variables
+``STRANDLINE_TOKEN``, ``STRANDLINE_CA``, ``STRANDLINE_CERTIFICATE`` and ``STRANDLINE_KEY``, so that
+commands and Spark executors need no code of their own; without those, gRPC's default authorities
+apply. Brokers are always verified, including their name. No message shows a token.
 """
 
 import os
@@ -23,16 +23,16 @@ PEM_BYTES_MAX = 1 << 20
 
 
 class Credentials(NamedTuple):
-    """PEM files of a client, by path, and its token; empty: not given."""
+    """Paths of a client's PEM files, and its token; empty: not given."""
 
     ca: str = ""
-    """Certificates of who signs the brokers'."""
+    """Certificates of the authorities that sign the brokers'."""
     certificate: str = ""
-    """The client's own, for brokers that ask for one."""
+    """The client's certificate, for brokers that require one."""
     key: str = ""
     """Its key."""
     token: str = ""
-    """For brokers that check who may do what."""
+    """For brokers with access control."""
 
     @classmethod
     def given(
@@ -44,11 +44,11 @@ class Credentials(NamedTuple):
         token: str | None = None,
         environ: Mapping[str, str] = os.environ,
     ) -> Self:
-        """What the caller gives, and else the environment.
+        """Return the caller's credentials, completed from the environment.
 
         Raises:
-            InvalidConfigError: a certificate without its key, or the other way round; a token
-                that cannot be one.
+            InvalidConfigError: a certificate without its key, or the reverse; or the token is not
+                valid.
         """
         files = (str(ca or ""), str(certificate or ""), str(key or ""))
         found = cls(*files, token_given(token, environ))
@@ -58,25 +58,27 @@ class Credentials(NamedTuple):
             own = environ.get(CERTIFICATE_VARIABLE, ""), environ.get(KEY_VARIABLE, "")
             found = found._replace(certificate=own[0], key=own[1])
         if bool(found.certificate) != bool(found.key):
-            raise InvalidConfigError("a client's certificate and its key go together; give both")
+            raise InvalidConfigError(
+                "a client certificate needs its key, and a key its certificate; give both"
+            )
         return found
 
     @property
     def has_files(self) -> bool:
-        """Whether any file is given, all of which are for TLS."""
+        """Return whether any file is given, all of which are for TLS."""
         return bool(self.ca or self.certificate or self.key)
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """What every call carries."""
+        """Return the headers of every call."""
         return [(b"authorization", b"Bearer " + self.token.encode())] if self.token else []
 
     def __repr__(self) -> str:
-        """Without the token."""
+        """Return the files without the token."""
         return f"Credentials(ca={self.ca!r}, certificate={self.certificate!r}, key={self.key!r})"
 
     def options(self) -> dict[str, bytes]:
-        """Arguments of ``pyarrow.flight.FlightClient``.
+        """Return the arguments for ``pyarrow.flight.FlightClient``.
 
         Raises:
             InvalidConfigError: a file cannot be read.
@@ -86,15 +88,15 @@ class Credentials(NamedTuple):
 
 
 def token_given(token: str | None, environ: Mapping[str, str] = os.environ) -> str:
-    """The token that the caller gives, and else the environment; empty: none.
+    """Return the caller's token, or that of the environment; empty: none.
 
     Raises:
-        InvalidConfigError: it cannot be one.
+        InvalidConfigError: it is not valid.
     """
     token = token or environ.get(TOKEN_VARIABLE, "").strip()
     if token and not _TOKEN.fullmatch(token):
         raise InvalidConfigError(
-            f"the token (of the call, or of {TOKEN_VARIABLE}) has white space in it, or is too long"
+            f"the token (argument or {TOKEN_VARIABLE}) has white space or over 512 characters"
         )
     return token
 
@@ -106,5 +108,5 @@ def _read(file: str) -> bytes:
     except OSError as error:
         raise InvalidConfigError(f"cannot read {file}: {error.strerror}") from error
     if b"-----BEGIN " not in data or len(data) > PEM_BYTES_MAX:
-        raise InvalidConfigError(f"{file} is not a PEM file; give certificates and keys as PEM")
+        raise InvalidConfigError(f"{file} is not a PEM file; convert certificates and keys to PEM")
     return data

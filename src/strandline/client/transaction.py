@@ -1,16 +1,16 @@
-"""Transactions of the client: records of several streams, and positions, that count together.
+"""Transactions of the client: records of several streams and committed offsets, all or nothing.
 
-A ``Transaction`` belongs to one process, which ends it or leaves it prepared for somebody else.
+A ``Transaction`` belongs to one process, which ends it or leaves it prepared for another.
 
-Rules: as ``writing``; a transaction itself is begun and ended by one thread.
+Rules: as ``transactional_writer``; a transaction itself is begun and ended by one thread.
 """
 
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from strandline.client.arguments import offsets_by_partition
-from strandline.client.close_on_exit import leave
-from strandline.client.positions import Offsets, Owner, Tell
+from strandline.client.close_on_exit import close_on_exit
+from strandline.client.offset_store import CommitCall, Offsets, Owner
 from strandline.client.producer import Headers
 from strandline.client.results import Ack, AckFuture, BatchAck
 from strandline.client.transactional_writer import TransactionalWriter
@@ -19,47 +19,47 @@ from strandline.types import PartitionName
 
 
 class Member(Protocol):
-    """A member of a consumer group: a ``Consumer``."""
+    """A member of a consumer group, such as a ``Consumer``."""
 
     @property
     def group(self) -> str:
-        """Its name."""
+        """Return the group's name."""
         ...
 
     def positions(self) -> dict[PartitionName, int]:
-        """The next record to be handed out, of each of its partitions."""
+        """Return the next offset of each of its partitions."""
         ...
 
-    def commit_in_transaction(self, tell: Tell, offsets: Offsets) -> None:
-        """As ``Consumer.commit_in_transaction``."""
+    def commit_in_transaction(self, commit: CommitCall, offsets: Offsets) -> None:
+        """Commit offsets in a transaction; see ``Consumer``."""
         ...
 
 
 class Transaction:
-    """Records and positions that count together or not. Made by ``Client.transaction``.
+    """Records and offsets that are committed together. Made by ``Client.transaction``.
 
-    Leaving its context commits, leaving by an exception aborts.
+    Leaving its context commits; leaving it by an exception aborts.
     """
 
-    def __init__(self, writing: TransactionalWriter) -> None:
-        self._writing = writing
+    def __init__(self, writer: TransactionalWriter) -> None:
+        self._writer = writer
         self._positions: dict[str, dict[PartitionName, int]] = {}
         self._members: dict[str, Member] = {}
 
     @property
     def id(self) -> str:
-        """The transactional id."""
-        return self._writing.id
+        """Return the transactional id."""
+        return self._writer.id
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was committed, aborted or prepared."""
-        return self._writing.has_ended
+        """Return whether it was committed, aborted or prepared."""
+        return self._writer.has_ended
 
     @property
     def staged_id(self) -> str:
-        """By which it is ended from outside, once it is prepared."""
-        who = self._writing.producer
+        """Return the id by which another process ends it once prepared."""
+        who = self._writer.producer
         return f"{who.producer_id}.{who.epoch}"
 
     def append(
@@ -72,7 +72,7 @@ class Transaction:
         headers: Headers | None = None,
         partition: int | None = None,
     ) -> AckFuture[Ack]:
-        """Append a record; the future tells its offset, which counts once all is committed.
+        """Append a record; the future returns its offset, visible once committed.
 
         Args:
             stream: its name; the others as ``Producer.append``.
@@ -85,10 +85,10 @@ class Transaction:
         Raises:
             StrandlineError: as ``Producer.append``; or the transaction has ended.
         """
-        future = self._writing.producer_of(stream).append(
+        future = self._writer.producer_of(stream).append(
             value, key=key, subject=subject, headers=headers, partition=partition
         )
-        self._writing.watch(future)
+        self._writer.watch(future)
         return future
 
     def append_batch(
@@ -99,31 +99,31 @@ class Transaction:
         Raises:
             StrandlineError: as ``append``.
         """
-        future = self._writing.producer_of(stream).append_batch(data, partition=partition)
-        self._writing.watch(future)
+        future = self._writer.producer_of(stream).append_batch(data, partition=partition)
+        self._writer.watch(future)
         return future
 
     def commit_offsets(self, group: str | Member, offsets: Offsets | None = None) -> None:
-        """Commit positions of a consumer group with the transaction; the last call counts.
+        """Commit offsets of a consumer group with the transaction; the last call counts.
 
         Args:
-            group: a consumer with ``commit_interval_s=None``, whose partitions must still be its
-                own when the transaction is committed; or the name of a group without members.
-            offsets: the next record to consume of some partitions; by default, and only for a
-                consumer, everything that it has handed out.
+            group: a consumer with ``commit_interval_s=None``, which must still own the partitions
+                when the transaction is committed; or the name of a group without members.
+            offsets: the next offset to consume by partition; by default, and only for a consumer,
+                everything that ``poll`` has returned.
 
         Raises:
             InvalidRequestError: the transaction has ended, or no offsets are given.
         """
-        self._writing.check_open()
+        self._writer.check_open()
         if isinstance(group, str):
             if offsets is None:
-                raise InvalidRequestError(f"give the offsets of group {group!r}, or a consumer")
+                raise InvalidRequestError(
+                    f"offsets of group {group!r} are missing; give them, or a consumer"
+                )
             name = group
         elif not hasattr(group, "commit_in_transaction"):
-            raise InvalidRequestError(
-                f"positions are of a consumer, or of a group, not of {group!r}"
-            )
+            raise InvalidRequestError(f"group must be a consumer or a group's name, got {group!r}")
         else:
             name = group.group
             self._members[name] = group
@@ -135,63 +135,63 @@ class Transaction:
         """Wait until every record is stored, though not committed.
 
         Raises:
-            StrandlineError: one is not, or nobody knows.
+            StrandlineError: one was not stored, or its outcome is unknown.
         """
-        self._writing.flush()
+        self._writer.flush()
 
     def commit(self) -> None:
-        """Make everything count; done when readers see it.
+        """Commit; readers see the records when this returns.
 
         Raises:
-            TransactionAbortedError: its time was over.
-            UnknownMemberError, StaleMemberError: the consumer has lost partitions whose positions
-                it was to commit, and everything is aborted.
-            StrandlineError: a record was not stored, and everything is aborted; or the coordinator
-                did not answer in time, and ``Client.transactions`` tells what became of it.
+            TransactionAbortedError: its timeout passed.
+            UnknownMemberError, StaleMemberError: the consumer has lost partitions whose offsets it
+                was to commit; the transaction is aborted.
+            StrandlineError: a record was not stored, and the transaction is aborted; or the
+                coordinator did not answer in time, and ``Client.transactions`` shows the outcome.
         """
         self._settle()
-        self._writing.end("committed")
-        self._writing.calls.end(self.id, self._writing.producer, commit=True)
+        self._writer.end("committed")
+        self._writer.calls.end(self.id, self._writer.producer, commit=True)
 
     def prepare(self) -> str:
-        """Leave it to an outside decision: ``Client.commit_staged`` or ``abort_staged``.
+        """Prepare; ``Client.commit_prepared`` or ``abort_prepared`` ends it, in any process.
 
         Returns:
-            The staged id, by which it is ended, whenever and from wherever.
+            The staged id, which those calls take.
 
         Raises:
             StrandlineError: as ``commit``.
         """
         self._settle()
-        self._writing.end("prepared")
-        self._writing.calls.prepare(self.id, self._writing.producer)
+        self._writer.end("prepared")
+        self._writer.calls.prepare(self.id, self._writer.producer)
         return self.staged_id
 
     def abort(self) -> None:
-        """Make nothing count; harmless when repeated.
+        """Abort; has no effect when repeated.
 
         Raises:
-            StrandlineError: the coordinator did not answer; its timeout will end the transaction.
+            StrandlineError: the coordinator did not answer; the timeout will end the transaction.
         """
-        self._writing.abort()
+        self._writer.abort()
 
     def _settle(self) -> None:
-        """Have every record and position stored, or abort and say which was not.
+        """Wait until every record is stored and add the offsets, or abort and raise.
 
-        Positions last: from then on nobody else is given their partitions.
+        Offsets come last: from then on no other member gets their partitions.
         """
-        writing = self._writing
-        writing.check_open()
+        writer = self._writer
+        writer.check_open()
         try:
-            writing.flush()
+            writer.flush()
             for group, offsets in self._positions.items():
                 member = self._members.get(group)
                 if member is None:
-                    writing.commit_offsets(group, offsets, Owner())
+                    writer.commit_offsets(group, offsets, Owner())
                 else:
-                    member.commit_in_transaction(writing.commit_offsets, offsets)
+                    member.commit_in_transaction(writer.commit_offsets, offsets)
         except BaseException:
-            self._writing.abort()
+            self._writer.abort()
             raise
 
     def __enter__(self) -> Self:
@@ -203,9 +203,9 @@ class Transaction:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._writing.has_ended:
+        if self._writer.has_ended:
             return
         if error is None:
             self.commit()
             return
-        leave(self.abort, error, otherwise="the transaction waits for its timeout")
+        close_on_exit(self.abort, error, otherwise="the transaction is aborted at its timeout")

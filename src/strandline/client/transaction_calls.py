@@ -1,7 +1,7 @@
-"""Calls to the transaction coordinator, wherever it is; each is repeated until it is answered.
+"""Calls to the transaction coordinator, repeated until answered.
 
-Rules: every call may be repeated, because the coordinator knows what it has done; so a lost answer
-is asked for again. The coordinator is where the leader of its stream is, which moves.
+Rules: every call may be repeated after a lost answer, since the coordinator remembers what it has
+done. The coordinator is the leader of its stream, which moves.
 """
 
 import logging
@@ -28,7 +28,7 @@ class CoordinatorCalls:
 
     Args:
         brokers: of the cluster.
-        timeout_s: how long to go on asking.
+        timeout_s: how long to retry.
     """
 
     def __init__(self, brokers: ClusterClient, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
@@ -44,7 +44,7 @@ class CoordinatorCalls:
         after: wire.ProducerRef | None = None,
         batch: wire.BatchRef | None = None,
     ) -> wire.ProducerRef | None:
-        """Begin a transaction, as ``protocol.transactions.BeginTransaction``."""
+        """Begin a transaction; see ``protocol.transactions.BeginTransaction``."""
         request = wire.BeginTransaction(
             id=id_,
             nonce=secrets.token_hex(16),
@@ -58,17 +58,17 @@ class CoordinatorCalls:
     def add(
         self, id_: str, producer: wire.ProducerRef, partitions: tuple[wire.PartitionRef, ...]
     ) -> None:
-        """Let records of a transaction into partitions."""
+        """Add partitions to a transaction."""
         request = wire.AddToTransaction(id=id_, producer=producer, partitions=partitions)
         self._ask(wire.ADD_TO_TRANSACTION, request, Any, partitions=partitions)
 
     def add_positions(self, id_: str, producer: wire.ProducerRef) -> None:
-        """Let a transaction commit positions of consumer groups."""
+        """Let a transaction commit offsets of consumer groups."""
         request = wire.AddToTransaction(id=id_, producer=producer, positions=True)
         self._ask(wire.ADD_TO_TRANSACTION, request, Any)
 
     def prepare(self, id_: str, producer: wire.ProducerRef) -> None:
-        """Leave a transaction to a decision from outside."""
+        """Prepare a transaction, which another process ends."""
         request = wire.PrepareTransaction(id=id_, producer=producer)
         self._ask(wire.PREPARE_TRANSACTION, request, Any)
 
@@ -77,23 +77,23 @@ class CoordinatorCalls:
         request = wire.EndTransaction(id=id_, producer=producer, commit=commit)
         self._ask(wire.END_TRANSACTION, request, Any)
 
-    def end_staged(self, id_: str, staged: str, *, commit: bool) -> None:
-        """Commit or abort what is prepared."""
+    def end_prepared(self, id_: str, staged: str, *, commit: bool) -> None:
+        """Commit or abort a prepared transaction."""
         self._ask(wire.END_STAGED, wire.EndStaged(id=id_, staged=staged, commit=commit), Any)
 
     def publish(self, request: wire.PublishStaged) -> wire.Publication:
-        """Publish a batch."""
+        """Commit the staged parts of a batch."""
         [found] = self._ask(wire.PUBLISH_STAGED, request, wire.Publication)
         return found
 
     def last_published(self, transaction_id: str) -> wire.Publication | None:
-        """The last batch published under a transaction id."""
+        """Return the last batch committed under a transaction id."""
         request = wire.TransactionName(transaction_id=transaction_id)
         found = self._ask(wire.LAST_PUBLISHED, request, wire.Publication)
         return found[0] if found else None
 
     def transactions(self) -> list[wire.TransactionInfo]:
-        """Every transactional id, and what its last transaction is."""
+        """Return every transactional id and the state of its last transaction."""
         return self._ask(wire.LIST_TRANSACTIONS, None, wire.TransactionInfo)
 
     def _ask(
@@ -109,11 +109,11 @@ class CoordinatorCalls:
         Args:
             name: of the action.
             body: the request.
-            kind: of each answer.
-            partitions: which it is about; the coordinator may not know the newest yet.
+            kind: type of each answer.
+            partitions: partitions of the request; the coordinator may not know the newest yet.
 
         Raises:
-            StrandlineError: what the coordinator refuses, or why it was not reached in time.
+            StrandlineError: the coordinator's refusal, or why it was not reached in time.
         """
         backoff = Backoff()
         with within(self._timeout_s) as deadline_s:
@@ -126,8 +126,8 @@ class CoordinatorCalls:
                     backoff.failed(now_s)
                     may_pass = is_passing(error)
                     if isinstance(error, UnknownStreamError | UnknownPartitionError):
-                        places = ((at.stream, at.partition) for at in partitions)
-                        may_pass = self._brokers.know(places)
+                        names = ((at.stream, at.partition) for at in partitions)
+                        may_pass = self._brokers.any_broker_knows(names)
                     if not may_pass or backoff.not_before_s >= deadline_s:
                         raise
                     if is_connection_loss(error):
@@ -137,10 +137,10 @@ class CoordinatorCalls:
                 self._address = self._find()
 
     def _find(self) -> str | None:
-        """Where any broker says that the coordinator is; None: nobody knows."""
+        """Return the coordinator's address as any broker knows it; None if unknown."""
         try:
             leaders = self._brokers.leaders(self._brokers.routes(wire.COORDINATOR_STREAM))
         except StrandlineError as error:
-            logger.debug("who coordinates transactions is not known: %s", error)
+            logger.debug("cannot look up the transaction coordinator: %s", error)
             return None
         return leaders.get(0) or None

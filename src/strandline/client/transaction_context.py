@@ -1,13 +1,13 @@
-"""What a producer has to know of the transaction that its records belong to."""
+"""The transaction that a producer's records belong to."""
 
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 
 class TransactionContext(NamedTuple):
-    """A producer's part in a transaction: its numbers are the transaction's, in one epoch."""
+    """The producer id, epoch and partitions of a transaction, for its producers."""
 
     producer_id: int
     epoch: int
-    let_in: Callable[[Collection[int]], None]
-    """Called before records go to partitions; returns when these let them in."""
+    add_partitions: Callable[[Collection[int]], None]
+    """Called before records go to partitions; returns once the coordinator has added them."""

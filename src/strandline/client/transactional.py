@@ -1,4 +1,4 @@
-"""What clients offer of transactions; the part of ``Client`` that has to do with them."""
+"""The transactional calls of a client, as a part of ``Client``."""
 
 import secrets
 from abc import ABC, abstractmethod
@@ -8,7 +8,7 @@ from functools import cached_property
 from strandline.client.arguments import listed, text, whole_number
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.coordinator_client import CoordinatorClient
-from strandline.client.positions import LogPositions, Offsets
+from strandline.client.offset_store import LogOffsetStore, Offsets
 from strandline.client.producer import Producer
 from strandline.client.staged_write import StagedWrite
 from strandline.client.transaction import Transaction
@@ -20,25 +20,25 @@ from strandline.protocol import transactions as wire
 
 TIMEOUT_S = 60.0
 STAGE_TIMEOUT_S = 3600.0
-POSITIONS_PART = "positions"
+OFFSETS_PART = "offsets"
 
 
 class TransactionalClient(ABC):
-    """Transactions of a client."""
+    """The transactional calls of a client."""
 
     @property
     @abstractmethod
     def _known(self) -> ClusterClient:
-        """The brokers of the client."""
+        """Return the brokers of the client."""
 
     @abstractmethod
-    def _enlisted_producer(self, stream: str, enlisted: TransactionContext) -> Producer:
-        """A producer whose records belong to a transaction."""
+    def _transactional_producer(self, stream: str, transaction: TransactionContext) -> Producer:
+        """Return a producer whose records belong to a transaction."""
 
     @property
     @abstractmethod
-    def group_office(self) -> CoordinatorClient:
-        """The coordinator of consumer groups."""
+    def group_coordinator(self) -> CoordinatorClient:
+        """Return the coordinator of consumer groups."""
 
     @cached_property
     def _coordinator(self) -> CoordinatorCalls:
@@ -46,75 +46,78 @@ class TransactionalClient(ABC):
 
     @cached_property
     def _last_producers(self) -> dict[str, wire.ProducerRef]:
-        """Ours under each transactional id: who has taken it over since fences us."""
+        """Return our last producer per transactional id; another client's newer one fences it."""
         return {}
 
     def transaction(self, transactional_id: str, *, timeout_s: float = TIMEOUT_S) -> Transaction:
-        """Begin a transaction; leaving its context commits, an exception aborts.
+        """Begin a transaction; leaving its context commits it, an exception aborts it.
 
-        The first one of a client under an id takes it over: what another process has open under it
-        is aborted, and that process can begin no more.
+        The first transaction of a client under an id takes the id over: an open transaction of
+            another
+        process under it is aborted, and that process cannot begin another.
 
         Args:
-            transactional_id: names the work, the same after a restart of the process.
-            timeout_s: what is not committed by then is aborted, at most a day.
+            transactional_id: names the work; the same after a restart of the process.
+            timeout_s: when it is aborted unless committed, at most a day.
 
         Raises:
             ProducerFencedError: another client has taken the id over.
-            TransactionPreparedError: the last one waits for ``commit_staged`` or ``abort_staged``.
+            TransactionPreparedError: the last transaction is prepared; commit or abort it.
         """
         producer = self._coordinator.begin(
             text(transactional_id, "a transaction"),
             timeout_s=timeout_s,
             after=self._last_producers.get(transactional_id),
         )
-        assert producer is not None, "only parts have nothing to do"
+        assert producer is not None, "only a part of a committed batch has no producer"
         self._last_producers[transactional_id] = producer
-        return Transaction(self._writing(transactional_id, producer))
+        return Transaction(self._writer(transactional_id, producer))
 
-    def _writing(self, id_: str, producer: wire.ProducerRef) -> TransactionalWriter:
+    def _writer(self, id_: str, producer: wire.ProducerRef) -> TransactionalWriter:
         return TransactionalWriter(
             self._coordinator,
-            self._enlisted_producer,
-            positions=LogPositions(self.group_office),
+            self._transactional_producer,
+            positions=LogOffsetStore(self.group_coordinator),
             id_=id_,
             producer=producer,
         )
 
-    def commit_staged(self, transactional_id: str, staged_id: str) -> None:
-        """Commit what ``Transaction.prepare`` has left; harmless when repeated.
+    def commit_prepared(self, transactional_id: str, staged_id: str) -> None:
+        """Commit a transaction that ``Transaction.prepare`` left; has no effect when repeated.
 
         Raises:
             UnknownTransactionError: nothing is prepared under these ids.
             TransactionAbortedError: it was aborted.
         """
-        self._end_staged(transactional_id, staged_id, commit=True)
+        self._end_prepared(transactional_id, staged_id, commit=True)
 
-    def abort_staged(self, transactional_id: str, staged_id: str) -> None:
-        """Abort what ``Transaction.prepare`` has left; harmless when repeated.
+    def abort_prepared(self, transactional_id: str, staged_id: str) -> None:
+        """Abort a transaction that ``Transaction.prepare`` left; has no effect when repeated.
 
         Raises:
             UnknownTransactionError: nothing is prepared under these ids, or it was committed.
         """
-        self._end_staged(transactional_id, staged_id, commit=False)
+        self._end_prepared(transactional_id, staged_id, commit=False)
 
-    def _end_staged(self, transactional_id: str, staged_id: str, *, commit: bool) -> None:
+    def _end_prepared(self, transactional_id: str, staged_id: str, *, commit: bool) -> None:
         name = text(transactional_id, "a transaction")
-        self._coordinator.end_staged(name, text(staged_id, "what is staged"), commit=commit)
+        self._coordinator.end_prepared(
+            name, text(staged_id, "a prepared transaction"), commit=commit
+        )
 
     def transactions(self) -> list[wire.TransactionInfo]:
-        """Every transactional id, and what its last transaction is."""
+        """Return every transactional id and the state of its last transaction."""
         return self._coordinator.transactions()
 
     def stage(
         self, transaction_id: str, batch_id: int, *, timeout_s: float = STAGE_TIMEOUT_S
     ) -> StagedWrite:
-        """Begin one part of a batch, which ``publish_staged`` makes count with the others.
+        """Begin one part of a batch, which ``commit_staged`` commits together with the others.
 
         Args:
-            transaction_id: under which batches are published.
-            batch_id: of the batch, from 0.
-            timeout_s: what is not published by then is discarded, at most a day.
+            transaction_id: the id under which batches are committed.
+            batch_id: number of the batch, from 0.
+            timeout_s: when the part is discarded unless committed, at most a day.
 
         Raises:
             StrandlineError: the coordinator was not reached.
@@ -123,48 +126,47 @@ class TransactionalClient(ABC):
         return self._stage(secrets.token_hex(8), batch, timeout_s=timeout_s)
 
     def _stage(self, name: str, batch: wire.BatchRef, *, timeout_s: float) -> StagedWrite:
-        """One part of a batch; it replaces one of the same name."""
+        """Begin one part of a batch; it replaces a part of the same name."""
         part = f"{batch.transaction_id}/{batch.number}/{name}"
         producer = self._coordinator.begin(part, timeout_s=timeout_s, batch=batch)
-        return StagedWrite(None if producer is None else self._writing(part, producer))
+        return StagedWrite(None if producer is None else self._writer(part, producer))
 
-    def publish_staged(
+    def commit_staged(
         self,
         transaction_id: str,
         batch_id: int,
         refs: Iterable[str],
         *,
         fingerprint: str,
-        positions: Mapping[str, Offsets] | None = None,
+        offsets: Mapping[str, Offsets] | None = None,
     ) -> wire.Publication:
-        """Make the parts of a batch count together; harmless when repeated.
+        """Commit the staged parts of a batch together; has no effect when repeated.
 
         Parts of this or an earlier batch that are not named are discarded.
 
         Args:
-            transaction_id: under which batches are published.
-            batch_id: larger than the last one published; or the same, for a repeat.
-            refs: of the finished parts; empty ones are left out.
+            transaction_id: the id under which batches are committed.
+            batch_id: larger than the last one committed; or the same, for a repeat.
+            refs: of the finished parts; empty ones are ignored.
             fingerprint: of the batch; a repeat must have the same.
-            positions: to commit with it, by consumer group without members.
+            offsets: to commit with it, by consumer group without members.
 
         Raises:
             GroupInUseError: one of the groups has members.
-            InvalidRequestError: what is given is of another type.
-            UnknownTransactionError: a part is not there (any more): stage the batch again.
-            BatchSupersededError: a larger batch was published.
-            FingerprintMismatchError: it was published with another fingerprint.
+            InvalidRequestError: an argument is of the wrong type.
+            UnknownTransactionError: a part does not exist (any longer): stage the batch again.
+            BatchSupersededError: a larger batch was committed.
+            FingerprintMismatchError: the batch was committed with another fingerprint.
         """
         batch = _batch(transaction_id, batch_id)
         parts = [text(ref, "a part") for ref in listed(refs, "refs") if ref]
         if not isinstance(fingerprint, str):
-            raise InvalidRequestError(f"a fingerprint is text, not {fingerprint!r}")
-        if positions:
-            # A part like any other, but for its name: that of an attempt before is replaced, and
-            # is not in the way.
-            with self._stage(POSITIONS_PART, batch, timeout_s=TIMEOUT_S) as stage:
-                for group, offsets in positions.items():
-                    stage.commit_offsets(group, offsets)
+            raise InvalidRequestError(f"fingerprint must be text, got {fingerprint!r}")
+        if offsets:
+            # The fixed name makes a repeated attempt replace the part of the one before.
+            with self._stage(OFFSETS_PART, batch, timeout_s=TIMEOUT_S) as stage:
+                for group, committed in offsets.items():
+                    stage.commit_offsets(group, committed)
                 parts += filter(None, [stage.finish().ref])
         request = wire.PublishStaged(
             transaction_id=batch.transaction_id,
@@ -175,14 +177,14 @@ class TransactionalClient(ABC):
         return self._coordinator.publish(request)
 
     def last_published(self, transaction_id: str) -> wire.Publication | None:
-        """The last batch published under a transaction id; None: none."""
+        """Return the last batch committed under a transaction id; None if there is none."""
         return self._coordinator.last_published(text(transaction_id, "a transaction"))
 
 
 def _batch(transaction_id: str, number: int) -> wire.BatchRef:
-    """A batch of the transaction.
+    """Return a reference to a batch.
 
     Raises:
-        InvalidRequestError: it cannot be one.
+        InvalidRequestError: the id is not text, or the number not whole.
     """
     return wire.BatchRef(text(transaction_id, "a transaction"), whole_number(number, "a batch"))

@@ -1,8 +1,8 @@
-"""What transactions and stages are made of: producers whose records wait for one decision.
+"""The writer behind transactions and staged writes: producers whose records await one decision.
 
-Rules: a record that was not stored for certain prevents the commit. What is asked of the
-coordinator may be repeated, so it is, until it is answered. Safe to use from several threads, as
-producers are. Must not know who decides, nor when.
+Rules: a record that is not certainly stored prevents the commit. Calls to the coordinator may be
+repeated, so they are until answered. Safe to use from several threads, as producers are. Must not
+know who decides, nor when.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from collections.abc import Collection
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from strandline.client.positions import LogPositions, Offsets, Owner
+from strandline.client.offset_store import LogOffsetStore, Offsets, Owner
 from strandline.client.producer import Producer
 from strandline.client.results import AckFuture
 from strandline.client.transaction_calls import CoordinatorCalls
@@ -27,20 +27,20 @@ from strandline.protocol import transactions as wire
 class ProducerMaker(Protocol):
     """Makes producers for the streams of a transaction."""
 
-    def __call__(self, stream: str, enlisted: TransactionContext) -> Producer:
-        """A producer whose records belong to the transaction."""
+    def __call__(self, stream: str, transaction: TransactionContext) -> Producer:
+        """Make a producer whose records belong to the transaction."""
         ...
 
 
 class TransactionalWriter:
-    """What transactions and stages share: producers whose records wait for one decision.
+    """The producers of a transaction and its calls to the coordinator.
 
     Args:
         calls: to the coordinator.
-        make_producer: for each stream.
-        positions: of consumer groups.
+        make_producer: makes the producer of a stream.
+        positions: the store of committed offsets.
         id_: of the transaction.
-        producer: who it is.
+        producer: its producer id and epoch.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TransactionalWriter:
         calls: CoordinatorCalls,
         make_producer: ProducerMaker,
         *,
-        positions: LogPositions,
+        positions: LogOffsetStore,
         id_: str,
         producer: wire.ProducerRef,
     ) -> None:
@@ -59,13 +59,13 @@ class TransactionalWriter:
         self._has_positions = False
         self._make_producer = make_producer
         self._producers: dict[str, Producer] = {}
-        self._let_in: set[tuple[str, int]] = set()
+        self._added_partitions: set[tuple[str, int]] = set()
         self._lock = threading.RLock()
         self._failure: BaseException | None = None
         self._ended = ""
 
     def producer_of(self, stream: str) -> Producer:
-        """The producer of a stream; made when first asked for.
+        """Return the producer of a stream, made on first use.
 
         Raises:
             InvalidRequestError: the transaction has ended.
@@ -75,21 +75,21 @@ class TransactionalWriter:
             self.check_open()
             found = self._producers.get(stream)
             if found is None:
-                enlisted = TransactionContext(
+                transaction = TransactionContext(
                     self.producer.producer_id,
                     self.producer.epoch,
                     lambda numbers: self._open_partitions(stream, numbers),
                 )
-                found = self._producers[stream] = self._make_producer(stream, enlisted)
+                found = self._producers[stream] = self._make_producer(stream, transaction)
             return found
 
     @property
     def has_ended(self) -> bool:
-        """Whether it takes no more records."""
+        """Return whether it accepts no more records."""
         return bool(self._ended)
 
     def check_open(self) -> None:
-        """Refuse more once it has ended.
+        """Raise if it has ended.
 
         Raises:
             InvalidRequestError: it has.
@@ -98,22 +98,23 @@ class TransactionalWriter:
             raise InvalidRequestError(f"transaction {self.id!r} was {self._ended}; begin another")
 
     def _open_partitions(self, stream: str, numbers: Collection[int]) -> None:
-        """Have the coordinator let records into partitions that are new in the transaction."""
-        if all((stream, number) in self._let_in for number in numbers):
+        """Have the coordinator add partitions that are new in the transaction."""
+        if all((stream, number) in self._added_partitions for number in numbers):
             return
         with self._lock:
-            missing = sorted({(stream, number) for number in numbers} - self._let_in)
+            missing = sorted({(stream, number) for number in numbers} - self._added_partitions)
             if missing:
                 refs = tuple(wire.PartitionRef(*each) for each in missing)
                 self.calls.add(self.id, self.producer, refs)
-                self._let_in.update(missing)
+                self._added_partitions.update(missing)
 
     def commit_offsets(self, group: str, offsets: Offsets, owner: Owner) -> None:
-        """Have positions count with the transaction; nobody else commits them until it is decided.
+        """Add offsets to the transaction; no other commit may change them until it ends.
 
         Raises:
             GroupInUseError: the group has members, and the owner is none.
-            UnknownMemberError, StaleMemberError: they are not the member's to commit (any more).
+            UnknownMemberError, StaleMemberError: the partitions are not (or no longer) the
+                member's.
             ProducerFencedError, TransactionAbortedError: the transaction is over.
         """
         if not offsets:
@@ -124,7 +125,7 @@ class TransactionalWriter:
         self._positions.commit_in(self.producer, group, offsets, owner=owner)
 
     def watch(self, future: AckFuture[Any]) -> None:
-        """Notice a record that is not stored, whoever else looks at its future."""
+        """Note a failure of this future, whoever else examines it."""
         Future.add_done_callback(future, self._done)
 
     def _done(self, future: "Future[Any]") -> None:
@@ -136,7 +137,7 @@ class TransactionalWriter:
         """Wait until every record is stored.
 
         Raises:
-            StrandlineError: one is not, or nobody knows.
+            StrandlineError: one was not stored, or its outcome is unknown.
         """
         for producer in list(self._producers.values()):
             producer.flush()
@@ -144,7 +145,7 @@ class TransactionalWriter:
             raise self._failure
 
     def end(self, how: str) -> None:
-        """Let the producers go; nothing more is appended."""
+        """End the producers; nothing more is appended."""
         with self._lock:
             self._ended = how
             producers, self._producers = list(self._producers.values()), {}
@@ -152,10 +153,10 @@ class TransactionalWriter:
             producer.abandon()
 
     def abort(self) -> None:
-        """Have the coordinator abort it, unless it has ended."""
+        """Abort at the coordinator, unless it has ended."""
         if self._ended:
             return
         self.end("aborted")
-        # Fenced or aborted already: somebody was first, and nothing of it counts either way.
+        # Already fenced or aborted: nothing of it is committed in any case.
         with contextlib.suppress(ProducerFencedError, TransactionAbortedError):
             self.calls.end(self.id, self.producer, commit=False)

@@ -187,6 +187,17 @@ class Allowance:
                 self._count("quota_published_bytes", size)
         self._refuse(wait_ms, "publish_bytes_per_s")
 
+    def refused_publish(self) -> QuotaExceededError | None:
+        """Return why a publish is refused now, which is counted; None: the quota allows it."""
+        with self._lock:
+            meter, now_ms = self._current(), self._now_ms()
+            bytes_ms, requests_ms = meter.publish(0, now_ms), meter.requests(0, now_ms)
+        if not bytes_ms and not requests_ms:
+            return None
+        if bytes_ms >= requests_ms:
+            return self._refusal(bytes_ms, "publish_bytes_per_s")
+        return self._refusal(requests_ms, "requests_per_s")
+
     def open(self) -> None:
         """Count a connection; ``close`` it when it ends.
 
@@ -227,10 +238,12 @@ class Allowance:
         return wait_s
 
     def _refuse(self, wait_ms: float, which: str) -> None:
-        if not wait_ms:
-            return
+        if wait_ms:
+            raise self._refusal(wait_ms, which)
+
+    def _refusal(self, wait_ms: float, which: str) -> QuotaExceededError:
         self._count("quota_refusals", 1)
-        raise QuotaExceededError(
+        return QuotaExceededError(
             f"{self._principal} has used up its quota of {which} at this broker; retry in "
             f"{max(1, round(wait_ms))} ms",
             wait_ms=max(1, round(wait_ms)),

@@ -113,7 +113,7 @@ def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
     """Take a broker in, or take note that it started again."""
     _check_registration(image, command)
     known = image.brokers.get(command.broker)
-    told = {name: getattr(command, name) for name in _TEXTS}
+    told = {name: getattr(command, name) for name in (*_TEXTS, "partitions_max")}
     if known is None:
         return image.with_broker(BrokerImage(id=command.broker, **told))
     check_directory(known, command)

@@ -74,6 +74,8 @@ class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     beam_address: str = ""
     stored_index: int = 0
     """The last entry of the metadata log that the broker found on its disk at the start."""
+    partitions_max: int = 0
+    """How many partitions the broker can keep with the files that it may have open."""
 
 
 class BrokerRun(msgspec.Struct, frozen=True, array_like=True):

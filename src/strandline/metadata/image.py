@@ -74,6 +74,9 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     """Its disk takes no records: it leads only what no other broker can. Outlives a restart, until
     the broker reports that its disk has worked again for a while."""
 
+    partitions_max: int = 0
+    """How many partitions it can keep with the files that it may have open; 0: it did not say."""
+
     @property
     def state(self) -> BrokerState:
         """One word for a person: what matters most."""
@@ -241,10 +244,12 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
             )
         return partitions[number]
 
-    def partitions(self) -> Iterator[tuple[PartitionName, PartitionImage]]:
-        """Every partition, in the order in which the streams were created."""
-        for name, stream in self.streams.items():
-            for number, partition in enumerate(stream.partitions):
+    def partitions(
+        self, names: Iterable[str] | None = None
+    ) -> Iterator[tuple[PartitionName, PartitionImage]]:
+        """Every partition, or those of some streams, in the order in which these were created."""
+        for name in self.streams if names is None else names:
+            for number, partition in enumerate(self.streams[name].partitions):
                 yield PartitionName(name, number), partition
 
     def with_partitions(self, changed: Mapping[PartitionName, PartitionImage]) -> "MetadataImage":

@@ -9,7 +9,7 @@ service that are not being drained.
 from collections import Counter
 from collections.abc import Iterable
 
-from strandline.errors import UnavailableError
+from strandline.errors import InvalidConfigError, UnavailableError
 from strandline.metadata.commands import ElectLeader, Move, Replicas
 from strandline.metadata.election import at, leader_change, led_partitions
 from strandline.metadata.image import MetadataImage, PartitionImage
@@ -23,8 +23,17 @@ class Loads:
         self._brokers = image.brokers
         self.replicas: Counter[BrokerId] = Counter()
         self.preferred: Counter[BrokerId] = Counter()
-        for _, partition in image.partitions():
-            self.add(partition.target)
+        # Plain loops: it is counted anew for each stream that is created.
+        replicas, preferred = dict[BrokerId, int](), dict[BrokerId, int]()
+        for stream in image.streams.values():
+            for partition in stream.partitions:
+                target = partition.target if partition.removing else partition.replicas
+                for broker in target:
+                    replicas[broker] = replicas.get(broker, 0) + 1
+                for broker in target[:1]:
+                    preferred[broker] = preferred.get(broker, 0) + 1
+        self.replicas.update(replicas)
+        self.preferred.update(preferred)
 
     def add(self, replicas: Replicas) -> None:
         """Count a partition."""
@@ -35,6 +44,33 @@ class Loads:
         """Count a partition no more."""
         self.replicas.subtract(replicas)
         self.preferred.subtract(replicas[:1])
+
+    def has_room(self, broker: BrokerId) -> bool:
+        """Whether a broker can keep one more, as far as it has said how many it can."""
+        most = self._brokers[broker].partitions_max
+        return not most or self.replicas[broker] < most
+
+    def check_room(self, targets: Iterable[Replicas], before: Iterable[Replicas] = ()) -> None:
+        """Refuse what a broker could not open; the targets are counted already.
+
+        Args:
+            targets: where replicas are to be.
+            before: where the same ones are.
+
+        Raises:
+            InvalidConfigError: a broker would keep more than it can; it says how many it can.
+        """
+        more = Counter(broker for replicas in targets for broker in replicas)
+        more.subtract(broker for replicas in before for broker in replicas)
+        for broker, count in sorted(more.items()):
+            most = self._brokers[broker].partitions_max if broker in self._brokers else 0
+            if most and count > 0 and self.replicas[broker] > most:
+                room = max(0, most - self.replicas[broker] + count)
+                raise InvalidConfigError(
+                    f"broker {broker} would get {count} more partitions, and there is room for "
+                    f"{room}: with the files that it may have open it can keep {most}. Raise that "
+                    "with 'ulimit -n' (systemd: LimitNOFILE) and start it again, or add a broker"
+                )
 
     def rack(self, broker: BrokerId) -> str:
         """The rack of a broker; one without a label is a rack of its own."""
@@ -78,6 +114,7 @@ def place(image: MetadataImage, *, partitions: int, replicas: int) -> tuple[Repl
 
     Raises:
         UnavailableError: fewer brokers are in service than replicas are asked for.
+        InvalidConfigError: a broker would keep more than it can.
     """
     if not image.brokers:
         return ()
@@ -86,13 +123,17 @@ def place(image: MetadataImage, *, partitions: int, replicas: int) -> tuple[Repl
         raise _too_few(replicas, len(allowed))
     placed = []
     for _ in range(partitions):
-        chosen = [loads.first(allowed)]
+        free = [broker for broker in allowed if loads.has_room(broker)]
+        if len(free) < replicas:
+            free = allowed  # the check tells which has no room
+        chosen = [loads.first(free)]
         while len(chosen) < replicas:
-            broker = loads.best(allowed, chosen)
+            broker = loads.best(free, chosen)
             assert broker is not None, "there are enough brokers"
             chosen.append(broker)
         placed.append(tuple(chosen))
         loads.add(placed[-1])
+    loads.check_room(placed)
     return tuple(placed)
 
 
@@ -236,7 +277,7 @@ def _without(
     return tuple(target)
 
 
-def spread_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
+def rebalance_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
     """Moves that fill up brokers that keep less than their share, as one that has just joined.
 
     Ordered by an operator, for it copies records. It moves one replica of a partition at a time,

@@ -4,7 +4,7 @@
 |---|---|---|
 | create_stream | StreamConfig | StreamInfo |
 | delete_stream | StreamName | none |
-| truncate_before | TruncateBefore | StreamInfo |
+| delete_records | TruncateBefore | StreamInfo |
 | stream_info | StreamInfoRequest | StreamInfo |
 | list_streams | empty | StreamInfo, one per stream |
 | offsets | OffsetsRequest | Offsets |
@@ -33,7 +33,7 @@ PROTOCOL_VERSION = 1
 
 CREATE_STREAM = "create_stream"
 DELETE_STREAM = "delete_stream"
-TRUNCATE_BEFORE = "truncate_before"
+DELETE_RECORDS = "delete_records"
 STREAM_INFO = "stream_info"
 LIST_STREAMS = "list_streams"
 OFFSETS = "offsets"
@@ -44,7 +44,7 @@ NEW_PRODUCER = "new_producer"
 ACTIONS: dict[str, str] = {
     CREATE_STREAM: "Create a stream; body: its configuration.",
     DELETE_STREAM: "Delete a stream and its records; body: {name}.",
-    TRUNCATE_BEFORE: "Delete records below an offset; body: {name, partition, offset}.",
+    DELETE_RECORDS: "Delete records below an offset; body: {name, partition, offset}.",
     STREAM_INFO: "A stream's configuration and offsets; body: {name}.",
     LIST_STREAMS: "All streams; no body.",
     OFFSETS: "Offsets of a stream's partitions at a place or time; body: {name, at}.",
@@ -82,7 +82,7 @@ class StreamInfoRequest(Message, frozen=True, kw_only=True):
     of other partitions are what the broker knows, at once."""
 
 
-class TruncateBefore(Message, frozen=True, kw_only=True):
+class DeleteRecords(Message, frozen=True, kw_only=True):
     """Delete a prefix of a partition."""
 
     name: Name

@@ -1,4 +1,4 @@
-"""The part of the admin API that operates a cluster: names of actions, their bodies and answers.
+"""The admin API's actions that operate a cluster: their names, bodies and results.
 
 | action | body | results |
 |---|---|---|
@@ -8,12 +8,12 @@
 | remove_broker | WhichBroker | none |
 | replace_disk | WhichBroker | none |
 | reassign | Reassign | Begun |
-| spread | empty | Begun |
+| rebalance | empty | Begun |
 | elect_leader | ElectLeader | none |
 | add_partitions | AddPartitions | StreamInfo |
 
-Rules: as ``admin``. An action is answered when it is decided; what then takes its time, copying
-above all, is seen in the status, which holds all that is under way.
+Rules: as in ``admin``. An action is answered once it is committed to the metadata; the progress of
+what follows, such as copying replicas, is in the cluster's status.
 """
 
 from typing import Annotated
@@ -29,20 +29,20 @@ DRAIN_BROKER = "drain_broker"
 REMOVE_BROKER = "remove_broker"
 REPLACE_DISK = "replace_disk"
 REASSIGN = "reassign"
-SPREAD = "spread"
+REBALANCE = "rebalance"
 ELECT_LEADER = "elect_leader"
 ADD_PARTITIONS = "add_partitions"
 
 ACTIONS: dict[str, str] = {
-    CLUSTER_STATUS: "Brokers, and who leads and copies each partition; no body.",
-    ADMIT_BROKER: "Expect a new broker; body: {broker, peer_address}.",
-    DRAIN_BROKER: "Move everything off a broker, or stop doing so; body: {broker, is_on}.",
-    REMOVE_BROKER: "Let go of a drained broker for ever; body: {broker}.",
-    REPLACE_DISK: "A broker's disk is lost, another may come; body: {broker}.",
+    CLUSTER_STATUS: "Brokers, and each partition's leader and replicas; no body.",
+    ADMIT_BROKER: "Admit a new broker; body: {broker, peer_address}.",
+    DRAIN_BROKER: "Start or stop moving all replicas off a broker; body: {broker, is_on}.",
+    REMOVE_BROKER: "Remove a drained broker permanently; body: {broker}.",
+    REPLACE_DISK: "Let a broker that lost its disk rejoin empty; body: {broker}.",
     REASSIGN: "Move partitions to other brokers; body: {stream, partition, to}.",
-    SPREAD: "Fill up brokers that keep less than their share; no body.",
-    ELECT_LEADER: "Another leader; body: {stream, partition, leader, is_unclean}.",
-    ADD_PARTITIONS: "Give a stream more partitions; body: {name, count}.",
+    REBALANCE: "Move replicas to brokers that have fewer than their share; no body.",
+    ELECT_LEADER: "Elect another leader; body: {stream, partition, leader, is_unclean}.",
+    ADD_PARTITIONS: "Add partitions to a stream; body: {name, count}.",
 }
 """Every action, with the sentence ListActions gives."""
 
@@ -57,14 +57,14 @@ class WhichBroker(Message, frozen=True, kw_only=True):
 
 
 class AdmitBroker(Message, frozen=True, kw_only=True):
-    """A new broker and where the others will reach it."""
+    """A new broker and the address at which the others reach it."""
 
     broker: BrokerNumber
     peer_address: Annotated[str, msgspec.Meta(pattern=r"^.{1,190}:[0-9]{1,5}$")]
 
 
 class DrainBroker(Message, frozen=True, kw_only=True):
-    """Whether everything is to be moved off a broker."""
+    """Start moving all replicas off a broker, or stop (``is_on`` false)."""
 
     broker: BrokerNumber
     is_on: bool = True

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 EXIT_ERROR = 1
 SWITCH_INTERVAL_S = 0.0005
 """How long a thread may keep the interpreter when another wants it: a tenth of Python's default,
-so that the sync thread and readers do not wait 5 ms for the loop (docs/adr/0003)."""
+so that the sync thread and readers do not wait 5 ms for the loop (docs/adr/0037)."""
 OPEN_FILES_MIN = 256
 """Some 30 of them are open when it has begun."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)

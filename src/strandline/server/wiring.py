@@ -23,6 +23,7 @@ from strandline.server.renewal import CertificateWatch, certificate_files
 from strandline.storage.disk import Disk
 
 if TYPE_CHECKING:
+    from strandline.frontends.forward import Forwarder
     from strandline.frontends.grpc.frontend import GrpcFrontEnd
 
 
@@ -63,8 +64,11 @@ class BrokerApp:
         metering = Metering(self.broker)
         self._flight = FlightFrontEnd(self.broker, config, metering)
         self._http = HttpFrontEnd(self.broker, config)
-        self._nats = NatsFrontEnd(self.broker, config, metering) if with_nats else None
-        self._grpc = _grpc(self.broker, config, metering)
+        self._forwarder = forwarder = _forwarder(self.broker)
+        self._nats = None
+        if with_nats:
+            self._nats = NatsFrontEnd(self.broker, config, metering, forwarder=forwarder)
+        self._grpc = _grpc(self.broker, config, metering, forwarder=forwarder)
         self._started: list[FrontEnd] = []
         self._watch: CertificateWatch | None = None
         self._watching: asyncio.Task[None] | None = None
@@ -127,9 +131,10 @@ class BrokerApp:
         """
         if self.config.tls.is_on:
             renew(self.config.tls)
-            for front_end in (self._nats, self._grpc):
-                if front_end is not None:
-                    front_end.certificates_renewed()
+            if self._nats is not None:
+                self._nats.certificates_renewed()
+            if self._forwarder is not None:
+                self._forwarder.renew_client()
         if isinstance(self.broker, ClusterBroker):
             self.broker.membership.renew_tls()
 
@@ -140,6 +145,8 @@ class BrokerApp:
             await self.broker.prepare_stop()
             while self._started:
                 await self._started.pop().stop()
+            if self._forwarder is not None:
+                await self._forwarder.stop()
         finally:
             await self.broker.stop()
 
@@ -161,13 +168,24 @@ class BrokerApp:
         }
 
 
-def _grpc(broker: Broker, config: BrokerConfig, metering: Metering) -> "GrpcFrontEnd | None":
+def _forwarder(broker: Broker) -> "Forwarder | None":
+    """What forwards publishes to other brokers; its client is imported in a cluster only."""
+    if not isinstance(broker, ClusterBroker):
+        return None
+    from strandline.frontends.forward import Forwarder
+
+    return Forwarder(broker)
+
+
+def _grpc(
+    broker: Broker, config: BrokerConfig, metering: Metering, *, forwarder: "Forwarder | None"
+) -> "GrpcFrontEnd | None":
     """The gRPC front end, imported only where it is asked for."""
     if config.grpc.port < 0 and config.grpc.beam_port < 0:
         return None
     from strandline.frontends.grpc.frontend import GrpcFrontEnd
 
-    return GrpcFrontEnd(broker, config, metering)
+    return GrpcFrontEnd(broker, config, metering, forwarder=forwarder)
 
 
 async def run_until(app: BrokerApp, stop: asyncio.Event) -> None:

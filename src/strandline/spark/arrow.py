@@ -1,9 +1,9 @@
-"""Record batches of the client turned into exactly what Spark's Arrow reader accepts.
+"""Conversion of the client's record batches to what Spark's Arrow reader accepts.
 
 Rules: Spark checks only the first batch and fails obscurely on a later one that differs, so every
-batch is cast to the target schema; batches leave at 0.5-2 MiB (measured: smaller ones cost Spark
-up to half its speed, larger ones gain nothing); big batches are sliced, and copied only where small
-ones come just before them. Must not know the broker or pyspark: the target schema is handed in.
+batch is cast to the target schema. Batches have 0.5-2 MiB (measured: smaller ones cost Spark up to
+half its speed, larger ones gain nothing). Big batches are sliced, and copied only where small ones
+precede them. Must not know the broker or pyspark: the target schema is an argument.
 """
 
 from collections.abc import Iterable, Iterator
@@ -13,21 +13,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 SMALLEST_BYTES = 512 << 10
-"""Only the last batch is smaller."""
+"""Minimum size of all batches but the last."""
 TARGET_BYTES = 1 << 20
-"""Small batches are gathered until they reach this."""
+"""Small batches are combined until they reach this size."""
 LARGEST_BYTES = 2 << 20
-"""Bigger batches are sliced."""
+"""Larger batches are sliced."""
 
 
 def to_spark_batches(
     batches: Iterable[pa.RecordBatch], target: pa.Schema, *, partition: int
 ) -> Iterator[pa.RecordBatch]:
-    """Gather, slice and cast record batches.
+    """Combine, slice and cast record batches.
 
     Args:
-        batches: columns of ``strandline.record.schema``: those that ``target`` names, and hardly
-            more.
+        batches: with the columns that ``target`` names, and few others.
         target: Spark's Arrow schema: names, order, types and nullability.
         partition: number of the log partition, for the column of that name.
     """
@@ -35,7 +34,7 @@ def to_spark_batches(
 
 
 def sized_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same records in batches of 0.5-2 MiB, the last one excepted."""
+    """Yield the same records in batches of 0.5-2 MiB, except the last one."""
     waiting: list[pa.RecordBatch] = []
     waiting_bytes = 0
     for batch in batches:
@@ -58,11 +57,11 @@ def sized_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]
 
 
 class SparkCast:
-    """Gives batches exactly one schema; what that takes is found out once.
+    """Casts batches to exactly one schema; caches the necessary casts.
 
     Args:
         target: Spark's Arrow schema.
-        partition: makes up the column of that name; None if batches have it.
+        partition: value of the column of that name; None if batches have the column.
     """
 
     def __init__(self, target: pa.Schema, *, partition: int | None = None) -> None:
@@ -72,7 +71,7 @@ class SparkCast:
         self._repeated: dict[str, tuple[object, pa.Array]] = {}
 
     def __call__(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """A batch that has the target's columns, in any order and in types that can be cast."""
+        """Cast a batch that has the target's columns, in any order and in castable types."""
         columns = [self._column(batch, name, kind) for name, kind in self._fields]
         return pa.RecordBatch.from_arrays(columns, schema=self._target)
 
@@ -90,7 +89,7 @@ class SparkCast:
         return column.cast(kind, safe=not pa.types.is_timestamp(kind))
 
     def _repeat(self, name: str, value: object, rows: int, *, kind: pa.DataType) -> pa.Array:
-        """A value as often as there are rows; one array serves many batches."""
+        """Return an array that repeats a value; one array serves many batches."""
         known, array = self._repeated.get(name, (None, ()))
         if known != value or len(array) < rows:
             array = pa.repeat(pa.scalar(value, kind), rows)
@@ -99,7 +98,7 @@ class SparkCast:
 
 
 def first_of_each_header(headers: pa.MapArray) -> pa.MapArray:
-    """Maps without repeated keys, because a Spark map has none.
+    """Remove repeated keys from maps, since a Spark map has none.
 
     The first value stays, which is what a NATS client's ``get`` returns.
     """
@@ -115,7 +114,7 @@ def first_of_each_header(headers: pa.MapArray) -> pa.MapArray:
 
 
 def _size(batch: pa.RecordBatch) -> int:
-    """Bytes of a batch: of its buffers, unless it may be a small slice of larger ones."""
+    """Return the bytes of a batch: of its buffers, unless it may slice larger ones."""
     size: int = batch.get_total_buffer_size()  # ``nbytes`` takes forty times as long
     return size if size <= LARGEST_BYTES else batch.nbytes
 
@@ -135,12 +134,12 @@ def _sliced(batch: pa.RecordBatch, batch_bytes: int) -> Iterator[pa.RecordBatch]
 
 
 def _is_constant(column: pa.DictionaryArray) -> bool:
-    """Whether it has but one value, in every row."""
+    """Return whether all rows have the same value."""
     return len(column.dictionary) == 1 and not column.null_count
 
 
 def _repeats(headers: pa.MapArray) -> bool:
-    """Whether any map has one key twice."""
+    """Return whether any map has a repeated key."""
     if headers.null_count == len(headers):
         return False
     # Compute functions on a map array abort the process in some pyarrow versions; its keys, taken

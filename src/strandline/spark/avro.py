@@ -1,9 +1,9 @@
-"""The Arrow columns of an Avro schema.
+"""Conversion of an Avro schema to Arrow columns.
 
-Rules: a record is a struct, a union with null is a nullable field, other unions are refused; a type
-that has a name is described once and meant wherever its name stands, but not within itself; a
-logical type that has no column of its own, as a time of day, is what it is stored as. Must not know
-Spark; values are decoded in ``decode``.
+Rules: a record is a struct, a union with null is a nullable field, other unions are refused; a
+named type may be referred to by name, but not within itself; a logical type without an Arrow
+equivalent, such as a time of day, becomes its underlying type. Must not know Spark; ``decode``
+decodes values.
 """
 
 import contextlib
@@ -41,16 +41,16 @@ _DECIMAL = "decimal"
 
 
 def arrow_schema_of(avro_schema: str | None) -> pa.Schema:
-    """The columns of an Avro record schema.
+    """Return the Arrow columns of an Avro record schema.
 
     Args:
         avro_schema: as JSON.
 
     Raises:
-        InvalidConfigError: missing, not JSON, not a record, or with a type that has no column.
+        InvalidConfigError: missing, not JSON, not a record, or with an unsupported type.
     """
     parsed = parsed_schema(avro_schema)
-    with _told_as_config():
+    with _translated():
         kind = _type_of(parsed, {})
     if not pa.types.is_struct(kind):
         raise InvalidConfigError("the Avro schema of values must be a record")
@@ -58,11 +58,11 @@ def arrow_schema_of(avro_schema: str | None) -> pa.Schema:
 
 
 def value_reader(avro_schema: str | None, writer_schema: str | None) -> Callable[[bytes], Any]:
-    """The function that reads a value.
+    """Return a function that decodes a value.
 
     Args:
-        avro_schema: the columns.
-        writer_schema: what values were written with, if that is another version.
+        avro_schema: the reader's schema.
+        writer_schema: the schema values were written with, if different.
 
     Raises:
         InvalidConfigError: missing, or not an Avro schema.
@@ -87,18 +87,18 @@ def value_reader(avro_schema: str | None, writer_schema: str | None) -> Callable
 
 
 def parsed_schema(avro_schema: str | None) -> Any:
-    """The schema as fastavro reads values with it, each as what its column holds.
+    """Parse a schema with fastavro, with unsupported logical types removed.
 
     Raises:
         InvalidConfigError: missing, or not an Avro schema.
     """
-    with _told_as_config():
+    with _translated():
         return fastavro.parse_schema(_as_stored(_decoded(avro_schema)))
 
 
 @contextlib.contextmanager
-def _told_as_config() -> Iterator[None]:
-    """What is wrong with a schema: fastavro's own error, or what a missing part comes to."""
+def _translated() -> Iterator[None]:
+    """Translate errors about a schema to an InvalidConfigError."""
     try:
         yield
     except (fastavro.schema.SchemaParseException, LookupError, TypeError, ValueError) as error:
@@ -115,9 +115,9 @@ def _decoded(avro_schema: str | None) -> Any:
 
 
 def _as_stored(schema: Any) -> Any:
-    """A schema without the logical types that are columns as they are stored.
+    """Remove logical types whose columns have the underlying type.
 
-    fastavro would make Python objects of them, as of a time of day, which no such column takes.
+    fastavro would make Python objects of them, such as a time of day, which no such column takes.
     """
     if isinstance(schema, list):
         return [_as_stored(each) for each in schema]
@@ -131,11 +131,11 @@ def _as_stored(schema: Any) -> Any:
 
 
 def _type_of(schema: Any, named: dict[str, pa.DataType | None]) -> pa.DataType:
-    """The column of a type, whose names are whole.
+    """Return the Arrow type of an Avro type with full names.
 
     Args:
         schema: as fastavro parses it.
-        named: types described so far, by name; None while one is looked at.
+        named: types described so far, by name; None while one is in progress.
     """
     if isinstance(schema, list):
         return _union(schema, named)

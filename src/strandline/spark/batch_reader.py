@@ -1,9 +1,8 @@
 """The batch read: one slice of the log, fixed when a DataFrame is first used.
 
-Rules: Spark calls ``partitions`` once for all actions on a DataFrame, so a DataFrame is a snapshot:
-the same records however often it is used; ``latest`` is as of then, and a new ``load()`` moves it;
-of a stream created anew meanwhile nothing is read. Planning is ``planning``'s, fetching is
-``connection``'s.
+Rules: Spark calls ``partitions`` once for all actions on a DataFrame, so that a DataFrame is a
+snapshot: always the same records. ``latest`` is resolved then; a new ``load()`` resolves it again.
+A stream recreated meanwhile is an error. ``planning`` plans, ``connection`` fetches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from strandline.spark.options import ReadOptions
 from strandline.spark.planning import (
     OffsetRange,
     Offsets,
-    PartitionState,
+    PartitionExtent,
     ending_offsets,
     high_watermarks,
     plan_ranges,
@@ -35,7 +34,7 @@ class RangePartition(InputPartition):
 
     range: OffsetRange
     identity: str
-    """Of the stream that it was planned on."""
+    """The identity of the stream it was planned on."""
 
 
 class StreamSliceReader(DataSourceReader):
@@ -46,11 +45,11 @@ class StreamSliceReader(DataSourceReader):
         self.target = to_arrow_schema(schema, timezone="UTC")
 
     def partitions(self) -> list[InputPartition]:
-        """One Spark partition for each log partition, or more if asked to split."""
+        """Return one Spark partition per log partition, or more if requested."""
         stream = stream_state(self.options)
         start = first_offsets(self.options, stream.partitions)
         if self.options.starting_timestamp_ns is not None:
-            # Asked for after the ends, a time beyond all records lies where the stream has come to.
+            # Resolved after the ends: a time beyond all records may resolve to a later end.
             known = high_watermarks(stream.partitions)
             start = {p: min(start[p], known[p]) for p in known}
         end = ending_offsets(stream.partitions, self.options, starting=start)
@@ -58,14 +57,14 @@ class StreamSliceReader(DataSourceReader):
         return [RangePartition(each, stream.identity) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task as Arrow batches of 0.5-2 MiB."""
-        # Spark makes up a partition without a range when there is nothing to read.
+        """Yield the records of one task as Arrow batches of 0.5-2 MiB."""
+        # Spark adds a partition without a range if there is nothing to read.
         if isinstance(partition, RangePartition):
             yield from read_task(self.options, partition, self.target)
 
 
-def first_offsets(options: ReadOptions, states: Sequence[PartitionState]) -> Offsets:
-    """Where a new read starts, by offsets or by time."""
+def first_offsets(options: ReadOptions, states: Sequence[PartitionExtent]) -> Offsets:
+    """Return the offsets at which a new read starts."""
     if options.starting_timestamp_ns is None:
         return starting_offsets(states, options)
     return offsets_at_time(options, options.starting_timestamp_ns)
@@ -74,7 +73,7 @@ def first_offsets(options: ReadOptions, states: Sequence[PartitionState]) -> Off
 def read_task(
     options: ReadOptions, partition: RangePartition, target: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
-    """Fetch a range and hand it over as Spark wants it."""
+    """Fetch a range and convert it for Spark."""
     settle()
     wanted = partition.range
     batches = read_range(options, wanted, target.names, identity=partition.identity)

@@ -1,9 +1,9 @@
-"""The one door from Spark's processes to a broker: one client a process, retries, whole ranges.
+"""Access of Spark's processes to a broker: one client per process, retries, whole ranges.
 
-Rules: Spark fails a query on any exception and retries nothing on the driver, so whatever may pass
-(a broker that restarts) is retried here until ``retryTimeoutMs`` is over; a read that was cut goes
-on at the next offset, so that no record comes twice. Clients are kept per process and never
-pickled. Must not know Spark.
+Rules: Spark fails a query on any exception and retries nothing on the driver, so temporary errors
+(such as a broker restart) are retried here until ``retryTimeoutMs``; an interrupted read continues
+at the next offset, so that no record is repeated. Clients are kept per process and never pickled.
+Must not know Spark.
 """
 
 import os
@@ -24,7 +24,7 @@ from strandline.errors import (
 )
 from strandline.protocol.admin import StreamInfo
 from strandline.spark.options import ReadOptions
-from strandline.spark.planning import OffsetRange, Offsets, PartitionState, StreamState
+from strandline.spark.planning import OffsetRange, Offsets, PartitionExtent, StreamExtent
 
 T = TypeVar("T")
 
@@ -37,10 +37,10 @@ _clients: dict[tuple[int, str], strandline.client.Client] = {}
 
 
 class Retry:
-    """Decides how long to wait before the next try, and when to give up.
+    """Chooses the pause before the next attempt, and when to give up.
 
     Args:
-        timeout_ms: how long failures may go on without any success in between.
+        timeout_ms: how long failures may continue without a success in between.
     """
 
     def __init__(self, timeout_ms: int) -> None:
@@ -50,21 +50,21 @@ class Retry:
         self._parent = os.getppid()
 
     def succeeded(self) -> None:
-        """Something worked: the clock starts anew with the next failure."""
+        """Note a success, which resets the timeout."""
         self._failing_since = None
         self._wait_s = _BACKOFF_FIRST_S
 
     def wait_or_raise(self, error: StrandlineError) -> None:
-        """Sleep a little longer than last time.
+        """Sleep before the next attempt, longer each time.
 
         Raises:
-            StrandlineError: ``error`` itself, if it will not pass or has lasted too long.
+            StrandlineError: ``error`` itself, if it is permanent or the timeout has passed.
         """
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
         is_over = now + self._wait_s - self._failing_since > self._timeout_s
-        # A worker whose Spark was killed must not go on asking for minutes.
+        # A worker whose Spark was killed must not retry for minutes.
         is_orphan = os.getppid() != self._parent
         if not error.retriable or is_over or is_orphan:
             raise error
@@ -73,7 +73,7 @@ class Retry:
 
 
 def client_of(server: str) -> strandline.client.Client:
-    """This process's client of the broker at ``server``, connected when first used."""
+    """Return this process's client of the broker at ``server``, connected on first use."""
     key = (os.getpid(), server)
     if key not in _clients:
         _clients[key] = strandline.client.connect(server)
@@ -81,7 +81,7 @@ def client_of(server: str) -> strandline.client.Client:
 
 
 def forget_client(server: str) -> None:
-    """Drop this process's client, so that the next use connects anew."""
+    """Drop this process's client, so that the next use reconnects."""
     client = _clients.pop((os.getpid(), server), None)
     if client is not None:
         client.close()
@@ -90,10 +90,10 @@ def forget_client(server: str) -> None:
 def with_retries(
     server: str, action: Callable[[strandline.client.Client], T], *, timeout_ms: int
 ) -> T:
-    """What ``action`` returns for this process's client, tried again while errors may pass.
+    """Return the result of ``action`` on this process's client, retrying temporary errors.
 
     Raises:
-        StrandlineError: one that will not pass, or the last one when the time is over.
+        StrandlineError: a permanent error, or the last one after the timeout.
     """
     retry = Retry(timeout_ms)
     while True:
@@ -104,18 +104,18 @@ def with_retries(
             retry.wait_or_raise(error)
 
 
-def stream_state(options: ReadOptions) -> StreamState:
-    """Which stream it is, and where each of its partitions starts and ends now.
+def stream_state(options: ReadOptions) -> StreamExtent:
+    """Return a stream's identity and the offsets of its partitions.
 
     Raises:
         UnknownStreamError: there is no such stream.
         UnavailableError: the broker could not be reached in time.
     """
     info = _stream_info(options)
-    return StreamState(
+    return StreamExtent(
         identity=identity_of(info),
         partitions=tuple(
-            PartitionState(
+            PartitionExtent(
                 partition=each.partition,
                 log_start_offset=each.log_start_offset,
                 high_watermark=each.high_watermark,
@@ -129,18 +129,18 @@ def stream_state(options: ReadOptions) -> StreamState:
 
 
 def identity_of(info: StreamInfo) -> str:
-    """What tells a stream from others, also from those of its name before and after it."""
+    """Return an id that distinguishes streams recreated under the same name."""
     return f"{info.name}@{info.created_ns}"
 
 
 def offsets_at_time(options: ReadOptions, timestamp_ns: int) -> Offsets:
-    """For each partition the first record stored at or after a time, or its end.
+    """Return each partition's first offset stored at or after a time, or its end.
 
     Raises:
         UnknownStreamError: there is no such stream.
         UnavailableError: the broker could not be reached in time.
     """
-    # Rounded up, as every record before the time must stay out.
+    # Rounded up, so that no earlier record is included.
     microseconds = -(-timestamp_ns // 1000)
     found = with_retries(
         options.server,
@@ -153,7 +153,7 @@ def offsets_at_time(options: ReadOptions, timestamp_ns: int) -> Offsets:
 
 
 def wait_for_records(options: ReadOptions, beyond: Offsets) -> None:
-    """Return once a partition has a record at its offset or after, or ``longPollMs`` is over.
+    """Wait until a partition has a record at or after its offset, at most ``longPollMs``.
 
     Raises:
         UnknownStreamError: there is no such stream.
@@ -175,25 +175,25 @@ def read_range(
     *,
     identity: str,
 ) -> Iterator[pa.RecordBatch]:
-    """The records of a range, each once, as the broker's filters let them through.
+    """Yield the records of a range that pass the broker's filters, each once.
 
     Args:
-        options: broker, stream, filters, and what to do about lost records.
+        options: broker, stream, filters, and the policy for lost records.
         wanted: partition and offsets.
-        columns: what to read; ``offset`` comes along, because a cut read needs it to go on.
-        identity: of the stream that the range was planned on.
+        columns: columns to read; ``offset`` is added, since a resumed read needs it.
+        identity: identity of the stream that the range was planned on.
 
     Raises:
         DataLossError: records of the range were deleted, unless ``failOnDataLoss`` is off; or the
-            stream was created anew.
+            stream was recreated.
         UnavailableError: the broker could not be reached in time.
     """
     asked = list(dict.fromkeys(("offset", *(c for c in columns if c != "partition"))))
     left, records = wanted, 0
     retry = Retry(options.retry_timeout_ms)
     while left.start < left.stop:
-        # Also after each interruption: who waits for a broker may find another stream there.
-        _refuse_created_anew(options, identity)
+        # Checked after each reconnect: the stream may have been recreated meanwhile.
+        _refuse_recreated(options, identity)
         try:
             for batch in _open(options, left, columns=asked):
                 if batch.num_rows:
@@ -212,8 +212,8 @@ def read_range(
         _refuse_short_read(options, wanted, records=records)
 
 
-def stored_offsets(options: ReadOptions, wanted: OffsetRange) -> tuple[int, int, StreamState]:
-    """Count the records of a range and add up their offsets; also return the stream as it is then.
+def stored_offsets(options: ReadOptions, wanted: OffsetRange) -> tuple[int, int, StreamExtent]:
+    """Count the records of a range and sum their offsets; also return the stream's state.
 
     Records that retention has deleted are not counted.
 
@@ -233,17 +233,17 @@ def stored_offsets(options: ReadOptions, wanted: OffsetRange) -> tuple[int, int,
     return rows, total, stream_state(lenient)
 
 
-def _refuse_created_anew(options: ReadOptions, identity: str) -> None:
-    """Check that a range's offsets belong to the stream that is there now.
+def _refuse_recreated(options: ReadOptions, identity: str) -> None:
+    """Check that a range's offsets belong to the current stream.
 
     Raises:
-        DataLossError: the stream was deleted and created anew.
+        DataLossError: the stream was deleted and recreated.
     """
     found = identity_of(_stream_info(options))
     if found != identity:
         raise DataLossError(
             f"the read was planned on stream {identity}, but the broker has {found}: offsets of "
-            "one mean nothing in the other; load it anew, and of a streaming query start with a "
+            "one are invalid in the other; load it again, and start a streaming query with a "
             "new checkpoint, and a new table or output"
         )
 
@@ -275,7 +275,7 @@ def _open(
 def _after_lost_records(
     options: ReadOptions, left: OffsetRange, *, error: StrandlineError
 ) -> OffsetRange:
-    """What can be read of a range whose beginning is deleted, or whose end a restored log lacks."""
+    """Return the readable part of a range whose start was deleted or whose end does not exist."""
     found = {state.partition: state for state in stream_state(options).partitions}
     state = found.get(left.partition)
     if options.fail_on_data_loss or state is None or not _is_lost(left, state):
@@ -284,18 +284,18 @@ def _after_lost_records(
             f"({error.message}); raise the stream's retention, or set failOnDataLoss=false to go "
             "on without them"
         ) from error
-    # Of an end that may yet turn out to be committed nothing is cut.
+    # An end that may still be committed is kept.
     stop = left.stop if left.stop <= state.end_max else state.high_watermark
     return OffsetRange(left.partition, min(max(left.start, state.log_start_offset), stop), stop)
 
 
-def _is_lost(left: OffsetRange, state: PartitionState) -> bool:
-    """Whether a range begins before its log, or ends after it."""
+def _is_lost(left: OffsetRange, state: PartitionExtent) -> bool:
+    """Return whether a range begins before its log, or ends after it."""
     return left.start < state.log_start_offset or left.stop > state.end_max
 
 
 def _refuse_short_read(options: ReadOptions, wanted: OffsetRange, *, records: int) -> None:
-    """Check that fewer records than offsets have a reason other than a deletion.
+    """Check that missing records were not deleted.
 
     Raises:
         DataLossError: records were deleted while they were read.
@@ -304,8 +304,8 @@ def _refuse_short_read(options: ReadOptions, wanted: OffsetRange, *, records: in
         return
     info = _stream_info(options)
     starts = {each.partition: each.log_start_offset for each in info.partitions}
-    # Compaction leaves gaps, and so do transactions: their markers and what was aborted have
-    # offsets. A deletion moves the start of the log.
+    # Compaction, transaction markers and aborted records leave gaps. A deletion moves the
+    # start of the log.
     if not info.config.compact and starts.get(wanted.partition, 0) > wanted.start:
         raise DataLossError(
             f"{options.stream}/{wanted.partition} gave {records} records of the "

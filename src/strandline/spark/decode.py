@@ -1,9 +1,9 @@
-"""Makes columns out of the values of records: JSON, Avro and Arrow, with the bad ones set apart.
+"""Decoding of record values to columns: JSON, Avro and Arrow; invalid values are separated.
 
-Rules: whole batches are decoded at once, since a Python object for each record costs ten times as
-much; a batch with a bad record is halved until the bad one stands alone, so good neighbours never
-suffer. A record becomes one row, an Arrow record as many as it has; a record without a value (a
-tombstone) becomes a row of nulls. Must not know Spark, files or the broker.
+Rules: whole batches are decoded at once, since a Python object per record costs ten times as much.
+A batch with an invalid value is halved until the value stands alone, so that valid ones are kept. A
+record becomes one row, an Arrow record as many as it has; a record without a value (a tombstone)
+becomes a row of nulls. Must not know Spark, files or the broker.
 """
 
 import io
@@ -23,23 +23,23 @@ from strandline.spark.options import ValueFormat
 logger = logging.getLogger(__name__)
 
 RECORD_PREFIX = "_"
-"""Before the names of a record's own columns, once its value has become columns beside them."""
+"""Prefix of a record's own columns once its value has become columns beside them."""
 RECORD_COLUMNS = ("partition", "offset", "timestamp", "subject", "key", "headers")
 """Columns of a record that stay beside its decoded value."""
 _REASON_CHARACTERS = 200
-# Out of range (ArithmeticError), cut short or with a column twice (LookupError), and the like.
+# Out of range (ArithmeticError), truncated or with a repeated column (LookupError), etc.
 _REFUSALS = (pa.ArrowException, ArithmeticError, LookupError, OSError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
 class Decoded:
-    """Rows made of values."""
+    """Rows decoded from values."""
 
     rows: pa.StructArray
     sources: list[int]
-    """For each row the place of its value in the batch."""
+    """For each row the index of its value in the batch."""
     bad: list[tuple[int, str]]
-    """Places of values that are none, and why."""
+    """Index of each invalid value, and the reason."""
 
 
 ParseRows = Callable[[pa.Array], pa.StructArray]
@@ -52,13 +52,13 @@ def value_decoder(
     avro_schema: str | None = None,
     avro_writer_schema: str | None = None,
 ) -> Callable[[pa.Array], Decoded]:
-    """The function that decodes an array of values.
+    """Return the function that decodes an array of values.
 
     Args:
-        kind: not ``raw``, which needs none.
-        schema: the columns wanted; fields of a value that it does not name are left out.
+        kind: any but ``raw``, which needs none.
+        schema: the columns; other fields of a value are ignored.
         avro_schema: the schema of Avro values, as JSON.
-        avro_writer_schema: the one that they were written with, if that is another version.
+        avro_writer_schema: the schema they were written with, if different.
 
     Raises:
         InvalidConfigError: Avro without a schema.
@@ -77,18 +77,18 @@ def value_decoder(
 
 
 def record_columns(batch: pa.RecordBatch, sources: list[int]) -> list[tuple[str, pa.Array]]:
-    """A record's own columns for the rows made of its value, under their prefixed names."""
+    """Return a record's own columns for the rows of its value, under prefixed names."""
     places = pa.array(sources, pa.int64())
     kept = [name for name in RECORD_COLUMNS if name in batch.schema.names]
     return [(f"{RECORD_PREFIX}{name}", batch.column(name).take(places)) for name in kept]
 
 
 def decoded_schema(record_schema: pa.Schema, value_schema: pa.Schema) -> pa.Schema:
-    """The schema of a table of decoded records: the record's own columns, then the value's.
+    """Return the schema of decoded records: the record's own columns, then the value's.
 
     Raises:
         InvalidConfigError: a field of the value has the name of one of the record's columns, in
-            whatever case.
+            any case.
     """
     fields = [
         record_schema.field(name).with_name(f"{RECORD_PREFIX}{name}")
@@ -106,17 +106,17 @@ def decoded_schema(record_schema: pa.Schema, value_schema: pa.Schema) -> pa.Sche
 
 
 def infer_json_schema(values: pa.Array) -> pa.Schema:
-    """The fields that a sample of JSON values has; values that are not JSON objects are ignored.
+    """Infer the columns of a sample of JSON values; values that are not JSON objects are ignored.
 
-    A field without a value in all of them is left out, and named in the log: a column of it would
-    refuse the first value that comes.
+    A field without a value in any of them is omitted and logged: its column would refuse the first
+    value.
 
     Raises:
-        InvalidConfigError: no value of the sample is a JSON object, or they tell no columns.
+        InvalidConfigError: no value of the sample is a JSON object, or no column can be inferred.
     """
     empty: list[str] = []
     try:
-        objects, told = columns_of((value for value in values.to_pylist() if value), empty)
+        objects, columns = columns_of((value for value in values.to_pylist() if value), empty)
     except ValueError as error:
         raise InvalidConfigError(
             f"the stream's JSON objects do not tell their columns ({error}); give 'schema'"
@@ -125,7 +125,7 @@ def infer_json_schema(values: pa.Array) -> pa.Schema:
         raise InvalidConfigError(
             "the stream has no JSON object yet to infer columns from; give 'schema'"
         )
-    if told is None:
+    if columns is None:
         raise InvalidConfigError(
             f"no field of the stream's JSON objects has a value yet ({', '.join(empty)}), and no "
             "column can be made of it; give 'schema'"
@@ -136,13 +136,13 @@ def infer_json_schema(values: pa.Array) -> pa.Schema:
             "the first commit to have it",
             ", ".join(empty),
         )
-    return pa.schema(list(told))
+    return pa.schema(list(columns))
 
 
 def refuse_case_twins(kind: pa.Schema | pa.DataType, path: str = "") -> None:
     """Check that no two columns, or fields of one struct, differ by case alone.
 
-    Spark and Delta take them for one, and then cannot open the table.
+    Spark and Delta treat them as one, and then cannot open the table.
 
     Raises:
         InvalidConfigError: naming both.
@@ -164,10 +164,11 @@ def refuse_case_twins(kind: pa.Schema | pa.DataType, path: str = "") -> None:
 
 
 def refuse_unreadable(schema: pa.Schema) -> None:
-    """Check that JSON can become columns of these types.
+    """Check that JSON can be decoded to columns of these types.
 
     Raises:
-        InvalidConfigError: naming a column of a type that Arrow does not read from JSON, as a map.
+        InvalidConfigError: naming a column of a type that Arrow cannot read from JSON, such as a
+            map.
     """
     for field in schema:
         try:
@@ -180,7 +181,7 @@ def refuse_unreadable(schema: pa.Schema) -> None:
 
 
 def _bisect(values: pa.Array, parse: ParseRows, schema: pa.Schema) -> Decoded:
-    """Decode what ``parse`` takes whole, and halve what it refuses."""
+    """Decode what ``parse`` accepts as a whole, and halve what it refuses."""
     rows: list[pa.StructArray] = []
     sources: list[int] = []
     bad: list[tuple[int, str]] = []
@@ -200,7 +201,7 @@ def _bisect(values: pa.Array, parse: ParseRows, schema: pa.Schema) -> Decoded:
 
 
 def reason_of(error: Exception) -> str:
-    """One line that says why a value was refused."""
+    """Return the reason of a refusal as one line."""
     return " ".join(f"{error}".split())[:_REASON_CHARACTERS] or type(error).__name__
 
 
@@ -210,15 +211,15 @@ def _joined(rows: list[pa.StructArray], schema: pa.Schema) -> pa.StructArray:
 
 
 def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
-    """Rows of JSON values, all of them or an error.
+    """Decode JSON values, all of them or none.
 
-    Arrow would take a value with more behind it for two fields, so all are checked to be one. Each
-    is wrapped in an object of its own that numbers it. A value that closes the wrapping and opens
-    another, or none at all, shows in the numbers, so a row always is its record's.
+    Arrow would read a value with trailing text as two fields, so each is checked to be one value.
+    Each is wrapped in a numbered object: a value that closes the wrapper and opens another, or
+    none, shows in the numbers, so that rows always belong to their records.
     """
     numbers = pa.array(range(len(values))).cast(pa.string())
-    # The cast refuses what is not UTF-8, which Arrow's parser would let through. Between lines a
-    # newline is what ends a value; inside one it is mere space.
+    # The cast refuses invalid UTF-8, which Arrow's parser accepts. A newline ends a value;
+    # inside one it is white space.
     flat = pc.replace_substring(values.cast(pa.string()).fill_null("null"), "\n", " ")
     texts = flat.to_pylist()
     refuse_other_than_one_value("\n".join(texts).encode(), texts)
@@ -255,7 +256,7 @@ def _avro_parser(
 
 
 def _decode_arrow(values: pa.Array, schema: pa.Schema) -> Decoded:
-    """Rows of values that are Arrow IPC streams: each stands alone, so none is halved."""
+    """Decode values that are Arrow IPC streams; each is independent, so none is halved."""
     kind = pa.struct(list(schema))
     rows: list[pa.StructArray] = []
     sources: list[int] = []

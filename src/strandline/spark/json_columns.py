@@ -1,9 +1,8 @@
-"""The columns that a sample of JSON values has: each holds what was there without loss, or none.
+"""Column types inferred from a sample of JSON values; each holds the values without loss.
 
 Rules: an integer is a BIGINT, beyond 64 bits it is refused; a text is a DATE or a time only if all
 texts of the field are, with a zone in all of them or in none, and no finer than microseconds; else
-it stays text. Fields that are one thing in one value and another in the next are refused by name.
-Must not know streams.
+it is text. Fields of conflicting types are refused by name. Must not know streams.
 """
 
 import json
@@ -31,7 +30,7 @@ _NAMES = {
 
 
 class _Field:
-    """What the values of one field were so far."""
+    """The types seen in one field."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -42,10 +41,10 @@ class _Field:
         self.items: _Field | None = None
 
     def note(self, value: Any) -> None:
-        """Take in a value.
+        """Note a value.
 
         Raises:
-            ValueError: the field was something else before, or the value has no lossless column.
+            ValueError: its type conflicts with earlier ones, or has no lossless column.
         """
         if value is None:
             return
@@ -70,11 +69,11 @@ class _Field:
             raise ValueError(f"{self.path} has integers beyond what a DOUBLE holds exactly")
 
     def part(self, name: str) -> "_Field":
-        """The field of a struct."""
+        """Return the field of a struct."""
         return self.fields.setdefault(name, _Field(f"{self.path}.{name}".removeprefix(".")))
 
     def type(self, empty: list[str]) -> pa.DataType | None:
-        """Its column's type; None if no value was there, then ``empty`` has its path."""
+        """Return the column's type; without any value return None and add the path to ``empty``."""
         if self.kind is dict:
             known = [(name, part.type(empty)) for name, part in self.fields.items()]
             kept = [(name, kind) for name, kind in known if kind is not None]
@@ -99,11 +98,11 @@ class _Field:
 
 
 def columns_of(values: Iterable[bytes], empty: list[str]) -> tuple[int, pa.DataType | None]:
-    """How many of the values are JSON objects, and the struct that holds them all.
+    """Return the number of JSON objects among the values, and the struct that holds them all.
 
     Args:
-        values: what is no JSON object is left out.
-        empty: gets the paths of fields without a value.
+        values: others than JSON objects are ignored.
+        empty: receives the paths of fields without a value.
 
     Raises:
         ValueError: naming the field that no column can hold.

@@ -1,10 +1,9 @@
-"""Turns JSON text into columns where Arrow's own reader is wrong or narrow: times, dates, bytes.
+"""Conversion of JSON text to columns where Arrow's reader is wrong or limited: times, dates, bytes.
 
-Rules: such columns are read as text and converted here, whole arrays at once; a text that is not of
-the column's kind is an error that names it. A fraction of a second is cut to microseconds, which is
-what Spark keeps; the day of a date is the one that is written, whatever zone stands behind it; a
-time with a zone never becomes one without. ``docs/pipelines.md`` has the table. Must not know
-records or streams.
+Rules: such columns are read as text and converted here, whole arrays at once; a text of another
+kind is an error that names it. A fraction of a second is truncated to microseconds, as Spark keeps;
+a date's day is the one written, whatever zone follows it; a time with a zone never becomes one
+without. ``docs/pipelines.md`` has the table. Must not know records or streams.
 """
 
 import base64
@@ -25,10 +24,10 @@ _VALUES = msgspec.json.Decoder(msgspec.Raw)
 
 
 def refuse_other_than_one_value(lines: bytes, values: list[str]) -> None:
-    """Check that each value is one JSON value and nothing behind it.
+    """Check that each value is exactly one JSON value.
 
     Args:
-        lines: the values, one a line.
+        lines: the values, one per line.
         values: the same.
 
     Raises:
@@ -49,7 +48,7 @@ def refuse_other_than_one_value(lines: bytes, values: list[str]) -> None:
 
 
 def text_type(kind: pa.DataType) -> pa.DataType:
-    """A type with text in the place of what ``converted`` makes of text."""
+    """Return the type with text in place of what ``converted`` converts."""
     if _is_text_in_json(kind):
         return pa.string()
     if pa.types.is_struct(kind):
@@ -60,7 +59,7 @@ def text_type(kind: pa.DataType) -> pa.DataType:
 
 
 def converted(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    """An array of ``text_type(kind)`` as one of ``kind``.
+    """Convert an array of ``text_type(kind)`` to ``kind``.
 
     Raises:
         ValueError: a text is not of its column's kind.
@@ -88,7 +87,7 @@ def _is_text_in_json(kind: pa.DataType) -> bool:
 
 
 def _times(array: pa.Array, kind: pa.TimestampType) -> pa.Array:
-    """Times of a text: with a zone, or UTC's, where the type has one; else without a zone."""
+    """Parse times: with a zone, or in UTC, if the type has one; else without a zone."""
     if kind.tz is None:
         _refuse_others(array, LOCAL_TEXT, "a time without a zone such as 2024-01-31T12:00:00")
     else:

@@ -1,9 +1,9 @@
 """The options of ``format("strandline")``, decoded and checked once.
 
-Rules: option names are matched without regard to case, as Spark does; a name that is neither ours
-nor Spark's own is refused, because Spark itself ignores unknown names silently; every wrong value
-is an ``InvalidConfigError`` that names the option and what it takes. Must not know Spark or the
-broker: this module turns strings into values.
+Rules: option names are case-insensitive, as Spark's are; a name that is neither ours nor Spark's is
+refused, because Spark ignores unknown names silently; every invalid value is an
+``InvalidConfigError`` that names the option and what it takes. Must not know Spark or the broker:
+this module turns strings into values.
 """
 
 import difflib
@@ -19,10 +19,10 @@ STREAM_FORMAT = "strandline"
 TABLE_FORMAT = "strandline-table"
 Edge = Literal["earliest", "latest"]
 OffsetSpec = Edge | dict[int, int | Edge]
-"""Where to start or end: one word for all partitions, or a place for each."""
+"""Where to start or end: one word for all partitions, or an offset or word for each."""
 
 ORIGIN = "strandline"
-"""Key of the metadata of a column that say which stream it was read from."""
+"""Key of a column's metadata that names the stream it was read from."""
 
 READ_OPTIONS = (
     "server",
@@ -78,9 +78,9 @@ TABLE_OPTIONS = (
     "streamIdentity",
 )
 _SPARK_OPTIONS = ("checkpointlocation", "queryname")
-"""What Spark hands to a sink of what it was told itself."""
+"""Options that Spark itself passes to a sink."""
 _CATALOG_OPTIONS = ("owner", "provider")
-"""What Spark adds when a table of its catalog is made."""
+"""Options that Spark adds for a table of its catalog."""
 _ELSEWHERE = {
     "assign": "stream",
     "bootstrap.servers": "server",
@@ -102,14 +102,14 @@ _ELSEWHERE = {
     "subscribe": "stream",
     "subscribepattern": "stream",
 }
-"""What Kafka's source and others call an option: not near enough to be taken for misspelt."""
+"""Options of Kafka's source and others, which are not misspellings of ours."""
 TableFormat = Literal["parquet", "delta", "iceberg"]
 ValueFormat = Literal["raw", "json", "avro", "arrow"]
 PartitionBy = Literal["stream", "column"]
 """Whether a row's partition follows from its key or subject, or from a column."""
 Delivery = Literal["exactlyOnce", "atLeastOnce"]
 Compression = Literal["zstd", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "none", "uncompressed"]
-"""Parquet's codecs; the last two, its own word and Spark's, mean none."""
+"""Parquet's codecs; the last two, Parquet's word and Spark's, mean none."""
 
 C = TypeVar("C", bound=str)
 
@@ -125,7 +125,7 @@ _GARBAGE_AGE_MS = 24 * 3600 * 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read, from where to where, and how much at a time."""
+    """Options of a read."""
 
     server: str
     stream: str
@@ -144,38 +144,38 @@ class ReadOptions:
     long_poll_ms: int = _LONG_POLL_MS
     retry_timeout_ms: int = _RETRY_TIMEOUT_MS
     group: str | None = None
-    """The consumer group under which a streaming query notes how far it has come."""
+    """The consumer group under which a streaming query commits its progress."""
     output: str | None = None
-    """What a streaming query writes: its checkpoint is for this alone."""
+    """The output of a streaming query, which its checkpoint belongs to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """Where rows go, and under which transaction."""
+    """Options of an append."""
 
     server: str
     stream: str | None = None
-    """Of rows that name none."""
+    """For rows without a stream."""
     subject: str | None = None
-    """Of rows that bring none; None: the stream's."""
+    """For rows without a subject; None: the stream's."""
     retry_timeout_ms: int = _RETRY_TIMEOUT_MS
     exactly_once: bool = True
     txn_id: str | None = None
     batch_id: int = 0
-    """Of a batch job under ``txn_id``; a streaming query numbers its batches itself."""
+    """For a batch job under ``txn_id``; a streaming query numbers its batches itself."""
     partition_by: PartitionBy = "stream"
     stage_timeout_ms: int = _STAGE_TIMEOUT_MS
-    """How long staged rows wait to be published before they are discarded."""
+    """How long staged rows wait to be committed before they are discarded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
-    """Where a table is and how it is written."""
+    """Options of a table."""
 
     path: str
     txn_id: str | None = None
     batch_id: int = 0
-    """Of a batch job under ``txn_id``; a streaming query numbers its batches itself."""
+    """For a batch job under ``txn_id``; a streaming query numbers its batches itself."""
     dense_offsets: bool = True
     compression: str = "zstd"
     garbage_age_ms: int = _GARBAGE_AGE_MS
@@ -188,19 +188,19 @@ class TableOptions:
     """The columns of decoded values: a Spark schema as JSON."""
     avro_schema: str | None = None
     avro_writer_schema: str | None = None
-    """What Avro values were written with, if not with ``avro_schema``."""
+    """The schema Avro values were written with, if not ``avro_schema``."""
     dead_letters: str | None = None
-    """The stream that takes values which cannot be decoded; None: they end the query."""
+    """The stream for values that cannot be decoded; None: they fail the query."""
     server: str | None = None
     stream: str | None = None
-    """The stream that is loaded: named in its dead letters, and asked where offsets are missing."""
+    """The stream being loaded: named in dead letters, and asked about missing offsets."""
     stream_identity: str | None = None
-    """Its name and time of creation: the table takes records of no other."""
+    """Its name and creation time: the table accepts no other stream's records."""
 
 
 @dataclass(frozen=True)
-class _Options:
-    """Typed look-ups in a mapping of strings, names without regard to case."""
+class _OptionReader:
+    """Typed look-ups in a mapping of strings with case-insensitive names."""
 
     values: Mapping[str, str]
     lowered: dict[str, str] = field(init=False)
@@ -209,11 +209,11 @@ class _Options:
         object.__setattr__(self, "lowered", {k.lower(): v for k, v in self.values.items()})
 
     def refuse_unknown(self, known: tuple[str, ...], source: str) -> None:
-        """Check that every name is one of ours, or Spark's.
+        """Check that every name is ours or Spark's.
 
         Args:
             known: our names.
-            source: what Spark calls the format.
+            source: Spark's name of the format.
 
         Raises:
             InvalidConfigError: naming the option and the nearest of ours.
@@ -250,23 +250,25 @@ class _Options:
             return None
         if not value.isdecimal() or int(value) < at_least:
             raise InvalidConfigError(
-                f"option '{name}' takes a whole number of at least {at_least}, not {value!r}"
+                f"option '{name}' must be a whole number of at least {at_least}, got {value!r}"
             )
         return int(value)
 
     def flag(self, name: str, *, default: bool) -> bool:
         value = (self.text(name) or str(default)).lower()
         if value not in ("true", "false"):
-            raise InvalidConfigError(f"option '{name}' takes true or false, not {value!r}")
+            raise InvalidConfigError(f"option '{name}' must be true or false, got {value!r}")
         return value == "true"
 
     def choice(self, name: str, choices: tuple[C, ...]) -> C:
-        """One of a few words; the first if the option is not there."""
+        """Return one of the given words; the first if the option is missing."""
         value = self.text(name) or choices[0]
         for each in choices:
             if value.lower() == each.lower():
                 return each
-        raise InvalidConfigError(f"option '{name}' takes {', '.join(choices)}, not {value!r}")
+        raise InvalidConfigError(
+            f"option '{name}' must be one of {', '.join(choices)}; got {value!r}"
+        )
 
     def server(self) -> str:
         hint = (
@@ -274,7 +276,7 @@ class _Options:
             "table of CREATE TABLE ... USING has lost its options: make a TEMPORARY VIEW of it"
         )
         value = self.text("server") or self.text("servers") or self.required("server", hint)
-        # All of them: a process that starts while one broker is away has to reach another.
+        # All addresses: a process that starts while one broker is away needs another.
         return ",".join(each.strip().removeprefix("grpc://") for each in value.split(","))
 
 
@@ -282,14 +284,14 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
     """Decode the options of a read.
 
     Args:
-        values: as Spark hands them over.
-        streaming: whether the read is a streaming one, which cannot take ``endingOffsets``; None:
-            not known yet.
+        values: the options from Spark.
+        streaming: whether the read is a streaming one, which cannot have ``endingOffsets``; None:
+            unknown.
 
     Raises:
-        InvalidConfigError: naming the option that is missing, misspelt or wrong.
+        InvalidConfigError: naming the option that is missing, misspelt or invalid.
     """
-    options = _Options(values)
+    options = _OptionReader(values)
     options.refuse_unknown(READ_OPTIONS, STREAM_FORMAT)
     if streaming and options.text("endingOffsets"):
         raise InvalidConfigError(
@@ -299,7 +301,7 @@ def parse_read_options(values: Mapping[str, str], *, streaming: bool | None) -> 
     for name in ("group", "output"):
         if streaming is False and options.text(name):
             raise InvalidConfigError(
-                f"option '{name}' is for streaming reads, which have checkpoints; leave it out"
+                f"option '{name}' is for streaming reads, which have checkpoints; omit it"
             )
     starting, timestamp = options.text("startingOffsets"), options.text("startingTimestamp")
     if starting and timestamp:
@@ -333,9 +335,9 @@ def parse_write_options(values: Mapping[str, str]) -> WriteOptions:
     """Decode the options of an append to a stream.
 
     Raises:
-        InvalidConfigError: naming the option that is missing, misspelt or wrong.
+        InvalidConfigError: naming the option that is missing, misspelt or invalid.
     """
-    options = _Options(values)
+    options = _OptionReader(values)
     options.refuse_unknown(WRITE_OPTIONS, STREAM_FORMAT)
     retry = options.count("retryTimeoutMs", at_least=0)
     return WriteOptions(
@@ -355,9 +357,9 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
     """Decode the options of ``format("strandline-table")``.
 
     Raises:
-        InvalidConfigError: naming the option that is missing, misspelt or wrong.
+        InvalidConfigError: naming the option that is missing, misspelt or invalid.
     """
-    options = _Options(values)
+    options = _OptionReader(values)
     options.refuse_unknown(TABLE_OPTIONS, TABLE_FORMAT)
     age = options.count("garbageAgeMs", at_least=0)
     value_format: ValueFormat = options.choice("values", get_args(ValueFormat))
@@ -389,19 +391,19 @@ def parse_table_options(values: Mapping[str, str]) -> TableOptions:
 
 
 def origin_metadata(server: str, stream: str) -> dict[str, dict[str, str]]:
-    """Metadata of a column that is read from a stream."""
+    """Return the metadata of a column read from a stream."""
     return {ORIGIN: {"server": server, "stream": stream}}
 
 
 def parse_timestamp(text: str) -> int:
-    """Unix nanoseconds of an ISO 8601 time (UTC unless it names a zone) or of Unix milliseconds.
+    """Parse an ISO 8601 time (UTC without a zone) or Unix milliseconds to Unix nanoseconds.
 
     Raises:
-        InvalidConfigError: it is neither, or beyond what 64 bits hold: the years 1678 to 2261.
+        InvalidConfigError: it is neither, or outside the years 1678 to 2261.
     """
     wrong = InvalidConfigError(
-        "option 'startingTimestamp' takes an ISO 8601 time such as 2013-01-01T10:00:00Z, or Unix "
-        f"milliseconds, of the years 1678 to 2261, not {text!r}"
+        "option 'startingTimestamp' must be an ISO 8601 time such as 2013-01-01T10:00:00Z, or Unix "
+        f"milliseconds, of the years 1678 to 2261, got {text!r}"
     )
     if text.isdecimal():
         found = int(text) * 1_000_000
@@ -421,8 +423,8 @@ def _offset_spec(name: str, text: str) -> OffsetSpec:
     if text.lower() in ("earliest", "latest"):
         return "earliest" if text.lower() == "earliest" else "latest"
     wrong = InvalidConfigError(
-        f"option '{name}' takes earliest, latest or JSON such as "
-        f'{{"0": 120, "1": "latest"}}, not {text!r}'
+        f"option '{name}' must be earliest, latest or JSON such as "
+        f'{{"0": 120, "1": "latest"}}, got {text!r}'
     )
     try:
         decoded = json.loads(text)
@@ -441,7 +443,7 @@ def _offset_spec(name: str, text: str) -> OffsetSpec:
 
 
 def _properties(name: str, text: str | None) -> dict[str, str]:
-    """A JSON object of strings."""
+    """Parse a JSON object of strings."""
     if text is None:
         return {}
     try:
@@ -449,12 +451,12 @@ def _properties(name: str, text: str | None) -> dict[str, str]:
     except ValueError as error:
         raise InvalidConfigError(f"option '{name}' is not valid JSON: {error}") from error
     if not isinstance(decoded, dict) or not all(isinstance(v, str) for v in decoded.values()):
-        raise InvalidConfigError(f"option '{name}' takes a JSON object whose values are strings")
+        raise InvalidConfigError(f"option '{name}' must be a JSON object whose values are strings")
     return decoded
 
 
 def _keys(text: str | None) -> tuple[bytes, ...] | None:
-    """Keys of a filter: a JSON list of strings, or one key as it stands."""
+    """Parse the keys of a filter: a JSON list of strings, or a single key."""
     if text is None:
         return None
     if not text.startswith("["):
@@ -464,5 +466,5 @@ def _keys(text: str | None) -> tuple[bytes, ...] | None:
     except ValueError as error:
         raise InvalidConfigError(f"option 'keys' is not valid JSON: {error}") from error
     if not decoded or not all(isinstance(key, str) for key in decoded):
-        raise InvalidConfigError("option 'keys' takes a JSON list of strings, or one key")
+        raise InvalidConfigError("option 'keys' must be a JSON list of strings, or one key")
     return tuple(key.encode() for key in decoded)

@@ -1,9 +1,9 @@
-"""Which offsets to read: where a read starts and ends, how much a trigger takes, how it is split.
+"""Planning of reads: start and end, the size of a micro-batch, and its split into tasks.
 
-Rules: pure functions of what the broker reported and what the user asked, so that a replayed
-micro-batch plans exactly what the first attempt planned; ranges are half-open; an end never lies
-below its start; offsets leave this module with their partitions in ascending order, because Spark
-compares them as text. Must not know Spark, the client or the clock.
+Rules: pure functions of the broker's report and the user's options, so that a replayed micro-batch
+is planned exactly as before; ranges are half-open; an end is never below its start; encoded offsets
+have ascending partitions, because Spark compares them as text. Must not know Spark, the client or
+the clock.
 """
 
 import json
@@ -23,31 +23,31 @@ from strandline.spark.options import OffsetSpec, ReadOptions
 logger = logging.getLogger(__name__)
 
 Offsets = dict[int, int]
-"""An offset for each partition, partitions ascending."""
+"""An offset per partition, partitions ascending."""
 
 
 @dataclass(frozen=True)
-class PartitionState:
-    """What the broker reports of a partition."""
+class PartitionExtent:
+    """The offsets and size of a partition, as reported by the broker."""
 
     partition: int
     log_start_offset: int
     high_watermark: int
     size_bytes: int = 0
     log_end_offset: int = 0
-    """What its leader has stored, committed or not; 0: not told."""
+    """The leader's log end, committed or not; 0: unknown."""
 
     @property
     def end_max(self) -> int:
-        """Beyond it nothing can have been committed.
+        """Return the limit of what can have been committed.
 
-        A new leader has stored all that was, and learns only a moment later that it was.
+        A new leader has stored everything committed, and learns only later that it was committed.
         """
         return max(self.high_watermark, self.log_end_offset)
 
     @property
     def record_bytes(self) -> float:
-        """Bytes an average record takes; an estimate, and 0 while nothing is known."""
+        """Return the estimated bytes of an average record; 0 if unknown."""
         records = self.high_watermark - self.log_start_offset
         return self.size_bytes / records if records > 0 else 0.0
 
@@ -62,22 +62,22 @@ class OffsetRange:
 
     @property
     def records_max(self) -> int:
-        """How many records the range holds if none were removed by compaction."""
+        """Return the number of records if compaction removed none."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True)
-class StreamState:
-    """What the broker reports of a stream."""
+class StreamExtent:
+    """The partitions of a stream, as reported by the broker."""
 
     identity: str
-    """Name and time of creation: another stream of the same name is another stream."""
-    partitions: tuple[PartitionState, ...]
+    """Name and creation time, which distinguish a recreated stream."""
+    partitions: tuple[PartitionExtent, ...]
     is_compacted: bool = False
 
 
 EncodedOffsets = dict[str, int | str]
-"""What Spark keeps in a checkpoint: an offset for each partition, and whose they are."""
+"""The offsets in a Spark checkpoint, with the stream's identity."""
 
 _IDENTITY = "stream"
 _BEGAN_AT = "began at"
@@ -92,13 +92,13 @@ def encode_offsets(
     began_at: Mapping[int, int] | None = None,
     output: str | None = None,
 ) -> EncodedOffsets:
-    """The form Spark stores: text keys, ascending by partition number, the identity last.
+    """Encode offsets for Spark: text keys, ascending by partition number, the identity last.
 
     Args:
         offsets: by partition.
         identity: of the stream.
-        began_at: where the query's first micro-batch begins, if this is its end.
-        output: what the query writes, if it says so.
+        began_at: the start of the query's first micro-batch, if this is its end.
+        output: the query's output, if known.
     """
     encoded: EncodedOffsets = {str(partition): offsets[partition] for partition in sorted(offsets)}
     encoded[_IDENTITY] = identity
@@ -110,7 +110,7 @@ def encode_offsets(
 
 
 def decode_offsets(encoded: Mapping[str, int | str]) -> Offsets:
-    """The numbers of ``encode_offsets``.
+    """Decode the result of ``encode_offsets``.
 
     Raises:
         InvalidConfigError: the offsets are another source's.
@@ -125,7 +125,7 @@ def decode_offsets(encoded: Mapping[str, int | str]) -> Offsets:
 
 
 def _is_ours(encoded: object) -> bool:
-    """Whether offsets that came out of a checkpoint are of the form that we store."""
+    """Return whether offsets of a checkpoint have our form."""
     if not isinstance(encoded, Mapping) or not isinstance(encoded.get(_IDENTITY), str):
         return False
     return all(
@@ -135,10 +135,10 @@ def _is_ours(encoded: object) -> bool:
 
 
 def beginning_of(start: Mapping[str, int | str], end: Mapping[str, int | str]) -> Offsets:
-    """Where a micro-batch begins.
+    """Return the start of a micro-batch.
 
-    The checkpoint has no start of a query's first one: when that is repeated Spark asks anew where
-    to begin, and by then it would be elsewhere. So its end says it.
+    The checkpoint lacks the start of a query's first one: when it is repeated, Spark asks again
+    where to begin, which has moved by then. So its end contains its start.
     """
     began_at = end.get(_BEGAN_AT)
     if began_at is None:
@@ -146,11 +146,11 @@ def beginning_of(start: Mapping[str, int | str], end: Mapping[str, int | str]) -
     return decode_offsets(json.loads(str(began_at)) | {_IDENTITY: end[_IDENTITY]})
 
 
-def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamState) -> None:
-    """Check that a checkpoint's offsets belong to the stream that is there now.
+def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamExtent) -> None:
+    """Check that a checkpoint's offsets belong to the current stream.
 
     Raises:
-        DataLossError: the stream was deleted and created anew, or the option names another.
+        DataLossError: the stream was deleted and recreated, or the option names another.
     """
     if encoded[_IDENTITY] != state.identity:
         raise DataLossError(
@@ -161,10 +161,10 @@ def refuse_other_stream(encoded: Mapping[str, int | str], state: StreamState) ->
 
 
 def refuse_other_output(encoded: Mapping[str, int | str], output: str | None) -> None:
-    """Check that a checkpoint's offsets say what was written to this output.
+    """Check that a checkpoint belongs to this output.
 
     Raises:
-        InvalidConfigError: the query wrote another one, whose records this one would go without.
+        InvalidConfigError: the query wrote to another output, whose records this one would lack.
     """
     noted = encoded.get(_OUTPUT)
     if output is not None and noted not in (None, output):
@@ -174,11 +174,11 @@ def refuse_other_output(encoded: Mapping[str, int | str], output: str | None) ->
         )
 
 
-def starting_offsets(states: Sequence[PartitionState], options: ReadOptions) -> Offsets:
-    """Where a new read starts.
+def starting_offsets(states: Sequence[PartitionExtent], options: ReadOptions) -> Offsets:
+    """Return the start of a new read.
 
     Raises:
-        UnknownPartitionError: the user's offsets name a partition that is not there.
+        UnknownPartitionError: the user's offsets name a partition that does not exist.
         OffsetOutOfRangeError: an offset beyond the high watermark.
         DataLossError: an offset below the log start, unless ``failOnDataLoss`` is off.
     """
@@ -190,14 +190,14 @@ def starting_offsets(states: Sequence[PartitionState], options: ReadOptions) -> 
 
 
 def ending_offsets(
-    states: Sequence[PartitionState], options: ReadOptions, *, starting: Offsets
+    states: Sequence[PartitionExtent], options: ReadOptions, *, starting: Offsets
 ) -> Offsets:
-    """Where a batch read ends.
+    """Return the end of a batch read.
 
     Raises:
-        UnknownPartitionError: the user's offsets name a partition that is not there.
+        UnknownPartitionError: the user's offsets name a partition that does not exist.
         OffsetOutOfRangeError: an end beyond the high watermark or below the start, unless
-            ``failOnDataLoss`` is off and all up to it was deleted.
+            ``failOnDataLoss`` is off and everything up to it was deleted.
     """
     resolved = resolve_offsets(states, options.ending_offsets, name="endingOffsets")
     for state in states:
@@ -221,16 +221,16 @@ def ending_offsets(
     return resolved
 
 
-def resolve_offsets(states: Sequence[PartitionState], spec: OffsetSpec, *, name: str) -> Offsets:
-    """A number for every partition from words and numbers.
+def resolve_offsets(states: Sequence[PartitionExtent], spec: OffsetSpec, *, name: str) -> Offsets:
+    """Resolve words and numbers to an offset for every partition.
 
     Args:
         states: every partition of the stream.
-        spec: what the option says.
+        spec: the option's value.
         name: the option; partitions it does not mention start earliest and end latest.
 
     Raises:
-        UnknownPartitionError: the user's offsets name a partition that is not there.
+        UnknownPartitionError: the user's offsets name a partition that does not exist.
     """
     if isinstance(spec, dict):
         _refuse_unknown_partitions(states, spec, name=name)
@@ -247,27 +247,27 @@ def resolve_offsets(states: Sequence[PartitionState], spec: OffsetSpec, *, name:
     return found
 
 
-def with_added(offsets: Offsets, states: Sequence[PartitionState]) -> Offsets:
-    """Offsets that a query has come to, and the beginning of each partition that came later."""
+def with_added(offsets: Offsets, states: Sequence[PartitionExtent]) -> Offsets:
+    """Return a query's offsets, with the beginning of each partition added since."""
     return {state.partition: 0 for state in states} | offsets
 
 
-def high_watermarks(states: Sequence[PartitionState]) -> Offsets:
-    """Where the committed records of each partition end."""
+def high_watermarks(states: Sequence[PartitionExtent]) -> Offsets:
+    """Return each partition's high watermark."""
     ordered = sorted(states, key=lambda state: state.partition)
     return {state.partition: state.high_watermark for state in ordered}
 
 
 def available_end(
-    states: Sequence[PartitionState], options: ReadOptions, *, start: Mapping[int, int]
+    states: Sequence[PartitionExtent], options: ReadOptions, *, start: Mapping[int, int]
 ) -> Offsets:
-    """Where everything committed ends, never below ``start``.
+    """Return the end of what is committed, never below ``start``.
 
     Args:
         states: every partition of the stream that the broker knows.
         options: whether lost records are an error.
-        start: an offset for each partition, also for added ones that this broker does not know
-            yet: they stay where they are.
+        start: an offset per partition; those of added partitions that this broker does not know yet
+            are kept.
 
     Raises:
         DataLossError: records after ``start`` are gone, unless ``failOnDataLoss`` is off.
@@ -280,8 +280,8 @@ def available_end(
     return end
 
 
-def refuse_data_loss(state: PartitionState, start: int) -> None:
-    """Check that the records from ``start`` on are still there.
+def refuse_data_loss(state: PartitionExtent, start: int) -> None:
+    """Check that the records from ``start`` on still exist.
 
     Raises:
         DataLossError: they were deleted, or the partition ends before them.
@@ -290,7 +290,7 @@ def refuse_data_loss(state: PartitionState, start: int) -> None:
         raise DataLossError(
             f"records {start} to {state.log_start_offset} of partition {state.partition} were "
             "deleted before they were read; raise the stream's retention, or set "
-            "failOnDataLoss=false to go on without them"
+            "failOnDataLoss=false to continue without them"
         )
     if start > state.end_max:
         raise DataLossError(
@@ -301,10 +301,10 @@ def refuse_data_loss(state: PartitionState, start: int) -> None:
 
 
 def limit_records(start: Offsets, end: Offsets, *, records_max: int) -> Offsets:
-    """Pull ``end`` in so that at most ``records_max`` offsets are taken.
+    """Reduce ``end`` so that at most ``records_max`` offsets are taken.
 
-    Each partition gives one record, if so many may be taken, so that a long backlog of one starves
-    no other; beyond it each gives in proportion to what it has.
+    Each partition gives one record, if the limit allows, so that a long backlog of one starves no
+    other; the rest is divided in proportion to the backlogs.
     """
     available = {partition: end[partition] - start[partition] for partition in end}
     if sum(available.values()) <= records_max:
@@ -315,7 +315,7 @@ def limit_records(start: Offsets, end: Offsets, *, records_max: int) -> Offsets:
     rest = {p: count - given[p] for p, count in available.items()}
     shared, total = records_max - sum(given.values()), sum(rest.values())
     shares = {p: given[p] + count * shared // total for p, count in rest.items()}
-    # What rounding down left over goes to the largest remainders, smaller partition number first.
+    # The rest after rounding down goes to the largest remainders, lower partition first.
     left = records_max - sum(shares.values())
     by_remainder = sorted(rest, key=lambda p: (-(rest[p] * shared % total), p))
     for partition in by_remainder[:left]:
@@ -324,12 +324,12 @@ def limit_records(start: Offsets, end: Offsets, *, records_max: int) -> Offsets:
 
 
 def limit_bytes(
-    start: Offsets, end: Offsets, *, bytes_max: int, states: Sequence[PartitionState]
+    start: Offsets, end: Offsets, *, bytes_max: int, states: Sequence[PartitionExtent]
 ) -> Offsets:
-    """Pull ``end`` in so that about ``bytes_max`` bytes are taken.
+    """Reduce ``end`` so that about ``bytes_max`` bytes are taken.
 
-    Judged by the average size of each partition's records; at least one record is taken when any
-    is there.
+    Estimated by the average size of each partition's records; at least one record is taken if there
+    is one.
     """
     available = {partition: end[partition] - start[partition] for partition in end}
     total = waiting_bytes(start, end, states=states)
@@ -339,8 +339,8 @@ def limit_bytes(
     return limit_records(start, end, records_max=max(1, records))
 
 
-def waiting_bytes(start: Offsets, end: Offsets, *, states: Sequence[PartitionState]) -> float:
-    """About how many bytes lie between two offsets, by the average size of records."""
+def waiting_bytes(start: Offsets, end: Offsets, *, states: Sequence[PartitionExtent]) -> float:
+    """Estimate the bytes between two offsets by the average size of records."""
     record_bytes = {state.partition: state.record_bytes for state in states}
     return sum((end[p] - start[p]) * record_bytes.get(p, 0.0) for p in end)
 
@@ -348,12 +348,12 @@ def waiting_bytes(start: Offsets, end: Offsets, *, states: Sequence[PartitionSta
 def split_ranges(
     ranges: Iterable[OffsetRange], *, records_max: int | None, partitions_min: int | None
 ) -> list[OffsetRange]:
-    """Cut ranges into pieces of nearly equal size; empty ranges are left out.
+    """Split ranges into pieces of nearly equal size; empty ranges are left out.
 
     Args:
-        ranges: at most one for each partition.
+        ranges: at most one per partition.
         records_max: largest piece; None is unlimited.
-        partitions_min: how many pieces to make at least, where there are enough records.
+        partitions_min: minimum number of pieces, if there are enough records.
     """
     wanted = [each for each in ranges if each.records_max > 0]
     total = sum(each.records_max for each in wanted)
@@ -364,9 +364,9 @@ def split_ranges(
 
 
 def plan_ranges(start: Offsets, end: Offsets, options: ReadOptions) -> list[OffsetRange]:
-    """The pieces in which ``start`` to ``end`` is read: a pure function of its arguments.
+    """Return the pieces in which ``start`` to ``end`` is read: a pure function of its arguments.
 
-    A partition that has no start was added to the stream since, and is read from its beginning.
+    A partition without a start was added to the stream since, and is read from its beginning.
     """
     ranges = [OffsetRange(p, start.get(p, 0), end[p]) for p in sorted(end)]
     return split_ranges(
@@ -382,7 +382,7 @@ def _pieces(whole: OffsetRange, largest: int) -> list[OffsetRange]:
     return [OffsetRange(whole.partition, a, b) for a, b in pairwise(edges)]
 
 
-def _checked_start(state: PartitionState, start: int, options: ReadOptions) -> int:
+def _checked_start(state: PartitionExtent, start: int, options: ReadOptions) -> int:
     if start > state.end_max:
         raise OffsetOutOfRangeError(
             f"startingOffsets asks for offset {start} of partition {state.partition}, whose "
@@ -392,8 +392,8 @@ def _checked_start(state: PartitionState, start: int, options: ReadOptions) -> i
     return max(start, state.log_start_offset)
 
 
-def _check_data_loss(state: PartitionState, start: int, options: ReadOptions) -> None:
-    """Refuse to go on without lost records, or tell that they are lost."""
+def _check_data_loss(state: PartitionExtent, start: int, options: ReadOptions) -> None:
+    """Refuse to continue without lost records, or log that they are lost."""
     if options.fail_on_data_loss:
         refuse_data_loss(state, start)
     elif start < state.log_start_offset:
@@ -407,7 +407,7 @@ def _check_data_loss(state: PartitionState, start: int, options: ReadOptions) ->
 
 
 def _refuse_unknown_partitions(
-    states: Sequence[PartitionState], named: Iterable[int], *, name: str
+    states: Sequence[PartitionExtent], named: Iterable[int], *, name: str
 ) -> None:
     known = {state.partition for state in states}
     unknown = set(named) - known

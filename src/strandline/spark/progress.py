@@ -1,9 +1,8 @@
-"""How far a streaming query has come, noted with the broker for whoever watches it.
+"""The progress of a streaming query, committed as offsets of a consumer group for monitoring.
 
-Rules: it is noted as the positions of a consumer group without members, which metrics and
-``strandline group info`` show; the query itself never begins there, its checkpoint counts. A note
-must not end a query nor hold it up: what cannot be noted now is noted with the next micro-batch,
-and what is refused is not tried again. Must not know Spark.
+Rules: metrics and ``strandline group info`` show these offsets; the query itself starts from its
+checkpoint. A commit must neither end nor delay a query: one that is not possible now is made with
+the next micro-batch, and a refused one is not repeated. Must not know Spark.
 """
 
 import logging
@@ -19,8 +18,8 @@ logger = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
 
 
-class Progress:
-    """Notes positions, if the query has a group.
+class QueryProgress:
+    """Commits offsets, if the query has a group.
 
     Args:
         options: of the query.
@@ -33,7 +32,7 @@ class Progress:
         self._noted: Offsets | None = None
 
     def reached(self, offsets: Offsets) -> None:
-        """Everything below these offsets is done."""
+        """Commit these offsets."""
         if self._group is None or offsets == self._noted:
             return
         positions = {PartitionName(self._stream, p): offset for p, offset in offsets.items()}
@@ -43,6 +42,6 @@ class Progress:
             if error.retriable:
                 logger.info("progress of %s is noted later: %s", self._group, error)
                 return
-            logger.warning("progress of %s is not noted any more: %s", self._group, error)
+            logger.warning("progress of %s is no longer committed: %s", self._group, error)
             self._group = None
         self._noted = offsets

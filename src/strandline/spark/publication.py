@@ -1,7 +1,7 @@
-"""Parts that tasks staged, and publishing them once from the driver.
+"""Staged parts of tasks, and their commit by the driver.
 
-Rules: a part is what one task staged under a batch of a transaction; publishing names the parts
-that Spark's winners made, all at once. Publishing again is acknowledged if the fingerprint is the
+Rules: a part is what one task staged under a batch of a transaction; the commit names the parts of
+the attempts that Spark chose, all at once. A repeated commit succeeds if the fingerprint is the
 same. Must not know Spark.
 """
 
@@ -15,28 +15,28 @@ from strandline.spark.rows import Fingerprint
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What a task staged."""
+    """The staged rows of a task."""
 
     txn_id: str
     batch: int
     ref: str
-    """Empty if the batch is published already."""
+    """Empty if the batch is already committed."""
     fingerprint: Fingerprint
 
 
 def begin_stage(
     server: str, batch: tuple[str, int], *, timeout_ms: int, stage_timeout_ms: int
 ) -> StagedWrite:
-    """Begin to stage rows; a context, whose end discards what was not finished.
+    """Begin to stage rows; leaving the context discards what was not finished.
 
     Args:
         server: a broker.
         batch: transaction id and number.
-        timeout_ms: how long a broker may stay away before this is an error.
-        stage_timeout_ms: how long what is staged waits to be published.
+        timeout_ms: how long a broker may be unreachable before this is an error.
+        stage_timeout_ms: how long staged rows wait to be committed.
 
     Raises:
-        StrandlineError: no broker in time, or a later batch is published.
+        StrandlineError: no broker in time, or a later batch is committed.
     """
     return with_retries(
         server,
@@ -46,16 +46,16 @@ def begin_stage(
 
 
 def publish(server: str, parts: Sequence[Part], *, timeout_ms: int) -> None:
-    """Make the rows of all parts visible at once, or acknowledge that they are.
+    """Make the rows of all parts visible at once; has no effect when repeated.
 
     Args:
         server: a broker.
         parts: of one batch; those without rows are left out.
-        timeout_ms: how long a broker may stay away.
+        timeout_ms: how long a broker may be unreachable.
 
     Raises:
-        StrandlineError: the batch is published with other rows, a later one is published, or a
-            part is gone.
+        StrandlineError: the batch is committed with other rows, a later one is committed, or a part
+            does not exist.
     """
     wrote = [part for part in parts if part.fingerprint.rows]
     if not wrote:
@@ -64,7 +64,7 @@ def publish(server: str, parts: Sequence[Part], *, timeout_ms: int) -> None:
     total = sum((part.fingerprint for part in wrote), Fingerprint())
     with_retries(
         server,
-        lambda client: client.publish_staged(
+        lambda client: client.commit_staged(
             wrote[0].txn_id, wrote[0].batch, refs, fingerprint=str(total)
         ),
         timeout_ms=timeout_ms,

@@ -1,7 +1,7 @@
-"""Which releases of Spark the sources and sinks work with.
+"""The releases of Spark that the sources and sinks support.
 
-Rules: light to import. Said by name before anything of a newer interface is called: an older Spark
-would fail with a ``TypeError`` somewhere within.
+Rules: light to import. Checked before any newer interface is called: an older Spark would fail with
+an internal ``TypeError``.
 """
 
 import pyspark
@@ -12,7 +12,7 @@ _OLDEST = (4, 2)
 
 
 def refuse_old_spark() -> None:
-    """Check that this Spark has what Python sources need of it.
+    """Check that this Spark supports Python data sources as needed.
 
     Raises:
         InvalidConfigError: naming its version, and which to install.

@@ -1,8 +1,8 @@
-"""Rows on their way to streams: which columns they may have, where each goes, a fingerprint.
+"""Rows to be appended to streams: checks their columns, routes them, computes a fingerprint.
 
-Rules: rows for one partition keep their order; a batch is cut only where the stream or the
-partition is named by a column. The fingerprint does not depend on the order of rows nor on how they
-are spread over tasks, because Spark may spread a replay otherwise. Must not know Spark's writers.
+Rules: rows of one partition keep their order; a batch is split only where a column names the stream
+or partition. The fingerprint does not depend on the order of rows nor their distribution to tasks,
+because Spark may distribute a replay differently. Must not know Spark's writers.
 """
 
 import zlib
@@ -27,24 +27,24 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     "headers": ("map<string,binary>",),
     "message_id": ("string",),
 }
-"""What a row may bring, and in which types."""
+"""Columns a row may have, with their types."""
 STREAM_COLUMN = "stream"
-"""Names the stream of each row, where they differ."""
+"""The column that names the stream of each row, where they differ."""
 IGNORED_COLUMNS = ("partition", "offset", "timestamp")
-"""Left to the broker, so that what was read from one stream can be written to another."""
+"""Set by the broker, so that rows read from one stream can be written to another."""
 _WORD = 1 << 64
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What tells one set of rows from another: their number, and a sum of checksums."""
+    """A fingerprint of a set of rows: their number, and a sum of checksums."""
 
     rows: int = 0
     checksum: int = 0
 
     @classmethod
     def of(cls, batch: pa.RecordBatch) -> "Fingerprint":
-        """The fingerprint of a batch, by its values."""
+        """Return the fingerprint of a batch, by its values."""
         values = batch.column("value").cast(pa.binary()).fill_null(b"").to_pylist()
         return cls(batch.num_rows, sum(map(zlib.crc32, values)) % _WORD)
 
@@ -55,20 +55,20 @@ class Fingerprint:
         return f"{self.rows}-{self.checksum:x}"
 
 
-class Piece(NamedTuple):
-    """Rows that go one way."""
+class RoutedRows(NamedTuple):
+    """Rows with the same stream and partition."""
 
     stream: str
     partition: int | None
-    """None: each row goes where its key or subject says."""
+    """None: each row is routed by its key or subject."""
     rows: pa.RecordBatch
 
 
-class Routes:
-    """Cuts batches of rows into pieces that go one way.
+class RowRouter:
+    """Splits batches of rows by stream and partition.
 
     Args:
-        options: stream and subject of rows that name none, and whether a column names partitions.
+        options: default stream and subject, and whether a column names partitions.
         names: the columns of the rows.
     """
 
@@ -78,11 +78,11 @@ class Routes:
         self._by_stream = STREAM_COLUMN in names
         self._by_partition = options.partition_by == "column"
 
-    def pieces(self, batch: pa.RecordBatch) -> Iterator[Piece]:
-        """The pieces of a batch, each with its rows in order.
+    def pieces(self, batch: pa.RecordBatch) -> Iterator[RoutedRows]:
+        """Split a batch; each piece keeps the order of its rows.
 
         Raises:
-            InvalidRecordError: a row names neither stream nor partition where it has to.
+            InvalidRecordError: a row lacks a required stream or partition.
         """
         if batch.num_rows == 0:
             return
@@ -92,17 +92,17 @@ class Routes:
             name = stream or self._options.stream
             if not name:
                 raise InvalidRecordError("a row names no stream, and the option 'stream' neither")
-            # Most batches go one way as a whole: those are not copied.
+            # Most batches have one route and are not copied.
             is_whole = len(ways) == 1
             mine = rows if is_whole else rows.filter(self._mask(batch, stream, partition))
-            yield Piece(name, partition, mine)
+            yield RoutedRows(name, partition, mine)
 
-    def producers(self, client: Client, *, timeout_s: float) -> "Producers":
-        """A producer for each stream, made when it is first needed."""
-        return Producers(client, timeout_s)
+    def producers(self, client: Client, *, timeout_s: float) -> "StreamProducers":
+        """Return producers by stream, made on first use."""
+        return StreamProducers(client, timeout_s)
 
     def _ways(self, batch: pa.RecordBatch) -> list[tuple[str | None, int | None]]:
-        """The distinct streams and partitions of a batch, in the order of their first rows."""
+        """Return the distinct streams and partitions of a batch, by their first rows."""
         columns = {}
         if self._by_stream:
             columns[STREAM_COLUMN] = batch.column(STREAM_COLUMN)
@@ -129,7 +129,7 @@ class Routes:
         return mask
 
     def _prepared(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The columns to append; rows without a subject get the option's."""
+        """Return the columns to append; rows without a subject get the option's."""
         chosen = batch.select(self._columns)
         if self._options.subject is None:
             return chosen
@@ -141,8 +141,8 @@ class Routes:
         return chosen.set_column(place, "subject", filled)
 
 
-class Producers:
-    """Producers by stream; a context, whose end waits for all acknowledgements."""
+class StreamProducers:
+    """Producers by stream; leaving the context waits for all acks."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
         self._client = client
@@ -172,8 +172,8 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
     """Check that rows can be appended as records.
 
     Raises:
-        InvalidConfigError: no value, an unknown column, a type that is not a record's, or no way to
-            tell where rows go.
+        InvalidConfigError: no value, an unknown column, a type that a record cannot have, or no
+            stream to write to.
     """
     names = schema.fieldNames()
     if "value" not in names:

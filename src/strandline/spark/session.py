@@ -1,8 +1,8 @@
 """A Spark session with the settings that Strandline's guarantees and speed were measured with.
 
-Rules: finds a Java, makes workers use this very Python, keeps streaming state in RocksDB with a
-changelog, and leaves every setting to be overridden. Nothing in the data sources needs it: any
-Spark 4.2+ session finds ``format("strandline")`` by itself. Must not know streams or tables.
+Rules: finds a Java, makes workers use this Python, keeps streaming state in RocksDB with a
+changelog; every setting can be overridden. The data sources do not need it: any Spark 4.2+ session
+finds ``format("strandline")``. Must not know streams or tables.
 """
 
 import os
@@ -25,26 +25,26 @@ _CHECKPOINTS = (
 )
 
 _INITIALIZING = "Initializing sources"
-"""What Spark says of a query that is starting."""
+"""Spark's status message of a query that is starting."""
 _STATUS_POLL_S = 0.1
 
 RECOMMENDED: dict[str, str] = {
     # The default state store keeps everything on the heap and refuses transformWithState.
     "spark.sql.streaming.stateStore.providerClass": _STATE,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    # Spark looks at the size of a batch after every row on its way to a Python sink, which with a
-    # map among the columns (headers) takes five times as long as all the rest (measured on 4.3).
-    # Few rows bound a batch instead, to 500 MiB if each has 1 MiB.
+    # Spark checks a batch's size after every row for a Python sink, which with a map column
+    # (headers) takes five times as long as everything else (measured on 4.3). A limit of rows
+    # bounds the batch instead, to 500 MiB for rows of 1 MiB.
     "spark.sql.execution.arrow.maxBytesPerBatch": str((1 << 31) - 1),
     "spark.sql.execution.arrow.maxRecordsPerBatch": "500",
-    # Frozen in a query's checkpoint at its first start; 200 tasks a batch suit no laptop.
+    # Fixed in a query's checkpoint; Spark's default of 200 is too many for one machine.
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.showConsoleProgress": "false",
 }
 
 LAPTOP: dict[str, str] = {
-    # A third off the fixed cost of a micro-batch; its renames are as atomic as the local disk's.
+    # Saves a third of a micro-batch's fixed cost; renames are as atomic as the file system's.
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -52,7 +52,7 @@ LAPTOP: dict[str, str] = {
 }
 
 QUICK_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""For jobs of a minute or less, such as tests: compile less, start sooner. Half the speed later."""
+"""For jobs of a minute or less, such as tests: starts sooner, runs at half the speed later."""
 
 QUICK_START: dict[str, str] = {"spark.driver.extraJavaOptions": QUICK_JAVA}
 
@@ -63,13 +63,13 @@ def spark_session(
     app_name: str = "strandline",
     settings: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """Start Spark, or return the session that runs.
+    """Start Spark, or return the running session.
 
     Args:
-        master: ``local[*]``, ``local[2,4]`` (two cores, four attempts a task) or
+        master: ``local[*]``, ``local[2,4]`` (two cores, four attempts per task) or
             ``spark://host:port``.
         app_name: shown in Spark's pages.
-        settings: Spark settings that come on top of, and override, the recommended ones.
+        settings: Spark settings that override the recommended ones.
 
     Raises:
         InvalidConfigError: this PySpark is too old.
@@ -77,8 +77,8 @@ def spark_session(
     """
     refuse_old_spark()
     use_java()
-    # Sources run in this Python on the driver and on executors: Spark 4.3 looks at the driver's
-    # environment alone, and at PYSPARK_DRIVER_PYTHON first.
+    # Sources run in this Python on driver and executors: Spark 4.3 reads only the driver's
+    # environment, PYSPARK_DRIVER_PYTHON first.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if master.startswith("local"):
@@ -91,10 +91,10 @@ def spark_session(
         return builder.getOrCreate()
     except (Py4JJavaError, PySparkRuntimeError) as error:
         is_java = isinstance(error, Py4JJavaError)
-        said = error.java_exception.toString() if is_java else f"{error} Java said why, above."
+        reason = error.java_exception.toString() if is_java else f"{error} See Java's output above."
         raise UnavailableError(
             f"Spark does not start with master {master!r} and these settings: "
-            f"{said.splitlines()[0]}"
+            f"{reason.splitlines()[0]}"
         ) from error
 
 

@@ -1,9 +1,9 @@
 """``format("strandline")``: a stream of the log as a Spark data source and sink.
 
-Rules: light to import, because Spark imports it to look sources up; readers and writers are
-imported when asked for. No ``pushFilters``: on Spark 4.3 a DataFrame that is used twice would
-silently keep the first use's filters. A schema given by the user is the list of columns to read.
-Must not know how records are fetched.
+Rules: light to import, because Spark imports it to look up sources; readers and writers are
+imported on demand. No ``pushFilters``: on Spark 4.3 a DataFrame that is used twice would silently
+keep the first use's filters. A schema given by the user selects the columns to read. Must not know
+how records are fetched.
 """
 
 from typing import TYPE_CHECKING
@@ -40,7 +40,7 @@ COLUMNS: dict[str, DataType] = {
     "headers": MapType(StringType(), BinaryType()),
 }
 NULLABLE = ("key", "value", "headers")
-"""Columns that a record may do without."""
+"""Columns that may be null."""
 
 
 class StrandlineSource(DataSource):
@@ -52,14 +52,15 @@ class StrandlineSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "strandline"
 
     def schema(self) -> StructType:
-        """Every column of a record; the offset says in its metadata which stream it is of.
+        """Return all columns of a record; the metadata of ``offset`` names the stream.
 
         Raises:
-            InvalidConfigError: a wrong option: Spark asks for the schema when the read is loaded.
+            InvalidConfigError: an invalid option: Spark asks for the schema when the read is
+                loaded.
         """
         from strandline.spark.options import parse_read_options
 
@@ -76,10 +77,10 @@ class StrandlineSource(DataSource):
         )
 
     def reader(self, schema: StructType) -> "StreamSliceReader":
-        """A batch read.
+        """Return a batch reader.
 
         Raises:
-            InvalidConfigError: a wrong option, or a column that records do not have.
+            InvalidConfigError: an invalid option, or a column that records do not have.
         """
         from strandline.spark.batch_reader import StreamSliceReader
         from strandline.spark.options import parse_read_options
@@ -88,7 +89,7 @@ class StrandlineSource(DataSource):
         return StreamSliceReader(parse_read_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> "StreamFollowReader | RefusedStreamReader":  # noqa: N802 -- Spark's name
-        """A streaming read; with a wrong option or column, one that says so when it is used.
+        """Return a streaming reader; one whose methods raise, after an invalid option or column.
 
         Raised here, the error would be lost: Spark 4.3 then fails with an ``UnboundLocalError``.
         """
@@ -102,10 +103,10 @@ class StrandlineSource(DataSource):
             return RefusedStreamReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchAppendWriter":  # noqa: FBT001 -- Spark's signature
-        """A batch append.
+        """Return a batch writer.
 
         Raises:
-            InvalidConfigError: a wrong option or column, or a request to overwrite.
+            InvalidConfigError: an invalid option or column, or a request to overwrite.
         """
         from strandline.spark.options import parse_write_options
         from strandline.spark.writer import BatchAppendWriter
@@ -114,10 +115,10 @@ class StrandlineSource(DataSource):
         return BatchAppendWriter(parse_write_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamAppendWriter":  # noqa: N802, FBT001 -- Spark's signature
-        """A streaming append.
+        """Return a streaming writer.
 
         Raises:
-            InvalidConfigError: a wrong option or column, or complete output mode.
+            InvalidConfigError: an invalid option or column, or complete output mode.
         """
         from strandline.spark.options import parse_write_options
         from strandline.spark.writer import StreamAppendWriter
@@ -127,7 +128,7 @@ class StrandlineSource(DataSource):
 
 
 def check_columns(schema: StructType) -> None:
-    """Check that a schema is some of the columns of a record, each at most once, null as it may be.
+    """Check that a schema has only a record's columns, each at most once, with their nullability.
 
     Raises:
         InvalidConfigError: naming the column and its type.
@@ -154,7 +155,7 @@ def check_columns(schema: StructType) -> None:
 
 
 def refuse_overwrite(*, overwrite: bool) -> None:
-    """Refuse what would replace records.
+    """Refuse to replace records.
 
     Raises:
         InvalidConfigError: if ``overwrite``.

@@ -1,10 +1,10 @@
 """The streaming read: follows a stream micro-batch by micro-batch.
 
-Rules: offsets are Spark's to keep; this reader remembers nothing between calls but the target of an
-``availableNow`` run, so that a replayed batch reads exactly what the first attempt read. Ends never
-lie below starts and are written with ascending partitions, because Spark compares them as text and
-accepts going backwards without a word. Spark never calls ``stop`` (measured), so nothing depends on
-it. Planning is ``planning``'s, fetching is ``connection``'s.
+Rules: Spark keeps the offsets; between calls this reader remembers only the target of an
+``availableNow`` run, so that a replayed batch reads what the first attempt read. Ends never lie
+below starts and have ascending partitions, because Spark compares them as text and accepts going
+backwards silently. Spark never calls ``stop`` (measured), so nothing depends on it. ``planning``
+plans, ``connection`` fetches.
 """
 
 import time
@@ -30,7 +30,7 @@ from strandline.spark.options import ReadOptions
 from strandline.spark.planning import (
     EncodedOffsets,
     Offsets,
-    StreamState,
+    StreamExtent,
     available_end,
     beginning_of,
     decode_offsets,
@@ -44,31 +44,31 @@ from strandline.spark.planning import (
     waiting_bytes,
     with_added,
 )
-from strandline.spark.progress import Progress
+from strandline.spark.progress import QueryProgress
 
 _RECHECK_S = 0.2
 
 
 class RefusedStreamReader(DataSourceStreamReader):
-    """A streaming read whose options or columns are wrong: every use of it says so.
+    """A streaming reader with invalid options or columns: every method raises the error.
 
     Args:
-        error: what is wrong.
+        error: the error.
     """
 
     def __init__(self, error: InvalidConfigError) -> None:
         self.error = error
 
     def initialOffset(self) -> EncodedOffsets:  # noqa: N802 -- Spark's name
-        """Raise the error: the first call for a new query."""
+        """Raise the error: the first call of a new query."""
         raise self.error
 
     def latestOffset(self, start: EncodedOffsets, limit: ReadLimit) -> EncodedOffsets:  # noqa: ARG002, N802 -- Spark's name
-        """Raise the error: the first call for a query that goes on."""
+        """Raise the error: the first call of a resumed query."""
         raise self.error
 
     def partitions(self, start: EncodedOffsets, end: EncodedOffsets) -> list[InputPartition]:  # noqa: ARG002 -- Spark's signature
-        """Raise the error: the first call for a micro-batch that is repeated."""
+        """Raise the error: the first call of a repeated micro-batch."""
         raise self.error
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 -- Spark's signature
@@ -85,19 +85,19 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.initial_offsets: Offsets | None = None
         self.final_offsets: Offsets | None = None
         self.waiting_since: float | None = None
-        self.progress = Progress(options)
+        self.progress = QueryProgress(options)
 
     def initialOffset(self) -> EncodedOffsets:  # noqa: N802 -- Spark's name
-        """Where a new query starts; a restarted one goes on from its checkpoint."""
+        """Return the offsets at which a new query starts; a restarted one uses its checkpoint."""
         state = stream_state(self.options)
         first = self.initial_offsets = first_offsets(self.options, state.partitions)
         return encode_offsets(first, identity=state.identity)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 -- Spark's name
-        """The user's limit; Spark takes one kind, and ``latestOffset`` adds the other.
+        """Return the user's limit; Spark takes one kind, and ``latestOffset`` adds the other.
 
-        Never to read all: Spark asks that of a query with the trigger ``once``, and nothing else
-        tells it from others.
+        Never all available: Spark requests that for the trigger ``once``, which nothing else
+        distinguishes.
         """
         if self.options.records_per_trigger_max is not None:
             return ReadMaxRows(self.options.records_per_trigger_max)
@@ -106,8 +106,8 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMinRows(1)
 
     def latestOffset(self, start: EncodedOffsets, limit: ReadLimit) -> EncodedOffsets:  # noqa: N802 -- Spark's name
-        """The end of the next micro-batch; waits a little if there is nothing to read."""
-        # With ``availableNow`` and ``once`` nobody comes back for what was left to gather.
+        """Return the end of the next micro-batch; waits a little if there is nothing to read."""
+        # ``availableNow`` and ``once`` have no later trigger for the rest.
         goes_on = self.final_offsets is None and not isinstance(limit, ReadAllAvailable)
         state, begin, end = self._next_records(start, may_wait=goes_on)
         if (goes_on and self._is_too_little(begin, end, state)) or end == begin:
@@ -125,18 +125,18 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 -- Spark's name
-        """Note where the stream ends now; the run reads up to there and stops."""
+        """Note the current end of the stream, at which the run stops."""
         self.final_offsets = high_watermarks(stream_state(self.options).partitions)
 
     def reportLatestOffset(self) -> EncodedOffsets:  # noqa: N802 -- Spark's name
-        """Where the stream ends, for the lag in Spark's progress reports."""
+        """Return the end of the stream, for the lag in Spark's progress reports."""
         state = stream_state(self.options)
         return encode_offsets(high_watermarks(state.partitions), identity=state.identity)
 
     def partitions(self, start: EncodedOffsets, end: EncodedOffsets) -> list[InputPartition]:
-        """The tasks of a micro-batch: nothing but its offsets decides them."""
-        # A restarted query begins here with the micro-batch that it had planned. Its end is looked
-        # at, as the start of the first one may have been asked for again.
+        """Return the tasks of a micro-batch, a function of its offsets alone."""
+        # A restarted query repeats its planned micro-batch here. The end is checked, since the
+        # start of the first one may have been resolved again.
         state = stream_state(self.options)
         refuse_other_stream(end, state)
         refuse_other_output(end, self.options.output)
@@ -144,23 +144,22 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [RangePartition(each, state.identity) for each in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The records of one task as Arrow batches of 0.5-2 MiB."""
+        """Yield the records of one task as Arrow batches of 0.5-2 MiB."""
         assert isinstance(partition, RangePartition), partition
         return read_task(self.options, partition, self.target)
 
     def _next_records(
         self, start: EncodedOffsets, *, may_wait: bool
-    ) -> tuple[StreamState, Offsets, Offsets]:
-        """The stream, where the query is in it and where it ends.
+    ) -> tuple[StreamExtent, Offsets, Offsets]:
+        """Return the stream's state, the query's position and the available end.
 
-        It may wait for something new, for ``longPollMs``: else Spark would ask 60 times a second
-        while nothing comes.
+        Waits for new records up to ``longPollMs``: otherwise Spark would ask 60 times a second.
         """
         state = stream_state(self.options)
         begin = with_added(decode_offsets(start), state.partitions)
-        # Spark plans a batch when the one before is committed; its own ``commit`` comes one later.
+        # Spark plans a batch once the previous one is committed; its ``commit`` call comes later.
         self.progress.reached(begin)
-        # A query that is behind need not wait, and asks once for each micro-batch.
+        # A query with a backlog does not wait, and asks once per micro-batch.
         is_behind = any(each.high_watermark > begin[each.partition] for each in state.partitions)
         if may_wait and not is_behind and self.options.long_poll_ms > 0:
             wait_for_records(self.options, begin)
@@ -171,10 +170,10 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = available_end(state.partitions, self.options, start=begin)
         return state, begin, self._up_to_final(end, begin)
 
-    def _is_too_little(self, begin: Offsets, end: Offsets, state: StreamState) -> bool:
-        """Whether to let records gather, so that a slow stream does not make small batches.
+    def _is_too_little(self, begin: Offsets, end: Offsets, state: StreamExtent) -> bool:
+        """Return whether to wait for more records, so that a slow stream makes no small batches.
 
-        Only this process knows since when they wait; a restart begins to wait anew.
+        The waiting time is not persistent; it restarts with the process.
         """
         bytes_min = self.options.bytes_per_trigger_min
         if bytes_min is None or end == begin:
@@ -188,7 +187,7 @@ class StreamFollowReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if is_enough or waited_ms >= self.options.trigger_delay_ms_max:
             self.waiting_since = None
             return False
-        # The records that wait would end every wait for records at once.
+        # Records that are held back would end the wait at once.
         time.sleep(min(_RECHECK_S, self.options.long_poll_ms / 1000))
         return True
 

@@ -3,9 +3,9 @@
     from strandline.spark.table import committed_offsets, read_table
     read_table("lake/flights").to_table()
 
-Rules: what is committed is what the manifests name (``table_log`` decides, ``table_files`` stores);
-the offsets a commit covers are in the same manifest as its files, so data and position cannot part.
-Must not know Spark: ``table_source`` brings tasks and drivers here.
+Rules: the manifests name what is committed (``table_log`` decides, ``table_files`` stores); a
+commit's offsets are in the same manifest as its files, so that data and offsets cannot diverge.
+Must not know Spark: ``table_source`` connects tasks and driver.
 """
 
 import json
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableSummary:
-    """What a table holds."""
+    """The numbers of commits, files and rows of a table."""
 
     commits: int
     files: int
@@ -45,7 +45,7 @@ class TableSummary:
 
 
 def read_table(path: str) -> "pyarrow.dataset.Dataset":
-    """The committed rows, as of now.
+    """Return the rows committed now.
 
     Args:
         path: the table's directory.
@@ -66,7 +66,7 @@ def read_table(path: str) -> "pyarrow.dataset.Dataset":
 
 
 def committed_files(path: str) -> list[str]:
-    """Paths of the committed Parquet files, oldest commit first.
+    """Return the paths of the committed Parquet files, oldest commit first.
 
     Raises:
         InvalidRequestError: there is no table, or nothing is committed yet.
@@ -77,7 +77,7 @@ def committed_files(path: str) -> list[str]:
 
 
 def committed_schema(path: str) -> pa.Schema:
-    """The columns of the table.
+    """Return the columns of the table.
 
     Raises:
         InvalidRequestError: there is no table, or nothing is committed yet.
@@ -94,7 +94,7 @@ def committed_offsets(
     table_format: TableFormat = "parquet",
     catalog: Mapping[str, str] | None = None,
 ) -> str:
-    """Where a new query that continues this table has to start: a value for ``startingOffsets``.
+    """Return the ``startingOffsets`` of a new query that continues this table.
 
     ``earliest`` if nothing is committed yet, so that the first run needs no special case.
 
@@ -104,7 +104,7 @@ def committed_offsets(
         catalog: properties of the Iceberg catalog.
 
     Raises:
-        InvalidConfigError: an Iceberg table that is not there.
+        InvalidConfigError: the Iceberg table does not exist.
     """
     store = existing_store(path, table_format=table_format, catalog=catalog)
     state = store.load().state
@@ -114,7 +114,7 @@ def committed_offsets(
 
 
 def table_summary(path: str) -> TableSummary:
-    """Counts of commits, files and rows, and the committed offsets; zeros if there is no table."""
+    """Return counts of commits, files and rows, and committed offsets; zeros without a table."""
     manifests = TableFiles(path).load_all()
     return TableSummary(
         commits=len(manifests),
@@ -136,16 +136,16 @@ def commit(
     Args:
         store: the table.
         proposal: what to commit.
-        explain: adds what the stream holds where offsets are missing after a state.
-        garbage_age_ms: uncommitted staged files older than this are removed on the way.
+        explain: adds the stream's record counts where offsets are missing after a state.
+        garbage_age_ms: older uncommitted staged files are removed on the way.
 
     Returns:
         True if this call committed; False if the same batch was committed before, in which case
-        the files staged now are removed.
+        the newly staged files are removed.
 
     Raises:
         InvalidRequestError: the batch or its offsets are committed with other content.
-        DataLossError: the table would get a hole, or a staged file is gone.
+        DataLossError: the table would get a gap, or a staged file is gone.
     """
     while True:
         loaded = store.load()

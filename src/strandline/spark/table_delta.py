@@ -43,13 +43,13 @@ from strandline.spark.table_log import (
 from strandline.spark.table_store import Loaded, TableStore, local_path
 
 STATE_KEY = "strandline.state"
-"""Where the commit information has our state."""
+"""Key of our state in the commit information."""
 OFFSET_ID = "strandline/"
-"""Application transactions of this prefix and a partition's number hold its committed offset."""
+"""Prefix of the application transactions that hold a partition's committed offset."""
 SEQUENCE_ID = "strandline-commits"
 """The application transaction that counts our commits."""
 PARTITIONS_ID = "strandline-partitions"
-"""The application transaction that says how many partitions to look for."""
+"""The application transaction with the number of partitions."""
 _FEATURES = frozenset(
     {
         "allowColumnDefaults",
@@ -68,18 +68,19 @@ _FEATURES = frozenset(
         "vacuumProtocolCheck",
     }
 )
-"""Writer features that ask nothing of an append of whole columns, unless the table's metadata says
-so; others are refused by name."""
+"""Writer features that do not affect an append of whole columns, unless the table's metadata says
+so; others are refused by name.
+"""
 _CONSTRAINT = "delta.constraints."
 _COMPUTED = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
-"""Metadata of a column whose values a writer has to check or make."""
+"""Metadata of a column whose values a writer must check or compute."""
 
 
 class DeltaStore(TableStore):
-    """The Delta table at ``path``, made by the first commit.
+    """The Delta table at ``path``, created by the first commit.
 
     Args:
-        path: directory, absolute or relative; a ``file:`` URI is understood.
+        path: directory, absolute or relative, or a ``file:`` URI.
 
     Raises:
         InvalidConfigError: a URI of another kind.
@@ -89,23 +90,23 @@ class DeltaStore(TableStore):
         super().__init__(local_path(path))
 
     def load(self) -> Loaded:
-        """The newest state in the Delta log, and the table at the version it was read from.
+        """Return the newest state in the Delta log, and the table at the version it was read from.
 
         Raises:
-            InvalidRequestError: there is no directory, or no Delta log that can be read.
+            InvalidRequestError: there is no directory, or no readable Delta log.
         """
         try:
             table = DeltaTable(str(self.root))
         except TableNotFoundError:
             return Loaded(None)
         except DeltaError as error:
-            raise InvalidRequestError(f"{self.root} is no Delta table: {error}") from error
+            raise InvalidRequestError(f"{self.root} is not a Delta table: {error}") from error
         return Loaded(_committed(table), table)
 
     def refuse_other_kind(self, schema: pa.Schema) -> None:
-        """Check that there is no table of plain files, nor somebody's Delta table of other columns.
+        """Check that there is no table of plain files, nor a foreign Delta table of other columns.
 
-        Of a table that has commits of ours the state tells the columns.
+        The state of our own table has its columns.
         """
         if TableFiles(str(self.root)).sequences():
             raise InvalidRequestError(
@@ -130,7 +131,7 @@ class DeltaStore(TableStore):
         self.link_staged(named, self.root)
         actions = [_add_action(file) for file in named]
         properties = _properties(state, proposal)
-        # A file of a commit that failed keeps its name: whether it failed is not always known.
+        # A file of a failed commit keeps its name: the outcome is not always known.
         try:
             if after.at is None:
                 create_table_with_add_actions(
@@ -141,7 +142,7 @@ class DeltaStore(TableStore):
                     actions, "append", schema, commit_properties=properties
                 )
         except DeltaError as error:
-            # Only who was overtaken decides anew: any other failure would come again, without end.
+            # Retry only after another writer's commit: other failures would recur without end.
             is_lost_race = isinstance(error, CommitFailedError) or "already exists" in str(error)
             if is_lost_race and self._has_moved_on(after):
                 return False
@@ -151,16 +152,16 @@ class DeltaStore(TableStore):
         return True
 
     def _has_moved_on(self, after: Loaded) -> bool:
-        """Whether somebody committed since ``after`` was loaded."""
+        """Return whether another writer committed since ``after`` was loaded."""
         now = self.load().at
         return now is not None and (after.at is None or now.version() > after.at.version())
 
 
 def _committed(table: DeltaTable) -> TableState | None:
-    """The state of the newest commit of ours that the table still has, after any ``RESTORE``.
+    """Return the state of our newest commit in the table, after any ``RESTORE``.
 
     Raises:
-        InvalidRequestError: which one that is cannot be told.
+        InvalidRequestError: it cannot be determined.
     """
     history = table.history()
     newest, undone = table.version(), None
@@ -185,10 +186,10 @@ def _committed(table: DeltaTable) -> TableState | None:
 
 
 def _restored_version(entry: Mapping[str, Any], older: Sequence[Mapping[str, Any]]) -> int:
-    """The version that a ``RESTORE`` brought back, named by its number or by a time.
+    """Return the version that a ``RESTORE`` brought back, given by number or time.
 
     Raises:
-        InvalidRequestError: it names neither, or a time that none has.
+        InvalidRequestError: it gives neither, or a time that no version has.
     """
     given = entry.get("operationParameters", {})
     if str(given.get("version", "")).isdecimal():
@@ -197,13 +198,13 @@ def _restored_version(entry: Mapping[str, Any], older: Sequence[Mapping[str, Any
     if until_ms is None:
         raise InvalidRequestError(
             f"version {entry['version']} of the table is a RESTORE to {dict(given)}, from which "
-            "its version cannot be told; restore the table once more, to a version by its number"
+            "its version cannot be determined; restore the table again, to a version number"
         )
     return next((each["version"] for each in older if each["timestamp"] <= until_ms), 0)
 
 
 def _milliseconds(text: str) -> float | None:
-    """Unix milliseconds of a number of them, or of a time with its zone; None if it is neither."""
+    """Return Unix milliseconds from a number or a time with its zone; None if it is neither."""
     if text.isdecimal():
         return int(text)
     try:
@@ -214,10 +215,10 @@ def _milliseconds(text: str) -> float | None:
 
 
 def _refuse_unwritable(table: DeltaTable, ours: Schema) -> None:
-    """Check that a table asks nothing of its writers but to append rows of these columns.
+    """Check that a table allows an append of rows of these columns.
 
     Raises:
-        InvalidRequestError: naming what it asks, and what to do.
+        InvalidRequestError: naming the required feature, and what to do.
     """
     metadata, protocol = table.metadata(), table.protocol()
     theirs = {field.name: field for field in table.schema().fields}
@@ -250,7 +251,7 @@ def _refuse_unwritable(table: DeltaTable, ours: Schema) -> None:
 
 
 def _refuse_foreign(table: DeltaTable, schema: pa.Schema) -> None:
-    """Check that the rows have exactly the columns of a Delta table that is not ours."""
+    """Check that the rows have exactly the columns of a foreign Delta table."""
     columns = table.schema()
     if columns != Schema.from_arrow(schema):
         theirs, ours = (
@@ -265,10 +266,10 @@ def _refuse_foreign(table: DeltaTable, schema: pa.Schema) -> None:
 
 
 def _state_by_transactions(table: DeltaTable) -> TableState | None:
-    """What is committed when the log was cleaned up beyond our last commit; None if we made none.
+    """Return the committed state if log clean-up removed our last commit; None if we made none.
 
-    Batches are forgotten then: a replay is refused for its offsets, not acknowledged. So is which
-    stream it was.
+    Batches and the stream's identity are forgotten then: a replay is refused for its offsets, not
+    acknowledged.
     """
     sequence = table.transaction_version(SEQUENCE_ID)
     if sequence is None:
@@ -295,7 +296,7 @@ def _properties(state: TableState, proposal: Proposal) -> CommitProperties:
 
 
 def _named(file: DataFile) -> DataFile:
-    """Under its staged name, which is random: no version number is known before the commit."""
+    """Return the file's staged name; the version number is unknown before the commit."""
     return msgspec.structs.replace(file, name=f"part-{Path(file.staged).name}")
 
 

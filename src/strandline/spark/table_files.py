@@ -41,14 +41,14 @@ from strandline.spark.table_store import (
 )
 
 DELTA_LOG = "_delta_log"
-"""The directory that makes a Delta table of the one it is in."""
+"""The subdirectory that marks a Delta table."""
 
 
 class TableFiles(TableStore):
-    """The files of the table at ``path``; creates nothing until something is written.
+    """The files of the table at ``path``; creates nothing before the first write.
 
     Args:
-        path: directory, absolute or relative; a ``file:`` URI is understood.
+        path: directory, absolute or relative, or a ``file:`` URI.
 
     Raises:
         InvalidConfigError: a URI of another kind.
@@ -75,20 +75,20 @@ class TableFiles(TableStore):
                 )
 
     def create(self) -> None:
-        """Make the directories, durably.
+        """Create the directories, durably.
 
         Raises:
-            InvalidRequestError: the directory holds files that are not a table's.
+            InvalidRequestError: the directory holds other files.
         """
         self.refuse_other_kind()
         super().create()
         make_directory(self.commits)
 
     def sequences(self) -> list[int]:
-        """Numbers of the published manifests, ascending; empty if there is no table.
+        """Return the numbers of the published manifests, ascending; empty if there is no table.
 
         Raises:
-            InvalidConfigError: the path is no directory, or may not be read.
+            InvalidConfigError: the path is not a directory, or not readable.
         """
         try:
             names = [path.name for path in self.commits.iterdir()]
@@ -99,20 +99,20 @@ class TableFiles(TableStore):
         return sorted(int(name[:-5]) for name in names if name[:-5].isdecimal())
 
     def load(self) -> Loaded:
-        """The newest manifest, its files in their place."""
+        """Return the newest manifest, its files in their place."""
         last = self.load_last()
         if last is not None:
-            # Its writer may have been killed before it was durable, or before it placed the files.
+            # Its writer may have been killed before the sync, or before it placed the files.
             sync_directory(self.commits)
             self.link_staged(last.files, self.root)
         return Loaded(last)
 
     def load_manifest(self, sequence: int) -> Manifest:
-        """One manifest.
+        """Return one manifest.
 
         Raises:
-            DataLossError: it is not there.
-            InvalidRecordError: it is damaged.
+            DataLossError: it does not exist.
+            InvalidRecordError: it is corrupt.
         """
         path = self._manifest_path(sequence)
         try:
@@ -121,12 +121,12 @@ class TableFiles(TableStore):
             raise DataLossError(f"manifest {path} is missing") from error
 
     def load_last(self) -> Manifest | None:
-        """The newest manifest, or None before the first commit."""
+        """Return the newest manifest, or None before the first commit."""
         sequences = self.sequences()
         return self.load_manifest(sequences[-1]) if sequences else None
 
     def load_all(self) -> list[Manifest]:
-        """Every manifest, oldest first.
+        """Return every manifest, oldest first.
 
         Raises:
             DataLossError: one is missing.
@@ -154,19 +154,19 @@ class TableFiles(TableStore):
         return True
 
     def locate(self, file: DataFile) -> Path:
-        """Where a committed file can be read now.
+        """Return the current path of a committed file.
 
         Raises:
             DataLossError: it is neither in its place nor staged.
         """
-        # Staging is asked second, and the place once more after it, since a file may move between.
+        # Check staging second, and the place once more, since a file may move meanwhile.
         for path in (self.root / file.name, self.staging / file.staged, self.root / file.name):
             if path.exists():
                 return path
         raise gone(self.root / file.name)
 
     def collect_garbage(self, *, age_s: float) -> int:
-        """Remove what failed attempts left, half-written manifests too."""
+        """Remove files that failed attempts left, half-written manifests too."""
         return super().collect_garbage(age_s=age_s) + remove_garbage(self.commits, age_s)
 
     def _manifest_path(self, sequence: int) -> Path:

@@ -1,9 +1,9 @@
-"""Tells offsets that are no records from records that are missing, by asking the stream.
+"""Distinguishes offsets without a record from missing records, by asking the stream.
 
-Rules: a transaction's markers, what it aborted and what compaction removed have offsets and are not
-read, so a batch without them is complete. The stream is asked only about partitions whose offsets
-are not dense, and for offsets alone. Which stream it is the options say, or else the column
-``offset``, whose metadata come from the source and pass through a query. Must not know files.
+Rules: transaction markers, aborted records and compacted records have offsets and are not read, so
+a batch without them is complete. The stream is asked only about partitions with missing offsets,
+and only for offsets. The options name the stream, or else the column ``offset``, whose metadata
+come from the source and pass through a query. Must not know files.
 """
 
 import logging
@@ -31,7 +31,7 @@ class GapExplainer:
         self._stream = _origin(options, schema)
 
     def explain(self, last: TableState | None, proposal: Proposal) -> Proposal:
-        """The proposal with what the stream holds where offsets are missing.
+        """Add to a proposal the stream's record counts where offsets are missing.
 
         Raises:
             UnknownStreamError: there is no such stream.
@@ -58,12 +58,12 @@ def _origin(options: TableOptions, schema: StructType) -> ReadOptions | None:
 def _stored(
     options: ReadOptions, partition: int, span: tuple[int, int], *, found: RangeSummary
 ) -> RangeSummary:
-    """What the stream holds in a span, as far as that can be told.
+    """Count the stream's records in a span, as far as possible.
 
     Args:
-        options: which stream.
-        partition: of it.
-        span: half-open; from 0 on if nothing of the partition was committed.
+        options: of the table, with the stream.
+        partition: its number.
+        span: half-open; from 0 if nothing of the partition was committed.
         found: the batch's own range.
     """
     start, stop = span
@@ -72,7 +72,7 @@ def _stored(
     log_start = starts.get(partition, 0)
     deleted = min(log_start, found.start) - start
     if start > 0 and deleted > 0:
-        # Nobody can tell any longer how many of them were records: count them as such.
+        # Their number is no longer known: count them as records.
         return RangeSummary(start, stop, rows + deleted, total)
     may_be_fewer = state.is_compacted or log_start > found.start
     if stop == found.stop and may_be_fewer and rows <= found.rows:

@@ -40,12 +40,12 @@ STATE_KEY = "strandline.state"
 """The table property with our state."""
 _SEQUENCE_KEY = "strandline.sequence"
 _OFFSETS_KEY = "strandline.offsets"
-"""In a snapshot's summary: which of our commits it is, and where the table then ended."""
+"""Keys in a snapshot's summary: the number of our commit, and the table's offsets after it."""
 _RETRIES_KEY = "commit.retry.num-retries"
 
 
 class IcebergStore(TableStore):
-    """An Iceberg table of a catalog; ``prepare`` makes it if it is not there.
+    """An Iceberg table of a catalog; ``prepare`` creates it if it does not exist.
 
     Args:
         name: ``namespace.table``.
@@ -59,7 +59,7 @@ class IcebergStore(TableStore):
         self.catalog = dict(catalog)
 
     def load(self) -> Loaded:
-        """The state that the table's properties hold, and the table as loaded."""
+        """Return the state in the table's properties, and the table as loaded."""
         try:
             table = open_catalog(self.catalog).load_table(self.name)
         except NoSuchTableError:
@@ -74,7 +74,7 @@ class IcebergStore(TableStore):
         return Loaded(_current_state(table, state), table)
 
     def create(self) -> None:
-        """Make the directories, durably."""
+        """Create the directories, durably."""
         super().create()
         make_directory(self.root / "data")
 
@@ -87,14 +87,14 @@ class IcebergStore(TableStore):
         data = self.root / "data"
         self.link_staged(named, data)
         paths = [f"file://{data / file.name}" for file in named]
-        # A file of a commit that failed keeps its name: whether it failed is not always known.
+        # A file of a failed commit keeps its name: the outcome is not always known.
         try:
             with table.transaction() as transaction:
                 transaction.set_properties({STATE_KEY: encode_state(state), _RETRIES_KEY: "0"})
                 _add(transaction, paths, summary=_summary(state, proposal))
         except CommitFailedException:
             return False
-        except ValueError as error:  # of a file that does not fit the table
+        except ValueError as error:  # the file does not fit the table
             raise _unwritable(table, reason=str(error).partition("\n")[0]) from error
         except CommitStateUnknownException as error:
             raise UnavailableError(f"the catalog of {self.name}: {error}") from error
@@ -102,9 +102,9 @@ class IcebergStore(TableStore):
 
 
 def open_catalog(properties: Mapping[str, str]) -> Catalog:
-    """The catalog of these properties; pyiceberg's own configuration fills in the rest.
+    """Open a catalog; pyiceberg's own configuration completes the properties.
 
-    A catalog in a database lets go of its connections when nobody uses it or its tables any more.
+    A catalog in a database closes its connections once it and its tables are garbage-collected.
 
     Raises:
         InvalidConfigError: they name no catalog, or one that cannot be opened.
@@ -113,20 +113,20 @@ def open_catalog(properties: Mapping[str, str]) -> Catalog:
     rest = {key: value for key, value in properties.items() if key != "name"}
     try:
         opened = load_catalog(properties.get("name", "default"), **rest)
-    except Exception as error:  # of SQLAlchemy, requests, and what else there is
-        said = str(error).partition("\n")[0]
-        # The errors of a network are OSErrors.
+    except Exception as error:  # SQLAlchemy, requests and others
+        reason = str(error).partition("\n")[0]
+        # Network errors are OSErrors.
         kind = UnavailableError if isinstance(error, OSError) else InvalidConfigError
         raise kind(
-            f"cannot open the Iceberg catalog: {said}; its properties are given as 'catalog'"
+            f"cannot open the Iceberg catalog: {reason}; check the properties in 'catalog'"
         ) from error
-    if hasattr(opened, "engine"):  # its pool would keep them, open transactions too
+    if hasattr(opened, "engine"):  # its pool would keep connections with open transactions
         weakref.finalize(opened, opened.engine.dispose)
     return opened
 
 
 def prepare_iceberg(name: str, *, catalog: Mapping[str, str], schema: pa.Schema) -> Path:
-    """Make the table if it is not there; returns its directory.
+    """Create the table if it does not exist; return its directory.
 
     Args:
         name: ``namespace.table``.
@@ -134,7 +134,7 @@ def prepare_iceberg(name: str, *, catalog: Mapping[str, str], schema: pa.Schema)
         schema: of a new table.
 
     Raises:
-        InvalidConfigError: the table lives where we cannot write.
+        InvalidConfigError: the table is at a location that is not writable.
         InvalidRequestError: it is partitioned, or has other columns.
     """
     namespace = _namespace_of(name)
@@ -148,12 +148,12 @@ def prepare_iceberg(name: str, *, catalog: Mapping[str, str], schema: pa.Schema)
 def _namespace_of(name: str) -> str:
     namespace, _, table_name = name.rpartition(".")
     if not namespace or not table_name:
-        raise InvalidConfigError(f"an Iceberg table is named namespace.table, not {name!r}")
+        raise InvalidConfigError(f"an Iceberg table must be namespace.table, got {name!r}")
     return namespace
 
 
 def _add(transaction: Transaction, paths: list[str], *, summary: dict[str, str]) -> None:
-    """Add files, or an empty snapshot: only a snapshot makes the catalog compare before it sets."""
+    """Add files, or an empty snapshot, without which the catalog would not compare."""
     if paths:
         transaction.add_files(paths, snapshot_properties=summary, check_duplicate_files=False)
     else:
@@ -162,14 +162,14 @@ def _add(transaction: Transaction, paths: list[str], *, summary: dict[str, str])
 
 
 def _current_state(table: Table, state: TableState) -> TableState:
-    """What is committed in the current snapshot.
+    """Return the state committed in the current snapshot.
 
     Args:
         table: as loaded.
-        state: the one that was stored last, in whichever snapshot.
+        state: the last stored state, of any snapshot.
 
     Raises:
-        InvalidRequestError: the table was rolled back to where that cannot be told.
+        InvalidRequestError: the table was rolled back to a snapshot without it.
     """
     known = {each.snapshot_id: each for each in table.snapshots()}
     at = table.metadata.current_snapshot_id
@@ -181,10 +181,10 @@ def _current_state(table: Table, state: TableState) -> TableState:
         if summary is not None and sequence is not None:
             return _restored(state, json.loads(summary.additional_properties[_OFFSETS_KEY]))
         at = known[at].parent_snapshot_id
-    # The ancestors that are left say nothing: either ours is expired with them ...
+    # No remaining ancestor has our state: either our snapshot expired ...
     if not any(_is_commit(each, state.sequence) for each in known.values()):
         return state
-    # ... or it is there, and the current snapshot does not descend from it.
+    # ... or the current snapshot does not descend from it.
     raise InvalidRequestError(
         f"table {'.'.join(table.name())} was rolled back, or replaced, and no snapshot says which "
         "of the records it still has; load into another table, with a new checkpoint"
@@ -192,20 +192,20 @@ def _current_state(table: Table, state: TableState) -> TableState:
 
 
 def _restored(state: TableState, offsets: Mapping[str, int]) -> TableState:
-    """A state at other offsets; its number is kept, so that the next commit's is a new one."""
+    """Return a state with other offsets; its number is kept, so that the next commit's is new."""
     committed = {int(partition): offset for partition, offset in offsets.items()}
     return msgspec.structs.replace(state, offsets=committed, transactions={}, restored=True)
 
 
 def _is_commit(snapshot: Snapshot, sequence: int) -> bool:
-    """Whether a snapshot is our commit of this number."""
+    """Return whether a snapshot is our commit of this number."""
     summary = snapshot.summary
     found = summary.additional_properties.get(_SEQUENCE_KEY) if summary else None
     return found == str(sequence)
 
 
 def _refuse_unwritable(table: Table, ours: pa.Schema) -> None:
-    """Check that rows can be added to a table as others have left it.
+    """Check that rows can be added to a table that others may have changed.
 
     Raises:
         InvalidRequestError: it is partitioned, or columns were renamed, dropped or added as
@@ -230,7 +230,7 @@ def _unwritable(table: Table, *, reason: str) -> InvalidRequestError:
 
 
 def _summary(state: TableState, proposal: Proposal) -> dict[str, str]:
-    """What the snapshot says of itself."""
+    """Return the summary of a snapshot."""
     read = {str(p): [found.start, found.stop] for p, found in proposal.ranges.items()}
     return {
         "strandline.transaction": proposal.txn_id,
@@ -242,10 +242,10 @@ def _summary(state: TableState, proposal: Proposal) -> dict[str, str]:
 
 
 def existing_iceberg(name: str, *, catalog: Mapping[str, str]) -> IcebergStore:
-    """A table that is there.
+    """Return an existing table.
 
     Raises:
-        InvalidConfigError: it is not.
+        InvalidConfigError: it does not exist.
     """
     _namespace_of(name)
     try:

@@ -1,9 +1,9 @@
 """Spark's readers and writers of the exactly-once table.
 
-Rules: tasks stage files, the driver commits them in one step, keyed by (transaction id, batch):
-that is the query's id and Spark's batch number unless ``txnId`` says otherwise. ``abort`` removes
-nothing, because Spark also calls it after a commit that succeeded but could not say so; garbage
-goes by age. What may be committed is ``table_log``'s business.
+Rules: tasks stage files, and the driver commits them in one step under (transaction id, batch): the
+query's id and Spark's batch number, unless ``txnId`` is given. ``abort`` removes nothing, because
+Spark also calls it after a commit that succeeded without an answer; garbage is removed by age.
+``table_log`` decides what may be committed.
 """
 
 import uuid
@@ -42,18 +42,18 @@ _PUBLISH_TIMEOUT_MS = 120_000
 
 
 @dataclass
-class Staged(WriterCommitMessage):
-    """What a task wrote, on its way to the driver."""
+class StagedFiles(WriterCommitMessage):
+    """The files a task has staged, sent to the driver."""
 
     txn_id: str
     batch: int
     rows: StagedRows
     letters: Part | None
-    """Values that were refused, on their way to the dead-letter stream."""
+    """Refused values for the dead-letter stream."""
 
 
 class _Stager:
-    """What both writers do: stage in tasks, commit on the driver."""
+    """The common part of both writers: stages in tasks, commits on the driver."""
 
     def __init__(self, options: TableOptions, schema: StructType) -> None:
         self.options = options
@@ -66,7 +66,7 @@ class _Stager:
         self.store = open_store(options, self.schema)
         self.gaps = GapExplainer(options, schema)
 
-    def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> Staged:
+    def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> StagedFiles:
         settle()
         self.store.create()
         context = TaskContext.get()
@@ -82,10 +82,10 @@ class _Stager:
             gathered = sized_batches(batches)
             named = (each.rename_columns(self.records.names) for each in gathered)
             rows = stage(self.store, named, settings)
-            return Staged(txn_id, batch, rows, decoding.finish())
+            return StagedFiles(txn_id, batch, rows, decoding.finish())
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        staged = [message for message in messages if isinstance(message, Staged)]
+        staged = [message for message in messages if isinstance(message, StagedFiles)]
         proposal = Proposal(
             txn_id=staged[0].txn_id if staged else "",
             batch=staged[0].batch if staged else 0,
@@ -97,11 +97,10 @@ class _Stager:
             stream=self.options.stream_identity,
         )
         state = self.store.load().state
-        # A batch without rows makes the table, if there is none: its readers get no rows then,
-        # instead of an error.
+        # A batch without rows creates the table, so that readers get no rows instead of an error.
         if proposal.files or proposal.ranges or state is None:
-            # Refused here, a batch leaves no dead letters either. Those come before the commit:
-            # after a crash in between, the replay publishes them as a repeat, and commits.
+            # A batch refused here leaves no dead letters. These are committed before the table:
+            # after a crash in between, the replay repeats them without effect, and commits.
             decide(state, self.gaps.explain(state, proposal))
             self.store.create()  # where no task has run
             letters = [message.letters for message in staged if message.letters]
@@ -118,19 +117,19 @@ class StreamTableWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: TableOptions, schema: StructType) -> None:
         self.stager = _Stager(options, schema)
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFiles:
         """Stage the rows of a task."""
         query, batch = micro_batch()
         txn_id = self.stager.options.txn_id or query
         return self.stager.stage(iterator, txn_id=txn_id, batch=batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- Spark's name
-        """Commit the batch, or acknowledge that it is committed."""
-        assert all(m.batch == batchId for m in messages if isinstance(m, Staged)), batchId
+        """Commit the batch; has no effect when repeated."""
+        assert all(m.batch == batchId for m in messages if isinstance(m, StagedFiles)), batchId
         self.stager.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- Spark's name
-        """Leave everything: the batch may be committed although Spark believes it failed."""
+        """Do nothing: the batch may be committed although Spark believes it failed."""
 
 
 class BatchTableWriter(DataSourceArrowWriter):
@@ -141,17 +140,17 @@ class BatchTableWriter(DataSourceArrowWriter):
         # Made on the driver and pickled to every task, so that all name one transaction.
         self.txn_id = options.txn_id or f"job-{uuid.uuid4().hex}"
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedFiles:
         """Stage the rows of a task."""
         batch = self.stager.options.batch_id
         return self.stager.stage(iterator, txn_id=self.txn_id, batch=batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Commit the job, or acknowledge that it is committed."""
+        """Commit the job; has no effect when repeated."""
         self.stager.commit(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave everything: the job may be committed although Spark believes it failed."""
+        """Do nothing: the job may be committed although Spark believes it failed."""
 
 
 class TableReader(DataSourceReader):
@@ -165,14 +164,14 @@ class TableReader(DataSourceReader):
             raise InvalidConfigError(f"the table has no column '{min(unknown)}'")
 
     def partitions(self) -> list[InputPartition]:
-        """A few files to a task."""
+        """Return tasks of a few files each."""
         paths = committed_files(self.path)
         return [
             InputPartition(paths[i : i + _TASK_FILES]) for i in range(0, len(paths), _TASK_FILES)
         ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task's files."""
+        """Yield the rows of a task's files."""
         yield from map(SparkCast(self.target), sized_batches(self._batches(partition.value or [])))
 
     def _batches(self, paths: list[str]) -> Iterator[pa.RecordBatch]:
@@ -182,9 +181,9 @@ class TableReader(DataSourceReader):
 
 
 def table_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema under which rows of a Spark schema are stored.
+    """Return the Arrow schema under which rows of a Spark schema are stored.
 
-    Every column may be null, so that two queries that differ in that alone can share a table.
+    Every column is nullable, so that queries that differ only in that can share a table.
     """
     arrow = to_arrow_schema(schema, timezone="UTC")
     return pa.schema([field.with_nullable(True).remove_metadata() for field in arrow])

@@ -1,16 +1,16 @@
-"""What a table has committed, and whether a proposed commit may follow: the rules of exactly once.
+"""The commit log of a table: its state, and whether a proposed commit may follow it.
 
-A commit adds data files and notes the offset ranges they hold and the batch of the transaction they
-belong to, all in one atomic step. The note, a ``TableState``, repeats what later decisions need, so
-that the newest one alone decides. A table of plain Parquet files keeps it in numbered manifests,
-one of Delta Lake or Iceberg in the commit's own metadata.
+A commit adds data files and records the offset ranges they hold and the batch of the transaction,
+all in one atomic step. This ``TableState`` contains everything that later decisions need, so that
+the newest one is sufficient. A table of plain Parquet files keeps it in numbered manifests, a Delta
+Lake or Iceberg table in the commit's metadata.
 
 Rules: pure values and decisions, no files, no clock, no Spark. The invariants:
 
 - a batch (transaction id, batch number) is committed once; repeating it is acknowledged if it holds
   the same records and refused if not; a smaller batch number than the last is refused;
 - no offset of a partition is committed twice, and, in a dense table, none is left out;
-- where it is told whose offsets they are, all are of one stream.
+- if the stream of the offsets is known, all offsets are of the same stream.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,11 +32,11 @@ class RangeSummary(msgspec.Struct, frozen=True, array_like=True):
     stop: int
     rows: int
     offset_sum: int
-    """Sum of the rows' offsets modulo 2**64: tells a repeated offset from a missing one."""
+    """Sum of the rows' offsets modulo 2**64: distinguishes a repeated offset from a missing one."""
 
     @property
     def is_dense(self) -> bool:
-        """Whether every offset of the range is there once, as far as count and sum can tell."""
+        """Return whether count and sum match every offset of the range once."""
         span = self.stop - self.start
         expected = (self.start + self.stop - 1) * span // 2 % _WORD
         return self.rows == span and self.offset_sum % _WORD == expected
@@ -49,15 +49,15 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     """A Parquet file of the table."""
 
     name: str
-    """In the table's directory, once placed there."""
+    """Its name in the table's directory, once placed there."""
     staged: str
-    """In the staging directory, where the task wrote it."""
+    """Its name in the staging directory."""
     rows: int
     size_bytes: int
 
 
 class LastBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest batch of a transaction id, and what it held."""
+    """The newest batch of a transaction id, and its content."""
 
     batch: int
     rows: int
@@ -65,21 +65,21 @@ class LastBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is committed, as later decisions need it."""
+    """The committed state, as later decisions need it."""
 
     version: int = MANIFEST_VERSION
     sequence: int
-    """Our commits, counted from 0."""
+    """Number of our commit, from 0."""
     arrow_schema: bytes
-    """Arrow's IPC form of the schema that every data file has."""
+    """The schema of every data file, in Arrow's IPC form."""
     tracks_offsets: bool
     offsets: dict[int, int] = {}
-    """For each partition the offset up to which the table holds it, exclusive."""
+    """For each partition the offset up to which it is committed, exclusive."""
     transactions: dict[str, LastBatch] = {}
     stream: str | None = None
-    """Whose offsets they are, name and time of creation; None: nobody told."""
+    """The stream of the offsets, name and creation time; None: unknown."""
     restored: bool = False
-    """Somebody took the table back to this state. Never stored: true until the next commit."""
+    """Whether the table was restored to this state. Not stored: true until the next commit."""
 
 
 class Manifest(TableState, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +93,7 @@ class Manifest(TableState, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """What a writer asks to commit."""
+    """A proposed commit."""
 
     txn_id: str
     batch: int
@@ -101,17 +101,17 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     arrow_schema: bytes
     tracks_offsets: bool
     ranges: Ranges = {}
-    """The records that were read, among them those that no file has because they were refused."""
+    """The records read, including refused ones that are in no file."""
     dense: bool = True
-    """Refuse holes within the batch and between it and what is committed."""
+    """Refuse gaps within the batch and between it and the committed offsets."""
     stream: str | None = None
     """As in ``TableState``."""
     stored: Ranges = {}
-    """What the stream holds of the spans that ``unexplained`` names."""
+    """The stream's record counts for the spans that ``unexplained`` returns."""
 
     @property
     def rows(self) -> int:
-        """Rows of all files."""
+        """Return the rows of all files."""
         return sum(file.rows for file in self.files)
 
 
@@ -121,17 +121,17 @@ S = TypeVar("S", bound=TableState)
 def decide(
     last: TableState | None, proposal: Proposal
 ) -> TableState | Literal["already committed"]:
-    """The state that committing ``proposal`` after ``last`` leaves.
+    """Return the state after committing ``proposal`` on top of ``last``.
 
     Args:
         last: the newest state of the table; None before the first commit.
-        proposal: what to commit; without files or ranges only the first commit makes sense.
+        proposal: what to commit; without files or ranges only the first commit is useful.
 
     Raises:
         InvalidRequestError: the batch was committed with other content, is older than the last, or
-            repeats offsets that are committed; or its columns differ from the table's, or its
-            records are another stream's.
-        DataLossError: a dense table would get a hole.
+            repeats committed offsets; or its columns differ from the table's, or its records are
+            another stream's.
+        DataLossError: a dense table would get a gap.
     """
     assert last is None or proposal.files or proposal.ranges, "an empty batch needs no commit"
     ranges = proposal.ranges
@@ -159,12 +159,12 @@ def decide(
 
 
 def unexplained(last: TableState | None, proposal: Proposal) -> dict[int, tuple[int, int]]:
-    """The offsets of which the stream has to say how many are records, by partition.
+    """Return the missing offsets, by partition, whose records the stream must count.
 
-    A proposal may miss those of a transaction's markers, of what it aborted, and of what compaction
-    removed, and no others: neither within the batch nor since the last one. If a query leaves
-    records out on purpose, only what lies before the batch is looked at, and only after somebody
-    restored the table: a checkpoint from before would skip what the table no longer has.
+    A proposal may lack offsets of transaction markers, aborted records and compacted records, and
+    no others: neither within the batch nor since the last one. If a query filters records on
+    purpose, only the offsets before the batch are checked, and only after the table was restored:
+    an older checkpoint would skip what the table no longer has.
     """
     committed = last.offsets if last else {}
     restored = last is not None and last.restored
@@ -184,10 +184,10 @@ def refuse_other_stream(state: TableState, stream: str | None) -> None:
 
     Args:
         state: of the table.
-        stream: name and time of creation; None is not known.
+        stream: name and creation time; None: unknown.
 
     Raises:
-        InvalidRequestError: they are those of another stream, perhaps of the same name.
+        InvalidRequestError: they are another stream's, perhaps one of the same name.
     """
     if stream is not None and state.stream not in (None, stream):
         raise InvalidRequestError(
@@ -197,7 +197,7 @@ def refuse_other_stream(state: TableState, stream: str | None) -> None:
 
 
 def manifest_of(state: TableState, proposal: Proposal, *, now_ms: int) -> Manifest:
-    """The manifest that makes ``state`` the newest, with the proposal's files named."""
+    """Return the manifest that makes ``state`` the newest, with the proposal's files named."""
     return Manifest(
         sequence=state.sequence,
         arrow_schema=state.arrow_schema,
@@ -214,7 +214,7 @@ def manifest_of(state: TableState, proposal: Proposal, *, now_ms: int) -> Manife
 
 
 def merge_ranges(several: Iterable[Mapping[int, RangeSummary]]) -> Ranges:
-    """The ranges of several files as one, partitions ascending."""
+    """Merge the ranges of several files, partitions ascending."""
     merged: Ranges = {}
     for ranges in several:
         for partition, found in ranges.items():
@@ -224,26 +224,26 @@ def merge_ranges(several: Iterable[Mapping[int, RangeSummary]]) -> Ranges:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """JSON, indented for the reader who looks into the directory."""
+    """Encode as JSON, indented for human readers."""
     return msgspec.json.format(msgspec.json.encode(manifest), indent=1)
 
 
 def decode_manifest(data: bytes, *, name: str) -> Manifest:
-    """The inverse of ``encode_manifest``; arguments and errors as ``decode_state``."""
+    """Decode the result of ``encode_manifest``; arguments and errors as ``decode_state``."""
     return _decoded(data, Manifest, name)
 
 
 def encode_state(state: TableState) -> str:
-    """JSON, for the metadata of a commit."""
+    """Encode as JSON, for the metadata of a commit."""
     return msgspec.json.encode(state).decode()
 
 
 def decode_state(data: bytes | str, *, name: str) -> TableState:
-    """The inverse of ``encode_state``.
+    """Decode the result of ``encode_state``.
 
     Args:
-        data: what was stored.
-        name: where it was found, for the error.
+        data: the stored bytes.
+        name: where they were found, for the error.
 
     Raises:
         InvalidRecordError: not a state, or of a version this release does not know.
@@ -252,17 +252,17 @@ def decode_state(data: bytes | str, *, name: str) -> TableState:
 
 
 def encode_schema(schema: pa.Schema) -> bytes:
-    """The form in which a manifest keeps the schema of its files."""
+    """Encode a schema for a manifest."""
     return bytes(schema.serialize())
 
 
 def decode_schema(data: bytes) -> pa.Schema:
-    """The inverse of ``encode_schema``."""
+    """Decode the result of ``encode_schema``."""
     return pa.ipc.read_schema(pa.py_buffer(data))
 
 
 def live_files(manifests: Sequence[Manifest]) -> list[DataFile]:
-    """Every committed data file, oldest first."""
+    """Return every committed data file, oldest first."""
     return [file for manifest in manifests for file in manifest.files]
 
 
@@ -293,7 +293,7 @@ def _decoded(data: bytes | str, kind: type[S], name: str) -> S:
 
 
 def _is_replay(last: TableState, proposal: Proposal) -> bool:
-    """Whether the proposal repeats the newest batch of its transaction.
+    """Return whether the proposal repeats the newest batch of its transaction.
 
     Raises:
         InvalidRequestError: it repeats the batch's number with other content, or is older.
@@ -340,10 +340,10 @@ def _refuse_repeated(partition: int, found: RangeSummary, committed: int | None)
 
 
 def _refuse_hole(partition: int, span: tuple[int, int], proposal: Proposal) -> None:
-    """Check that offsets which are missing are no records of the stream.
+    """Check that the stream has no records at missing offsets.
 
     Args:
-        partition: of the stream.
+        partition: its number.
         span: one of ``unexplained``.
         proposal: what to commit.
     """
@@ -357,7 +357,7 @@ def _refuse_hole(partition: int, span: tuple[int, int], proposal: Proposal) -> N
         problem = f"the stream has {stored.rows} records there, the batch {given[0]}:"
     else:
         problem = (
-            "a transaction's markers are no records, but which offsets those are is not known: "
+            "some missing offsets may be transaction markers, but the stream is not known: "
             "give the options server and stream of what is read; else"
         )
     where = f"{_batch_of(partition, found)} in {found.rows} rows"

@@ -1,8 +1,8 @@
 """Opens the store of a table by its format: plain Parquet, Delta Lake or Iceberg.
 
-Rules: deltalake and pyiceberg are imported only when asked for; whoever uses neither installs
-neither. On the driver an Iceberg table is made if it is not there, because tasks write into its
-directory. Must not know what may be committed.
+Rules: deltalake and pyiceberg are imported only on demand. On the driver an Iceberg table is
+created if it does not exist, because tasks write into its directory. Must not know what may be
+committed.
 """
 
 import importlib
@@ -18,11 +18,11 @@ from strandline.spark.table_store import TableStore
 
 
 def open_store(options: TableOptions, schema: pa.Schema) -> TableStore:
-    """The table that the options name, ready to be written.
+    """Return the table that the options name, ready to be written.
 
     Raises:
-        InvalidConfigError: the library of the format is not installed, or the path is not its kind.
-        InvalidRequestError: at the path is something else than a table of this kind.
+        InvalidConfigError: the format's library is not installed, or the path is not its kind.
+        InvalidRequestError: the path has something else than a table of this kind.
     """
     if options.table_format == "iceberg":
         iceberg = _library("strandline.spark.table_iceberg", "pyiceberg")
@@ -40,10 +40,10 @@ def existing_store(
     table_format: TableFormat = "parquet",
     catalog: Mapping[str, str] | None = None,
 ) -> TableStore:
-    """The table at a path, to be looked at; nothing is made.
+    """Return the table at a path for reading; creates nothing.
 
     Raises:
-        InvalidConfigError: the library of the format is not installed, or the path is not its kind.
+        InvalidConfigError: the format's library is not installed, or the path is not its kind.
     """
     if table_format == "parquet":
         return TableFiles(path)

@@ -27,11 +27,11 @@ class StrandlineTable(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "strandline-table"
 
     def schema(self) -> StructType:
-        """The table's columns.
+        """Return the table's columns.
 
         Raises:
             InvalidRequestError: there is no table, or nothing is committed yet.
@@ -44,14 +44,14 @@ class StrandlineTable(DataSource):
         return from_arrow_schema(committed_schema(parse_table_options(self.options).path))
 
     def reader(self, schema: StructType) -> "TableReader":
-        """A batch read of what is committed."""
+        """Return a batch reader of what is committed."""
         from strandline.spark.options import parse_table_options
         from strandline.spark.table_io import TableReader
 
         return TableReader(parse_table_options(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> "BatchTableWriter":  # noqa: FBT001 -- Spark's signature
-        """A batch write, committed as ``batchId`` of ``txnId``, or in a transaction of its own."""
+        """Return a batch writer, which commits as ``batchId`` of ``txnId`` or on its own."""
         from strandline.spark.options import parse_table_options
         from strandline.spark.table_io import BatchTableWriter
 
@@ -59,7 +59,7 @@ class StrandlineTable(DataSource):
         return BatchTableWriter(parse_table_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> "StreamTableWriter":  # noqa: N802, FBT001 -- Spark's signature
-        """A streaming write, committed micro-batch by micro-batch."""
+        """Return a streaming writer that commits each micro-batch."""
         from strandline.spark.options import parse_table_options
         from strandline.spark.table_io import StreamTableWriter
 
@@ -68,7 +68,7 @@ class StrandlineTable(DataSource):
 
 
 def load_table(spark: "SparkSession", path: str) -> "DataFrame":
-    """The committed rows through Spark's own Parquet reader, several times faster than the format.
+    """Read the committed rows with Spark's Parquet reader, several times faster.
 
     Raises:
         InvalidRequestError: there is no table, or nothing is committed yet.

@@ -1,9 +1,9 @@
-"""Writes the rows of one task into staged Parquet files, durably, and notes what they hold.
+"""Writes the rows of one task into staged Parquet files, durably, and summarizes them.
 
-Rules: the files and their names are on the disk when ``stage`` returns; memory holds one row group;
-a failed attempt removes its files, and one that was killed leaves garbage that nobody names. Offset
-ranges are those of the records that came in, whether or not they could be decoded. Must not know
-Spark, nor whether the files will be committed.
+Rules: files and their names are durable when ``stage`` returns; memory holds one row group; a
+failed attempt removes its files, and a killed one leaves garbage that no commit names. Offset
+ranges are those of the input records, whether or not they could be decoded. Must not know Spark,
+nor whether the files will be committed.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,31 +25,31 @@ FILE_BYTES = 512 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class FileSettings:
-    """How a task writes its files."""
+    """Settings of the files that a task writes."""
 
     schema: pa.Schema
-    """The table's."""
+    """The table's schema."""
     prefix: str
-    """Who writes, for the person who looks into the directory."""
+    """Prefix of file names that names the writer."""
     compression: str = "zstd"
     """A Parquet codec, or ``none``."""
     file_bytes: int = FILE_BYTES
-    """A file that reaches this is closed and another begun."""
+    """Size at which a file is closed and another begun."""
     decode: Callable[[pa.RecordBatch], pa.RecordBatch] | None = None
-    """Makes rows of the table out of records; None: the records are the rows."""
+    """Decodes records to rows of the table; None: the records are the rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StagedRows:
-    """What a task wrote."""
+    """The files and offset ranges that a task staged."""
 
     files: list[DataFile]
     ranges: Ranges
-    """Offsets of the records that came in."""
+    """Offsets of the input records."""
 
 
 def tracks_offsets(schema: pa.Schema) -> bool:
-    """Whether rows say which record they come from: ``partition`` int32 and ``offset`` int64."""
+    """Return whether rows have their record's ``partition`` (int32) and ``offset`` (int64)."""
     types = {field.name: field.type for field in schema}
     return bool(types.get("partition") == pa.int32() and types.get("offset") == pa.int64())
 
@@ -84,7 +84,7 @@ def stage(
 
 
 def summarize(batch: pa.RecordBatch) -> Ranges:
-    """Which offsets of which partitions the rows of ``batch`` come from.
+    """Return the offset range of each partition in ``batch``.
 
     Raises:
         InvalidRecordError: a row has no partition or no offset.
@@ -110,7 +110,7 @@ def summarize(batch: pa.RecordBatch) -> Ranges:
 
 @dataclass
 class _RollingWriter:
-    """Parquet files one after another, each up to the size asked for."""
+    """Writes Parquet files one after another, each up to the requested size."""
 
     store: TableStore
     settings: FileSettings
@@ -177,7 +177,7 @@ class _RollingWriter:
 
 
 def _ascends(field: pa.Field) -> bool:
-    """Whether a column is a record's own offset or timestamp."""
+    """Return whether a column is a record's own offset or timestamp."""
     is_number = pa.types.is_int64(field.type) or pa.types.is_timestamp(field.type)
     return is_number and field.name.removeprefix(RECORD_PREFIX) in ("offset", "timestamp")
 

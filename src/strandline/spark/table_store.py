@@ -1,11 +1,12 @@
-"""What every kind of table shares: rows are staged by tasks, and published in one atomic commit.
+"""The common part of all kinds of tables: tasks stage files, one atomic commit publishes them.
 
     table/_strandline/staging/<name>     written by tasks; committed under another name, or garbage
 
 Rules: a staged file is a durable Parquet file under a random name that no reader lists; publishing
-gives it a second name (a hard link) where the table's readers look, and then commits. Which commit
-comes next is compared and set by the table's own log, so of two writers one wins. Needs a POSIX
-file system with hard links that all writers share. Must not know Spark, nor what may be committed.
+gives it a second name (a hard link) where the table's readers look, and then commits. The number of
+the next commit is compared and set by the table's own log, so that of two writers one wins. Needs a
+POSIX file system with hard links that all writers share. Must not know Spark, nor what may be
+committed.
 """
 
 import os
@@ -28,16 +29,16 @@ from strandline.spark.table_log import DataFile, Proposal, TableState
 
 META_DIRECTORY = "_strandline"
 _PLACED_GRACE_S = 600.0
-"""A reader that found a file in staging has this long to open it before the name goes."""
+"""Time for a reader that found a file in staging to open it before that name is removed."""
 
 
 class Loaded(NamedTuple):
-    """The newest state of a table, and where in the table's log it was found."""
+    """The newest state of a table, and its place in the table's log."""
 
     state: TableState | None
     """None before the first commit."""
     at: Any = None
-    """The store's own: what ``publish`` compares with."""
+    """Specific to the store: ``publish`` compares with it."""
 
 
 class TableStore(ABC):
@@ -53,10 +54,10 @@ class TableStore(ABC):
 
     @abstractmethod
     def load(self) -> Loaded:
-        """What is committed.
+        """Return the committed state.
 
         Raises:
-            InvalidRecordError: the table's log is damaged, or not written by us.
+            InvalidRecordError: the table's log is corrupt, or not written by us.
         """
 
     @abstractmethod
@@ -64,8 +65,8 @@ class TableStore(ABC):
         """Commit the proposal's files and ``state`` in one step, durably.
 
         Args:
-            after: what the decision was based on.
-            state: the state that the commit leaves.
+            after: the state that the decision was based on.
+            state: the state after the commit.
             proposal: what is committed.
 
         Returns:
@@ -77,7 +78,7 @@ class TableStore(ABC):
         """
 
     def refuse_other_kind(self, schema: pa.Schema) -> None:
-        """Check that rows may be written here; makes nothing.
+        """Check that rows may be written here; creates nothing.
 
         Args:
             schema: of the rows.
@@ -85,19 +86,19 @@ class TableStore(ABC):
         Raises:
             InvalidRequestError: there is something else than a table of this kind.
         """
-        del schema  # a catalog knows what its tables are
+        del schema  # the catalog knows its tables
 
     def create(self) -> None:
-        """Make the directories, durably; harmless when repeated."""
+        """Create the directories, durably; has no effect when repeated."""
         for directory in (self.root, self.staging.parent, self.staging):
             make_directory(directory)
 
     def new_staged_path(self, prefix: str) -> Path:
-        """A path in the staging directory that no attempt has used or will use."""
+        """Return a unique path in the staging directory."""
         return self.staging / f"{prefix}-{uuid.uuid4().hex}.parquet"
 
     def link_staged(self, files: Sequence[DataFile], directory: Path) -> None:
-        """Give staged files their names in ``directory``, durably; harmless when repeated.
+        """Link staged files into ``directory``, durably; has no effect when repeated.
 
         Raises:
             DataLossError: a file is neither in its place nor staged.
@@ -116,7 +117,7 @@ class TableStore(ABC):
             sync_directory(directory)
 
     def refuse_missing(self, files: Sequence[DataFile]) -> None:
-        """Check that staged files are there as they were written.
+        """Check that staged files exist as written.
 
         Raises:
             DataLossError: one is gone or of another size.
@@ -136,7 +137,7 @@ class TableStore(ABC):
             (self.staging / name).unlink(missing_ok=True)
 
     def collect_garbage(self, *, age_s: float) -> int:
-        """Remove what failed attempts left; returns how many files went.
+        """Remove files that failed attempts left; return their number.
 
         Args:
             age_s: seconds since the last write after which an uncommitted file is garbage; must
@@ -146,7 +147,7 @@ class TableStore(ABC):
 
 
 def local_path(path: str) -> Path:
-    """The directory that a path or ``file:`` URI names.
+    """Return the directory of a path or ``file:`` URI.
 
     Raises:
         InvalidConfigError: a URI of another kind.
@@ -162,13 +163,13 @@ def local_path(path: str) -> Path:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, and its parents, durably.
+    """Create a directory and its parents, durably.
 
-    If it is there its name is synced all the same: who made it may have been killed before that.
+    An existing one is synced, too: its creator may have been killed before the sync.
 
     Raises:
-        InvalidConfigError: something else is there, or it may not be made.
-        UnavailableError: the file system does not take it.
+        InvalidConfigError: something else exists there, or it may not be created.
+        UnavailableError: the file system refuses it.
     """
     if not path.parent.is_dir():
         make_directory(path.parent)
@@ -180,14 +181,14 @@ def make_directory(path: Path) -> None:
 
 
 def unusable(path: Path, error: OSError) -> StrandlineError:
-    """The error for a directory that is none, or where nothing can be read or made."""
+    """Return the error for a path that is not a usable directory."""
     mistakes = (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError)
     kind = InvalidConfigError if isinstance(error, mistakes) else UnavailableError
     return kind(f"{path} cannot be used as a directory: {error.strerror}")
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a new file and wait until its content is on the disk."""
+    """Write a new file and sync it."""
     with path.open("xb") as file:
         file.write(data)
         file.flush()
@@ -195,7 +196,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 def replace_durably(path: Path, data: bytes) -> None:
-    """Put ``data`` into a small file, so that a crash leaves either the old or the new contents."""
+    """Replace a small file so that a crash leaves either the old or the new content."""
     building = path.with_name(path.name + ".building")
     building.unlink(missing_ok=True)
     write_durably(building, data)
@@ -204,7 +205,7 @@ def replace_durably(path: Path, data: bytes) -> None:
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the content of a closed file is on the disk."""
+    """Sync the content of a closed file."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -213,12 +214,12 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Wait until the names in a directory are on the disk."""
+    """Sync the names in a directory."""
     sync_file(path)
 
 
 def remove_garbage(directory: Path, age_s: float) -> int:
-    """Remove old unnamed files of a directory; returns how many went."""
+    """Remove old uncommitted files of a directory; return their number."""
     with os.scandir(directory) as entries:
         garbage = [entry.path for entry in entries if _is_garbage(entry, age_s)]
     for path in garbage:
@@ -227,7 +228,7 @@ def remove_garbage(directory: Path, age_s: float) -> int:
 
 
 def gone(path: Path) -> DataLossError:
-    """The error for a data file that should be there."""
+    """Return the error for a missing data file."""
     return DataLossError(
         f"data file {path} is gone: it was deleted by hand, or was taken for garbage because the "
         "job ran longer than garbageAgeMs"
@@ -241,6 +242,6 @@ def _is_garbage(entry: os.DirEntry[str], age_s: float) -> bool:
         stat = entry.stat()
     except FileNotFoundError:
         return False
-    # Two links: the file is in its place too, and only readers in flight use this name.
+    # Two links: the file is also in its place, and only current readers use this name.
     limit = _PLACED_GRACE_S if stat.st_nlink > 1 else age_s
     return time.time() - stat.st_mtime > limit

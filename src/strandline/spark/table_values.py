@@ -1,8 +1,8 @@
-"""Decoding within a task of the table sink, and the dead letters of values that are refused.
+"""Decoding within a task of the table sink, and the dead letters of refused values.
 
-Rules: a value that cannot be decoded is staged for the dead-letter stream with the reason and its
-source in headers, under a transaction beside the table's; the driver publishes it once, just before
-it commits the table. Without such a stream it ends the query. Must not know files.
+Rules: a value that cannot be decoded is staged for the dead-letter stream, with the reason and its
+source in headers, under a second transaction; the driver commits it once, just before the table.
+Without such a stream it fails the query. Must not know files.
 """
 
 import json
@@ -37,11 +37,11 @@ _STAGE_TIMEOUT_MS = 3_600_000
 
 
 def value_schema(options: TableOptions) -> pa.Schema | None:
-    """The columns of decoded values; None if values stay as they are.
+    """Return the columns of decoded values; None if values are not decoded.
 
     Raises:
         InvalidConfigError: the option is not a Spark schema as JSON, or has a type that the table
-            cannot keep.
+            cannot store.
     """
     if options.values == "raw":
         return None
@@ -57,7 +57,7 @@ def value_schema(options: TableOptions) -> pa.Schema | None:
 
 
 def refuse_unkept(schema: StructType, table_format: TableFormat) -> None:
-    """Check that a table can keep the types of all columns, and of what is within them.
+    """Check that a table can store the types of all columns and nested fields.
 
     Raises:
         InvalidConfigError: naming the column and its type.
@@ -84,11 +84,11 @@ def _refuse_unkept(name: str, kind: DataType, not_kept: tuple[type[DataType], ..
 
 
 def check_decoding(records: pa.Schema, options: TableOptions) -> None:
-    """Check that rows have what decoding needs of a record, and values can become the columns.
+    """Check that rows have the record columns needed, and values can become the columns.
 
     Raises:
-        InvalidConfigError: they have no value, dead letters could not say whose it was, or a column
-            is of a type that the values cannot have.
+        InvalidConfigError: they have no value, dead letters could not name their source, or a
+            column has a type that values cannot have.
     """
     schema = value_schema(options)
     if schema is None:
@@ -108,12 +108,12 @@ def check_decoding(records: pa.Schema, options: TableOptions) -> None:
 
 
 class Decoding:
-    """Turns the records of one task into rows; a context, which discards what was not finished.
+    """Decodes the records of one task; leaving the context discards what was not finished.
 
     Args:
         options: of the table.
         schema: the table's.
-        batch: transaction and number of the batch that the task works for.
+        batch: transaction and number of the task's batch.
     """
 
     def __init__(self, options: TableOptions, schema: pa.Schema, *, batch: tuple[str, int]) -> None:
@@ -133,7 +133,7 @@ class Decoding:
             )
 
     def rows(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rows of the table made of records.
+        """Decode records to rows of the table.
 
         Raises:
             InvalidRecordError: a value cannot be decoded, and there is no dead-letter stream.
@@ -158,7 +158,7 @@ class Decoding:
             self._stage.__exit__(kind, error, trace)
 
     def finish(self) -> Part | None:
-        """What was refused, ready to be published; None if nothing was."""
+        """Finish the dead letters; return their part, or None if there are none."""
         if self._stage is None:
             return None
         ref = self._stage.finish().ref
@@ -192,7 +192,7 @@ def _source(batch: pa.RecordBatch, place: int) -> str:
 
 
 def _letters(batch: pa.RecordBatch, bad: list[tuple[int, str]], *, stream: str) -> pa.RecordBatch:
-    """Records for the dead-letter stream."""
+    """Return records for the dead-letter stream."""
     rows = batch.take(pa.array([place for place, _ in bad], pa.int64())).to_pylist()
     headers = [
         [

@@ -1,7 +1,7 @@
-"""A Python worker of Spark, as the tasks in it see it.
+"""Helpers for Spark's Python workers.
 
-Rules: what is done here concerns the worker's whole process, so it happens in tasks only: never in
-the process of a user who calls the same code.
+Rule: they affect the worker's whole process, so they are called in tasks only, never in the process
+of a user who calls the same code.
 """
 
 import gc
@@ -14,10 +14,10 @@ _settled = False
 
 
 def settle() -> None:
-    """Spare this worker's garbage collector what was there before its first task of ours.
+    """Freeze the objects that exist before this worker's first task of ours.
 
-    Spark lets every worker collect garbage after every task. Most of what it looks through are the
-    modules that are loaded, which never become garbage: 43 ms of CPU a task, for nothing.
+    Spark runs the garbage collector after every task. Most of what it scans are loaded modules,
+    which never become garbage: 43 ms of CPU per task.
     """
     global _settled  # noqa: PLW0603  of the process, as the collector is
     if not _settled and TaskContext.get() is not None:
@@ -27,10 +27,10 @@ def settle() -> None:
 
 
 def micro_batch() -> tuple[str, int]:
-    """The query's id and the number of the micro-batch that this task works for.
+    """Return the query's id and the number of this task's micro-batch.
 
     Raises:
-        InvalidRequestError: this is no task of a streaming query.
+        InvalidRequestError: this is not a task of a streaming query.
     """
     context = TaskContext.get()
     query = context.getLocalProperty("sql.streaming.queryId") if context else None

@@ -1,12 +1,11 @@
 """Appends rows to streams, from batch jobs and streaming queries: exactly once, or at least once.
 
-Rules: exactly once, tasks *stage* rows, which no reader sees, and the driver publishes what the
-winners staged in one step, keyed by (transaction id, batch): that is the query's id and Spark's
-batch number unless ``txnId`` says otherwise. A batch that is published already is acknowledged if
-its fingerprint is the same. ``abort`` does nothing, because Spark also calls it after a publication
-that succeeded but could not say so; what is never published goes by age. At least once, a task's
-rows are acknowledged before it ends, and a task that Spark repeats appends them again. Which rows
-go where is ``rows``'s business.
+Rules: exactly once: tasks *stage* rows, which no reader sees, and the driver commits those of the
+attempts that Spark chose in one step, under (transaction id, batch): the query's id and Spark's
+batch number, unless ``txnId`` is given. A batch that is already committed is acknowledged if its
+fingerprint is the same. ``abort`` does nothing, because Spark also calls it after a commit that
+succeeded without an answer; uncommitted parts expire. At least once: a task's rows are acknowledged
+before it ends, and a repeated task appends them again. ``rows`` routes rows.
 """
 
 import uuid
@@ -25,34 +24,34 @@ from strandline.spark.arrow import sized_batches
 from strandline.spark.connection import client_of
 from strandline.spark.options import WriteOptions
 from strandline.spark.publication import Part, begin_stage, publish
-from strandline.spark.rows import Fingerprint, Routes, check_columns
+from strandline.spark.rows import Fingerprint, RowRouter, check_columns
 from strandline.spark.worker import micro_batch, settle
 
 
 @dataclass
-class Appended(WriterCommitMessage):
-    """How many rows a task appended at once."""
+class AppendedRows(WriterCommitMessage):
+    """The number of rows that a task appended."""
 
     rows: int
 
 
 @dataclass
-class Staged(WriterCommitMessage):
-    """What a task staged, on its way to the driver."""
+class StagedAppend(WriterCommitMessage):
+    """The staged rows of a task, sent to the driver."""
 
     part: Part
 
 
 class _Appender:
-    """What both writers do: in tasks, and on the driver."""
+    """The common part of both writers, for tasks and driver."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         check_columns(schema, options)
         self.options = options
-        self.routes = Routes(options, schema.fieldNames())
+        self.routes = RowRouter(options, schema.fieldNames())
 
-    def append(self, batches: Iterator[pa.RecordBatch]) -> Appended:
-        """Append every row and wait for the acknowledgements."""
+    def append(self, batches: Iterator[pa.RecordBatch]) -> AppendedRows:
+        """Append every row and wait for the acks."""
         settle()
         rows = 0
         timeout_s = max(1.0, self.options.retry_timeout_ms / 1000)
@@ -62,9 +61,9 @@ class _Appender:
                 for piece in self.routes.pieces(batch):
                     producers[piece.stream].append_batch(piece.rows, partition=piece.partition)
                 rows += batch.num_rows
-        return Appended(rows)
+        return AppendedRows(rows)
 
-    def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> Staged:
+    def stage(self, batches: Iterator[pa.RecordBatch], *, txn_id: str, batch: int) -> StagedAppend:
         """Stage every row under the batch of a transaction."""
         settle()
         fingerprint = Fingerprint()
@@ -79,11 +78,11 @@ class _Appender:
                 for piece in self.routes.pieces(each):
                     stage.append_batch(piece.stream, piece.rows, partition=piece.partition)
             ref = stage.finish().ref
-        return Staged(Part(txn_id=txn_id, batch=batch, ref=ref, fingerprint=fingerprint))
+        return StagedAppend(Part(txn_id=txn_id, batch=batch, ref=ref, fingerprint=fingerprint))
 
     def publish(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make everything that the winners staged visible at once, or acknowledge that it is."""
-        parts = [message.part for message in messages if isinstance(message, Staged)]
+        """Commit everything that the chosen attempts staged; has no effect when repeated."""
+        parts = [message.part for message in messages if isinstance(message, StagedAppend)]
         publish(self.options.server, parts, timeout_ms=self.options.retry_timeout_ms)
 
 
@@ -103,11 +102,11 @@ class BatchAppendWriter(DataSourceArrowWriter):
         return self.appender.stage(iterator, txn_id=self.txn_id, batch=batch)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Publish the job, or acknowledge that it is published."""
+        """Commit the job; has no effect when repeated."""
         self.appender.publish(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Leave everything: the job may be published although Spark believes it failed."""
+        """Do nothing: the job may be committed although Spark believes it failed."""
 
 
 class StreamAppendWriter(DataSourceStreamArrowWriter):
@@ -125,9 +124,11 @@ class StreamAppendWriter(DataSourceStreamArrowWriter):
         return self.appender.stage(iterator, txn_id=txn_id, batch=batch)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- Spark's name
-        """Publish the batch, or acknowledge that it is published."""
-        assert all(m.part.batch == batchId for m in messages if isinstance(m, Staged)), batchId
+        """Commit the batch; has no effect when repeated."""
+        assert all(m.part.batch == batchId for m in messages if isinstance(m, StagedAppend)), (
+            batchId
+        )
         self.appender.publish(messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 -- Spark's name
-        """Leave everything: the batch may be published although Spark believes it failed."""
+        """Do nothing: the batch may be committed although Spark believes it failed."""

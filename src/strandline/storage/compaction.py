@@ -6,13 +6,11 @@ their offsets, and logs stay dense (``compaction_rewrite``). Records without a k
 value stays visible for the delay, so that readers learn of the deletion, and until every replica
 has it, so that none keeps what was deleted; then it goes. What retries are told by stays as long as
 they may come: young batches with message ids, and a record of each producer's last batch (as Kafka
-keeps it). A segment with damage in it is left as it is. Deciding and writing may take long and run
-on any thread; ``apply`` belongs to the log's thread.
+keeps it). A segment with damage in it is left as it is. Everything but ``is_due`` may take long and
+runs on any thread.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -155,28 +153,19 @@ class Compactor:
         saved = sum(old.size - new.size for old, new in rewritten)
         return Compaction(rewritten, records, saved, self._tombstone_due_ns)
 
-    def apply(self, compaction: Compaction) -> Iterator[Callable[[], None]]:
-        """Put the new segments in place, one by one; on the thread that owns the log.
+    def apply(self, compaction: Compaction) -> None:
+        """Put the new segments in place, one by one, durably; on any thread.
 
-        Segments that retention or a truncation has taken away meanwhile stay away.
-
-        Yields:
-            After each segment what makes that outlive a power loss: to be run, on any thread,
-            before the next one, since that may lack what tells that records here were deleted.
+        Segments that retention or a truncation has taken away meanwhile stay away. Each is durable
+        before the next one, which may lack what tells that records here were deleted.
 
         Raises:
+            DiskFullError: no space for a name; the segments not yet replaced stand.
             LogPoisonedError: renaming failed; the old segments stand.
         """
         for each in compaction.rewritten:
-            old, new = each
-            if old not in self._log.segments[:-1]:
-                self._disk.unlink(each.cleaned)
-                continue
-            old.pin()
-            old.remove_indexes()
-            self._disk.rename(each.cleaned, old.path)
-            self._log.replace(old, new)
-            yield partial(self._settle, new)
+            if self._log.replace(each.old, each.new, each.cleaned):
+                self._settle(each.new)
 
     def _settle(self, new: Segment) -> None:
         self._disk.sync_directory(new.path.parent)

@@ -218,8 +218,8 @@ class Journal:
             self.disk.write_back(current.file.fd, begun, self._position - begun)
             self._begun_position = self._position
 
-    def sync(self) -> None:
-        """Make every entry survive a power loss.
+    def sync(self) -> int:
+        """Make every entry survive a power loss; returns the sequence of the last one.
 
         Raises:
             LogPoisonedError: now or earlier a write or sync failed; nothing more may be acked.
@@ -227,13 +227,14 @@ class Journal:
         if self.poisoned:
             raise self._poisoned_error()
         if self._current is None or self.synced_sequence == self.last_sequence:
-            return
+            return self.last_sequence
         try:
             self.disk.fdatasync(self._current.file.fd)
         except StrandlineError as error:
             self.poisoned = True
             raise self._poisoned_error() from error
         self.synced_sequence = self.last_sequence
+        return self.last_sequence
 
     def sync_target(self) -> tuple[int, int]:
         """Descriptor to sync elsewhere (``disk.fdatasync``) and the sequence it will cover.

@@ -1,10 +1,10 @@
 """A partition's log: segments in a row, the last of them active.
 
-``log_start_offset <= ... <= log_end_offset``, half-open. ``append``, ``roll``, ``truncate_to``,
-``truncate_before``, ``drop_before``, ``checkpoint`` and ``replace`` belong to one thread;
-everything else may run on any number of threads meanwhile: readers take the tuple of segments once,
-and look again if one of them is gone. ``note_start``, ``flush``, ``sync_written`` and, once nothing
-is written any more, ``delete`` may run on other threads, too.
+``log_start_offset <= ... <= log_end_offset``, half-open. ``append``, ``roll``, ``drop_before`` and
+``checkpoint`` belong to one thread; everything else may run on any number of threads meanwhile:
+readers take the tuple of segments once, and look again if one of them is gone. ``note_start``,
+``replace``, ``flush``, ``sync_written`` and, once nothing is written any more, ``delete`` may run
+on other threads, too. So may ``truncate_to`` and ``restart_at``, as long as nothing is appended.
 
 What is removed leaves the segments at once; its files go by ``reclaim``, since a file system takes
 long to free gigabytes.
@@ -16,7 +16,8 @@ leaves it as it was. Does not decode records. ``log_durability`` says what survi
 
 import threading
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,7 +33,7 @@ from strandline.storage.log_replay import LogRedo
 from strandline.storage.log_start import START_NAME, format_start
 from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
-from strandline.storage.truncation_marker import note_cut
+from strandline.storage.truncation_marker import LogCut, note_cut
 from strandline.types import Offset
 
 
@@ -73,8 +74,10 @@ class Log(LogDurability):
         super().__init__(directory, segments, log_start_offset, disk=disk)
         self._noted_start = log_start_offset
         """As far as the start was ever noted durably."""
-        self._names_lock = threading.Lock()
-        """Held while other threads write or remove files by their names."""
+        self._names_lock = threading.RLock()
+        """Held while a thread writes, replaces or removes files by their names."""
+        self._layout_lock = threading.Lock()
+        """Held for an assignment, never for a file: two threads may arrange segments at once."""
         self._drop_below(log_start_offset)
 
     @classmethod
@@ -115,6 +118,18 @@ class Log(LogDurability):
             segments=redo.finish(keep_lost=keep_lost),
             log_start_offset=redo.log_start_offset,
         )
+
+    @contextmanager
+    def files_held(self) -> Iterator[None]:
+        """Keep others from replacing, cutting or removing files meanwhile; any thread.
+
+        Raises:
+            ShuttingDownError: the log was closed or deleted.
+        """
+        with self._names_lock:
+            if self._closed:
+                raise self._refusal()
+            yield
 
     # -- writing (one thread) --------------------------------------------------------------------
 
@@ -161,24 +176,34 @@ class Log(LogDurability):
         """
         if self.poisoned or self._closed:
             raise self._refusal()
-        active = self._layout.segments[-1]
+        if not self._names_lock.acquire(blocking=False):
+            return  # it is being cut; whoever finds it too old asks again
         try:
+            active = self._layout.segments[-1]
             if active.size:
                 self._roll(active)
         except LogPoisonedError:
             self.poisoned = True
             raise
+        finally:
+            self._names_lock.release()
 
     def _roll(self, active: Segment) -> Segment:
         active.seal()
         fresh = Segment(self.directory, active.next_offset, disk=self._disk)
-        self._arrange([*self._layout.segments, fresh])
+        with self._layout_lock:
+            self._arrange([*self._layout.segments, fresh])
         return fresh
 
-    def truncate_to(self, offset: int) -> Offset:
+    def truncate_to(self, offset: int, *, synced_sequence: int | None = None) -> Offset:
         """Remove the records from ``offset`` on, and the whole batch if it is inside one.
 
         Durable on return: no recovery brings them back, though the journal has them.
+
+        Args:
+            offset: from the log start offset on.
+            synced_sequence: the journal is durable up to this entry, and no later one has batches
+                of this log; None: it is synced here, which its owner's thread alone may do.
 
         Returns:
             The log end offset, at most ``offset``; not below the log start.
@@ -188,30 +213,41 @@ class Log(LogDurability):
             DiskFullError: no space to note it; the log has to be reopened.
             LogPoisonedError: the files could not be cut.
         """
-        return self._truncate_to(offset, self.journal)
+        return self._truncate_to(offset, self.journal, synced_sequence)
 
     def undo_to(self, offset: int) -> Offset:
         """As ``truncate_to``, for records that no journal has: recovery need not know."""
-        return self._truncate_to(offset, None)
+        return self._truncate_to(offset, None, None)
 
-    def _truncate_to(self, offset: int, journal: Journal | None) -> Offset:
-        if offset < self.log_start_offset:
-            raise self._out_of_range(offset)
-        if offset >= self.log_end_offset:
+    def _truncate_to(
+        self, offset: int, journal: Journal | None, synced_sequence: int | None
+    ) -> Offset:
+        with self.files_held():
+            if offset < self.log_start_offset:
+                raise self._out_of_range(offset)
+            if offset >= self.log_end_offset:
+                return self.log_end_offset
+            self._cuts += 1
+            try:
+                self._cut_at(self._place_of(offset), journal, synced_sequence)
+            except (LogPoisonedError, DiskFullError):
+                self.poisoned = True  # the files may already be shorter than the log believes
+                raise
+            self._cuts += (
+                1  # once more: a checkpoint begun meanwhile is of neither before nor after
+            )
             return self.log_end_offset
-        self._cuts += 1
-        try:
-            place = self._place_of(offset)
-            if journal is not None:
-                self._note_cut(place, journal)
-            self._cut(place)
-            start = max(self.log_start_offset, self._noted_start)
-            if self.log_end_offset < start:  # which is within the batch that went
-                self.restart_at(start)
-        except (LogPoisonedError, DiskFullError):
-            self.poisoned = True  # the files may already be shorter than the log believes
-            raise
-        return self.log_end_offset
+
+    def _cut_at(self, place: _Place, journal: Journal | None, synced_sequence: int | None) -> None:
+        cuts = self.cuts_noted
+        if journal is not None:
+            cuts = self._note_cut(place, journal, synced_sequence)
+        self._cut(place)
+        # Last: what a checkpoint says of the log counts less than the note until it is cut.
+        self.cuts_noted = cuts
+        start = max(self.log_start_offset, self._noted_start)
+        if self.log_end_offset < start:  # which is within the batch that went
+            self.restart_at(start)
 
     def _place_of(self, offset: int) -> _Place:
         """Where a cut at an offset goes."""
@@ -226,28 +262,37 @@ class Log(LogDurability):
             end = min(offset, header.base_offset) if header is not None else offset
         return _Place(kept, position, end)
 
-    def _note_cut(self, place: _Place, journal: Journal) -> None:
-        """Let recovery know, before anything is cut; what stays is durable before that."""
+    def _note_cut(self, place: _Place, journal: Journal, synced_sequence: int | None) -> int:
+        """Let recovery know, before anything is cut; what stays is durable before that.
+
+        Returns:
+            How many cuts were noted, this one included.
+        """
         self.write_pending()
         self.sync_written()
+        if synced_sequence is None:
+            # After a power loss the journal gives the sequences of entries that are lost to others.
+            synced_sequence = journal.sync()
         last = self._layout.segments[place.segments - 1]
         state = self._state(last, place.position, end=place.end, cuts=self.cuts_noted + 1)
-        note_cut(self.directory, state, journal, disk=self._disk)
-        self.cuts_noted = state.cuts
+        note_cut(self.directory, LogCut(sequence=synced_sequence, state=state), disk=self._disk)
         self._stable_base = min(self._stable_base, last.base_offset)
+        return state.cuts
 
     def _cut(self, place: _Place) -> None:
-        segments = list(self._layout.segments[: place.segments])
+        kept = self._layout.segments[: place.segments]
         gone = list(reversed(self._layout.segments[place.segments :]))
         for segment in gone:
             segment.doom()  # before what is left of the one before is written durably
-        last = segments[-1]
+        last = active = kept[-1]
         if last.sealed:
-            segments[-1] = self._unsealed(last, place.position, place.end)
+            active = self._unsealed(last, place.position, place.end)
             gone.append(last)
         else:
             last.cut(place.position, place.end)
-        self._arrange(segments)
+        with self._layout_lock:  # retention may have let go of the first ones meanwhile
+            there = self._layout.segments
+            self._arrange([*(each for each in kept[:-1] if each in there), active])
         self._let_go(gone)
 
     def _unsealed(self, segment: Segment, position: int, next_offset: int) -> Segment:
@@ -306,7 +351,8 @@ class Log(LogDurability):
         """Remove the records below ``offset``, which was noted as the start."""
         if self._closed or offset > self.log_end_offset:
             return  # it was deleted, or cut, meanwhile
-        self.log_start_offset = Offset(max(offset, self.log_start_offset))
+        with self._layout_lock:
+            self.log_start_offset = Offset(max(offset, self.log_start_offset))
         self._drop_below(offset)
 
     def restart_at(self, offset: int) -> None:
@@ -319,25 +365,29 @@ class Log(LogDurability):
             LogPoisonedError: a write failed.
         """
         assert offset > self.log_end_offset, "up to the end, truncate_before does"
-        self._cuts += 1
-        self.note_start(offset)
-        old = self._layout.segments
-        self._arrange([Segment(self.directory, Offset(offset), disk=self._disk)])
-        self.log_start_offset = Offset(offset)
-        for segment in old:
-            segment.doom()
-        # Their names must not come back after a power loss: recovery would go on in them.
-        self._disk.sync_directory(self.directory)
+        with self.files_held():
+            self._cuts += 1
+            self.note_start(offset)
+            with self._layout_lock:
+                old = self._layout.segments
+                self._arrange([Segment(self.directory, Offset(offset), disk=self._disk)])
+                self.log_start_offset = Offset(offset)
+            for segment in old:
+                segment.doom()
+            # Their names must not come back after a power loss: recovery would go on in them.
+            self._disk.sync_directory(self.directory)
+            self._cuts += 1  # as in ``_truncate_to``
         self._let_go(old)
 
     def _drop_below(self, offset: int) -> None:
-        segments = self._layout.segments
-        keep = [s for s in segments[:-1] if s.next_offset > offset]
-        if len(keep) + 1 < len(segments):
+        with self._layout_lock:
+            segments = self._layout.segments
+            keep = [s for s in segments[:-1] if s.next_offset > offset]
             gone = segments[: len(segments) - 1 - len(keep)]
-            self._arrange([*keep, segments[-1]])
-            self.log_start_offset = Offset(max(self.log_start_offset, self._layout.bases[0]))
-            self._let_go(gone)
+            if gone:
+                self._arrange([*keep, segments[-1]])
+                self.log_start_offset = Offset(max(self.log_start_offset, self._layout.bases[0]))
+        self._let_go(gone)
 
     def _let_go(self, gone: Sequence[Segment]) -> None:
         """Give back the space of segments that are part of the log no more.
@@ -351,15 +401,37 @@ class Log(LogDurability):
     def _remove_files(self, segments: Sequence[Segment], names: Collection[Path]) -> None:
         for segment in segments:
             with self._names_lock:
+                segment.retire()
                 if segment.path in names or self._closed:  # then its directory goes as a whole
-                    segment.retire()
-                else:
-                    segment.remove_files()
+                    continue
+                segment.doom()
+            self._disk.remove_large(segment.path)  # takes long; nobody else means this name
 
-    def replace(self, old: Segment, new: Segment) -> None:
-        """Swap a sealed segment, which is pinned, for its compacted self."""
-        self._arrange([new if segment is old else segment for segment in self._layout.segments])
+    def replace(self, old: Segment, new: Segment, cleaned: Path) -> bool:
+        """Swap a sealed segment for its compacted self, unless it went away meanwhile.
+
+        Args:
+            old: as it is.
+            new: what is in ``cleaned``, under the name of the old one from now on; not synced.
+            cleaned: where it was written.
+
+        Returns:
+            Whether it was swapped.
+
+        Raises:
+            LogPoisonedError: renaming failed; the old segment stands.
+        """
+        with self._names_lock:
+            if old not in self._layout.segments[:-1]:
+                self._disk.unlink(cleaned)
+                return False
+            old.pin()
+            old.remove_indexes()
+            self._disk.rename(cleaned, old.path)
+            with self._layout_lock:
+                self._arrange([new if each is old else each for each in self._layout.segments])
         self._let_go([old])
+        return True
 
     def delete(self) -> None:
         """Remove the log and its directory; what readers hold of it stays valid.
@@ -367,7 +439,7 @@ class Log(LogDurability):
         Raises:
             LogPoisonedError: a file could not be removed.
         """
-        with self._names_lock:
+        with self._names_lock:  # which others hold for a small file, a name or a directory only
             self._closed = True
             for segment in self._layout.segments:
                 segment.is_retired = True

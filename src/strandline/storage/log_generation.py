@@ -11,7 +11,6 @@ from crc32c import crc32c
 
 from strandline.errors import CorruptBatchError
 from strandline.storage.disk import Disk
-from strandline.storage.journal import Journal
 from strandline.storage.log_directory import UNBORN_SUFFIX
 
 BIRTH_NAME = "log-birth"
@@ -19,26 +18,25 @@ UNUSED = -1
 """Before any sequence."""
 
 
-def note_birth(directory: Path, journal: Journal, *, disk: Disk) -> None:
+def note_birth(directory: Path, synced_sequence: int, *, disk: Disk) -> None:
     """Make a new log's directory, durably, and note where the journal was.
 
     It gets its name when the note is in it: one without would be taken for the old log's. What is
-    left of one that got none goes as deleted logs do. The journal is synced
-    first: after a power loss it gives the sequences of entries that are lost to others.
+    left of one that got none goes as deleted logs do.
 
     Args:
         directory: of the log; there is none yet.
-        journal: that the log will be in.
+        synced_sequence: the journal is durable up to this entry, and no later one is of the old
+            log. After a power loss it gives the sequences of entries that are lost to others.
         disk: the file system.
 
     Raises:
         DiskFullError: no space.
-        LogPoisonedError: a write failed, or a sync of the journal.
+        LogPoisonedError: a write failed.
     """
-    journal.sync()
     unborn = directory.with_name(directory.name + UNBORN_SUFFIX)
     disk.make_directory(unborn)
-    number = b"%d" % journal.last_sequence
+    number = b"%d" % synced_sequence
     disk.write_atomically(unborn / BIRTH_NAME, b"%b %08x\n" % (number, crc32c(number)))
     disk.rename(unborn, directory)
     disk.sync_directory(directory.parent)

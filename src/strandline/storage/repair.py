@@ -4,8 +4,8 @@ Rules: bytes are only ever put where no intact batch is, and only if they are wh
 intact batches that fill the hole exactly, by offsets and by bytes. So nothing that was ever served
 changes, and readers need no lock: until all is written they meet the damage. Where copies are
 compacted they may fit and differ all the same: then what is left of each batch has to tell that it
-was this one. Durable on return; a crash in the middle leaves damage, as before. On the thread that
-owns the log. Knows nothing of where the copy comes from.
+was this one. Durable on return; a crash in the middle leaves damage, as before. On any thread: the
+files of the log stay what they are meanwhile. Knows nothing of where the copy comes from.
 """
 
 from collections.abc import Sequence
@@ -37,12 +37,20 @@ def mend(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False) -> b
         InvalidRecordError: they are not what was there.
         DiskFullError: no space, on a file system that copies when it overwrites.
         LogPoisonedError: the write or its sync failed.
+        ShuttingDownError: the log was closed or deleted.
     """
     headers = [check_batch(memoryview(batch), 0) for batch in batches]
     assert headers, "an answer without batches mends nothing"
     for before, after in pairwise(headers):
         if before.next_offset != after.base_offset:
             raise InvalidRecordError(f"no batch from {before.next_offset} on among the copies")
+    with log.files_held():
+        return _put_back(log, batches, headers, is_compacted=is_compacted)
+
+
+def _put_back(
+    log: Log, batches: Sequence[Bytes], headers: list[BatchHeader], *, is_compacted: bool
+) -> bool:
     for number, header in enumerate(headers):
         segment = _segment_of(log, header.base_offset)
         hole = _hole_at(segment, header.base_offset)

@@ -228,6 +228,8 @@ class Segment(SegmentReads):
 
     def doom(self) -> None:
         """Take the files their names, for ``remove_files`` to remove; a start would, too."""
+        if self.path.suffix == DOOMED_SUFFIX:
+            return  # the names may be another segment's by now
         self.is_retired = True
         self.remove_indexes()
         if self._disk.exists(self.path):
@@ -238,5 +240,5 @@ class Segment(SegmentReads):
     def remove_files(self) -> None:
         """Remove the files, and give their space back; what readers hold of them stays valid."""
         self.retire()
-        self.remove_indexes()
+        self.doom()
         self._disk.remove_large(self.path)

@@ -30,18 +30,13 @@ class LogCut(msgspec.Struct, frozen=True, kw_only=True):
         return self.state.cuts > at.cuts
 
 
-def note_cut(directory: Path, state: LogCheckpoint, journal: Journal, *, disk: Disk) -> None:
-    """Note, durably, that a log goes on from a state; what is before it is durable already.
-
-    The journal is synced first: after a power loss it gives the sequences of entries that are lost
-    to others.
+def note_cut(directory: Path, cut: LogCut, *, disk: Disk) -> None:
+    """Note a cut durably; the log up to it, and the journal up to its sequence, are already.
 
     Raises:
         DiskFullError: no space; what was noted before stands.
-        LogPoisonedError: a write failed, or a sync of the journal.
+        LogPoisonedError: a write failed.
     """
-    journal.sync()
-    cut = LogCut(sequence=journal.last_sequence, state=state)
     disk.write_atomically(directory / CUT_NAME, encode_note(cut))
 
 

@@ -1,9 +1,9 @@
-"""What users' tests need: a real broker in the test's own process, or in one that can be killed.
+"""Test helpers for users: a real broker in the test's own process, or in one that can be killed.
 
     with strandline.testing.Server() as url:
         client = strandline.connect(url)
 
-Importing this module is cheap: the broker is loaded when a server is started.
+Importing this module is cheap: the broker is imported when a server is started.
 """
 
 from strandline.testing.process import ProcessServer

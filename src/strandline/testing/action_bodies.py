@@ -1,4 +1,4 @@
-"""A body for every Flight action, about stream, subject and group ``mine``; for tests that try all.
+"""A valid body for every Flight action, about stream, subject and group ``mine``.
 
 Rule: a new action gets its body here, or the tests of access control fail.
 """
@@ -19,7 +19,7 @@ from strandline.protocol.wire import encode
 
 MINE: Final = "mine"
 OURS: Final = "ours"
-"""A second one, where a request names several."""
+"""A second name, for requests that take several."""
 _PRODUCER: Final = [1, 0]
 _MEMBER: Final = {"group": MINE, "member": "m"}
 _RULES: Final = {"rules": [["app", "read", "stream", MINE]]}
@@ -28,7 +28,7 @@ _QUOTA: Final = {"principal": "app"}
 _REQUESTS: Final[dict[str, dict[str, Any] | None]] = {
     admin.CREATE_STREAM: {"name": MINE, "subject": "mine.>", "queue_group": MINE},
     admin.DELETE_STREAM: {"name": MINE},
-    admin.TRUNCATE_BEFORE: {"name": MINE, "offset": 1},
+    admin.DELETE_RECORDS: {"name": MINE, "offset": 1},
     admin.STREAM_INFO: {"name": MINE},
     admin.LIST_STREAMS: None,
     admin.OFFSETS: {"name": MINE},
@@ -41,7 +41,7 @@ _REQUESTS: Final[dict[str, dict[str, Any] | None]] = {
     cluster.REMOVE_BROKER: {"broker": 9},
     cluster.REPLACE_DISK: {"broker": 9},
     cluster.REASSIGN: {"stream": MINE},
-    cluster.SPREAD: None,
+    cluster.REBALANCE: None,
     cluster.ELECT_LEADER: {"stream": MINE, "leader": 1},
     cluster.ADD_PARTITIONS: {"name": MINE, "count": 2},
     transactions.BEGIN_TRANSACTION: {
@@ -90,4 +90,4 @@ _REQUESTS: Final[dict[str, dict[str, Any] | None]] = {
 BODIES: Final[dict[str, bytes]] = {
     name: b"" if request is None else encode(request) for name, request in _REQUESTS.items()
 }
-"""Action → a body of its."""
+"""The encoded body of each action."""

@@ -1,17 +1,17 @@
-"""Judge of one partition as its publishers and readers saw it, in simulations and real clusters.
+"""A checker of one partition as publishers and readers saw it, in simulations and real clusters.
 
-Rules: whoever says where a record is, an ack or a reader, says it for ever: an offset has one
-record and a record one offset. A publisher's record comes after all that was acked to it before the
-record was sent. A reader goes from offset to offset, over however many replicas, and to the end
-once there is one. What is acked is in the log at the end, and what was refused for certain is never
-seen. A consumer group processes every record, at least once. ``ViolationError`` says what was seen.
-Must not know how a log comes about.
+Rules: once an ack or a reader reports a record at an offset, that offset always has that record,
+and the record no other offset. A publisher's record comes after everything acknowledged to it
+before the record was sent. A reader proceeds from offset to offset, across any number of replicas,
+and reaches the end. Acknowledged records are in the log at the end, and records refused for certain
+are never seen. A consumer group processes every record at least once. ``ViolationError`` reports a
+violation. Must not know how a log is implemented.
 
-A publish has three outcomes: acked; refused for certain, before anything was written (by one that
-does not lead, or leads with too few replicas); unknown (no answer, a leader that gave up what it
-had written, a failed sync): then the record may be stored or not, and nothing is told here. Over
-NATS in a cluster no refusal is certain: each broker hears the message, and one that refuses cannot
-speak for the next leader.
+A publish has three outcomes: acknowledged; refused for certain, before anything was written (by a
+broker that does not lead, or leads with too few replicas); unknown (no answer, a leader that lost
+its leadership after writing, a failed sync): then the record may be stored or not, and nothing is
+recorded here. Over NATS in a cluster no refusal is certain: every broker receives the message, and
+one that refuses cannot speak for the next leader.
 """
 
 import threading
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from strandline.testing.sim.world import ViolationError
 
 
-class History:
-    """What was heard of one partition.
+class PartitionHistory:
+    """The observations of one partition.
 
     Args:
         name: of the partition, for messages.
@@ -30,23 +30,23 @@ class History:
     def __init__(self, name: str) -> None:
         self.name = name
         self.acked_end = 0
-        """One beyond the last offset that was acked."""
+        """One beyond the last acknowledged offset."""
         self._values: dict[int, bytes] = {}
         self._offsets: dict[bytes, int] = {}
         self._refused: set[bytes] = set()
         self._next: dict[str, int] = {}
 
     def placed(self, value: bytes, offset: int) -> None:
-        """Somebody says that a record is at an offset.
+        """Record that a record was observed at an offset.
 
         Raises:
-            ViolationError: somebody said otherwise, or that it was refused.
+            ViolationError: it contradicts an earlier observation, or the record was refused.
         """
         if value in self._refused:
-            raise ViolationError(f"{self.name}: {value!r} was refused, and is at {offset}")
+            raise ViolationError(f"{self.name}: {value!r} was refused, but is at {offset}")
         if self._values.setdefault(offset, value) != value:
             raise ViolationError(
-                f"{self.name}: {value!r} is at {offset}, where {self._values[offset]!r} was"
+                f"{self.name}: {value!r} is at {offset}, which had {self._values[offset]!r}"
             )
         if self._offsets.setdefault(value, offset) != offset:
             raise ViolationError(
@@ -54,15 +54,15 @@ class History:
             )
 
     def ack(self, value: bytes, offset: int, *, floor: int) -> None:
-        """A publisher is told where its record is.
+        """Record an ack.
 
         Args:
             value: the record.
-            offset: as told.
-            floor: the end of what was acked to this publisher before it sent the record.
+            offset: the acknowledged offset.
+            floor: the end of what was acknowledged to this publisher before it sent the record.
 
         Raises:
-            ViolationError: a record before it was acked here, or it elsewhere.
+            ViolationError: the offset is below ``floor``, or contradicts an earlier observation.
         """
         if offset < floor:
             raise ViolationError(
@@ -72,27 +72,27 @@ class History:
         self.acked_end = max(self.acked_end, offset + 1)
 
     def refused(self, value: bytes) -> None:
-        """A publisher is told that its record is not stored, and does not send it again.
+        """Record a certain refusal of a record that is not sent again.
 
         Raises:
-            ViolationError: somebody has seen it.
+            ViolationError: the record was observed.
         """
         self._refused.add(value)
         if value in self._offsets:
             self.placed(value, self._offsets[value])
 
     def offset_of(self, value: bytes) -> int | None:
-        """Where a record is, as far as anybody has said."""
+        """Return a record's offset, if it was observed."""
         return self._offsets.get(value)
 
     def read(self, reader: str, offsets: Sequence[int], values: Sequence[bytes]) -> int:
-        """A reader, which reads from the start, gets records.
+        """Record what a reader that began at offset 0 got.
 
         Returns:
-            where it goes on.
+            The next offset of the reader.
 
         Raises:
-            ViolationError: they are not the ones that follow, or others were there before.
+            ViolationError: offsets are skipped or repeated, or contradict earlier observations.
         """
         at = self._next.get(reader, 0)
         for offset, value in zip(offsets, values, strict=True):
@@ -104,7 +104,7 @@ class History:
         return at
 
     def arrived(self, reader: str, log_end: int) -> None:
-        """Everything has healed and a reader has had time enough to read it all.
+        """Check that a reader has reached the end, after all faults ended and enough time.
 
         Raises:
             ViolationError: it has not.
@@ -114,10 +114,10 @@ class History:
             raise ViolationError(f"{self.name}: {reader} is at {at}, the log ends at {log_end}")
 
     def settled(self, replica: str, log: Sequence[bytes]) -> None:
-        """Everything has healed: the whole log of a replica, from offset 0.
+        """Check the whole log of a replica, from offset 0, after all faults ended.
 
         Raises:
-            ViolationError: it lacks what was acked or seen, or has a record twice.
+            ViolationError: it lacks acknowledged or observed records, or repeats one.
         """
         for offset, value in enumerate(log):
             self.placed(value, offset)
@@ -129,26 +129,26 @@ class History:
 
 
 class GroupHistory:
-    """What a consumer group processed and committed of one partition; for members in threads.
+    """The records of one partition that a consumer group processed and committed; thread-safe.
 
     Args:
         history: of the partition.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: PartitionHistory) -> None:
         self._history = history
         self._lock = threading.Lock()
         self.processed_end = 0
-        """All records before were processed by some member."""
+        """All records before this offset were processed by some member."""
         self.committed = 0
-        """The furthest position whose commit was confirmed."""
+        """The highest offset whose commit was confirmed."""
         self._next: dict[str, int] = {}
 
     def begins(self, member: str, at: int) -> None:
-        """A member gets the partition, and is to go on at a position.
+        """Record that a member was assigned the partition and begins at an offset.
 
         Raises:
-            ViolationError: records before were processed by nobody, or a commit was forgotten.
+            ViolationError: earlier records were not processed, or a commit was lost.
         """
         with self._lock:
             if at > self.processed_end:
@@ -160,10 +160,10 @@ class GroupHistory:
             self._next[member] = at
 
     def processed(self, member: str, offsets: Sequence[int], values: Sequence[bytes]) -> None:
-        """A member, to whom the partition belongs, has processed records.
+        """Record that the partition's member has processed records.
 
         Raises:
-            ViolationError: they are not the ones that follow, or others were there before.
+            ViolationError: offsets are skipped or repeated, or contradict earlier observations.
         """
         with self._lock:
             at = self._next[member]
@@ -176,15 +176,15 @@ class GroupHistory:
             self.processed_end = max(self.processed_end, at)
 
     def commits(self, at: int) -> None:
-        """The commit of a position was confirmed to a member."""
+        """Record a confirmed commit."""
         with self._lock:
             self.committed = max(self.committed, at)
 
     def settled(self, log_end: int, position: int | None) -> None:
-        """Everything has healed and the group has had time enough; None: it has no position.
+        """Check the group's end, after all faults ended and enough time; None: no committed offset.
 
         Raises:
-            ViolationError: it has not processed all, or its position does not say so.
+            ViolationError: it has not processed all records, or not committed them.
         """
         if (self.processed_end, position) != (log_end, log_end):
             raise self._broken(

@@ -1,7 +1,7 @@
 """A broker as a real child process, for tests that kill it.
 
-Starts ``strandline serve --output json``, reads the ready line, and can kill, stop and restart it,
-on the same directory and ports.
+Starts ``strandline serve --output json``, reads the ready line, and can kill, stop and restart the
+broker on the same directory and ports.
 """
 
 import json
@@ -30,13 +30,13 @@ PORT_TAKEN = "address already in use"
 
 
 class ProcessServer:
-    """A broker process; a context that starts it.
+    """A broker process; entering its context starts it.
 
     Args:
-        data_dir: where it keeps data; by default a temporary directory, removed at the end.
+        data_dir: its data directory; by default a temporary one, removed at the end.
         arguments: further arguments of the command.
-        command: what to run instead of ``strandline serve``; takes its flags, prints a ready line.
-        environment: added to ours.
+        command: replaces ``strandline serve``; takes its flags, prints a ready line.
+        environment: variables added to ours.
     """
 
     def __init__(
@@ -58,49 +58,49 @@ class ProcessServer:
         self.ready: dict[str, Any] = {}
         """The ready line: ports, pid and more."""
         self.errors: deque[str] = deque(maxlen=KEPT_LINES)
-        """The last lines it wrote to standard error."""
+        """The last lines of its standard error."""
 
     @property
     def flight(self) -> str:
-        """``host:port`` of Arrow Flight, which ``strandline.connect`` takes."""
+        """Return ``host:port`` of Arrow Flight, for ``strandline.connect``."""
         return f"{self.ready.get('host', '127.0.0.1')}:{self.ready['flight_port']}"
 
     @property
     def nats_url(self) -> str:
-        """URL of its nats-server."""
+        """Return the URL of its nats-server."""
         return f"nats://{self.ready.get('host', '127.0.0.1')}:{self.ready['nats_port']}"
 
     @property
     def ingest_url(self) -> str:
-        """URL of its own listener for NATS publishers."""
+        """Return the URL of its own listener for NATS publishers."""
         return f"nats://{self.ready.get('host', '127.0.0.1')}:{self.ready['ingest_port']}"
 
     @property
     def http_url(self) -> str:
-        """URL of its web page, metrics and health."""
+        """Return the URL of its web page, metrics and health."""
         return f"http://{self.ready.get('host', '127.0.0.1')}:{self.ready['http_port']}"
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Return its process id."""
         assert self._process is not None, "start it first"
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the process lives."""
+        """Return whether the process is running."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """What the process ended with, below 0 the signal; None while it runs, or before."""
+        """Return the exit code, the negative signal if killed; None while it runs, or before."""
         return None if self._process is None else self._process.poll()
 
     def start(self, *, timeout_s: float = READY_TIMEOUT_S) -> Self:
-        """Start, on the same ports each time, and wait for the ready line.
+        """Start on the same ports as before, and wait for the ready line.
 
         Raises:
-            StrandlineError: it ended instead; the message has its last words.
+            StrandlineError: it ended instead; the message has the end of its standard error.
             RequestTimeoutError: no ready line in time.
         """
         assert not self.is_running, "it is running"
@@ -109,7 +109,7 @@ class ProcessServer:
         except StrandlineError as error:
             if self.ready or PORT_TAKEN not in error.message.casefold():
                 raise
-            self._ports = _fresh_ports()  # somebody was quicker to listen on one of them
+            self._ports = _fresh_ports()  # another process took one of them
             self._launch(timeout_s)
         return self
 
@@ -158,17 +158,17 @@ class ProcessServer:
                 f"no ready line from strandline serve within {timeout_s:g} s"
             ) from None
         if line is None:
-            code, words = self._wait(), "".join(self.errors).strip()
-            raise StrandlineError(f"strandline serve ended with {code}: {words}")
+            code, output = self._wait(), "".join(self.errors).strip()
+            raise StrandlineError(f"strandline serve exited with code {code}: {output}")
         self.ready = json.loads(line)
 
     def kill(self) -> None:
-        """``kill -9``, as a power cut would; waits until it is gone."""
+        """Send SIGKILL and wait for the end."""
         self.signal(signal.SIGKILL)
         self._wait()
 
     def stop(self) -> int:
-        """SIGTERM; returns the exit code.
+        """Send SIGTERM and wait for the end; return the exit code.
 
         Raises:
             RequestTimeoutError: it did not end in time, and was killed.
@@ -185,7 +185,7 @@ class ProcessServer:
             ) from error
 
     def restart(self, *, timeout_s: float = READY_TIMEOUT_S) -> Self:
-        """Kill it if it lives, and start it on the same directory and ports."""
+        """Kill it if it runs, and start it on the same directory and ports."""
         if self.is_running:
             self.kill()
         return self.start(timeout_s=timeout_s)
@@ -215,12 +215,12 @@ class ProcessServer:
 
 
 def _fresh_ports() -> dict[str, int]:
-    """A port for each option, to keep while the broker is down: none that the system gives away."""
+    """Choose ports outside the ephemeral range, so that they stay free during restarts."""
     return dict(zip(PORT_OPTIONS, free_ports(len(PORT_OPTIONS)), strict=True))
 
 
 def _is_ready_line(line: str) -> bool:
-    """Whether a line of output says that the broker listens."""
+    """Return whether a line of output is the ready line."""
     try:
         message = json.loads(line)
     except ValueError:

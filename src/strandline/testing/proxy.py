@@ -1,10 +1,10 @@
 """A TCP proxy on loopback that can cut, delay and break connections, for chaos tests of links.
 
-Rules: nothing is lost inside a connection, because TCP would not lose it either: a cut holds bytes
-back until ``resume``, and the sender feels it once the buffers are full. ``to_target`` and
-``from_target`` are cut and delayed apart from each other, so that one-way partitions can be made.
-New connections are accepted during a cut, as a network that drops packets would not do, but nothing
-gets through them; ``break_connections`` and ``stop`` are for those who want an end seen.
+Rules: bytes of a connection are never lost, since TCP would not lose them: a cut holds them back
+until ``resume``, and the sender blocks once the buffers are full. Both directions are cut and
+delayed separately, for one-way partitions. New connections are accepted during a cut, unlike in a
+network that drops packets, but nothing passes; use ``break_connections`` and ``stop`` for a visible
+end.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ Direction = Literal["to_target", "from_target"]
 
 
 @dataclass(slots=True)
-class Path:
-    """One direction of every connection."""
+class ProxyPath:
+    """One direction of all connections."""
 
     is_open: asyncio.Event = field(default_factory=asyncio.Event)
     delay_s: float = 0.0
@@ -28,7 +28,7 @@ class Path:
 
 
 class TcpProxy:
-    """Listens on a free port of loopback and passes bytes on to ``host:port``; a context.
+    """Listens on a free loopback port and forwards bytes to ``host:port``; a context manager.
 
     Args:
         host: of the target.
@@ -40,20 +40,23 @@ class TcpProxy:
         self.target_port = port
         self.port = 0
         self.connections_seen = 0
-        self._paths: dict[Direction, Path] = {"to_target": Path(), "from_target": Path()}
+        self._paths: dict[Direction, ProxyPath] = {
+            "to_target": ProxyPath(),
+            "from_target": ProxyPath(),
+        }
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.resume()
 
     async def start(self) -> Self:
-        """Listen; after a ``stop``, on the port of last time."""
+        """Listen; after a ``stop``, on the same port."""
         self._server = await asyncio.start_server(self._connected, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
     async def stop(self) -> None:
-        """Listen no more, and break what is open."""
+        """Stop listening, and break open connections."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -81,7 +84,7 @@ class TcpProxy:
             path.is_open.set()
 
     def delay(self, seconds: float, direction: Direction | None = None) -> None:
-        """Make each read of at most 64 KiB wait, one after the other; 0 ends it."""
+        """Delay each read of at most 64 KiB; 0 ends it."""
         for path in self._chosen(direction):
             path.delay_s = seconds
 
@@ -90,17 +93,17 @@ class TcpProxy:
         for writer in self._writers:
             sock = writer.get_extra_info("socket")
             if sock is None:
-                continue  # it has ended by itself, as uvloop tells it
-            with contextlib.suppress(OSError):  # or as asyncio does
-                # Without lingering a close is a reset, whether or not something is unread.
+                continue  # already closed, as uvloop reports it
+            with contextlib.suppress(OSError):  # already closed, as asyncio reports it
+                # With SO_LINGER 0 a close is a reset, even if data is unread.
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             writer.transport.abort()
 
     def passed_bytes(self, direction: Direction) -> int:
-        """Bytes that got through."""
+        """Return the number of bytes forwarded."""
         return self._paths[direction].passed_bytes
 
-    def _chosen(self, direction: Direction | None) -> list[Path]:
+    def _chosen(self, direction: Direction | None) -> list[ProxyPath]:
         return [self._paths[direction]] if direction else list(self._paths.values())
 
     # Connections
@@ -124,15 +127,17 @@ class TcpProxy:
                 group.create_task(_pump(reader, far_writer, self._paths["to_target"]))
                 group.create_task(_pump(far_reader, writer, self._paths["from_target"]))
         except* OSError:
-            pass  # one end is gone: so shall be the other
+            pass  # one end closed: close the other
         finally:
             for each in opened:
                 self._writers.discard(each)
                 each.transport.abort()
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: Path) -> None:
-    """Pass bytes on in one direction until the end of the stream, and pass on the end."""
+async def _pump(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: ProxyPath
+) -> None:
+    """Forward bytes, and the end of the stream, in one direction."""
     while data := await reader.read(CHUNK_BYTES):
         if path.delay_s:
             await asyncio.sleep(path.delay_s)

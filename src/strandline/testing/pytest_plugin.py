@@ -1,7 +1,7 @@
 """Fixtures for users' tests, found by pytest without configuration.
 
-``strandline_server`` is a broker of its own for each test; ``strandline_url`` is where it listens.
-Nothing but pytest is imported until a test asks for one.
+``strandline_server`` is a broker per test; ``strandline_url`` is its address. Only pytest is
+imported until a test uses one of them.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def strandline_server() -> "Iterator[Server]":
-    """A real broker on free ports, its data in a temporary directory, without NATS."""
+    """A real broker on free ports with a temporary data directory, without NATS."""
     from strandline.testing.server import Server
 
     server = Server()
@@ -28,5 +28,5 @@ def strandline_server() -> "Iterator[Server]":
 
 @pytest.fixture
 def strandline_url(strandline_server: "Server") -> "ServerUrl":
-    """Where the test's broker listens: give it to ``strandline.connect``."""
+    """The address of the test's broker, for ``strandline.connect``."""
     return strandline_server.url

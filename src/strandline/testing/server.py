@@ -1,7 +1,7 @@
 """A broker inside the process of a test: real storage and listeners, free ports, its own thread.
 
-Rules: nothing of the broker is imported before a server starts, so that a pytest plugin which
-imports this costs nothing. A data directory of our own making is removed at the end.
+Rules: the broker is imported only when a server starts, so that the pytest plugin costs nothing. A
+temporary data directory is removed at the end.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from strandline.errors import InvalidConfigError, RequestTimeoutError
-from strandline.optional_dependencies import missing_package
+from strandline.optional_dependencies import install_hint
 
 if TYPE_CHECKING:
     from strandline.server.wiring import BrokerApp
@@ -35,16 +35,16 @@ class ServerUrl(str):
 
 
 class Server:
-    """A broker for tests; a context that gives its ``ServerUrl``.
+    """A broker for tests; entering its context returns its ``ServerUrl``.
 
     Args:
-        nats: start a nats-server and the listener for publishers too; a mapping is the ``nats``
+        nats: also start a nats-server and the listener for publishers; a mapping is the ``nats``
             section of the configuration.
-        data_dir: where to keep data; by default a temporary directory, removed at the end.
+        data_dir: its data directory; by default a temporary one, removed at the end.
         **config: other fields of ``config.BrokerConfig``; sections as mappings.
 
     Raises:
-        InvalidConfigError: an unknown or wrong setting.
+        InvalidConfigError: an unknown or invalid setting.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Server:
         self._url: ServerUrl | None = None
 
     def start(self) -> ServerUrl:
-        """Start and wait until everything listens.
+        """Start and wait until all listeners are open.
 
         Raises:
             StrandlineError: it cannot start.
@@ -83,7 +83,7 @@ class Server:
         return self._url
 
     def stop(self) -> None:
-        """Stop as on SIGTERM; harmless when repeated."""
+        """Stop as on SIGTERM; has no effect when repeated."""
         if self._url is None:
             return
         self._url = None
@@ -94,38 +94,38 @@ class Server:
 
     @property
     def url(self) -> ServerUrl:
-        """Where it listens, once started."""
+        """Return its address, once started."""
         assert self._url is not None, "start the server first"
         return self._url
 
     @property
     def flight(self) -> str:
-        """``host:port`` of Arrow Flight."""
+        """Return ``host:port`` of Arrow Flight."""
         return self.url.flight
 
     @property
     def nats_url(self) -> str | None:
-        """URL of the nats-server, if there is one."""
+        """Return the URL of the nats-server, if there is one."""
         return self.url.nats_url
 
     @property
     def ingest_url(self) -> str | None:
-        """URL of the broker's own listener for NATS publishers, if there is one."""
+        """Return the URL of the broker's own listener for NATS publishers, if there is one."""
         return self.url.ingest_url
 
     @property
     def http_url(self) -> str | None:
-        """URL of the web page, metrics and health, if asked for with ``http_port=0``."""
+        """Return the URL of web page, metrics and health, if requested by ``http_port=0``."""
         return self.url.http_url
 
     @property
     def data_dir(self) -> Path:
-        """The data directory."""
+        """Return the data directory."""
         return self.url.data_dir
 
     @property
     def app(self) -> "BrokerApp":
-        """The running broker itself, for white-box tests."""
+        """Return the running broker, for white-box tests."""
         return self._runner.app
 
     def __enter__(self) -> ServerUrl:
@@ -135,7 +135,7 @@ class Server:
         self.stop()
 
     def __del__(self) -> None:
-        """A server that was forgotten leaves no thread behind."""
+        """Stop the thread of a server that was not stopped."""
         self.stop()
 
     def _remove_data(self) -> None:
@@ -144,7 +144,7 @@ class Server:
 
 
 def _url_of(app: "BrokerApp", *, host: str, data_dir: Path) -> ServerUrl:
-    """Where a running broker listens."""
+    """Return the address of a running broker."""
     url = ServerUrl(f"{host}:{app.flight_port}")
     url.flight = str(url)
     url.nats_url = f"nats://{host}:{app.nats_port}" if app.nats_port else None
@@ -158,8 +158,8 @@ class _Runner:
     """A broker on an event loop in a thread.
 
     Args:
-        config: the broker's.
-        with_nats: whether NATS is wired in.
+        config: of the broker.
+        with_nats: whether to start the NATS front end.
     """
 
     def __init__(self, config: Any, *, with_nats: bool) -> None:
@@ -196,7 +196,7 @@ class _Runner:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 runner.run(self._main())
         except ModuleNotFoundError as error:
-            self._error = InvalidConfigError(missing_package(error))
+            self._error = InvalidConfigError(install_hint(error))
             self._error.__cause__ = error
         except BaseException as error:  # noqa: BLE001 - raised in the test's thread
             self._error = error

@@ -118,7 +118,7 @@ class Story:
                 ends[name, info.partition] = info.high_watermark
         found = set()
         for kind in self.kinds:
-            noted = self.client.groups.positions(kind)
+            noted = self.client.groups.committed_offsets(kind)
             places = [at for at in ends if at[0] in READ_OF.get(kind, ("orders",))]
             if any(noted.get(at, 0) < ends[at] for at in places):
                 found.add(kind)

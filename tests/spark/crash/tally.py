@@ -76,7 +76,7 @@ def page(chunks):
 
 INTRODUCTION = (
     "`make crash-pipelines` makes this page;",
-    "[docs/pipelines.md](../../docs/pipelines.md#killed) says what happens in a run.",
+    "[docs/pipelines.md](../../docs/pipelines.md#crash-tests) says what happens in a run.",
     "Lost: expected and not there. Duplicated: there too often, or not expected. Out of place:",
     "each there once, but not in its order. Restarted: queries that failed while their driver",
     "lived. Refused: of two drivers that worked on the same checkpoints at the end, those that",

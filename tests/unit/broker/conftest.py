@@ -5,6 +5,7 @@ import errno
 import fnmatch
 import itertools
 import os
+import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +148,54 @@ class RiggedDisk(Disk):
         super().make_directory(path)
 
 
+SHORT = {
+    "EntrySync": "the sync that publishers wait for",
+    "Journal._roll": "a journal file is full and none is spare",
+    "GroupCommitter.sync": "what was answered without a sync: little, as the next turn takes it",
+    "Segment._write": "a segment's first bytes make its file",
+    "MetadataStore._append": "one line, of one command of an operator or an application",
+    "RawWrites.undo": "a turn is taken back out",
+    "Log.delete": "the directory of a log that is deleted gets another name",
+}
+"""Calls that may be made on the event loop, and why: each is short."""
+
+
+class LoopWatchingDisk(RiggedDisk):
+    """Notes what may take long, and is done on the thread that made this disk: the event loop's."""
+
+    def __init__(self):
+        super().__init__()
+        self.loop, self.on_the_loop = threading.get_ident(), []
+
+    def _check(self, operation, path):
+        super()._check(operation, path)
+        if operation in ("sync", "create", "truncate", "rename", "names", "mkdir", "unlink"):
+            self._note(operation, path)
+
+    def _note(self, operation, path):
+        if threading.get_ident() != self.loop:
+            return
+        callers, frame = [], sys._getframe(2)
+        while frame is not None and "asyncio" not in frame.f_code.co_filename:
+            callers.append(frame.f_code.co_qualname)
+            frame = frame.f_back
+        if not any(short in caller for short in SHORT for caller in callers):
+            self.on_the_loop.append(f"{operation} of {path.name} in {' < '.join(callers[:9])}")
+
+    def unlink(self, path):
+        if path.exists():
+            self._note("unlink", path)
+        super().unlink(path)
+
+    def remove_large(self, path):
+        self._note("remove_large", path)
+        super().remove_large(path)
+
+    def remove_directory(self, path):
+        self._note("rmdir", path)
+        super().remove_directory(path)
+
+
 class Answers:
     """A responder that keeps every answer and refuses to hear a second one."""
 
@@ -287,6 +336,7 @@ def kit():
         wait_beyond=wait_beyond,
         Answers=Answers,
         Disk=RiggedDisk,
+        LoopWatchingDisk=LoopWatchingDisk,
     )
 
 

@@ -35,15 +35,15 @@ async def test_damaged_positions_are_done_without_only_if_the_operator_says_so(o
     damage(first, GROUPS_STREAM, 2)
     second = await open_broker()
     with pytest.raises(CorruptBatchError, match="allow_corrupt_coordinator_log"):
-        await second.groups.positions("g")
+        await second.groups.committed_offsets("g")
     await second.stop()
     third = await open_broker(allow_corrupt_coordinator_log=True)
-    assert await third.groups.positions("g") == {"s": {0: 1}}
+    assert await third.groups.committed_offsets("g") == {"s": {0: 1}}
     assert third.telemetry.damaged_batches == 1
     await third.groups.commit("g", {"s": {0: 7}}, number=3)
     await third.stop()
     fourth = await open_broker(allow_corrupt_coordinator_log=True)
-    assert await fourth.groups.positions("g") == {"s": {0: 7}}
+    assert await fourth.groups.committed_offsets("g") == {"s": {0: 7}}
 
 
 async def test_entries_that_are_gone_are_damage_too(open_broker):
@@ -54,12 +54,12 @@ async def test_entries_that_are_gone_are_damage_too(open_broker):
     first.stream(GROUPS_STREAM).partition(0).log.segments[0].path.unlink()
     second = await open_broker()
     with pytest.raises(CorruptBatchError, match="allow_corrupt_coordinator_log"):
-        await second.groups.positions("g")
+        await second.groups.committed_offsets("g")
     await second.stop()
     third = await open_broker(allow_corrupt_coordinator_log=True)
-    assert await third.groups.positions("g") == {}
+    assert await third.groups.committed_offsets("g") == {}
     await third.groups.commit("g", {"s": {0: 7}}, number=2)
-    assert await third.groups.positions("g") == {"s": {0: 7}}
+    assert await third.groups.committed_offsets("g") == {"s": {0: 7}}
 
 
 async def test_a_transaction_whose_beginning_is_damaged_is_not_known(

@@ -46,7 +46,7 @@ async def test_a_term_that_has_ended_writes_nothing(broker, is_led_anew):
     await broker.groups.commit("g", {"s": {0: 2}}, number=2)
     assert office.term is not term
     office._store(term, partition.next_offset, b"another one")
-    assert await broker.groups.positions("g") == {"s": {0: 2}}
+    assert await broker.groups.committed_offsets("g") == {"s": {0: 2}}
 
 
 async def test_who_waits_when_a_term_ends_is_told(broker):
@@ -69,7 +69,7 @@ async def test_a_member_gets_everything_and_commits(broker, make_stream):
     assert joined.partitions == parts(0, 1, 2)
     assert joined.positions == {}
     await broker.groups.commit("g", {"s": {1: 5}}, member="ann", epoch=joined.epoch)
-    assert await broker.groups.positions("g") == {"s": {1: 5}}
+    assert await broker.groups.committed_offsets("g") == {"s": {1: 5}}
     assert await broker.groups.groups() == {"g": 1}
     again = await broker.groups.heartbeat("g", "ann", epoch=joined.epoch, held=parts(0, 2))
     assert again.positions == {"s": {1: 5}}
@@ -90,7 +90,7 @@ async def test_a_restart_keeps_members_and_positions(open_broker, make_stream, k
     beat = await second.groups.heartbeat("g", "ann", epoch=joined.epoch, held=joined.partitions)
     assert beat.epoch == joined.epoch
     assert beat.partitions == parts(0, 1)
-    assert await second.groups.positions("g") == {"s": {0: 7}}
+    assert await second.groups.committed_offsets("g") == {"s": {0: 7}}
 
 
 async def test_cursors_need_no_member(broker):
@@ -98,9 +98,9 @@ async def test_cursors_need_no_member(broker):
     await broker.groups.commit("cursor", {"anything": {0: 3}}, number=1)
     await broker.groups.commit("cursor", {"anything": {0: 1, 4: 9}}, number=1)
     assert (await broker.groups.describe("cursor")).committed == {}, "nobody numbered them"
-    assert await broker.groups.positions("cursor") == {"anything": {0: 1, 4: 9}}
+    assert await broker.groups.committed_offsets("cursor") == {"anything": {0: 1, 4: 9}}
     await broker.groups.delete("cursor")
-    assert await broker.groups.positions("cursor") == {}
+    assert await broker.groups.committed_offsets("cursor") == {}
     with pytest.raises(UnknownGroupError):
         await broker.groups.describe("cursor")
 
@@ -152,10 +152,10 @@ async def test_a_failed_sync_loses_nothing_that_was_told(broker, disk, kit):
     with pytest.raises(UnavailableError):
         await broker.groups.commit("g", {"s": {0: 2}})
     await kit.until(lambda: broker.admission.refusal is None)
-    found = await broker.groups.positions("g")
+    found = await broker.groups.committed_offsets("g")
     assert found["s"][0] in (1, 2), "whether the refused one is kept nobody was told"
     await broker.groups.commit("g", {"s": {0: 3}})
-    assert await broker.groups.positions("g") == {"s": {0: 3}}
+    assert await broker.groups.committed_offsets("g") == {"s": {0: 3}}
 
 
 async def test_a_full_disk_refuses_commits_and_heals(broker, disk, kit):
@@ -165,10 +165,10 @@ async def test_a_full_disk_refuses_commits_and_heals(broker, disk, kit):
     big = {"s": dict.fromkeys(range(10_000), 1)}
     with pytest.raises(UnavailableError):
         await broker.groups.commit("g", big)
-    assert await broker.groups.positions("g") == {"s": {0: 1}}
+    assert await broker.groups.committed_offsets("g") == {"s": {0: 1}}
     disk.mend()
     await broker.groups.commit("g", {"s": {0: 2}})
-    assert await broker.groups.positions("g") == {"s": {0: 2}}
+    assert await broker.groups.committed_offsets("g") == {"s": {0: 2}}
 
 
 async def test_who_comes_while_the_log_is_read_is_told_so(open_broker, disk, monkeypatch):
@@ -180,10 +180,10 @@ async def test_who_comes_while_the_log_is_read_is_told_so(open_broker, disk, mon
     gate = disk.hold("read", "logs", after=3)  # recovery looks where the log ends
     second = await open_broker()
     with pytest.raises(StillLoadingError):
-        await second.groups.positions("g")
+        await second.groups.committed_offsets("g")
     gate.released.set()
     monkeypatch.setattr("strandline.broker.coordinator_runtime.LOAD_WAIT_S", 30)
-    assert await second.groups.positions("g") == {"s": {0: 1}}
+    assert await second.groups.committed_offsets("g") == {"s": {0: 1}}
 
 
 async def test_a_coordinator_is_made_beside_the_loop(open_broker, make_stream, kit, monkeypatch):
@@ -225,7 +225,7 @@ async def test_the_log_is_written_anew_when_it_has_grown(open_broker, kit, monke
     await kit.until(lambda: partition.log_start_offset > 0)
     await first.stop()
     second = await open_broker()
-    assert await second.groups.positions("g") == {**value, "t": {0: 249}}
+    assert await second.groups.committed_offsets("g") == {**value, "t": {0: 249}}
 
 
 async def test_positions_are_there_to_be_watched(broker, make_stream):

@@ -7,8 +7,15 @@ import pyarrow as pa
 import pytest
 
 from strandline.broker import log_replay, partition_appends
+from strandline.broker import partition as partition_module
+from strandline.broker.ends import wait_until_caught_up
 from strandline.broker.log_replay import LogReplay
+from strandline.broker.producer_state import Producers
+from strandline.broker.transactions.visibility import PartitionTransactions
 from strandline.errors import StillLoadingError, UnavailableError
+from strandline.record.codec import decode_batches
+from strandline.transactions.effects import MarkerKind
+from strandline.transactions.state import Producer
 from strandline.types import ProducerStamp
 
 
@@ -184,3 +191,106 @@ async def test_a_new_leader_reads_beside_the_loop(open_broker, make_stream, kit,
     assert answers.acks["m1 again"] == answers.acks["m1"]
     assert answers.acks["again"] == answers.acks["p1"]
     assert kit.values(partition) == [b"v", b"a", b"b", b"plain", b"v", b"c"]
+
+
+# Transactions
+
+
+@pytest.fixture
+def held_back(monkeypatch):
+    """Indexes of transactions are read back when the test lets them be, and note their thread."""
+    held = {"threads": set(), "may_end": threading.Event(), "failures": []}
+    monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
+    monkeypatch.setattr(partition_module, "RETRY_S", 0.01)
+    read_back = PartitionTransactions.read_back
+
+    def slow(ledger, is_wanted):
+        held["threads"].add(threading.get_ident())
+        assert held["may_end"].wait(30)
+        if held["failures"]:
+            raise held["failures"].pop()
+        return read_back(ledger, is_wanted)
+
+    monkeypatch.setattr(PartitionTransactions, "read_back", slow)
+    return held
+
+
+async def mark(partition, answers, kind, producer, token):
+    partition.mark(kind, producer, ack_sink=answers, token=token)
+    await until(lambda: token in answers.acks or token in answers.errors)
+
+
+def add(partition, answers, token, producer):
+    """Append a record of a transaction."""
+    partition.append_arrow(
+        pa.record_batch({"value": [token.encode()]}),
+        ack_sink=answers,
+        token=token,
+        producer=ProducerStamp(producer.producer_id, producer.epoch, 0),
+        is_transactional=True,
+    )
+
+
+@pytest.mark.parametrize("failures", [[], [UnavailableError("out of memory")]])
+async def test_transactions_are_read_back_beside_the_loop(
+    open_broker, make_stream, kit, held_back, failures
+):
+    """Nothing is stable and no transaction let in before; what is stored meanwhile is known then,
+    an abort hides what it did, and a load that fails is tried again."""
+    answers, ours, theirs = kit.Answers(), Producer(5, 0), Producer(6, 0)
+    broker = await open_broker()
+    partition = await make_stream(broker)
+    held_back["may_end"].set()
+    partition.keep_ledger(0)
+    await until(lambda: not partition.ledger.is_loading)
+    partition.producers = Producers()
+    await mark(partition, answers, MarkerKind.BEGIN, ours, "begin")
+    add(partition, answers, "lost", ours)
+    await until(lambda: "lost" in answers.acks)
+    await mark(partition, answers, MarkerKind.ABORT, ours, "abort")
+    await mark(partition, answers, MarkerKind.BEGIN, theirs, "open")
+
+    held_back["may_end"].clear()
+    held_back["threads"].clear()
+    held_back["failures"] += failures
+    partition.keep_ledger(0)
+    kit.put(partition, answers, "meanwhile")
+    await until(lambda: "meanwhile" in answers.acks)
+    assert (partition.high_watermark, partition.last_stable_offset) == (5, 0)
+    assert not partition.knows_end
+    with pytest.raises(StillLoadingError, match="transactions are still read back"):
+        partition.read(4, 1 << 20)
+    await mark(partition, answers, MarkerKind.COMMIT, theirs, "too early")
+    add(partition, answers, "early", theirs)
+    assert answers.codes == {"too early": "still_loading", "early": "still_loading"}
+    with pytest.raises(StillLoadingError):
+        await wait_until_caught_up(partition, patience_s=0.01)
+
+    held_back["may_end"].set()
+    await wait_until_caught_up(partition)
+    assert partition.last_stable_offset == 3
+    await mark(partition, answers, MarkerKind.COMMIT, theirs, "commit")
+    assert partition.last_stable_offset == 6
+    seen = decode_batches(partition.read(0, 1 << 20), columns=["value"])
+    assert [value for rows in seen for value in rows.column("value").to_pylist()] == [b"meanwhile"]
+    assert held_back["threads"]
+    assert threading.get_ident() not in held_back["threads"]
+
+
+async def test_what_is_cut_while_transactions_are_read_back_is_forgotten(
+    open_broker, make_stream, kit
+):
+    """The load may have met it before, and what is in its place now counts."""
+    answers, ours = kit.Answers(), Producer(5, 0)
+    partition = await make_stream(await open_broker())
+    partition.keep_ledger(0)
+    kit.put(partition, answers, "first")
+    await until(lambda: "first" in answers.acks)
+    await mark(partition, answers, MarkerKind.BEGIN, ours, "begin")
+    ledger = PartitionTransactions(partition.log, start=0, high_watermark=1)
+    found = ledger.read_back()
+    assert [each.kind for each in found] == [MarkerKind.BEGIN]
+    ledger.forget_from(1)
+    ledger.take(found)
+    ledger.commit(2)
+    assert (ledger.last_stable_offset, ledger.open_count) == (2, 0)

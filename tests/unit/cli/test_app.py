@@ -67,7 +67,10 @@ def test_wrong_usage_exits_2(run, arguments):
         (("serve", "-o", "json", "--nonsense"), "--nonsense"),
         (("serve", "-ojson", "--flight-port", "many"), "'--flight-port'"),
         (("stream", "create", "--output=json"), "Missing argument 'NAME'"),
-        (("publish", "orders", "x", "--header", "novalue", "-o", "json"), "'novalue' is no header"),
+        (
+            ("publish", "orders", "x", "--header", "novalue", "-o", "json"),
+            "'novalue' is not a header",
+        ),
         (("publish", "orders", "--message-id", "m", "-o", "json"), "--message-id names one"),
     ],
 )

@@ -40,10 +40,11 @@ def test_what_cannot_be_meant_is_refused_before_asking(words, reason):
         ("status",),
         ("add", "4=h:1"),
         ("drain", "1"),
+        ("undrain", "1"),
         ("remove", "1", "--yes"),
         ("replace-disk", "1", "--yes"),
         ("reassign", "s"),
-        ("spread",),
+        ("rebalance",),
         ("elect", "s", "--leader", "1"),
     ],
 )

@@ -185,7 +185,7 @@ def test_nothing_is_overwritten(init):
     init()
     before = {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()}
     refused = init(brokers=(*THREE[1:], "4=10.0.0.4", "5=10.0.0.5"), code=1)
-    assert "broker-2 exists and is left as it is" in refused.stderr
+    assert "broker-2 exists already" in refused.stderr
     refused = init(brokers=("9=10.0.0.9", *THREE), code=1)
     assert {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()} == before
 
@@ -213,19 +213,19 @@ def test_a_package_that_is_missing_leaves_nothing_behind(tmp_path):
     ("brokers", "arguments", "message"),
     [
         (("1=a", "1=b"), (), "broker 1 twice"),
-        (("0=a",), (), "no number from 1"),
-        (("a",), (), "no number from 1"),
-        (("1=",), (), "no number from 1"),
-        (("9999999999=a",), (), "no number from 1"),
-        (("1=a:9295",), (), "ports with --port-base"),
-        (("1=a b",), (), "is no host"),
-        (("1=0.0.0.0",), (), "nobody reaches"),
-        (("1=127.0.0.1", "2=10.0.0.2"), (), "only its own machine reaches"),
+        (("0=a",), (), "is not ID=VALUE"),
+        (("a",), (), "is not ID=VALUE"),
+        (("1=",), (), "is not ID=VALUE"),
+        (("9999999999=a",), (), "is not ID=VALUE"),
+        (("1=a:9295",), (), "and use --port-base"),
+        (("1=a b",), (), "is not a host"),
+        (("1=0.0.0.0",), (), "others cannot reach"),
+        (("1=127.0.0.1", "2=10.0.0.2"), (), "other machines cannot reach"),
         (tuple(f"{n}=h{n}" for n in range(1, 9)), (), "more than the 7"),
         (THREE, ("--rack", "1=a"), "has 2, 3"),
         (("1=a",), ("--rack", "2=a"), "has 1, 2"),
-        (("1=a",), ("--peer-host", "1=b"), "may lead to any network"),
-        (("1=a",), ("--port-base", "0"), "brokers are on others"),
+        (("1=a",), ("--peer-host", "1=b"), "may resolve to another network"),
+        (("1=a",), ("--port-base", "0"), "some brokers are elsewhere"),
     ],
 )
 def test_what_cannot_be_a_cluster_is_refused(init, brokers, arguments, message):
@@ -243,7 +243,7 @@ def test_a_cluster_has_at_least_one_broker(init):
 
 @pytest.mark.parametrize(
     ("count", "advice"),
-    [(1, "survives no loss"), (2, "the loss of none"), (3, ""), (4, "the loss of 1,")],
+    [(1, "tolerates no loss"), (2, "the loss of none"), (3, ""), (4, "the loss of 1,")],
 )
 def test_an_even_number_of_brokers_is_advised_against(init, count, advice):
     """It works, and survives no more than one broker less would."""

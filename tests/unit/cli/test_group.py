@@ -36,7 +36,7 @@ def lines(result):
 def test_a_group_is_made_shown_and_deleted(run):
     """Rewound to places of all kinds, listed with what it has before it, forgotten."""
     [done] = lines(run("reset", "billing", "orders", "--to", "latest", "-o", "json"))
-    assert done["positions"] == {"0": 3, "1": 3}
+    assert done["offsets"] == {"0": 3, "1": 3}
     run("reset", "billing", "orders", "--to", "1", "--partition", "1")
     [listed] = [each for each in lines(run("list", "-o", "json")) if each["group"] == "billing"]
     assert listed["members"] == 0

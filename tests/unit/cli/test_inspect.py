@@ -40,7 +40,7 @@ def test_an_intact_directory_is_listed(stopped, run):
     assert result.exit_code == 0, result.output
     assert "orders/0" in result.stdout
     assert f"records={RECORDS}" in result.stdout
-    assert "none damaged" in result.stdout
+    assert "none corrupt" in result.stdout
 
 
 def test_looking_changes_nothing(stopped, run):
@@ -71,7 +71,7 @@ def test_a_flipped_bit_is_named_by_file_and_position(stopped, run):
     try:
         result = run(stopped)
         assert result.exit_code == 1
-        assert f"DAMAGE  {segment.relative_to(stopped)} at byte {hit}:" in result.stdout
+        assert f"CORRUPT  {segment.relative_to(stopped)} at byte {hit}:" in result.stdout
         assert run(stopped, "--no-verify").exit_code == 0
     finally:
         segment.write_bytes(intact)
@@ -153,7 +153,7 @@ def test_a_compacted_and_a_deleted_stream_are_not_missed(run, tmp_path):
             client.append("short", bytes(2000))
         client.append("gone", b"v")
         client.delete_stream("gone")
-        client.truncate_before("keys", 60)
+        client.delete_records("keys", 60)
         while sum(log.stat().st_size for log in tmp_path.glob("logs/00000001/*.log")) > 200_000:
             client.list_streams()  # until it is compacted
     result = run(tmp_path)

@@ -105,7 +105,7 @@ def test_a_command_that_fails_exits_1(capsys):
         (OSError(28, "No space left on device"), "standard output: No space left on device"),
         (FileExistsError(17, "File exists", "/a/b"), "'/a/b': File exists"),
         (UnicodeEncodeError("utf-8", "a\udcff", 1, 2, "no"), "not UTF-8: 'a\\udcff' (invalid_requ"),
-        (UnicodeEncodeError("ascii", "caf\u00e9", 3, 4, "no"), "cannot be written in ascii"),
+        (UnicodeEncodeError("ascii", "caf\u00e9", 3, 4, "no"), "cannot be encoded as ascii"),
     ],
 )
 def test_what_files_and_arguments_do_is_one_line(capsys, failure, said):

@@ -7,7 +7,7 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.cli.parsing import parse_duration, parse_header, parse_place, parse_size
+from strandline.cli.parsing import parse_duration, parse_header, parse_offset, parse_size
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -60,7 +60,7 @@ def test_what_is_no_size_is_a_usage_error(text):
 )
 def test_places_in_a_stream(text, place):
     """Words, offsets, times, and how long ago; a time without a zone is UTC."""
-    assert parse_place(text, NOW) == place
+    assert parse_offset(text, NOW) == place
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_places_in_a_stream(text, place):
 def test_what_is_no_place_is_a_usage_error(text):
     """The error lists what a place may be."""
     with pytest.raises(typer.BadParameter):
-        parse_place(text, NOW)
+        parse_offset(text, NOW)
 
 
 def test_headers_keep_what_follows_the_first_separator():
@@ -85,7 +85,7 @@ def test_headers_keep_what_follows_the_first_separator():
 @given(st.text(max_size=30))
 def test_any_text_is_a_value_or_a_usage_error(text):
     """No text raises anything but BadParameter."""
-    for parse in (parse_size, parse_duration, parse_place, parse_header):
+    for parse in (parse_size, parse_duration, parse_offset, parse_header):
         try:
             parse(text)
         except typer.BadParameter:

@@ -11,5 +11,5 @@ from strandline.errors import InvalidRequestError
 @pytest.mark.parametrize("days", [math.inf, -math.inf, math.nan])
 def test_days_that_no_clock_counts_are_refused(days):
     """With a typed error that says what means for ever."""
-    with pytest.raises(InvalidRequestError, match="None is for ever"):
+    with pytest.raises(InvalidRequestError, match="give None for no expiry"):
         AccessControl(brokers=None).create_token("ann", days=days)

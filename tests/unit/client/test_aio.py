@@ -33,12 +33,12 @@ PAIRS = [
 ]
 OF_ONE = {
     # What the asynchronous client, and the stores of positions, are made of.
-    Client: {"appender", "open_read", "group_office"},
+    Client: {"appender", "open_read", "group_coordinator"},
     # An asynchronous append waits for room by itself; a client asks whether it may go on with one.
     Producer: {"has_room", "wait_for_room", "is_usable"},
     # How a transaction gets at its consumer: on the consumer's thread. And what a poll that was
     # cancelled does to it.
-    Consumer: {"commit_in_transaction", "interrupt", "unread"},
+    Consumer: {"commit_in_transaction", "wakeup", "unread"},
     AsyncConsumer: {"member"},
 }
 

@@ -28,7 +28,7 @@ def test_numbers_of_arrays_are_numbers(value):
 @pytest.mark.parametrize("value", [True, np.True_, 3.0, "3", None])
 def test_what_is_no_whole_number_is_refused(value):
     """By the name of what it was given as."""
-    with pytest.raises(InvalidRequestError, match="partition is a whole number"):
+    with pytest.raises(InvalidRequestError, match="partition must be a whole number"):
         whole_number(value, "partition")
 
 
@@ -51,7 +51,7 @@ def test_what_is_no_moment_is_refused():
 @pytest.mark.parametrize(
     ("moment", "reason"),
     [
-        (pd.NaT, "a time is a datetime, not NaT"),
+        (pd.NaT, "a time must be a datetime, got NaT"),
         (datetime.min, "timestamp out of range: .*1678 to 2261"),  # noqa: DTZ901 - it is what is tested
         (datetime.max.replace(tzinfo=UTC), "timestamp out of range: .*9999"),
     ],
@@ -66,14 +66,14 @@ def test_what_no_record_can_have_as_its_time_is_refused(moment, reason):
 def test_what_is_no_number_or_too_small_is_refused(value):
     """By its name, and with the least that works."""
     check_number(float("inf"), "linger_ms", least=1)
-    with pytest.raises(InvalidRequestError, match="linger_ms is a number from 1 on"):
+    with pytest.raises(InvalidRequestError, match="linger_ms must be a number of at least 1"):
         check_number(value, "linger_ms", least=1)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), "5", None])
 def test_times_are_positive_and_finite(seconds):
     """A transaction of no time at all was begun, and refused its records for another reason."""
-    with pytest.raises(InvalidRequestError, match="timeout_s is a positive number of seconds"):
+    with pytest.raises(InvalidRequestError, match="timeout_s must be a positive number of seconds"):
         milliseconds(seconds, "timeout_s")
 
 
@@ -82,7 +82,7 @@ def test_what_is_no_wait_is_refused(seconds):
     """One that is over is none, and one for ever is as long as a lock of Python's may wait."""
     assert [wait(s, "t") for s in (-1, 0, 2, np.float32(0.5))] == [0.0, 0.0, 2.0, 0.5]
     assert wait(float("inf"), "t") < threading.TIMEOUT_MAX
-    with pytest.raises(InvalidRequestError, match="timeout_s is a number of seconds, not"):
+    with pytest.raises(InvalidRequestError, match="timeout_s must be a number of seconds, got"):
         wait(seconds, "timeout_s")
 
 
@@ -90,14 +90,14 @@ def test_what_is_no_wait_is_refused(seconds):
 def test_what_are_no_offsets_by_number_is_refused(offsets):
     """With an example of what is meant."""
     assert offsets_by_number({np.int64(0): 3}, "starts") == {0: 3}
-    with pytest.raises(InvalidRequestError, match=r"beyond is offsets by|whole number"):
+    with pytest.raises(InvalidRequestError, match=r"beyond must be offsets by|whole number"):
         offsets_by_number(offsets, "beyond")
 
 
 @pytest.mark.parametrize("offsets", [{(None, 0): 1}, {(b"s", 0): 1}, {"s": 1}, [("s", 0)], None])
 def test_what_are_no_offsets_of_partitions_is_refused(offsets):
     """Where they are given, with an example of what is meant."""
-    with pytest.raises(InvalidRequestError, match=r"offsets by stream|text"):
+    with pytest.raises(InvalidRequestError, match=r"offsets must be by stream|text"):
         offsets_by_partition(offsets)
 
 

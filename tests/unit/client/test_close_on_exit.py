@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.client.close_on_exit import leave
+from strandline.client.close_on_exit import close_on_exit
 from strandline.errors import UnavailableError
 
 
@@ -12,15 +12,15 @@ def fail():
 
 def test_a_failure_to_end_is_raised_or_becomes_a_note():
     """Alone it is the error; beside the block's own it is told with that."""
-    leave(lambda: None, None, otherwise="it is lost")
+    close_on_exit(lambda: None, None, otherwise="it is lost")
     with pytest.raises(UnavailableError):
-        leave(fail, None, otherwise="it is lost")
+        close_on_exit(fail, None, otherwise="it is lost")
     error = ValueError("the block's own")
-    leave(fail, error, otherwise="it is lost")
-    assert error.__notes__ == ["besides, it is lost: nobody answers"]
+    close_on_exit(fail, error, otherwise="it is lost")
+    assert error.__notes__ == ["also, it is lost: nobody answers"]
 
 
 def test_a_bug_is_not_hidden_either():
     """Only what the world can cause becomes a note."""
     with pytest.raises(ZeroDivisionError):
-        leave(lambda: 1 // 0, ValueError("the block's own"), otherwise="it is lost")
+        close_on_exit(lambda: 1 // 0, ValueError("the block's own"), otherwise="it is lost")

@@ -10,7 +10,7 @@ import pytest
 
 from strandline.client import cluster_reader as routed_read
 from strandline.client import replica_selector as read_places
-from strandline.client.cluster_reader import LOOK_S, ClusterReader
+from strandline.client.cluster_reader import METADATA_REFRESH_S, ClusterReader
 from strandline.client.reading import read_request
 from strandline.errors import DisconnectedError, NotLeaderError, OffsetOutOfRangeError
 from strandline.protocol.admin import PartitionInfo
@@ -61,7 +61,7 @@ class Cluster:
 
     def __init__(self, leaders, reads):
         self.leaders, self.reads = leaders, {at: iter(given) for at, given in reads.items()}
-        self.asked = []
+        self.named_broker = []
 
     def routes(self, _stream):
         extent = {"log_start_offset": 3, "high_watermark": 3, "log_end_offset": 3, "size_bytes": 0}
@@ -80,7 +80,7 @@ class Cluster:
         return [((0,), SimpleNamespace(offsets={0: 3}))]
 
     def begin_read(self, connection, request):
-        self.asked.append((connection.address, request))
+        self.named_broker.append((connection.address, request))
         read = next(self.reads[connection.address])
         if isinstance(read, Exception):
             raise read
@@ -141,7 +141,7 @@ def test_a_broker_out_of_reach_holds_up_its_own_partitions_alone(follow):
     cluster = Cluster({0: "a:1", 1: "b:1"}, reads)
     came = list(itertools.islice(follow(cluster).batches(), 1000))
     assert [each.column("offset")[0].as_py() for each in came] == list(range(1000))
-    assert len(cluster.asked) < 10
+    assert len(cluster.named_broker) < 10
 
 
 def extended():
@@ -150,7 +150,7 @@ def extended():
     def flows():
         yield batch(0, 3)
         cluster.leaders[1] = "b:1"
-        cluster.slept_s += LOOK_S
+        cluster.slept_s += METADATA_REFRESH_S
         yield batch(0, 4)
 
     cluster = Cluster({0: "a:1"}, {"a:1": [flows], "b:1": [lambda: iter([batch(1, 3)])]})
@@ -163,7 +163,7 @@ def test_who_follows_all_partitions_gets_those_that_come_later(follow):
     read = follow(cluster, is_of_all=True)
     came = [row for each in read.batches() for row in each.select(COLUMNS[:2]).to_pylist()]
     assert sorted(tuple(row.values()) for row in came) == [(0, 3), (0, 4), (1, 3)]
-    address, request = cluster.asked[-1]
+    address, request = cluster.named_broker[-1]
     assert (address, request.partition, request.start) == ("b:1", 1, 3)
     assert read.added == {1: 3}
 
@@ -185,13 +185,13 @@ def test_a_leader_that_only_falls_silent_is_left_for_the_next(follow):
     def falls_silent():
         yield batch(0, 3)
         cluster.leaders[0] = "b:1"
-        cluster.slept_s += LOOK_S
+        cluster.slept_s += METADATA_REFRESH_S
         yield SILENCE
 
     cluster = Cluster({0: "a:1"}, {"a:1": [falls_silent], "b:1": [lambda: iter([batch(0, 4)])]})
     came = [row["offset"] for each in follow(cluster).batches() for row in each.to_pylist()]
     assert came == [3, 4]
-    address, request = cluster.asked[-1]
+    address, request = cluster.named_broker[-1]
     assert (address, request.start) == ("b:1", 4)
 
 
@@ -205,12 +205,12 @@ def test_a_read_with_an_end_leaves_a_leader_that_falls_silent(monkeypatch):
 
     cluster = Cluster({0: "a:1"}, {"a:1": [falls_silent], "b:1": [lambda: iter([batch(0, 4)])]})
     monkeypatch.setattr(read_places, "begin_read", cluster.begin_read)
-    monkeypatch.setattr(routed_read, "LOOK_S", 0.01)
+    monkeypatch.setattr(routed_read, "METADATA_REFRESH_S", 0.01)
     request = read_request("s", start=3, stop=5, columns=COLUMNS)
     read = ClusterReader(cluster, request, replica="leader", timeout_s=TIMEOUT_S)
     came = [row["offset"] for each in read.batches() for row in each.to_pylist()]
     assert came == [3, 4]
-    address, request = cluster.asked[-1]
+    address, request = cluster.named_broker[-1]
     assert (address, request.start, request.stop) == ("b:1", 4, 5)
 
 
@@ -233,7 +233,7 @@ def test_a_replica_that_has_just_heard_of_the_end_is_read(monkeypatch):
     cluster = Cluster({0: "a:1"}, {"a:1": [refused, lambda: iter([])]})
     monkeypatch.setattr(read_places, "begin_read", cluster.begin_read)
     ClusterReader(cluster, read_request("s"), replica="leader", timeout_s=TIMEOUT_S)
-    assert [request.stop for _, request in cluster.asked] == [3, 3]
+    assert [request.stop for _, request in cluster.named_broker] == [3, 3]
 
 
 def test_an_offset_that_does_not_exist_is_told_at_once(monkeypatch):

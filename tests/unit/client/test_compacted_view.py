@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import strandline
-from strandline.client.compacted_view import latest_by_key, newest_of
+from strandline.client.compacted_view import compact_batches, compacted_view
 from strandline.testing import Server
 
 SCHEMA = pa.schema([("offset", pa.int64()), ("key", pa.binary()), ("value", pa.binary())])
@@ -31,7 +31,7 @@ def batches_of(records, rows):
 def test_of_each_key_the_last_record_stays_in_order(records, rows, fold_bytes):
     """However records come in batches, and however often they are folded on the way."""
     last = {key: at for at, (key, _) in enumerate(records) if key is not None}
-    found = newest_of(batches_of(records, rows), SCHEMA, fold_bytes=fold_bytes)
+    found = compact_batches(batches_of(records, rows), SCHEMA, fold_bytes=fold_bytes)
     assert found.to_pylist() == [
         {"offset": at, "key": key, "value": records[at][1]}
         for key, at in sorted(last.items(), key=lambda item: item[1])
@@ -53,7 +53,7 @@ def test_a_stream_becomes_a_table_of_what_is_alive(client):
             producer.append(b"%d" % number, key=b"k%d" % (number % 7))
         producer.append(None, key=b"k3")
         producer.append(b"no key")
-    found = latest_by_key(client, "totals").to_pylist()
+    found = compacted_view(client, "totals").to_pylist()
     newest = {b"k%d" % (number % 7): b"%d" % number for number in range(60)}
     del newest[b"k3"]
     assert {row["key"]: row["value"] for row in found} == newest
@@ -66,6 +66,6 @@ def test_the_columns_asked_for_come_in_their_order(client):
     with client.producer("few") as producer:
         for value in (b"1", b"2"):
             producer.append(value, key=b"k")
-    found = latest_by_key(client, "few", columns=["offset", "subject"])
+    found = compacted_view(client, "few", columns=["offset", "subject"])
     assert found.column_names == ["offset", "subject"]
     assert found.column("offset").to_pylist() == [1]

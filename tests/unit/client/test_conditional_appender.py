@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strandline.client.batching import Record
+from strandline.client.accumulator import Record
 from strandline.client.conditional_appender import ConditionalAppender
 from strandline.errors import NotLeaderError
 
@@ -16,10 +16,10 @@ class Leaderless:
     """Brokers of a stream whose partition has no leader; counts how often they are asked."""
 
     def __init__(self):
-        self.asked = self.turned = 0
+        self.named_broker = self.turned = 0
 
     def routes(self, _stream):
-        self.asked += 1
+        self.named_broker += 1
         return SimpleNamespace()
 
     def leaders(self, _routes):
@@ -36,8 +36,8 @@ def test_a_leader_that_is_away_is_asked_for_with_pauses():
     brokers = Leaderless()
     appender = ConditionalAppender(brokers, timeout_s=1.0)
     began_s = time.monotonic()
-    with pytest.raises(NotLeaderError, match="no leader just now"):
+    with pytest.raises(NotLeaderError, match="no leader now"):
         appender.append("s", 0, RECORD, expected_offset=3)
     assert 0.5 <= time.monotonic() - began_s < 10
-    assert 2 <= brokers.asked <= 12
-    assert brokers.turned == brokers.asked - 1
+    assert 2 <= brokers.named_broker <= 12
+    assert brokers.turned == brokers.named_broker - 1

@@ -19,16 +19,16 @@ class Brokers:
     def __init__(self, *answers):
         self.is_cluster = True
         self.answers = list(answers)
-        self.asked = self.asked_another = 0
+        self.named_broker = self.asked_another = 0
 
     def server_info(self):
         """What a broker alone is asked."""
-        self.asked += 1
+        self.named_broker += 1
 
     def routes(self, stream):
         """The next answer; the last one for ever."""
         assert stream == "s"
-        self.asked += 1
+        self.named_broker += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -96,7 +96,7 @@ def test_what_is_known_may_be_sent_to(make):
     assert kit.leaders.may_send(1, "b:1")
     assert not kit.leaders.may_send(1, "a:1")
     assert kit.leaders[9] == ""
-    assert brokers.asked == 0
+    assert brokers.named_broker == 0
 
 
 def test_a_partition_waits_until_its_leader_was_looked_up(make):
@@ -131,7 +131,7 @@ def test_a_broker_alone_leads_everything(make):
         kit.leaders.take({0: "home:1"})
         kit.leaders.look_up([0], LOST)
     kit.until(lambda: kit.leaders.may_send(0, "home:1"))
-    assert brokers.asked == 1
+    assert brokers.named_broker == 1
 
 
 def test_a_stream_that_stays_unknown_is_given_up(make):
@@ -142,7 +142,7 @@ def test_a_stream_that_stays_unknown_is_given_up(make):
         kit.leaders.look_up([0], LOST)
     kit.until(lambda: kit.given_up)
     assert kit.given_up == [gone]
-    assert brokers.asked == UNKNOWN_MAX
+    assert brokers.named_broker == UNKNOWN_MAX
 
 
 def test_a_bug_leaves_nobody_waiting(make, caplog):
@@ -157,16 +157,16 @@ def test_a_bug_leaves_nobody_waiting(make, caplog):
 
 def test_partitions_that_come_later_are_found(make, monkeypatch):
     """Now and then somebody looks; what is known of the others already stays as it is."""
-    monkeypatch.setattr("strandline.client.partition_metadata.LOOK_S", 0.0)
+    monkeypatch.setattr("strandline.client.partition_metadata.METADATA_REFRESH_S", 0.0)
     kit = make(
         brokers := Brokers(NotLeaderError("not now"), {0: "z:1", 1: "b:1", 2: ""}, {2: "c:1"})
     )
     with kit.changed:
         kit.leaders.take({0: "a:1"})
-        kit.leaders.look_for_more(time.monotonic())
-    kit.until(lambda: brokers.asked == 1 and kit.leaders.partitions == 1)
+        kit.leaders.refresh_partitions(time.monotonic())
+    kit.until(lambda: brokers.named_broker == 1 and kit.leaders.partitions == 1)
     with kit.changed:
-        kit.leaders.look_for_more(time.monotonic())
+        kit.leaders.refresh_partitions(time.monotonic())
     kit.until(lambda: kit.leaders.may_send(2, "c:1"))
     assert kit.leaders.partitions == 3
     assert [kit.leaders[n] for n in range(2)] == ["a:1", "b:1"]
@@ -176,7 +176,7 @@ def test_nobody_looks_for_partitions_too_often_or_where_there_are_no_others(make
     """A question every ten seconds, and none to a broker alone, which gives a stream no more."""
     kit = make(brokers := Brokers({0: "a:1"}))
     with kit.changed:
-        kit.leaders.look_for_more(time.monotonic())
+        kit.leaders.refresh_partitions(time.monotonic())
         brokers.is_cluster = False
-        kit.leaders.look_for_more(time.monotonic() + 1e6)
-    assert not brokers.asked
+        kit.leaders.refresh_partitions(time.monotonic() + 1e6)
+    assert not brokers.named_broker

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.client.read_checks import check_places, knows, may_come, numbers_of
+from strandline.client.read_checks import check_offsets, has_offset, may_exist_later, numbers_of
 from strandline.errors import InvalidRequestError, UnknownPartitionError
 from strandline.protocol.admin import PartitionInfo
 from strandline.protocol.tickets import ReadRequest
@@ -27,12 +27,12 @@ HERE = PartitionInfo(
 )
 def test_an_offset_beyond_what_is_committed_may_come(at, address, may):
     """A follower cannot tell that it never will; the leader can, by the end of its log."""
-    assert may_come(at, HERE, address) is may
+    assert may_exist_later(at, HERE, address) is may
 
 
 def test_a_replica_knows_what_it_holds_and_the_end():
     """From the start of its log to the high watermark, both included."""
-    assert [at for at in range(12) if knows(at, HERE)] == [3, 4, 5, 6, 7]
+    assert [at for at in range(12) if has_offset(at, HERE)] == [3, 4, 5, 6, 7]
 
 
 def test_the_partitions_of_a_read():
@@ -40,7 +40,7 @@ def test_the_partitions_of_a_read():
     assert numbers_of(ReadRequest(stream="s", starts={2: 5, 0: 1}), [0, 1, 2]) == [0, 2]
     assert numbers_of(ReadRequest(stream="s", partition=1), [0, 1, 2]) == [1]
     assert numbers_of(ReadRequest(stream="s"), [0, 1, 2]) == [0, 1, 2]
-    with pytest.raises(UnknownPartitionError, match="partitions 0 to 2, not 3"):
+    with pytest.raises(UnknownPartitionError, match="no partition 3; it has 0 to 2"):
         numbers_of(ReadRequest(stream="s", partition=3), [0, 1, 2])
 
 
@@ -48,6 +48,6 @@ def test_the_partitions_of_a_read():
 def test_one_offset_is_no_place_in_several_partitions(bounds):
     """The first one, too; words are places in all of them."""
     with pytest.raises(InvalidRequestError, match="is a place in one partition"):
-        check_places(ReadRequest(stream="s", **bounds), [0, 1])
-    check_places(ReadRequest(stream="s", **bounds), [1])
-    check_places(ReadRequest(stream="s", start="earliest", stop="latest"), [0, 1])
+        check_offsets(ReadRequest(stream="s", **bounds), [0, 1])
+    check_offsets(ReadRequest(stream="s", **bounds), [1])
+    check_offsets(ReadRequest(stream="s", start="earliest", stop="latest"), [0, 1])

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 import pyarrow as pa
 import pytest
 
-from strandline.cli.parsing import parse_place
+from strandline.cli.parsing import parse_offset
 from strandline.client.reading import arrow_reader, bound_of, nanoseconds, read_request
 from strandline.errors import InvalidRequestError, InvalidSubjectError, OffsetOutOfRangeError
 from strandline.protocol.tickets import AtTimestamp
@@ -47,7 +47,7 @@ def test_a_time_without_a_zone_is_in_utc_at_every_door(zone, monkeypatch):
         request = read_request("s", start=plain, timestamp_from=plain, timestamp_to=plain)
         assert request.start == AtTimestamp(timestamp_ns=expected)
         assert request.timestamp_from_ns == request.timestamp_to_ns == expected
-        assert bound_of(parse_place(text)) == AtTimestamp(timestamp_ns=expected)
+        assert bound_of(parse_offset(text)) == AtTimestamp(timestamp_ns=expected)
         assert parse_timestamp(text) == expected
     finally:
         monkeypatch.undo()

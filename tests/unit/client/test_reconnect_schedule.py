@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.client.reconnect_schedule import STANDS_S, ReconnectSchedule
+from strandline.client.reconnect_schedule import STABLE_S, ReconnectSchedule
 from strandline.errors import DisconnectedError
 
 GONE = DisconnectedError("gone")
@@ -37,6 +37,6 @@ def test_a_read_that_stood_begins_anew_with_its_patience():
     reads = ReconnectSchedule([0], timeout_s=1)
     reads.failed([0], GONE, 100.0)
     reads.opened([0], 100.9)
-    reads.lost([0], GONE, 100.9 + STANDS_S)
+    reads.lost([0], GONE, 100.9 + STABLE_S)
     assert reads.closed == {0}
-    assert reads.left_s(100.9 + STANDS_S) == pytest.approx(1, abs=0.01)
+    assert reads.left_s(100.9 + STABLE_S) == pytest.approx(1, abs=0.01)

@@ -4,7 +4,7 @@ import pytest
 
 from strandline.client.retry import (
     Backoff,
-    Patience,
+    RetryDeadline,
     is_connection_loss,
     is_passing,
     is_refusal,
@@ -76,13 +76,13 @@ def test_some_refusals_pass_and_some_leave_no_doubt(error, worth, refused):
 
 def test_patience_ends_unless_there_is_a_success():
     """Failures in a row are borne for a while; one success, and the time begins anew."""
-    patience, error = Patience(timeout_s=1.0), NotLeaderError("remote_error")
-    assert patience.pause_s(error, 10.0) > 0
-    assert patience.pause_s(error, 10.5) > 0
-    patience.succeeded()
-    assert patience.pause_s(error, 12.0) > 0
+    retry_deadline, error = RetryDeadline(timeout_s=1.0), NotLeaderError("remote_error")
+    assert retry_deadline.pause_s(error, 10.0) > 0
+    assert retry_deadline.pause_s(error, 10.5) > 0
+    retry_deadline.succeeded()
+    assert retry_deadline.pause_s(error, 12.0) > 0
     with pytest.raises(NotLeaderError):
-        patience.pause_s(error, 13.0)
+        retry_deadline.pause_s(error, 13.0)
 
 
 def test_a_timeout_passes_for_a_read_and_not_for_an_append():

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from strandline.client.batching import Record, RecordProducerBatch
+from strandline.client.accumulator import Record, RecordProducerBatch
 from strandline.client.results import AckFuture
 from strandline.client.table_batches import (
     TableAck,
@@ -24,10 +24,10 @@ FULL = to_body(DiskFullError("full"))
 
 def lot_of(*records: Record) -> RecordProducerBatch:
     """A lot of these records, each with a future."""
-    lot = RecordProducerBatch(3, now_s=0.0, deadline_s=1.0)
-    lot.records.extend(records)
-    lot.futures.extend(AckFuture() for _ in records)
-    return lot
+    batch = RecordProducerBatch(3, now_s=0.0, deadline_s=1.0)
+    batch.records.extend(records)
+    batch.futures.extend(AckFuture() for _ in records)
+    return batch
 
 
 def failed(future, error):
@@ -63,27 +63,27 @@ def test_a_record_of_a_wrong_type_is_an_invalid_record():
 
 def test_an_ack_gives_each_record_its_offset():
     """Offsets count up from the range's first."""
-    lot = lot_of(*[Record(b"v", None, None, None, None)] * 3)
-    resolve(lot, PutAck(sequence=0, ranges=(AckedRange(3, 100, 3),)), failed)
-    assert [future.result() for future in lot.futures] == [100, 101, 102]
-    assert lot.futures[0].result().partition == 3
+    batch = lot_of(*[Record(b"v", None, None, None, None)] * 3)
+    resolve(batch, PutAck(sequence=0, ranges=(AckedRange(3, 100, 3),)), failed)
+    assert [future.result() for future in batch.futures] == [100, 101, 102]
+    assert batch.futures[0].result().partition == 3
 
 
 def test_an_ack_may_speak_row_by_row():
     """With message ids, rows are stored, known or refused each by itself."""
-    lot = lot_of(*[Record(b"v", None, None, None, "i")] * 3)
+    batch = lot_of(*[Record(b"v", None, None, None, "i")] * 3)
     ack = PutAck(sequence=0, offsets=(7, 3, -1), partitions=(3, 3, 3), duplicates=(1,), error=FULL)
-    resolve(lot, ack, failed, error=from_body(FULL))
-    assert [future.result() for future in lot.futures[:2]] == [7, 3]
-    assert [future.result().duplicate for future in lot.futures[:2]] == [False, True]
-    assert isinstance(lot.futures[2].exception(), DiskFullError)
+    resolve(batch, ack, failed, error=from_body(FULL))
+    assert [future.result() for future in batch.futures[:2]] == [7, 3]
+    assert [future.result().duplicate for future in batch.futures[:2]] == [False, True]
+    assert isinstance(batch.futures[2].exception(), DiskFullError)
 
 
 def test_a_refused_lot_fails_every_record():
     """Each future has the broker's error, or the producer's own."""
-    lot = lot_of(*[Record(b"v", None, None, None, None)] * 2)
-    resolve(lot, PutAck(sequence=0, error=FULL), failed, error=from_body(FULL))
-    assert all(isinstance(future.exception(), DiskFullError) for future in lot.futures)
+    batch = lot_of(*[Record(b"v", None, None, None, None)] * 2)
+    resolve(batch, PutAck(sequence=0, error=FULL), failed, error=from_body(FULL))
+    assert all(isinstance(future.exception(), DiskFullError) for future in batch.futures)
     other = lot_of(Record(b"v", None, None, None, None))
     fail(other, DiskFullError("x"), failed)
     assert isinstance(other.futures[0].exception(), DiskFullError)
@@ -92,17 +92,17 @@ def test_a_refused_lot_fails_every_record():
 def table_lots(count: int) -> tuple[AckFuture, list[TableProducerBatch]]:
     """A table of two rows per lot, and its future."""
     future = AckFuture()
-    promise = TableAck(future, lots=count, rows=2 * count)
+    table_ack = TableAck(future, batches=count, rows=2 * count)
     piece = pa.RecordBatch.from_pydict({"value": [b"a", b"b"]})
-    return future, [TableProducerBatch(number, piece, promise) for number in range(count)]
+    return future, [TableProducerBatch(number, piece, table_ack) for number in range(count)]
 
 
 def test_a_table_is_acked_when_all_its_lots_are():
     """The ranges of all partitions come together."""
-    future, lots = table_lots(2)
-    resolve(lots[0], PutAck(sequence=0, ranges=(AckedRange(0, 5, 2),)), failed)
+    future, batches = table_lots(2)
+    resolve(batches[0], PutAck(sequence=0, ranges=(AckedRange(0, 5, 2),)), failed)
     assert not future.done()
-    resolve(lots[1], PutAck(sequence=1, offsets=(9, 4), partitions=(1, 1)), failed)
+    resolve(batches[1], PutAck(sequence=1, offsets=(9, 4), partitions=(1, 1)), failed)
     ack = future.result()
     assert ack.records == 4
     assert ack.ranges == ((0, 5, 2), (1, 9, 1), (1, 4, 1))
@@ -110,10 +110,10 @@ def test_a_table_is_acked_when_all_its_lots_are():
 
 def test_a_table_that_is_stored_in_part_says_how_much():
     """The error carries a note with the count."""
-    future, lots = table_lots(3)
-    resolve(lots[0], PutAck(sequence=0, ranges=(AckedRange(0, 5, 2),)), failed)
-    resolve(lots[1], PutAck(sequence=1, error=FULL), failed, error=from_body(FULL))
-    fail(lots[2], DiskFullError("later"), failed)
+    future, batches = table_lots(3)
+    resolve(batches[0], PutAck(sequence=0, ranges=(AckedRange(0, 5, 2),)), failed)
+    resolve(batches[1], PutAck(sequence=1, error=FULL), failed, error=from_body(FULL))
+    fail(batches[2], DiskFullError("later"), failed)
     error = future.exception()
     assert isinstance(error, DiskFullError)
     assert error.__notes__ == ["2 of 6 rows were stored"]

@@ -21,7 +21,7 @@ def test_what_is_not_given_comes_from_the_environment():
     assert Credentials.given("x", environ=VARIABLES) == ("x", "b", "c", "t")
     assert Credentials.given(None, "y", "z", environ=VARIABLES) == ("a", "y", "z", "t")
     assert Credentials.given(token="mine", environ=VARIABLES) == ("a", "b", "c", "mine")
-    with pytest.raises(InvalidConfigError, match="go together"):
+    with pytest.raises(InvalidConfigError, match="needs its key"):
         Credentials.given(None, "y", None, environ=VARIABLES)
 
 

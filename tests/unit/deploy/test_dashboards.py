@@ -49,7 +49,7 @@ def test_counters_are_shown_as_rates(place):
     """A counter since the start tells little; only damage is shown as it is."""
     counters = {name for name in names_in(QUERIES[place]) if name.endswith(("_total", "_bucket"))}
     is_rate = re.search(r"\b(rate|increase)\(", QUERIES[place])
-    assert not counters or is_rate or place.startswith("Damage")
+    assert not counters or is_rate or place.startswith("Corruption")
 
 
 def test_legends_name_labels_that_exist():

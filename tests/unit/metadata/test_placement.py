@@ -3,9 +3,10 @@
 from collections import Counter
 from itertools import pairwise
 
+import msgspec
 import pytest
 
-from strandline.errors import UnavailableError
+from strandline.errors import InvalidConfigError, UnavailableError
 from strandline.metadata.commands import Drain, FinishReassignment, Move, ReassignReplicas
 from strandline.metadata.image import MetadataImage
 from strandline.metadata.placement import (
@@ -13,8 +14,8 @@ from strandline.metadata.placement import (
     drain_plan,
     place,
     rebalance_leaders,
+    rebalance_plan,
     rotated,
-    spread_plan,
     stranded,
     well_placed,
 )
@@ -193,7 +194,7 @@ def test_a_broker_that_joined_is_filled_up(cluster):
     made.register(4)
     made.unfence(4)
     differences = []
-    while moves := spread_plan(made.image, moves_max=1):
+    while moves := rebalance_plan(made.image, moves_max=1):
         for move in moves:
             assert len(set(move.target)) == 2
         made.must(ReassignReplicas(moves))
@@ -269,3 +270,28 @@ def test_each_of_several_partitions_prefers_another_leader():
         (3, 4, 2),
         (4, 2, 3),
     ]
+
+
+def with_room(cluster, **most):
+    """Three brokers that can keep so many partitions."""
+    image = cluster(3).image
+    for broker, count in enumerate(most.values(), 1):
+        known = image.brokers[broker]
+        image = image.with_broker(msgspec.structs.replace(known, partitions_max=count))
+    return image
+
+
+def test_brokers_without_room_get_no_more_partitions(cluster):
+    """Those that have room get them, also if they keep more than their share then."""
+    image = with_room(cluster, first=2, second=0, third=100)
+    kept, led = loads(place(image, partitions=12, replicas=1))
+    assert kept == led == {1: 2, 2: 5, 3: 5}
+
+
+def test_partitions_for_which_no_broker_has_room_are_refused(cluster):
+    """The error names the broker, how much room it has, and what to do about it."""
+    image = with_room(cluster, first=2, second=100, third=100)
+    place(image, partitions=2, replicas=3)
+    reason = r"broker 1 would get 3 more partitions, and there is room for 2: .* it can keep 2\."
+    with pytest.raises(InvalidConfigError, match=reason + " Raise that with 'ulimit -n'"):
+        place(image, partitions=3, replicas=3)

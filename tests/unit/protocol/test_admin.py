@@ -6,11 +6,11 @@ from strandline.config import StreamConfig
 from strandline.errors import InvalidRequestError
 from strandline.protocol.admin import (
     ACTIONS,
+    DeleteRecords,
     OffsetsRequest,
     PartitionInfo,
     StreamInfo,
     StreamName,
-    TruncateBefore,
     WaitRequest,
 )
 from strandline.protocol.wire import decode, encode
@@ -20,7 +20,7 @@ from strandline.protocol.wire import decode, encode
     "message",
     [
         StreamName(name="s"),
-        TruncateBefore(name="s", partition=2, offset=5),
+        DeleteRecords(name="s", partition=2, offset=5),
         OffsetsRequest(name="s", at=17),
         WaitRequest(name="s", beyond={0: 5}, wait_ms_max=10),
     ],
@@ -34,7 +34,7 @@ def test_a_request_survives_the_wire(message):
     ("data", "kind"),
     [
         (b'{"name":"s","x":1}', StreamName),
-        (b'{"name":"s","offset":-1}', TruncateBefore),
+        (b'{"name":"s","offset":-1}', DeleteRecords),
         (b'{"name":"s","beyond":{}}', WaitRequest),
         (b'{"name":"s","beyond":{"x":1}}', WaitRequest),
         (b'{"name":"s","beyond":{"0":1},"wait_ms_max":99999999}', WaitRequest),

@@ -110,10 +110,10 @@ def test_a_stream_that_was_created_anew_is_not_read(use):
         return list(connection.read_range(options(), WANTED, ["value"], identity=identity))
 
     client = use(Anew(failures=[(2, DisconnectedError("gone"))] * 2))
-    with pytest.raises(DataLossError, match=r"x@6.*x@7.*load it anew"):
+    with pytest.raises(DataLossError, match=r"x@6.*x@7.*load it again"):
         read("x@6")
     assert client.starts == []
-    with pytest.raises(DataLossError, match=r"x@7.*x@8.*load it anew"):
+    with pytest.raises(DataLossError, match=r"x@7.*x@8.*load it again"):
         read("x@7")
     assert client.starts == [10]
 

@@ -19,8 +19,8 @@ from strandline.errors import DataLossError, InvalidRequestError, UnavailableErr
 from strandline.spark.demo import check, flights
 from strandline.spark.demo.chart import text_chart
 from strandline.spark.demo.processes import Child
-from strandline.spark.demo.progress import Progress
-from strandline.spark.demo.publisher import Publisher
+from strandline.spark.demo.progress import DemoProgress
+from strandline.spark.demo.publisher import FlightPublisher
 from strandline.spark.demo.runner import own_directory, run_demo
 
 HPUB = re.compile(rb"HPUB (\S+) (\S+) (\d+) (\d+)\r\n")
@@ -85,7 +85,7 @@ def published(script, count=3000):
     """Publish ``count`` messages to a fake; returns the publisher and the fake."""
     nats = FakeNats(script)
     nats.start()
-    publisher = Publisher(
+    publisher = FlightPublisher(
         nats.address,
         (flights.FlightMessage("a.b", b"%d" % n, f"m{n}") for n in range(count)),
     )
@@ -125,7 +125,7 @@ def test_nothing_goes_out_beyond_the_limit():
     nats = FakeNats(lambda number: "ack")
     nats.start()
     messages = [flights.FlightMessage("a", b"x", f"m{n}") for n in range(100)]
-    publisher = Publisher(nats.address, messages)
+    publisher = FlightPublisher(nats.address, messages)
     publisher.allow(40)
     publisher.start()
     deadline = time.monotonic() + 60
@@ -205,7 +205,7 @@ def test_progress_is_shown_on_terminals_and_in_files():
             return True
 
     for out, sign in ((Terminal(), "\r"), (io.StringIO(), "published 5")):
-        progress = Progress(out)
+        progress = DemoProgress(out)
         progress.show(published=5, landed=3, counted=2, total=10)
         progress.say("done")
         assert sign in out.getvalue()

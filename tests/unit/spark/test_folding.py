@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.pipelines.aggregates import (
-    State,
+    AggregateState,
     decode_state,
     encode_state,
     fold,
@@ -27,7 +27,7 @@ FOLDS = parse_folds(
 
 def folded(*records):
     """The state after (partition, offset, x) records."""
-    state = State(values={}, offsets={})
+    state = AggregateState(values={}, offsets={})
     for partition, offset, x in records:
         fold(
             state,
@@ -109,7 +109,7 @@ def test_states_of_other_columns_are_refused():
     """A column that was added would begin in the middle, and one of another function ended in a
     TypeError of Python's.
     """
-    state = State(values={"a": "text", "b": 1}, offsets={0: 7})
+    state = AggregateState(values={"a": "text", "b": 1}, offsets={0: 7})
     with pytest.raises(InvalidConfigError, match="columns are a, but the states in s have a, b"):
         refuse_other_columns(parse_folds({"a": "last(x)"}), [state], into="s")
     refuse_other_columns(parse_folds({"b": "count()", "a": "last(x)"}), [state], into="s")
@@ -132,7 +132,7 @@ def test_the_newest_states_tell_the_position(records, cut):
 
     def run(states, some):
         for partition, offset, key in some:
-            state = states.setdefault(key, State(values={}, offsets={}))
+            state = states.setdefault(key, AggregateState(values={}, offsets={}))
             fold(state, FOLDS, {"total": offset}, place=(partition, offset))
         return states
 

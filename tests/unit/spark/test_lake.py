@@ -455,7 +455,7 @@ def test_a_catalog_that_cannot_be_opened_is_told_in_one_line(properties, message
 def test_a_path_that_is_no_delta_table_is_told(tmp_path):
     """Here a file."""
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidRequestError, match="file is no Delta table"):
+    with pytest.raises(InvalidRequestError, match="file is not a Delta table"):
         existing_store(str(tmp_path / "file"), table_format="delta").load()
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from strandline.errors import InvalidConfigError
-from strandline.spark.pipelines.config import Load, decode_pipeline
+from strandline.spark.pipelines.config import LoadPipeline, decode_pipeline
 
 LOAD = {"kind": "load", "streams": ["orders"], "into": "lake/{stream}", "checkpoint": "c"}
 
@@ -11,7 +11,7 @@ LOAD = {"kind": "load", "streams": ["orders"], "into": "lake/{stream}", "checkpo
 def test_a_load_has_defaults():
     """Only what cannot be guessed is required."""
     found = decode_pipeline(LOAD)
-    assert isinstance(found, Load)
+    assert isinstance(found, LoadPipeline)
     assert (found.format, found.values, found.trigger) == ("parquet", "raw", "available_now")
 
 

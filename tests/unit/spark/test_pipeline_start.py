@@ -5,7 +5,7 @@ import pytest
 import strandline
 from strandline.errors import InvalidConfigError, UnavailableError
 from strandline.spark.pipelines import run
-from strandline.spark.pipelines.config import Copy, decode_pipeline
+from strandline.spark.pipelines.config import CopyPipeline, decode_pipeline
 from strandline.spark.pipelines.outputs import ensure_stream, removed_if_refused, stream_of
 from strandline.spark.releases import refuse_old_spark
 from strandline.spark.session import spark_session
@@ -85,10 +85,10 @@ class LateWorkers:
 
 def test_a_pipeline_whose_python_processes_come_too_late_is_started_again(monkeypatch, caplog):
     """A few times, and said each time; another failure ends it at once."""
-    monkeypatch.setitem(run._START, Copy, LateWorkers(4))
+    monkeypatch.setitem(run._START, CopyPipeline, LateWorkers(4))
     run.run_pipeline(None, copy("127.0.0.1:1"))
     assert caplog.text.count("starting it again") == 4
-    monkeypatch.setitem(run._START, Copy, LateWorkers(5))
+    monkeypatch.setitem(run._START, CopyPipeline, LateWorkers(5))
     with pytest.raises(UnavailableError, match="connect back"):
         run.run_pipeline(None, copy("127.0.0.1:1"))
     caplog.clear()
@@ -96,7 +96,7 @@ def test_a_pipeline_whose_python_processes_come_too_late_is_started_again(monkey
     def broken(spark, config):
         raise UnavailableError("query q failed: no disk")
 
-    monkeypatch.setitem(run._START, Copy, broken)
+    monkeypatch.setitem(run._START, CopyPipeline, broken)
     with pytest.raises(UnavailableError, match="no disk"):
         run.run_pipeline(None, copy("127.0.0.1:1"))
     assert "again" not in caplog.text

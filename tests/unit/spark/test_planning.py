@@ -15,8 +15,8 @@ from strandline.errors import (
 from strandline.spark.options import ReadOptions
 from strandline.spark.planning import (
     OffsetRange,
-    PartitionState,
-    StreamState,
+    PartitionExtent,
+    StreamExtent,
     available_end,
     decode_offsets,
     encode_offsets,
@@ -29,7 +29,7 @@ from strandline.spark.planning import (
     starting_offsets,
 )
 
-STATES = [PartitionState(1, 5, 50, 4500), PartitionState(0, 10, 100, 90_000)]
+STATES = [PartitionExtent(1, 5, 50, 4500), PartitionExtent(0, 10, 100, 90_000)]
 
 
 def options(**changes):
@@ -55,9 +55,9 @@ def test_offsets_survive_the_checkpoint(offsets):
 def test_another_stream_of_the_same_name_is_refused():
     """A checkpoint of a stream that was deleted and created anew is not continued."""
     encoded = encode_offsets({0: 1}, identity="x@1")
-    refuse_other_stream(encoded, StreamState("x@1", ()))
+    refuse_other_stream(encoded, StreamExtent("x@1", ()))
     with pytest.raises(DataLossError, match="x@2"):
-        refuse_other_stream(encoded, StreamState("x@2", ()))
+        refuse_other_stream(encoded, StreamExtent("x@2", ()))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_truncation_below_the_start_is_noticed():
 
 def test_a_new_leader_that_does_not_know_yet_what_is_committed_is_no_loss():
     """It has stored what was read before, so the read waits; beyond its log it would be a loss."""
-    new_leader = PartitionState(0, 0, 40, log_end_offset=60)
+    new_leader = PartitionExtent(0, 0, 40, log_end_offset=60)
     assert available_end([new_leader], options(), start={0: 60}) == {0: 60}
     assert starting_offsets([new_leader], options(starting_offsets={0: 60})) == {0: 60}
     with pytest.raises(DataLossError, match="ends at offset 60"):

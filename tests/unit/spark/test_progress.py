@@ -5,7 +5,7 @@ import pytest
 import strandline
 from strandline.spark.connection import forget_client
 from strandline.spark.options import parse_read_options
-from strandline.spark.progress import Progress
+from strandline.spark.progress import QueryProgress
 from strandline.testing import Server
 
 
@@ -21,7 +21,7 @@ def broker():
 def progress(url, **options):
     """Of a query that reads ``orders``."""
     values = {"server": url, "stream": "orders", **options}
-    return Progress(parse_read_options(values, streaming=True))
+    return QueryProgress(parse_read_options(values, streaming=True))
 
 
 def test_what_a_query_has_reached_is_the_position_of_its_group(broker):
@@ -31,7 +31,7 @@ def test_what_a_query_has_reached_is_the_position_of_its_group(broker):
     query.reached({0: 3, 1: 0})
     query.reached({0: 5, 1: 2})
     progress(url).reached({0: 9, 1: 9})
-    assert client.groups.positions("a copy") == {("orders", 0): 5, ("orders", 1): 2}
+    assert client.groups.committed_offsets("a copy") == {("orders", 0): 5, ("orders", 1): 2}
     assert [group.group for group in client.groups.list()] == ["a copy"]
 
 
@@ -55,4 +55,4 @@ def test_a_query_that_may_not_note_goes_on_without(broker):
         consumer.poll(0)
         query.reached({0: 3})
     query.reached({0: 4})
-    assert client.groups.positions("billing") == {}
+    assert client.groups.committed_offsets("billing") == {}

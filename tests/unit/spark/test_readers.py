@@ -20,11 +20,11 @@ from strandline.errors import DataLossError, InvalidConfigError, InvalidRequestE
 from strandline.spark import batch_reader, stream_reader
 from strandline.spark.batch_reader import RangePartition
 from strandline.spark.options import parse_write_options
-from strandline.spark.planning import OffsetRange, PartitionState, StreamState
+from strandline.spark.planning import OffsetRange, PartitionExtent, StreamExtent
 from strandline.spark.rows import check_columns
 from strandline.spark.source import COLUMNS
 from strandline.spark.table import read_table
-from strandline.spark.table_io import Staged
+from strandline.spark.table_io import StagedFiles
 from strandline.spark.table_stage import StagedRows
 
 WRITE = parse_write_options({"server": "s:1", "stream": "x"})
@@ -49,10 +49,10 @@ class Broker:
 
     def state(self):
         partitions = tuple(
-            PartitionState(p, start, end, 10 * (end - start))
+            PartitionExtent(p, start, end, 10 * (end - start))
             for p, (start, end) in self.extents.items()
         )
-        return StreamState(self.identity, partitions)
+        return StreamExtent(self.identity, partitions)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_what_spark_pickles_survives(broker):
         made,
         made.reader(schema=made.schema()),
         reader(),
-        Staged("q", 3, StagedRows(files=[], ranges={}), None),
+        StagedFiles("q", 3, StagedRows(files=[], ranges={}), None),
     ):
         assert type(pickle.loads(pickle.dumps(thing))) is type(thing)
     partition = RangePartition(OffsetRange(1, 2, 3), "x@1")

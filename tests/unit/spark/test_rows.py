@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.options import parse_write_options
-from strandline.spark.rows import Fingerprint, Routes, check_columns
+from strandline.spark.rows import Fingerprint, RowRouter, check_columns
 
 
 def options(**more):
@@ -18,7 +18,7 @@ def options(**more):
 def pieces(columns, **more):
     """Streams, partitions and values of the pieces of a batch."""
     batch = pa.RecordBatch.from_pydict(columns)
-    found = Routes(options(**more), list(columns)).pieces(batch)
+    found = RowRouter(options(**more), list(columns)).pieces(batch)
     return [(p.stream, p.partition, p.rows.column("value").to_pylist()) for p in found]
 
 

@@ -24,8 +24,7 @@ from strandline.types import ProducerStamp
 
 def put_in_place(compactor, compaction):
     """Apply a compaction as the cleaner does."""
-    for settle_one in compactor.apply(compaction):
-        settle_one()
+    compactor.apply(compaction)
 
 
 def put(log, records, *, time_ns=0, compression="none", epoch=0, producer=NOBODY, ids=None):

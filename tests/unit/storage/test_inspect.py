@@ -220,7 +220,7 @@ def test_what_was_removed_on_purpose_is_not_missed(data_dir, make_batch):
     storage.logs[3].truncate_before(30)
     storage.logs[4].restart_at(100)
     storage.logs[5].delete()
-    note_birth(plans[5].directory, storage.journal, disk=Disk())
+    note_birth(plans[5].directory, storage.journal.sync(), disk=Disk())
     assert damage(data_dir, known=set(plans)) == []
     for number, turn in ((1, 12), (2, 28), (3, 30), (4, 100)):
         batch = make_batch(turn, size=900)

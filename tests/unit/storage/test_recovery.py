@@ -213,7 +213,7 @@ def test_a_log_made_again_under_its_id_is_not_mixed_with_the_one_before(
     data.now.logs.pop(B).delete()
     data.turn(A)
     directory = data.path / "logs" / str(B)
-    note_birth(directory, data.now.journal, disk=data.disk)
+    note_birth(directory, data.now.journal.sync(), disk=data.disk)
     new = Log.open(directory, disk=data.disk, segment_bytes=2000, segment_age_ms=0)
     if begins_at:
         new.restart_at(begins_at)
@@ -234,7 +234,7 @@ def test_a_log_made_again_under_its_id_is_not_mixed_with_the_one_before(
 def test_a_damaged_birth_is_reported(data):
     """Nobody knows then which records are whose: it is said, and everything is tried."""
     shutil.rmtree(data.path / "logs" / str(A))
-    note_birth(data.path / "logs" / str(A), data.now.journal, disk=data.disk)
+    note_birth(data.path / "logs" / str(A), data.now.journal.sync(), disk=data.disk)
     (data.path / "logs" / str(A) / BIRTH_NAME).write_bytes(b"1 00000000\n")
     data.turn(A)
     [damage] = data.die().damage
@@ -381,14 +381,15 @@ def test_a_removed_segment_that_comes_back_takes_nothing_with_it(data):
         data.turn(A)
     data.checkpoint()
     first, *others = data.now.logs[A].segments
+    path, paths = first.path, [segment.path for segment in others]
     for _ in range(30):
         data.turn(A)
     data.now.logs[A].truncate_before(50)
     data.now = None
     data.disk.crash()
-    assert first.path.exists()
-    for segment in others:
-        segment.path.unlink()
+    assert path.exists()
+    for path in paths:
+        path.unlink()
     assert data.recover().report.damage == []
     assert data.now.logs[A].log_start_offset == 50
     data.check(A, data.written[A][50:])
@@ -662,7 +663,7 @@ def test_a_log_that_is_made_anew_has_its_note_from_the_beginning(data):
     data.disk.fail("rename")
     directory = data.path / "logs" / str(B)
     with pytest.raises(LogPoisonedError):
-        note_birth(directory, data.now.journal, disk=data.disk)
+        note_birth(directory, data.now.journal.sync(), disk=data.disk)
     assert not directory.exists()
 
 
@@ -672,7 +673,7 @@ def test_a_log_that_is_made_anew_keeps_what_takes_the_sequences_of_lost_entries(
     for _ in range(3):
         data.turn(A, sync=False)
     directory = data.path / "logs" / str(B)
-    note_birth(directory, data.now.journal, disk=data.disk)
+    note_birth(directory, data.now.journal.sync(), disk=data.disk)
     data.written[B] = []
     data.die()
     data.turn(B)

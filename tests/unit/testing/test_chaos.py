@@ -16,14 +16,14 @@ from strandline.testing.chaos.clients import Member, OwnProducer, given_up
 from strandline.testing.chaos.faults import FAULTS, deal
 from strandline.testing.chaos.load import Reader, expected
 from strandline.testing.chaos.run import Outcome, Plan
-from strandline.testing.history import GroupHistory, History
+from strandline.testing.history import GroupHistory, PartitionHistory
 from strandline.testing.sim.world import ViolationError
 from strandline.types import PartitionName
 
 
 @pytest.fixture
 def histories():
-    return [History("partition 0")]
+    return [PartitionHistory("partition 0")]
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ def test_positions_are_those_of_all_partitions(monkeypatch):
     """A partition whose position nobody has committed has none."""
 
     class Client:
-        groups = SimpleNamespace(positions=lambda _: {PartitionName("s", 1): 7})
+        groups = SimpleNamespace(committed_offsets=lambda _: {PartitionName("s", 1): 7})
 
         def __enter__(self):
             return self

@@ -2,14 +2,14 @@
 
 import pytest
 
-from strandline.testing.history import GroupHistory, History
+from strandline.testing.history import GroupHistory, PartitionHistory
 from strandline.testing.sim.world import ViolationError
 
 
 @pytest.fixture
 def history():
     """Two records acked to one publisher, a third to another, all read."""
-    history = History("partition 0")
+    history = PartitionHistory("partition 0")
     history.ack(b"a", 0, floor=0)
     history.ack(b"b", 2, floor=1)
     history.ack(b"x", 1, floor=0)
@@ -68,7 +68,7 @@ def test_what_was_refused_is_in_no_log(history):
         lambda: history.read("two", range(5), [b"a", b"x", b"b", b"unanswered", b"no"]),
         lambda: history.ack(b"no", 4, floor=0),
     ):
-        with pytest.raises(ViolationError, match="b'no' was refused, and is at 4"):
+        with pytest.raises(ViolationError, match="b'no' was refused, but is at 4"):
             happens()
 
 

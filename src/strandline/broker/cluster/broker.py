@@ -36,6 +36,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.metadata.commands import AllocateProducerIds, Command, CreateStream, DeleteStream
+from strandline.metadata.image import MetadataImage
 from strandline.metadata.placement import place
 from strandline.metadata.streams import check_stream_config
 from strandline.storage.recovery import Recovered
@@ -126,6 +127,7 @@ class ClusterBroker(MetadataApplier):
             )
         self._identity = self._begin_incarnation()
         self._watermarks = load_watermarks(self.data_dir, disk=self.disk)
+        self._saved_watermarks = self._watermarks
 
     def _begin_incarnation(self) -> DirectoryIdentity:
         cluster = self.config.cluster
@@ -178,6 +180,8 @@ class ClusterBroker(MetadataApplier):
         self._has_followed = False
         self._unopened, self._remembered = {}, {}
         self._parted = set()
+        self._followed, self._unsettled = MetadataImage(), set()
+        self._opening, self._to_open, self._open_failures = {}, [], {}
         self._retry = None
 
     async def prepare_stop(self) -> None:
@@ -201,7 +205,7 @@ class ClusterBroker(MetadataApplier):
         if self._retry is not None:
             self._retry.cancel()
         await self.quiesce()
-        self._note_watermarks()
+        await self._note_watermarks()
         await self.membership.stop(ShuttingDownError("the broker is stopping; retry at another"))
         await super().stop()
 
@@ -246,7 +250,7 @@ class ClusterBroker(MetadataApplier):
     def _on_poisoned(self, error: StrandlineError) -> None:
         for log in self._storage.logs.values():
             log.poisoned = True  # what they hold is known only after reopening
-        self._note_watermarks()
+        self._watermarks.update(self.membership.replicas.high_watermarks())
         self._storage_watch.storage_failed()
         self.membership.fail(error)
         super()._on_poisoned(error)
@@ -255,6 +259,7 @@ class ClusterBroker(MetadataApplier):
         """A new life on the logs as they were verified; replicas follow with the registration."""
         logs = self._storage.logs
         self._identity = self._begin_incarnation()
+        self._followed = MetadataImage()  # every replica begins anew
         self._store_of_quorum.log = logs[LOG_ID]
         for partition in self.partitions():
             if not isinstance(partition, RemotePartition):
@@ -277,10 +282,9 @@ class ClusterBroker(MetadataApplier):
         self._check_member()
         config = msgspec.structs.replace(config, acks=config.acks_in_force)
         check_stream_config(config, is_cluster=True)
+        await self._check_creation(config)
         now_ns = self.clock.now_ns()
         assignment = place(self._image, partitions=config.partitions, replicas=config.replicas)
-        here = sum(self.membership.me in replicas for replicas in assignment)
-        self._check_descriptors(f"stream {config.name!r}", here)
         keys = self.keys.first(config)
         command = CreateStream(config=config, now_ns=now_ns, assignment=assignment, keys=keys)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
@@ -309,7 +313,12 @@ class ClusterBroker(MetadataApplier):
         self._tasks.add(skipping)
         skipping.add_done_callback(self._tasks.discard)
         await asyncio.shield(skipping)
-        await self._until(lambda: self.stream(name).partition(partition) is not target)
+
+        def is_done() -> bool:
+            found = self.stream(name).partition(partition)
+            return found is not target and found.remote_error is None
+
+        await self._until(is_done)
 
     async def change(self, command: Command) -> None:
         """Let the cluster do what a command says, and wait until it is done here.

@@ -102,7 +102,11 @@ class ControllerRunner:
                 pass  # time alone may bring a decision: somebody has been silent for too long
             self._changed.clear()
             if self._controller is not None:
+                started_ms = self._clock.monotonic_ms()
                 await self._decide(self._controller)
+                # It looks at every partition: thousands of them must not keep this broker busy.
+                took_s = (self._clock.monotonic_ms() - started_ms) / 1e3
+                await asyncio.sleep(min(INTERVAL_S, 4 * took_s))
 
     async def _decide(self, controller: Controller) -> None:
         try:

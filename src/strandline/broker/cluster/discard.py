@@ -58,7 +58,7 @@ def discard_metadata(data_dir: Path, *, disk: Disk) -> BrokerId:
         try:
             storage.logs.pop(LOG_ID).close()
             delete_log_directory(data_dir / QUORUM_NAME, disk=disk)
-            note_birth(data_dir / QUORUM_NAME, storage.journal, disk=disk)
+            note_birth(data_dir / QUORUM_NAME, storage.journal.sync(), disk=disk)
             for name in (VOTE_NAME, SNAPSHOT_NAME):
                 remove_with_twin(data_dir / name, disk=disk)
         finally:

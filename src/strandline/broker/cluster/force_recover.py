@@ -1,9 +1,9 @@
-"""Rescue: when most voters are lost for ever, one that is left decides alone from now on.
+"""Forced recovery: make one surviving broker the only voter after most voters are lost.
 
-Offline, on its data directory. Rules: what this broker has of the metadata becomes what is true:
-also what the lost had not agreed to, and without what only they had heard of. Records and copies
-are not touched: who may lead follows from the metadata, as ever. The lost must never come back with
-their disks, for they could decide without this one.
+Offline, on its data directory. Rules: this broker's log of the metadata becomes the committed one,
+including entries the lost voters had not agreed to, and without entries that only they had. Records
+and replicas are not touched. The lost voters must never come back with their disks, since they
+would be a majority without this broker.
 """
 
 from pathlib import Path
@@ -23,14 +23,14 @@ from strandline.storage.disk import Disk
 from strandline.types import BrokerId, PartitionName
 
 
-class Rescued(NamedTuple):
-    """What became of a cluster.
+class ForcedRecovery(NamedTuple):
+    """The result of a forced recovery.
 
     Attributes:
-        broker: who decides alone now.
-        voters: who decided before.
-        in_doubt: partitions whose copy here is known to lack records, perhaps acknowledged ones.
-        without_copy: partitions without a copy here.
+        broker: the only voter from now on.
+        voters: the voters before.
+        in_doubt: partitions whose replica here may lack acknowledged records.
+        without_copy: partitions without a replica here.
     """
 
     broker: BrokerId
@@ -39,12 +39,12 @@ class Rescued(NamedTuple):
     without_copy: tuple[PartitionName, ...]
 
 
-def rescue(data_dir: Path, *, disk: Disk) -> Rescued:
+def force_recover(data_dir: Path, *, disk: Disk) -> ForcedRecovery:
     """Make the broker of a data directory the only voter.
 
     Raises:
         InvalidConfigError: no broker of a cluster has used the directory.
-        InvalidRequestError: it decides alone already, or never had a vote.
+        InvalidRequestError: it is the only voter already, or was never a voter.
         DataDirLockedError: the broker is running.
         CorruptBatchError: what it has of the metadata is damaged.
         UnavailableError: a file cannot be read or written; nothing changed.
@@ -68,13 +68,17 @@ def rescue(data_dir: Path, *, disk: Disk) -> Rescued:
         lock.release()
 
 
-def _decide_alone(store: QuorumStore, me: BrokerId, *, founders: tuple[BrokerId, ...]) -> Rescued:
+def _decide_alone(
+    store: QuorumStore, me: BrokerId, *, founders: tuple[BrokerId, ...]
+) -> ForcedRecovery:
     """Put a snapshot of everything that is known here in the place of the log."""
     machine, members, index, term = remembered(store, Members(founders))
     if me not in members.voters:
-        raise InvalidRequestError(f"broker {me} has no vote; rescue a broker that took part")
+        raise InvalidRequestError(
+            f"broker {me} was not a voter; recover from a broker that was one"
+        )
     if members.voters == (me,):
-        raise InvalidRequestError(f"broker {me} decides alone already; start it")
+        raise InvalidRequestError(f"broker {me} is the only voter already; start it")
     left = what_is_left(machine.image, me)
     # Were they taken to be in service, this broker's next start would put it out of sync.
     others = (broker for broker in machine.image.brokers.values() if broker.id != me)
@@ -82,7 +86,7 @@ def _decide_alone(store: QuorumStore, me: BrokerId, *, founders: tuple[BrokerId,
     fenced = machine.apply(encode_entry(lost))
     assert fenced.is_applied, fenced
     store.save_snapshot(Snapshot(index, term, Members((me,)), machine.snapshot()))
-    return Rescued(me, members.voters, *left)
+    return ForcedRecovery(me, members.voters, *left)
 
 
 def what_is_left(

@@ -53,14 +53,14 @@ class LogStarts:
 
     def follow(self, image: MetadataImage, partitions: Iterable[Partition]) -> None:
         """Let go of what the image has given up, as far as it is known here to be committed."""
-        here = {partition.name: partition for partition in partitions}
-        for name, wanted in image.partitions():
-            partition = here.get(name)
-            if (
-                partition is None
-                or partition.replica_hooks is None
-                or partition.log_id != wanted.log_id
-            ):
+        for partition in partitions:
+            if partition.replica_hooks is None:
+                continue
+            stream, number = image.streams.get(partition.name.stream), partition.name.partition
+            if stream is None or number >= len(stream.partitions):
+                continue
+            wanted = stream.partitions[number]
+            if partition.log_id != wanted.log_id:
                 continue
             offset = min(wanted.log_start_offset, partition.high_watermark)
             if offset > partition.log_start_offset:

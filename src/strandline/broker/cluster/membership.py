@@ -44,6 +44,7 @@ from strandline.errors import StrandlineError, UnavailableError
 from strandline.metadata.commands import BrokerRun, RegisterBroker, ReportStorage
 from strandline.metadata.image import MetadataImage
 from strandline.replication.messages import Session as StreamSession
+from strandline.storage.descriptors import current_shares
 from strandline.telemetry import Telemetry
 from strandline.types import BrokerId
 
@@ -315,6 +316,7 @@ class Membership:
             rack=cluster.rack,
             beam_address=self.beam_address,
             stored_index=self.quorum.index_at_start,
+            partitions_max=current_shares().partitions - 1,  # one file is the metadata's own log
         )
         while not self.is_removed:
             try:

@@ -8,12 +8,14 @@ of its stream goes on, opening it is tried again, and another replica leads it m
 
 import asyncio
 import logging
+from collections.abc import Collection, Iterable
 
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.assignment import not_leader
 from strandline.broker.cluster.identity import DirectoryIdentity
 from strandline.broker.cluster.log_starts import LogStarts
 from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.opening import LogToOpen, open_logs
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remembered import remembered
 from strandline.broker.cluster.remote import RemotePartition
@@ -29,8 +31,7 @@ from strandline.errors import StrandlineError, UnavailableError, UnknownStreamEr
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.protocol.transactions import COORDINATOR_STREAM
 from strandline.storage.log import Log
-from strandline.storage.log_directory import delete_log_directory
-from strandline.storage.log_generation import note_birth
+from strandline.storage.recovery import LogPlan
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,7 @@ class MetadataApplier(Broker):
     _store_of_quorum: QuorumStore
     skips: Skips
     _watermarks: dict[LogId, Offset]
+    _saved_watermarks: dict[LogId, Offset]
     _has_swept: bool
     _parted: set[LogId]
     """Logs that were removed, and of which the journal still tells."""
@@ -64,6 +66,16 @@ class MetadataApplier(Broker):
     """Whether others are being asked to lead what is unopened."""
     _is_stopping: bool
     _retry: asyncio.TimerHandle | None
+    _followed: MetadataImage
+    """What streams and replicas were made to be."""
+    _unsettled: set[str]
+    """Streams with partitions that are being opened, or cannot be."""
+    _opening: dict[LogId, None]
+    """Logs that are being opened, or are to be."""
+    _to_open: list[LogToOpen]
+    """Those that are to be opened next."""
+    _open_failures: dict[LogId, StrandlineError]
+    """Why logs could not be opened just now."""
 
     @property
     def _image(self) -> MetadataImage:
@@ -73,20 +85,28 @@ class MetadataApplier(Broker):
 
     def _follow(self, image: MetadataImage) -> None:
         """Make streams and replicas what the image says."""
-        streams: dict[str, Stream] = {}
-        is_changed = False
-        for name, wanted in image.streams.items():
-            streams[name] = self._make_stream(wanted)
-            is_changed |= streams[name] is not self._streams.get(name)
+        names = self._names_to_follow(image)
+        streams = {name: s for name, s in self._streams.items() if name in image.streams}
+        for name in names:
+            made = self._stream_here(image.streams[name])
+            if made is not None:
+                streams[name] = made
+            else:
+                streams.pop(name, None)
+        is_changed = any(streams.get(name) is not self._streams.get(name) for name in names)
         gone = [s for name, s in self._streams.items() if streams.get(name) is not s]
         self._streams = streams
-        self._bar_partitions()
+        shown = [
+            partition for name in names if name in streams for partition in streams[name].partitions
+        ]
+        self._bar_partitions(names)
         self._let_go(gone, image)
-        self._seat_replicas()
-        self._keep_ledgers()
-        self.membership.replicas.assign(image)
-        self.log_starts.follow(image, self.partitions())
-        has_moved = self._describe(image)
+        self._seat_replicas(shown)
+        for partition in self.partitions() if COORDINATOR_STREAM in names else shown:
+            self._keep_ledger(partition, partition.high_watermark)
+        self.membership.replicas.assign(image, names)
+        self.log_starts.follow(image, shown)
+        has_moved = self._describe(image, names)
         if is_changed or gone or has_moved:
             self._announce()
             self._count_streams()
@@ -97,9 +117,31 @@ class MetadataApplier(Broker):
         self._tell_image()
         here = self._log_ids_here(image) if self._unopened else set()
         self._unopened = {log_id: why for log_id, why in self._unopened.items() if log_id in here}
+        self._followed = image
+        self._note_unsettled(image, names)
         if self._unopened and self._retry is None:
             self._release_unopened(image)
             self._retry = self._loop.call_later(RETRY_S, self._follow_again)
+
+    def _names_to_follow(self, image: MetadataImage) -> Collection[str]:
+        """Streams that may have to change here; all of them cost as much as there are."""
+        before = self._followed
+        if image.brokers is not before.brokers or self._is_stopping:
+            return list(image.streams)
+        return [
+            name
+            for name, stream in image.streams.items()
+            if stream is not before.streams.get(name) or name in self._unsettled
+        ]
+
+    def _note_unsettled(self, image: MetadataImage, names: Collection[str]) -> None:
+        """Remember what is to be looked at again though the image stays the same."""
+        waiting = self._opening.keys() | self._unopened.keys()
+        self._unsettled = {
+            name
+            for name in names
+            if waiting and any(p.log_id in waiting for p in image.streams[name].partitions)
+        }
 
     # While the cluster tells nothing
 
@@ -175,9 +217,9 @@ class MetadataApplier(Broker):
             for partition in stream.partitions:
                 partition.close(UnavailableError(f"{partition.name} is in service again; retry"))
 
-    def _bar_partitions(self) -> None:
-        super()._bar_partitions()
-        self.skips.bar(self.partitions())
+    def _bar_partitions(self, names: Iterable[str] | None = None) -> None:
+        super()._bar_partitions(names)
+        self.skips.bar(self.partitions)
 
     def _follow_again(self) -> None:
         self._retry = None
@@ -191,27 +233,36 @@ class MetadataApplier(Broker):
         have = [(p.log_id, not isinstance(p, RemotePartition)) for p in stream.partitions]
         return have == [(p.log_id, self.membership.me in p.replicas) for p in wanted.partitions]
 
-    def _make_stream(self, image: StreamImage) -> Stream:
-        """The stream as the image has it: the one before, if nothing about it has changed."""
+    def _stream_here(self, image: StreamImage) -> Stream | None:
+        """The stream as the image has it: the one before, if nothing about it has changed.
+
+        While logs of new partitions are being opened it is shown as it was before; None: not yet.
+        """
         before = self._streams.get(image.config.name)
         if before is not None and self._is_same(before, image):
             return before
-        known = {
-            partition.log_id: partition
-            for stream in self._streams.values()
-            for partition in stream.partitions
-        }
-        partitions = []
+        is_known = before is not None and before.created_ns == image.created_ns
+        shown = before.partitions if before is not None and is_known else []
+        known = {partition.log_id: partition for partition in shown}
+        is_whole = True
+        partitions: list[Partition] = []
         for number, item in enumerate(image.partitions):
             found = known.get(item.log_id)
             is_opened = found is not None and not isinstance(found, RemotePartition)
             if found is None or not is_opened or self.membership.me not in item.replicas:
                 name = PartitionName(image.config.name, number)
                 found = self._try_partition(name, image.config, item) or found
+                if found is None and item.log_id in self._opening and number >= len(shown):
+                    is_whole = False
+                    continue
                 if found is None:  # it will stand for the partition until that can be opened
                     found = self._away(name, image.config, item)
             found.config = image.config
             partitions.append(found)
+        if not is_whole:
+            if before is None or not shown:
+                return None
+            return Stream(before.config, image.created_ns, partitions[: len(shown)])
         if before is not None and before.config == image.config and before.partitions == partitions:
             return before
         return Stream(image.config, image.created_ns, partitions)
@@ -219,7 +270,7 @@ class MetadataApplier(Broker):
     def _try_partition(
         self, name: PartitionName, config: StreamConfig, image: PartitionImage
     ) -> Partition | None:
-        """The partition; None while its log cannot be opened."""
+        """The partition; None while its log is being opened, or cannot be."""
         try:
             return self._make_partition(name, config, image)
         except StrandlineError as error:
@@ -266,32 +317,14 @@ class MetadataApplier(Broker):
 
     def _make_partition(
         self, name: PartitionName, config: StreamConfig, image: PartitionImage
-    ) -> Partition:
-        """A partition with the log it has here, or one that is elsewhere."""
+    ) -> Partition | None:
+        """A partition with the log it has here, or one that is elsewhere; None: it is opened."""
         if self.membership.me not in image.replicas:
             return self._away(name, config, image)
         plan = log_plan(self.data_dir, image.log_id, config)
-        log = self._storage.logs.get(image.log_id)
+        log = self._log_here(name, plan, image)
         if log is None:
-            self._check_descriptors(f"the copy of {name}", 1)
-            if image.log_id in self._parted:
-                delete_log_directory(plan.directory, disk=self.disk)
-                note_birth(plan.directory, self._storage.journal, disk=self.disk)
-            log = Log.open(
-                plan.directory,
-                disk=self.disk,
-                segment_bytes=plan.segment_bytes,
-                segment_age_ms=plan.segment_age_ms,
-            )
-            try:
-                # Its name must outlive a power loss: recovery knows logs by their directories.
-                self.disk.sync_directory(plan.directory.parent)
-            except StrandlineError:
-                log.close()
-                raise
-            self._keep(image.log_id, log)
-        if log.log_start_offset == log.log_end_offset < image.log_start_offset:
-            log.restart_at(image.log_start_offset)  # nothing before it will come any more
+            return None
         log.segment_bytes, log.segment_age_ms = plan.segment_bytes, plan.segment_age_ms
         made = Partition(
             name,
@@ -308,15 +341,65 @@ class MetadataApplier(Broker):
         self._keep_ledger(made, made.log_start_offset)
         return made
 
+    def _log_here(self, name: PartitionName, plan: LogPlan, image: PartitionImage) -> Log | None:
+        """The log of a partition; None while it is opened, beside the loop: directories are synced.
+
+        Raises:
+            StrandlineError: it cannot be opened.
+        """
+        log, start = self._storage.logs.get(image.log_id), image.log_start_offset
+        if log is not None and self.turn.is_changing(log):
+            raise UnavailableError("it is still being cut for an earlier assignment")
+        if log is not None and not log.log_start_offset == log.log_end_offset < start:
+            return log
+        failure = self._open_failures.pop(image.log_id, None)
+        if failure is not None:
+            raise failure
+        if image.log_id not in self._opening:
+            if log is None:
+                self._check_descriptors(f"the copy of {name}", 1, under_way=len(self._opening))
+            was_used = image.log_id in self._parted
+            self._opening[image.log_id] = None
+            self._to_open.append(LogToOpen(image.log_id, plan, log, start, was_used))
+            if len(self._opening) == 1:  # else whoever opens those before goes on with it
+                self._spawn(self._open_beside(), "open-logs")
+        return None
+
+    async def _open_beside(self) -> None:
+        """Open what is to be opened, and follow the image with it."""
+        while self._to_open:
+            wanted, self._to_open = self._to_open, []
+            storage = self._storage
+            try:
+                sequence = await self.turn.sync()
+                outcomes = await asyncio.to_thread(
+                    open_logs, wanted, disk=self.disk, synced_sequence=sequence
+                )
+            except StrandlineError as error:
+                outcomes = dict.fromkeys((each.log_id for each in wanted), error)
+            for log_id, outcome in outcomes.items():
+                del self._opening[log_id]
+                if isinstance(outcome, StrandlineError):
+                    self._open_failures[log_id] = outcome
+                elif storage is not self._storage:
+                    outcome.close()  # all was reopened meanwhile, this one perhaps with it
+                elif log_id not in storage.logs:
+                    self._keep(log_id, outcome)
+            if self.membership.is_registered:
+                self._follow(self._image)
+                unwanted = outcomes.keys() - self.membership.replicas.drivers.keys()
+                if unwanted & storage.logs.keys():  # unless it is wanted all the same
+                    self._spawn(self._remove(unwanted), "remove-logs")
+
     def _noted(self, partition: Partition) -> Offset:
         """How far a copy is known here to be committed, before its replica hears more."""
         noted = self._watermarks.get(partition.log_id, Offset(0))
         return min(max(noted, partition.log_start_offset), partition.log_end_offset)
 
-    def _seat_replicas(self) -> None:
+    def _seat_replicas(self, partitions: Iterable[Partition]) -> None:
         """Make the replicas that are missing."""
         drivers = self.membership.replicas.drivers
-        for partition in self.partitions():
+        for partition in partitions:
             if isinstance(partition, RemotePartition) or partition.log_id in drivers:
                 continue
             noted = self._noted(partition)
@@ -332,6 +415,8 @@ class MetadataApplier(Broker):
 
     def _let_go(self, gone: list[Stream], image: MetadataImage) -> None:
         """Close what is here no more, deleted or moved away, and remove its logs beside."""
+        if not gone:
+            return
         kept = {partition for s in self._streams.values() for partition in s.partitions}
         closing = [p for stream in gone for p in stream.partitions if p not in kept]
         by_log_id = {partition.log_id: partition for _, partition in image.partitions()}
@@ -381,13 +466,15 @@ class MetadataApplier(Broker):
             except StrandlineError as error:
                 logger.warning("no checkpoint after logs were removed: %s", error)
 
-    def _describe(self, image: MetadataImage) -> bool:
+    def _describe(self, image: MetadataImage, names: Iterable[str]) -> bool:
         """Tell partitions who leads and where Flight finds them; whether queue groups are moved."""
         has_moved = False
-        for name, partition in image.partitions():
+        for name, partition in image.partitions(names):
             stream = self._streams.get(name.stream)
             if stream is None:
                 continue
+            if name.partition >= len(stream.partitions):
+                continue  # it is being opened
             here = stream.partitions[name.partition]
             order = sorted(partition.replicas, key=lambda b: (b != partition.leader, b))
             here.addresses = image.flight_addresses(order)
@@ -395,6 +482,8 @@ class MetadataApplier(Broker):
             leader = image.brokers.get(partition.leader) if partition.leader else None
             is_ours = partition.leader == self.membership.me
             unopened = self._unopened.get(partition.log_id)
+            if unopened is None and partition.log_id in self._opening:
+                unopened = UnavailableError(f"{name} is being opened here; retry")
             if is_ours and unopened is not None:
                 leader = None  # who came here would be sent here again
             here.leader_address = leader.flight_address if leader is not None else ""
@@ -425,16 +514,17 @@ class MetadataApplier(Broker):
         """Note now and then what is committed, until cancelled."""
         while True:
             await asyncio.sleep(WATERMARK_INTERVAL_S)
-            self._note_watermarks()
+            await self._note_watermarks()
             # A copy that was behind may have come as far as what is to be deleted.
             self.log_starts.follow(self._image, self.partitions())
 
-    def _note_watermarks(self) -> None:
+    async def _note_watermarks(self) -> None:
         offsets = dict(self.membership.replicas.high_watermarks())
-        if not offsets or offsets == self._watermarks:
+        if not offsets or offsets == self._saved_watermarks:
             return
+        self._watermarks = dict(offsets)
         try:
-            save_watermarks(self.data_dir, offsets, disk=self.disk)
-            self._watermarks = offsets
+            await asyncio.to_thread(save_watermarks, self.data_dir, offsets, disk=self.disk)
+            self._saved_watermarks = offsets
         except UnavailableError as error:
             logger.warning("what is committed could not be noted: %s", error)

@@ -4,14 +4,20 @@ The image that says which streams exist lies in one of them, so all are recovere
 then shows to be deleted is removed by whoever follows it.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from strandline.broker.opening import LOGS_NAME, log_directories, log_plan
 from strandline.broker.quorum_store import LOG_ID
 from strandline.config import StreamConfig
+from strandline.errors import StrandlineError
 from strandline.storage.disk import Disk
+from strandline.storage.log import Log
 from strandline.storage.log_directory import delete_log_directory
+from strandline.storage.log_generation import note_birth
 from strandline.storage.recovery import LogPlan, Recovered, recover
+from strandline.types import LogId, Offset
 
 QUORUM_NAME = "quorum"
 QUORUM_SEGMENT_BYTES = 16 << 20
@@ -35,3 +41,63 @@ def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:
         else:
             delete_log_directory(plan.directory, disk=disk)
     return recover(data_dir, plans, disk=disk, file_bytes=file_bytes, are_only_copies=False)
+
+
+class LogToOpen(NamedTuple):
+    """A log that this broker is to keep from now on.
+
+    Attributes:
+        log_id: of the log.
+        plan: where it is.
+        log: what is here, empty, and is to begin further on; None: nothing.
+        start: nothing before it will come any more.
+        was_used: whether an older log had this id, and the journal may still have its batches.
+    """
+
+    log_id: LogId
+    plan: LogPlan
+    log: Log | None
+    start: Offset
+    was_used: bool
+
+
+def open_logs(
+    wanted: Iterable[LogToOpen], *, disk: Disk, synced_sequence: int
+) -> dict[LogId, Log | StrandlineError]:
+    """Open logs, or say why one cannot be; beside the loop, since each syncs directories.
+
+    Args:
+        wanted: which.
+        disk: the file system.
+        synced_sequence: as for ``note_birth``.
+    """
+    outcomes: dict[LogId, Log | StrandlineError] = {}
+    for each in wanted:
+        try:
+            outcomes[each.log_id] = _opened(each, disk, synced_sequence)
+        except StrandlineError as error:
+            outcomes[each.log_id] = error
+    return outcomes
+
+
+def _opened(wanted: LogToOpen, disk: Disk, synced_sequence: int) -> Log:
+    plan, log = wanted.plan, wanted.log
+    if log is None and wanted.was_used:
+        delete_log_directory(plan.directory, disk=disk)
+        note_birth(plan.directory, synced_sequence, disk=disk)
+    found = log or Log.open(
+        plan.directory,
+        disk=disk,
+        segment_bytes=plan.segment_bytes,
+        segment_age_ms=plan.segment_age_ms,
+    )
+    try:
+        # Its name must outlive a power loss: recovery knows logs by their directories.
+        disk.sync_directory(plan.directory.parent)
+        if found.log_start_offset == found.log_end_offset < wanted.start:
+            found.restart_at(wanted.start)
+    except StrandlineError:
+        if log is None:
+            found.close()
+        raise
+    return found

@@ -28,7 +28,7 @@ from strandline.metadata.commands import (
 from strandline.metadata.election import at, choose_leader, leader_change, led_partitions
 from strandline.metadata.image import MetadataImage, PartitionImage
 from strandline.metadata.outcome import Outcome
-from strandline.metadata.placement import Loads, place, rotated, spread_plan, well_placed
+from strandline.metadata.placement import Loads, place, rebalance_plan, rotated, well_placed
 from strandline.types import BrokerId, PartitionName
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 CHANGE_TIMEOUT_S = 30.0
 ATTEMPTS_MAX = 20
 RETRY_S = 0.1
-SPREAD_MOVES_MAX = 5
+REBALANCE_MOVES_MAX = 5
 """Partitions that are copied at once to fill up a broker; whoever orders it orders it again."""
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
@@ -116,9 +116,11 @@ class Operations:
         """
         return await self._begin_moves(lambda: _moves(self._image, stream, partition, to=to))
 
-    async def spread(self) -> int:
+    async def rebalance(self) -> int:
         """Begin to fill up brokers that keep less than their share; how many partitions move."""
-        return await self._begin_moves(lambda: spread_plan(self._image, moves_max=SPREAD_MOVES_MAX))
+        return await self._begin_moves(
+            lambda: rebalance_plan(self._image, moves_max=REBALANCE_MOVES_MAX)
+        )
 
     async def _begin_moves(self, plan: Callable[[], tuple[Move, ...]]) -> int:
         command = await self.decide(lambda: ReassignReplicas(found) if (found := plan()) else None)
@@ -261,6 +263,7 @@ def _moves(
     Raises:
         UnknownStreamError, UnknownPartitionError: no such partition.
         UnavailableError: too few brokers are in service.
+        InvalidConfigError: a broker would keep more than it can.
     """
     found = image.stream(stream)
     numbers = range(len(found.partitions)) if partition is None else [partition]
@@ -276,4 +279,6 @@ def _moves(
             loads.remove(here.target)
             loads.add(target)
             moves.append(Move(at(PartitionName(stream, number), here), target))
+    before = [found.partitions[move.at.partition].target for move in moves]
+    loads.check_room([move.target for move in moves], before)
     return tuple(moves)

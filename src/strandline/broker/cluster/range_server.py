@@ -1,7 +1,6 @@
 """What others read of a copy of a partition, and what it takes from them to mend damage.
 
-Rules: reading runs beside the loop and changes nothing; mending runs on it, so that nothing changes
-the log meanwhile. Must not know roles.
+Rules: reading and mending run beside the loop. Must not know roles.
 """
 
 import logging
@@ -122,23 +121,30 @@ class RangeServer:
         self._around.in_thread(read, done)
 
     def mend(self, effect: fx.Repair) -> None:
-        """Put back what another replica has sent.
-
-        At once, on the loop, its sync included: it is as rare as damage, and nothing may change the
-        log meanwhile.
-        """
+        """Put back what another replica has sent, beside the loop."""
         first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset
         name, telemetry = self._partition.name, self._around.telemetry
         batches, is_compacted = list(map(bytes, effect.buffers)), self._partition.config.compact
-        try:
-            is_mended = mend(self._partition.log, batches, is_compacted=is_compacted)
-        except LogPoisonedError as error:
-            self._around.turn.poison(error)
-        except StrandlineError as error:
-            telemetry.failed_repairs += 1
-            why = f"{error}{DIFFERENT if is_compacted else ''}"
-            logger.error("records %d to %d of %s are not mended: %s", first, after - 1, name, why)  # noqa: TRY400  no trace
-        else:
-            if is_mended:
+        log, outcome = self._partition.log, list[bool | StrandlineError]()
+
+        def work() -> None:
+            try:
+                outcome.append(mend(log, batches, is_compacted=is_compacted))
+            except StrandlineError as error:
+                outcome.append(error)
+
+        def done() -> None:
+            [found] = outcome
+            if isinstance(found, LogPoisonedError):
+                self._around.turn.poison(found)
+            elif isinstance(found, StrandlineError):
+                telemetry.failed_repairs += 1
+                why = f"{found}{DIFFERENT if is_compacted else ''}"
+                logger.error(
+                    "records %d to %d of %s are not mended: %s", first, after - 1, name, why
+                )
+            elif found:
                 telemetry.repaired_batches += len(effect.batches)
                 logger.warning("records %d to %d of %s were mended", first, after - 1, name)
+
+        self._around.in_thread(work, done)

@@ -1,13 +1,12 @@
 """Carries out what one replica of a partition wants: log, turn and links.
 
 Rules:
-- copies go through the turn; a cut or a restart of the log waits for the copies before it, and a
-  new assignment waits for both, so that a role begins with a log that is as the replica believes;
-- a sync counts for as much of the log as was not cut since it began, and for nothing after a reset.
+- copies go through the turn; a cut or a restart of the log waits for the copies before it and runs
+  beside the loop, what is copied next waits for it, and a new assignment waits for all of them, so
+  that a role begins with a log that is as the replica believes;
+- a sync counts for as much of the log as is not about to be cut, and for nothing before a reset.
 
 Those who publish are ``replica_publishers``' business, what others read of the log ``lending``'s.
-
-Invariant: ``_cut_at`` is None unless the log was cut while a turn was between write and answer.
 """
 
 import logging
@@ -33,7 +32,8 @@ from strandline.types import BrokerId, LogId, Offset
 
 logger = logging.getLogger(__name__)
 
-_Change = fx.Append | fx.TruncateTo | fx.ResetTo
+_Cut = fx.TruncateTo | fx.ResetTo
+_Change = fx.Append | _Cut
 
 
 class ReplicaHost(lending.RangeServerHost, replica_publishers.ReplicaPublisherHost, Protocol):
@@ -49,10 +49,6 @@ class ReplicaHost(lending.RangeServerHost, replica_publishers.ReplicaPublisherHo
 
     def touched(self, driver: "ReplicaDriver") -> None:
         """The replica may have something to say, or a deadline."""
-        ...
-
-    def cut(self, driver: "ReplicaDriver") -> None:
-        """The log was cut while a turn is between write and answer."""
         ...
 
     def propose_isr(self, driver: "ReplicaDriver", proposal: fx.ProposeIsr) -> None:
@@ -79,8 +75,10 @@ class ReplicaDriver:
         self._deferred: deque[_Change] = deque()
         self._parked: ev.Assigned | None = None
         self._early: dict[BrokerId, ev.Received] = {}
-        self._cut_at: Offset | None = None
-        self._is_reset = False
+        self._cut: _Cut | None = None
+        """What is being cut from the log, on a thread."""
+        self._synced_meanwhile = Offset(0)
+        """As far as syncs reached while cuts were still to be made."""
         self._dropped: StrandlineError | None = None
         self.may_hand_over = False
         """Whether all that was taken is committed, after ``Resign``."""
@@ -115,7 +113,7 @@ class ReplicaDriver:
         self._around.touched(self)
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, ev.Assigned) and self._writes:
+        if isinstance(event, ev.Assigned) and (self._writes or self._cut is not None):
             self._parked = event
             return
         if isinstance(event, ev.Received) and event.message.epoch > self.replica.epoch:
@@ -174,76 +172,80 @@ class ReplicaDriver:
 
     def _change(self, change: _Change) -> None:
         """Change the log after what was to change before."""
-        if self._deferred or (self._writes and not isinstance(change, fx.Append)):
+        is_cut = not isinstance(change, fx.Append)
+        if self._deferred or self._cut is not None or (self._writes and is_cut):
             self._deferred.append(change)
         else:
             self._change_now(change)
 
     def _change_now(self, change: _Change) -> None:
-        """Change the log; if that fails all is reopened, as the replica has gone on already."""
-        try:
-            self._carry_out_on_log(change)
-        except (DiskFullError, LogPoisonedError) as error:
-            self._around.turn.poison(LogPoisonedError(error.message))
-
-    def _carry_out_on_log(self, change: _Change) -> None:
-        match change:
-            case fx.Append():
-                self._writes += 1
-                end = change.batches[-1].next_offset
-                copies = change.buffers
-                write = RawWrite(
-                    self.log_id, self.log, copies, lambda error: self._copied(copies, end, error)
-                )
-                self._around.turn.submit(write)
-            case fx.TruncateTo():
-                self._truncate(change.offset)
-            case fx.ResetTo():
-                self._reset(change.offset)
-
-    def _truncate(self, offset: Offset) -> None:
-        """Cut the log.
-
-        An unclean election may cut committed records, for which compaction has removed older ones
-        here: only the leader has those, so that a copy that was compacted begins anew.
-        """
-        log, partition = self.log, self.partition
-        is_loss = offset < partition.high_watermark
-        end = log.truncate_to(offset)
-        if partition.config.compact and (is_loss or end < offset):
-            end = log.truncate_to(log.log_start_offset)
-        assert end == offset or partition.config.compact, "leaders change between batches"
-        self._cut_at = end if self._cut_at is None else min(end, self._cut_at)
-        self._forget_cut_if_idle()
-        partition.move(min(partition.high_watermark, end))
-        if end < offset:
-            self.step(ev.Undone(end))
-
-    def _reset(self, offset: Offset) -> None:
-        """Empty the log and go on at ``offset``; durable at once."""
-        log = self.log
-        if offset < log.log_start_offset:
-            logger.error("%s would have to go back to %d", self.partition.name, offset)
+        if not isinstance(change, fx.Append):
+            self._begin_cut(change)
             return
-        end = log.truncate_to(offset)
-        if end < offset:
-            log.restart_at(offset)
-        else:
-            log.truncate_before(offset)
-        self._is_reset = True
-        self._forget_cut_if_idle()
-        self.partition.move(offset)
-        self.step(ev.Synced(offset))
+        self._writes += 1
+        end = change.batches[-1].next_offset
+        copies = change.buffers
+        write = RawWrite(
+            self.log_id, self.log, copies, lambda error: self._copied(copies, end, error)
+        )
+        self._around.turn.submit(write)
 
-    def _forget_cut_if_idle(self) -> None:
-        if self._around.turn.is_busy:
-            self._around.cut(self)
-        else:
-            self.turn_ended()
+    def _begin_cut(self, cut: _Cut) -> None:
+        """Cut the log beside the loop: large files and directory syncs take long."""
+        log, partition = self.log, self.partition
+        if isinstance(cut, fx.ResetTo) and cut.offset < log.log_start_offset:
+            logger.error("%s would have to go back to %d", partition.name, cut.offset)
+            return
+        is_loss = cut.offset < partition.high_watermark
+        is_compacted = partition.config.compact
+        self._cut = cut
+        ends: list[Offset] = []
 
-    def turn_ended(self) -> None:
-        """No sync is under way that began before the last cut."""
-        self._cut_at, self._is_reset = None, False
+        def work(synced_sequence: int) -> None:
+            if isinstance(cut, fx.ResetTo):
+                ends.append(_reset(log, cut.offset, synced_sequence))
+                return
+            end = log.truncate_to(cut.offset, synced_sequence=synced_sequence)
+            # An unclean election may cut committed records, for which compaction has removed older
+            # ones here: only the leader has those, so that a copy that was compacted begins anew.
+            if is_compacted and (is_loss or end < cut.offset):
+                start = log.log_start_offset
+                end = log.truncate_to(start, synced_sequence=synced_sequence)
+            ends.append(end)
+
+        self._around.turn.change(log, work, lambda error: self._was_cut(cut, ends, error))
+
+    def _was_cut(self, cut: _Cut, ends: list[Offset], error: StrandlineError | None) -> None:
+        """The log was cut, or was not: then all is reopened, as the replica has gone on already."""
+        self._cut = None
+        if self._dropped is not None:
+            return
+        if error is not None:
+            if isinstance(error, (DiskFullError, LogPoisonedError)):
+                self._around.turn.poison(LogPoisonedError(error.message))
+            return  # else the broker stops
+        [end] = ends
+        if isinstance(cut, fx.ResetTo):
+            self._synced_meanwhile = Offset(0)
+            self.partition.move(end)
+            self.step(ev.Synced(end))
+        else:
+            assert end == cut.offset or self.partition.config.compact, "leaders change at batches"
+            self._synced_meanwhile = min(self._synced_meanwhile, end)
+            # The replica may have heard more meanwhile, which was not exposed.
+            known = max(self.partition.high_watermark, self.replica.log.high_watermark)
+            self.partition.move(min(known, end))
+            if end < cut.offset:
+                self.step(ev.Undone(end))
+        if self._synced_meanwhile and not self._has_cuts:
+            synced, self._synced_meanwhile = self._synced_meanwhile, Offset(0)
+            self.step(ev.Synced(synced))
+        self._go_on()
+
+    @property
+    def _has_cuts(self) -> bool:
+        """Whether the log is longer than the replica believes."""
+        return self._cut is not None or any(not isinstance(c, fx.Append) for c in self._deferred)
 
     def _copied(self, copies: Sequence[Buffer], end: Offset, error: StrandlineError | None) -> None:
         """The turn has written copies, or has not."""
@@ -260,14 +262,20 @@ class ReplicaDriver:
             self._tell_synced(end)
         else:
             self._undone(error)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Do what waited for the log."""
         self._change_deferred()
-        if not self._writes and self._parked is not None:
+        if not self._writes and self._cut is None and self._parked is not None:
             parked, self._parked = self._parked, None
             self.step(parked)
 
     def _tell_synced(self, end: Offset) -> None:
-        if not self._is_reset:
-            self.step(ev.Synced(end if self._cut_at is None else min(end, self._cut_at)))
+        if self._has_cuts:
+            self._synced_meanwhile = max(self._synced_meanwhile, end)
+        else:
+            self.step(ev.Synced(end))
 
     def _undone(self, error: StrandlineError) -> None:
         """There was no room. What was to follow is void, unless it starts the log anew anyway."""
@@ -285,7 +293,7 @@ class ReplicaDriver:
             self.step(ev.Undone(end))
 
     def _change_deferred(self) -> None:
-        while self._deferred:
+        while self._deferred and self._cut is None:
             if self._writes and not isinstance(self._deferred[0], fx.Append):
                 return
             self._change_now(self._deferred.popleft())
@@ -298,8 +306,8 @@ class ReplicaDriver:
 
     def _expose(self, offset: Offset) -> None:
         """Records below ``offset`` are committed."""
-        if not self._deferred and offset <= self.log.log_end_offset:
-            self.publishers.expose(offset)  # else the log is being restarted: that tells by itself
+        if not self._has_cuts and offset <= self.log.log_end_offset:
+            self.publishers.expose(offset)  # else the log is being cut: that tells by itself
 
     # The turn
 
@@ -328,3 +336,12 @@ class ReplicaDriver:
     def min_replica_offset(self) -> Offset:
         """Records below are committed, and every replica has them."""
         return self.replica.min_replica_offset
+
+
+def _reset(log: Log, offset: Offset, synced_sequence: int) -> Offset:
+    """Empty a log and go on at ``offset``; durable on return."""
+    if log.truncate_to(offset, synced_sequence=synced_sequence) < offset:
+        log.restart_at(offset)
+    else:
+        log.truncate_before(offset)
+    return offset

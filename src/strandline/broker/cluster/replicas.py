@@ -6,7 +6,7 @@ from an image that holds this start's own registration (``replication.events.Ass
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from strandline.broker.cluster.alter_partition import IsrProposals
@@ -95,7 +95,6 @@ class Replicas:
         self._given: dict[LogId, PartitionImage] = {}
         self._touched: set[ReplicaDriver] = set()
         self._timed: set[ReplicaDriver] = set()
-        self._cut: set[ReplicaDriver] = set()
         self._patient: set[ReplicaDriver] = set()
         self._is_news_due = False
         self._is_scheduled = False
@@ -149,10 +148,10 @@ class Replicas:
         if driver is not None:
             driver.drop(error)
 
-    def assign(self, image: MetadataImage) -> None:
-        """Hand over what the image says to replicas that have not heard it yet."""
+    def assign(self, image: MetadataImage, names: Iterable[str]) -> None:
+        """Hand over what the image says of streams to replicas that have not heard it yet."""
         self.image = image
-        for name, partition in image.partitions():
+        for name, partition in image.partitions(names):
             driver = self.drivers.get(partition.log_id)
             known = self._given.get(partition.log_id)
             if driver is None or known is partition:
@@ -285,12 +284,7 @@ class Replicas:
 
     def flush(self) -> bool:
         """The turn has written to the journal, or synced it; whether frames are about to leave."""
-        is_sending = self._say()
-        if self._cut:
-            cut, self._cut = self._cut, set()
-            for driver in cut:
-                driver.turn_ended()
-        return is_sending
+        return self._say()
 
     def _say(self) -> bool:
         """Send what replicas that were touched have to say; whether there was anything."""
@@ -319,10 +313,6 @@ class Replicas:
         if has_sent:
             self._links.flush()
         return has_sent
-
-    def cut(self, driver: ReplicaDriver) -> None:
-        """Tell the replica when the turn has ended."""
-        self._cut.add(driver)
 
     def answer(self, partition: Partition, waiting: list[AckWaiter]) -> None:
         """Tell publishers, and let the front ends send it."""

@@ -39,11 +39,11 @@ class Skips:
         self._settle = settle
         self._under_way: set[LogId] = set()
 
-    def bar(self, partitions: Iterable[Partition]) -> None:
+    def bar(self, partitions: Callable[[], Iterable[Partition]]) -> None:
         """Let partitions that are about to go on elsewhere take no records."""
         if not self._under_way:
             return
-        for partition in partitions:
+        for partition in partitions():
             if partition.log_id in self._under_way:
                 error = UnavailableError(f"the records of {partition.name} are given up; retry")
                 partition.bar(error)

@@ -182,8 +182,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
         self._carry_out(term, term.machine.resume())
 
     def ended(self) -> None:
-        """As ``CoordinatorRuntime.ended``: others count now."""
-        self.broker.telemetry.transactions_open = 0
+        """As ``CoordinatorRuntime.ended``."""
 
     def stored(self, term: CoordinatorTerm[Coordinator], sequence: int) -> None:
         """As ``CoordinatorRuntime.stored``."""
@@ -206,7 +205,11 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
                     self._count_timeout(name)
                 case decision:
                     self.carry_out(term, decision)
-        self.broker.telemetry.transactions_open = term.machine.undecided
+
+    @property
+    def open_count(self) -> int:
+        """How many transactions that are coordinated here are undecided; looks at all there are."""
+        return 0 if self.term is None else self.term.machine.undecided
 
     def _mark(self, term: CoordinatorTerm[Coordinator], mark: fx.Mark) -> None:
         """Have a marker written, here or where the partition is led."""

@@ -6,17 +6,24 @@ Rules:
 - records of a transaction are let in only while it is open here, and none behind its end, from the
   moment the end was accepted: so no record can lie behind the end of its transaction;
 - the log knows everything, and a ledger that begins reads it back: headers only, without checksums,
-  as ``producer_state`` does.
+  as ``producer_state`` does. Until then nothing is stable, and no transaction is let in or ended.
 
-Threads: the loop's, except ``readable``, and ``last_stable_offset``, which is read on any.
+Threads: the loop's, except ``read_back``, ``readable``, and ``last_stable_offset``, which is read
+on any.
 """
 
 import struct
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from strandline.broker.visible import read_visible
-from strandline.errors import CorruptBatchError, ProducerFencedError
+from strandline.errors import (
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    ProducerFencedError,
+    StillLoadingError,
+)
 from strandline.record.batch import Attributes, Buffer
 from strandline.storage.log import Log
 from strandline.transactions.effects import MarkerKind
@@ -36,7 +43,10 @@ _KINDS: Final = {
 }
 
 
-class _Noted(NamedTuple):
+_ENDS: Final = (MarkerKind.COMMIT, MarkerKind.ABORT)
+
+
+class Noted(NamedTuple):
     """A batch of a transaction that is in the log; ``kind`` None: records."""
 
     offset: Offset
@@ -59,6 +69,17 @@ def _kind_of(attributes: int) -> MarkerKind | None:
     return MarkerKind.ABORT if attributes & Attributes.ABORTED else MarkerKind.BEGIN
 
 
+def _noted_in(batches: Buffer) -> Iterator[Noted]:
+    """Those of whole batches that belong to a transaction, or begin or end one."""
+    unpack, size, position = _PARTS.unpack_from, len(batches), 0
+    while position < size:
+        length, attributes, base, last, producer_id, epoch = unpack(batches, position)
+        if attributes & _OURS:
+            producer = Producer(producer_id, epoch)
+            yield Noted(Offset(base), last + 1, producer, _kind_of(attributes))
+        position += length
+
+
 def has_transactions(batches: Buffer) -> bool:
     """Whether any of whole batches belongs to a transaction, or begins or ends one."""
     unpack, size, position = _PARTS.unpack_from, len(batches), 0
@@ -77,63 +98,98 @@ class PartitionTransactions:
         log: of the partition.
         start: no batch below belongs to a transaction, as far as anybody knows.
         high_watermark: as far as it is committed.
-
-    Raises:
-        UnavailableError: the log cannot be read.
     """
 
     def __init__(self, log: Log, *, start: Offset, high_watermark: Offset) -> None:
         self._log = log
-        self._stable_offset = high_watermark
-        offset = max(start, log.log_start_offset)
-        self._index = TransactionIndex(offset)
-        self._noted: deque[_Noted] = deque()
-        self._noted_to = offset
+        self._high_watermark = high_watermark
+        self._stable_offset = Offset(0)
+        self.is_loading = True
+        """Whether the log is still to be read back."""
+        self.start = max(start, log.log_start_offset)
+        """From here on it is."""
+        self._end = self._kept_to = max(self.start, log.log_end_offset)
+        """Where that ends, and what is behind it was cut since."""
+        self._index = TransactionIndex(self.start)
+        self._noted: deque[Noted] = deque()
+        self._noted_to = self._end
         """Batches below were noted: one that was read back may be told a second time."""
         self._ending: set[Producer] = set()
         self._hidden = HiddenOffsets()
-        self._undecided: dict[int, list[_Noted]] = {}
+        self._undecided: dict[int, list[Noted]] = {}
         """Committed records of open transactions, by producer id."""
-        self._load(offset)
-        self.commit(high_watermark)
 
-    def _load(self, offset: Offset) -> None:
-        """Note what the log has from ``offset`` on; a third of a microsecond for each batch."""
-        log = self._log
-        while offset < log.log_end_offset:
+    @classmethod
+    def loaded(cls, log: Log, *, start: Offset, high_watermark: Offset) -> "PartitionTransactions":
+        """One that has read its log back.
+
+        Raises:
+            UnavailableError: the log cannot be read.
+        """
+        made = cls(log, start=start, high_watermark=high_watermark)
+        made.take(made.read_back())
+        return made
+
+    def read_back(self, is_wanted: Callable[[], bool] = lambda: True) -> list[Noted]:
+        """What the log had at the beginning; any thread, a third of a microsecond for each batch.
+
+        Args:
+            is_wanted: gives up when it turns False.
+
+        Raises:
+            UnavailableError: the log cannot be read.
+        """
+        log, offset, end = self._log, self.start, self._end
+        noted: list[Noted] = []
+        while offset < end and is_wanted():
             try:
-                found = log.read(offset, LOAD_READ_BYTES, verify=False)
+                found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
             except CorruptBatchError as damage:  # a marker in it is given again by nobody
                 offset = Offset(max(damage.next_offset, offset + 1))
                 continue
-            self.written(found.buffer)
+            except OffsetOutOfRangeError:
+                if offset >= log.log_start_offset:
+                    break  # it was cut meanwhile
+                offset = log.log_start_offset
+                continue
+            noted += _noted_in(found.buffer)
+            if found.next_offset <= offset:
+                break  # likewise
             offset = found.next_offset
+        return noted
+
+    def take(self, noted: Iterable[Noted]) -> None:
+        """Go on from what was read back; what came meanwhile is known, and follows."""
+        kept = [each for each in noted if each.offset < self._kept_to]
+        self._ending.update(each.producer for each in kept if each.kind in _ENDS)
+        self._noted.extendleft(reversed(kept))
+        self.is_loading = False
+        self.commit(self._high_watermark)
 
     # What happens to the log
 
     def written(self, batches: Buffer) -> None:
         """Note whole batches that were added to the log."""
-        unpack, size, position = _PARTS.unpack_from, len(batches), 0
-        while position < size:
-            length, attributes, base, last, producer_id, epoch = unpack(batches, position)
-            if attributes & _OURS and base >= self._noted_to:
-                self._noted_to = Offset(base + 1)
-                producer = Producer(producer_id, epoch)
-                noted = _Noted(Offset(base), last + 1, producer, _kind_of(attributes))
+        for noted in _noted_in(batches):
+            if noted.offset >= self._noted_to:
+                self._noted_to = Offset(noted.offset + 1)
                 self._noted.append(noted)
-                if noted.kind in (MarkerKind.COMMIT, MarkerKind.ABORT):
+                if noted.kind in _ENDS:
                     # Not committed yet, as a new leader may find it: nothing gets behind it.
                     self._ending.add(noted.producer)
-            position += length
 
     def forget_from(self, offset: Offset) -> None:
         """Batches at ``offset`` and after were cut off; they were not committed."""
         while self._noted and self._noted[-1].offset >= offset:
             self._noted.pop()
         self._noted_to = min(self._noted_to, offset)
+        self._kept_to = min(self._kept_to, offset)
 
     def commit(self, high_watermark: Offset) -> None:
         """Batches below ``high_watermark`` are committed."""
+        self._high_watermark = high_watermark
+        if self.is_loading:
+            return
         index, noted = self._index, self._noted
         while noted and noted[0].offset < high_watermark:
             each = noted.popleft()
@@ -178,6 +234,22 @@ class PartitionTransactions:
         known = self._index.next_offset
         return known > high_watermark or known < self._log.log_start_offset
 
+    def check_loaded(self) -> None:
+        """Refuse what needs to know all transactions; any thread.
+
+        Raises:
+            StillLoadingError: the log is still read back.
+        """
+        if (why := self.why_loading) is not None:
+            raise why
+
+    @property
+    def why_loading(self) -> StillLoadingError | None:
+        """Why it cannot tell yet what is stable; None: it can. Any thread."""
+        if not self.is_loading:
+            return None
+        return StillLoadingError("transactions are still read back from the log; retry")
+
     # Who may write
 
     def check(self, producer: Producer) -> None:
@@ -185,7 +257,9 @@ class PartitionTransactions:
 
         Raises:
             ProducerFencedError: it is not open here.
+            StillLoadingError: that is not known yet.
         """
+        self.check_loaded()
         if producer in self._ending or not self._index.is_open(producer):
             raise ProducerFencedError(
                 f"no transaction of producer {producer} is open here: it has ended, or another "

@@ -57,7 +57,7 @@ class AdminActions:
         self._handlers: dict[str, Handler] = {
             admin.CREATE_STREAM: self._create_stream,
             admin.DELETE_STREAM: self._delete_stream,
-            admin.TRUNCATE_BEFORE: self._truncate_before,
+            admin.DELETE_RECORDS: self._delete_records,
             admin.STREAM_INFO: self._stream_info,
             admin.LIST_STREAMS: self._list_streams,
             admin.OFFSETS: self._offsets,
@@ -137,8 +137,8 @@ class AdminActions:
         self._change(self._broker.delete_stream(request.name))
         return []
 
-    def _truncate_before(self, body: bytes, _: ActionContext) -> list[Any]:
-        request = decode(body, admin.TruncateBefore, what="truncate_before")
+    def _delete_records(self, body: bytes, _: ActionContext) -> list[Any]:
+        request = decode(body, admin.DeleteRecords, what="delete_records")
         check_public(request.name)
         self._change(
             self._broker.truncate_before(request.name, request.partition, Offset(request.offset))

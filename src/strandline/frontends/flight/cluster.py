@@ -44,7 +44,7 @@ def cluster_actions(broker: Broker, change: Change) -> dict[str, Handler]:
         cluster.REMOVE_BROKER: actions.remove_broker,
         cluster.REPLACE_DISK: actions.replace_disk,
         cluster.REASSIGN: actions.reassign,
-        cluster.SPREAD: actions.spread,
+        cluster.REBALANCE: actions.rebalance,
         cluster.ELECT_LEADER: actions.elect_leader,
         cluster.ADD_PARTITIONS: actions.add_partitions,
     }
@@ -106,10 +106,10 @@ class _Actions:
         moves = self._change(operations.reassign(order.stream, order.partition, to))
         return [cluster.Begun(moves=moves)]
 
-    def spread(self, body: bytes, _: ActionContext) -> list[Any]:
+    def rebalance(self, body: bytes, _: ActionContext) -> list[Any]:
         """Begin to fill up brokers."""
-        refuse_body(body, cluster.SPREAD)
-        return [cluster.Begun(moves=self._change(self._broker.operations.spread()))]
+        refuse_body(body, cluster.REBALANCE)
+        return [cluster.Begun(moves=self._change(self._broker.operations.rebalance()))]
 
     def elect_leader(self, body: bytes, _: ActionContext) -> list[Any]:
         """Let a replica lead."""

@@ -95,7 +95,7 @@ def _add_places(body: bytes) -> Iterator[Need]:
 NEEDS: Final[Mapping[str, Needs]] = {
     admin.CREATE_STREAM: _create_stream,
     admin.DELETE_STREAM: _on_stream(admin.StreamName, "name", "admin"),
-    admin.TRUNCATE_BEFORE: _on_stream(admin.TruncateBefore, "name", "admin"),
+    admin.DELETE_RECORDS: _on_stream(admin.DeleteRecords, "name", "admin"),
     admin.STREAM_INFO: _stream_info,
     admin.LIST_STREAMS: _nothing,
     admin.OFFSETS: _on_stream(admin.OffsetsRequest, "name", "read"),
@@ -109,7 +109,7 @@ NEEDS: Final[Mapping[str, Needs]] = {
     cluster.REMOVE_BROKER: _on_cluster("admin"),
     cluster.REPLACE_DISK: _on_cluster("admin"),
     cluster.REASSIGN: _on_cluster("admin"),
-    cluster.SPREAD: _on_cluster("admin"),
+    cluster.REBALANCE: _on_cluster("admin"),
     cluster.ELECT_LEADER: _on_cluster("admin"),
     cluster.ADD_PARTITIONS: _on_cluster("admin"),  # the stream may then record more subjects
     encryption.LIST_KEYS: _on_cluster("read"),

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from strandline.broker.broker import Broker
 from strandline.config import BrokerConfig
+from strandline.frontends.forwarding import ForwarderPort
 from strandline.frontends.grpc.beam.service import BeamService
 from strandline.frontends.grpc.liftbridge.service import LiftbridgeService
 from strandline.frontends.grpc.reading import THREADS
@@ -20,13 +21,21 @@ class GrpcFrontEnd:
         broker: started, and stopped after this.
         config: settings.
         metering: what principals use.
+        forwarder: in a cluster: for what others lead.
     """
 
-    def __init__(self, broker: Broker, config: BrokerConfig, metering: Metering) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        config: BrokerConfig,
+        metering: Metering,
+        *,
+        forwarder: ForwarderPort | None = None,
+    ) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grpc-read")
         self._liftbridge = self._beam = None
         if config.grpc.port >= 0:
-            self._liftbridge = LiftbridgeService(broker, self._pool, metering)
+            self._liftbridge = LiftbridgeService(broker, self._pool, metering, forwarder=forwarder)
         if config.grpc.beam_port >= 0:
             self._beam = BeamService(broker, self._pool, metering)
 
@@ -63,11 +72,6 @@ class GrpcFrontEnd:
         except BaseException:
             await self.stop()
             raise
-
-    def certificates_renewed(self) -> None:
-        """Show other brokers the new one too."""
-        if self._liftbridge is not None:
-            self._liftbridge.certificates_renewed()
 
     async def stop(self) -> None:
         """End every call and close."""

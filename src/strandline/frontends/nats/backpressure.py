@@ -11,7 +11,7 @@ import ssl
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from typing import Final, cast
+from typing import Final, Protocol, cast
 
 from strandline.frontends.nats.protocol import Event, Parser
 from strandline.frontends.round_budget import PIECES_MAX, SPENT, RoundBudget
@@ -20,6 +20,8 @@ OUTPUT_BYTES_MAX: Final = 1 << 20
 """Replies the other end may leave unread before it is read no further."""
 OVERLOAD: Final = "overload"
 """The reason of those who are held for the broker's sake, not for their own."""
+FORWARDING: Final = "forwarding"
+"""The reason of those whose publishes wait for other brokers."""
 QUOTA: Final = "quota"
 """The reason of those who have used up what they may."""
 ROUND: Final = "round"
@@ -43,6 +45,18 @@ class _NoTransport(asyncio.Transport):
 
 
 NO_TRANSPORT: Final[asyncio.Transport] = _NoTransport()
+
+
+class Reading(Protocol):
+    """What can be read no further for a while."""
+
+    def hold_reading(self, why: str) -> None:
+        """Read no further until released for the same reason."""
+        ...
+
+    def release_reading(self, why: str) -> None:
+        """Read again, unless another reason holds."""
+        ...
 
 
 class Peer(asyncio.Protocol):
@@ -224,25 +238,27 @@ class MessageReader(Peer):
 
 
 class Backpressure:
-    """Stops reading while the broker has too much to store; shared by all connections.
+    """Stops reading while too much is pending; shared by all connections.
 
     Args:
-        pending_bytes_max: ``limits.pending_bytes``.
+        pending_max: what may be pending, such as ``limits.pending_bytes``.
+        reason: why reading stops.
     """
 
-    def __init__(self, pending_bytes_max: int) -> None:
-        self.pending_high = int(pending_bytes_max * HIGH_WATER)
-        self._pending_low = int(pending_bytes_max * LOW_WATER)
-        self._held: list[Peer] = []
+    def __init__(self, pending_max: float, reason: str = OVERLOAD) -> None:
+        self.pending_high = pending_max * HIGH_WATER
+        self._pending_low = pending_max * LOW_WATER
+        self._reason = reason
+        self._held: set[Reading] = set()
 
-    def hold(self, peer: Peer) -> None:
+    def hold(self, peer: Reading) -> None:
         """Read ``peer`` no further until there is room."""
-        peer.hold_reading(OVERLOAD)
-        self._held.append(peer)
+        peer.hold_reading(self._reason)
+        self._held.add(peer)
 
-    def release(self, pending_bytes: int) -> None:
+    def release(self, pending: float) -> None:
         """Read on if there is room."""
-        if self._held and pending_bytes <= self._pending_low:
-            held, self._held = self._held, []
+        if self._held and pending <= self._pending_low:
+            held, self._held = self._held, set()
             for peer in held:
-                peer.release_reading(OVERLOAD)
+                peer.release_reading(self._reason)

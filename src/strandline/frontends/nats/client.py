@@ -19,6 +19,7 @@ from strandline.errors import (
 )
 from strandline.frontends.nats.backpressure import Backpressure
 from strandline.frontends.nats.ingest import MessageIngest
+from strandline.frontends.nats.jetstream import JetStreamWatch
 from strandline.frontends.nats.nats_connection import NatsConnection
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.replies import AckLines
@@ -49,6 +50,8 @@ class NatsClient:
         intake: for messages that are more than a plain payload.
         gate: stops reading while the broker is full.
         tls: whom to trust at ``tls://``.
+        jetstream: looks for somebody else's JetStream over each connection.
+        is_alone: whether no other broker hears what the servers deliver.
         login: says who we are; by default what the servers' URLs say.
     """
 
@@ -58,12 +61,16 @@ class NatsClient:
         *,
         intake: MessageIngest,
         gate: Backpressure,
+        jetstream: JetStreamWatch | None = None,
+        is_alone: bool = False,
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
     ) -> None:
         self._broker = broker
         self.intake = intake
         self.gate = gate
+        self.is_alone = is_alone
+        self._jetstream = jetstream
         self._tls = tls
         self._login = login
         self.admission = broker.admission
@@ -200,10 +207,15 @@ class NatsClient:
         logger.info("connected to %s", server)
         # The streams may have changed while the link was being made.
         link.subscribe(self._bindings)
+        jetstream = self._jetstream
+        watching = start_task(jetstream.run(link), "nats-jetstream") if jetstream else None
         try:
             await _watch(link)
         finally:
             self._link = None
+            if jetstream is not None:
+                jetstream.disconnected()
+            await end_task(watching)
             telemetry.nats_connected = 0
             link.abort()
         logger.warning("lost the connection to %s: %s", server, link.failure or "closed")

@@ -1,7 +1,9 @@
 """One publisher's connection to the ingest listener.
 
 Rules: whatever arrives costs its sender an error and, at worst, the connection. Acks are queued
-and written once per turn; nothing here waits.
+and written once per turn; nothing here waits. Who is over its quota is read no further for a short
+time. If it would be a long one, publishes with a reply subject are refused meanwhile; one without
+waits until the quota allows it, and what comes behind it waits too.
 """
 
 import asyncio
@@ -29,6 +31,7 @@ from strandline.frontends.nats.protocol import (
     Connect,
     Control,
     Event,
+    Message,
     Parser,
     Ping,
     Pong,
@@ -53,6 +56,10 @@ INBOX_PREFIX: Final = "_INBOX."
 """Of the subjects for replies, the only ones that anything is delivered to here."""
 PING: Final = b"PING\r\n"
 PONG: Final = b"PONG\r\n"
+QUOTA_HOLD_S: Final = 2.0
+"""How long a publisher over its quota waits for its ack at most; stock clients wait 5 s."""
+MESSAGE_OVERHEAD_BYTES: Final = 32
+"""Of a message's line, about."""
 CONTROLS_MAX: Final = 10_000
 """Operations without a message among them until the listener next looks at its clients."""
 NOBODY: Final = "Authorization Violation"
@@ -96,6 +103,12 @@ class PublisherConnection(MessageReader):
         self._allowance: Allowance | None = None
         """What who is there may use, where access is checked."""
         self._quota_timer: asyncio.TimerHandle | None = None
+        self._is_in_debt = False
+        """Whether it will be long until the quota allows more."""
+        self._delayed: list[Event] = []
+        """Received in debt: a publish that cannot be refused, and what comes behind it."""
+        self._unmetered_bytes = 0
+        """Received and not counted yet: half a message, or in debt what was not refused."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Greet, or turn away what is too much; with TLS nothing is read in clear text."""
@@ -123,7 +136,11 @@ class PublisherConnection(MessageReader):
         guard = self._guard
         if guard is not None and not self.is_allowed():
             return
+        if self._is_in_debt:
+            self._take_in_debt(events)
+            return
         remembered = self._listener.routes.remembered
+        is_forwarding = self._listener.intake.is_forwarding
         messages = 0
         for event in events:
             if guard is not None and not guard.is_open and not isinstance(event, Connect):
@@ -141,7 +158,13 @@ class PublisherConnection(MessageReader):
             if route is None or (guard is not None and not self._may_publish(subject, reply)):
                 continue
             is_plain = block is None and payload[:4] != MAGIC
-            if route.partition is None or not is_plain or (reply and not route.answers):
+            if (
+                route.partition is None
+                or not is_plain
+                or (reply and not route.answers)
+                or is_forwarding
+                or not route.partition.is_led
+            ):
                 self._publish(route, reply, block=block, payload=payload)
             elif reply is None:
                 route.partition.append(payload, subject=route.subject)
@@ -164,7 +187,12 @@ class PublisherConnection(MessageReader):
         if listener.admission.pending_bytes > listener.gate.pending_high:
             listener.gate.hold(self)
         if self._allowance is not None:
-            self._meter(self._allowance, size, messages)
+            self._unmetered_bytes += size
+            if not self._is_in_debt:
+                # A message is taken whole, so half of it must not lead to the refusal of the rest.
+                whole = max(0, self._unmetered_bytes - self.parser.buffered_bytes)
+                self._unmetered_bytes = max(0, self._unmetered_bytes - whole)
+                self._meter(self._allowance, whole, messages)
 
     # TLS
 
@@ -254,13 +282,15 @@ class PublisherConnection(MessageReader):
             self._meter(allowance, 0, 0)  # a debt is not left behind with another connection
 
     def _meter(self, allowance: Allowance, size: int, messages: int) -> None:
-        """Read no further until what was read is within the quota."""
+        """Read no further until what was read is within the quota, or refuse what comes."""
         wait_s = max(allowance.publish(size), allowance.requests(messages))
         if not wait_s or not self.is_open:
             return
         if self._quota_timer is not None:
             self._quota_timer.cancel()
-        self.hold_reading(QUOTA)
+        self._is_in_debt = self._is_in_debt or wait_s > QUOTA_HOLD_S
+        if not self._is_in_debt or self._delayed:
+            self.hold_reading(QUOTA)
         loop = asyncio.get_running_loop()
         self._quota_timer = loop.call_later(wait_s, self._waited, wait_s)
 
@@ -268,7 +298,50 @@ class PublisherConnection(MessageReader):
         """The time is over that was said; read on, unless there was more."""
         self.release_reading(QUOTA)
         if wait_s >= WAIT_S_MAX and self._allowance is not None:
+            before = self._quota_timer
             self._meter(self._allowance, 0, 0)
+            if self._quota_timer is not before:
+                return
+        if self._is_in_debt:
+            self._end_debt([])
+            self._taken(0)
+
+    def _end_debt(self, events: Sequence[Event]) -> None:
+        """Take what waited for the quota, and ``events`` behind it."""
+        self._is_in_debt = False
+        delayed, self._delayed = self._delayed, []
+        self._take([*delayed, *events])
+
+    def _take_in_debt(self, events: Sequence[Event]) -> None:
+        """Refuse publishes whose sender can be told; one that cannot holds up what follows."""
+        assert self._allowance is not None, "nobody else is in debt"
+        for number, event in enumerate(events):
+            if self._delayed or (isinstance(event, tuple) and event[2] is None):
+                self._delayed += events[number:]
+                self.hold_reading(QUOTA)
+                return
+            if not isinstance(event, tuple):
+                self._control(event)
+                if not self.is_open:
+                    return
+                continue
+            error = self._allowance.refused_publish()
+            if error is None:
+                self._end_debt(events[number:])
+                return
+            self._refuse(event, error)
+
+    def _refuse(self, message: Message, error: QuotaExceededError) -> None:
+        """Refuse a publish with a reply subject; it costs nothing of the quota."""
+        subject, _, reply, block, payload = message
+        assert reply is not None, "else nobody could be told"
+        size = MESSAGE_OVERHEAD_BYTES + len(subject) + len(reply) + len(block or b"") + len(payload)
+        self._unmetered_bytes -= size
+        if self._may_publish(subject, reply):
+            stream = subject.decode(errors="replace")
+            self._listener.admission.reject(error, self, reply, stream=stream)
+        if self._options.verbose:
+            self.output.append(OKAY)
 
     # Publishing
 

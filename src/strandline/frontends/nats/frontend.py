@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 from strandline.broker.access import Access, read_secret
 from strandline.broker.routing import Binding, RouteTable, stream_bindings
 from strandline.config import BrokerConfig, bracketed
+from strandline.frontends.forwarding import ForwarderPort
 from strandline.frontends.metering import Metering
 from strandline.frontends.nats.backpressure import Backpressure
 from strandline.frontends.nats.client import NatsClient
 from strandline.frontends.nats.embedded_server import EmbeddedNatsServer
 from strandline.frontends.nats.ingest import MessageIngest
+from strandline.frontends.nats.jetstream import JetStreamWatch
 from strandline.frontends.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
 from strandline.frontends.nats.ports import BrokerPort
 from strandline.frontends.nats.routes import Routes
@@ -39,11 +41,18 @@ class NatsFrontEnd:
         broker: started, and stopped after this.
         config: settings.
         metering: what principals use, if other front ends count too.
+        forwarder: in a cluster: for what other brokers lead.
     """
 
     def __init__(
-        self, broker: BrokerPort, config: BrokerConfig, metering: Metering | None = None
+        self,
+        broker: BrokerPort,
+        config: BrokerConfig,
+        metering: Metering | None = None,
+        *,
+        forwarder: ForwarderPort | None = None,
     ) -> None:
+        self._forwarder = forwarder
         self._broker = broker
         self._config = config
         self._access = Access(config, broker)
@@ -80,17 +89,32 @@ class NatsFrontEnd:
         """
         config, broker = self._config, self._broker
         gate = Backpressure(config.limits.pending_bytes)
-        intake = MessageIngest(broker.clock, self._routes, broker.admission)
+        intake = MessageIngest(
+            broker.clock, self._routes, broker.admission, forwarder=self._forwarder
+        )
+        broker.on_answered(intake.read_on)
         bindings = self._bind()
         broker.on_streams_changed(self._streams_changed)
         broker.on_stream_created(self.synced)
+        jetstream = None
+        if config.nats.servers:  # ours has no JetStream
+            jetstream = JetStreamWatch(broker.streams, broker.telemetry, broker.clock)
+            broker.on_creating_stream(jetstream.check_creation)
         try:
             servers = list(config.nats.servers)
             tls = self._calling_context()
             if not servers:
                 servers = [await self._start_child(tls)]
             login = self._accounts.broker_login if self._accounts is not None else None
-            self._subscriber = NatsClient(broker, intake=intake, gate=gate, tls=tls, login=login)
+            self._subscriber = NatsClient(
+                broker,
+                intake=intake,
+                gate=gate,
+                jetstream=jetstream,
+                is_alone=self._is_server_alone,
+                tls=tls,
+                login=login,
+            )
             await self._subscriber.start(servers, bindings, is_awaited=self._is_server_there)
             if config.nats.ingest_port >= 0:
                 self._listener = IngestListener(
@@ -110,6 +134,8 @@ class NatsFrontEnd:
         """Take nothing more, answer what was taken, disconnect, end the child."""
         if self._listener is not None:
             self._listener.pause()
+        if self._forwarder is not None:
+            await self._forwarder.quiesce()
         if self._subscriber is not None:
             await self._subscriber.stop()
         if self._listener is not None:
@@ -185,6 +211,12 @@ class NatsFrontEnd:
         """Whether there should be somebody to connect to: no child waits for space."""
         return self._child is None or self._child.pid is not None
 
+    @property
+    def _is_server_alone(self) -> bool:
+        """Whether no other broker hears what is published at the nats-server."""
+        config = self._config
+        return not config.nats.servers and not config.cluster.nats_addresses
+
     def _child_url(self) -> str:
         """Where the child listens."""
         assert self._child is not None, "started first"
@@ -210,7 +242,7 @@ class NatsFrontEnd:
             binding for stream in self._broker.streams() for binding in stream_bindings(stream)
         ]
         self._routes.replace(bindings)
-        return [binding for binding in bindings if binding.is_ours]
+        return [binding for binding in bindings if binding.is_ours or self._is_server_alone]
 
     def _streams_changed(self) -> None:
         bindings = self._bind()

@@ -13,7 +13,9 @@ VERSION_LINE = b"NATS/1.0"
 HEADERS_MAX = 4096
 """Most headers one message may carry."""
 NAME_BYTES_MAX = 1024
-NO_RESPONDERS = VERSION_LINE + b" 503\r\n\r\n"
+NO_RESPONDERS_STATUS = VERSION_LINE + b" 503"
+"""What a message begins with that says that nobody responds; headers may follow."""
+NO_RESPONDERS = NO_RESPONDERS_STATUS + b"\r\n\r\n"
 
 
 def parse_headers(block: bytes) -> Headers:

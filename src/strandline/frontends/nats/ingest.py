@@ -13,8 +13,8 @@ Rules: a Liftbridge envelope gives key, value, headers, ack inbox and policy; wh
 envelope is a plain value. Control headers are judged only by a stream that answers the publisher:
 headers that ask JetStream for something we do not do are refused there, never ignored. Every other
 stream stores the message as it is, since the headers may be meant for another stream. Refused
-messages are counted, malformed headers included, and logged where no publisher is answered. No
-sockets here.
+messages are counted, malformed headers included, and logged where no publisher is answered. What
+no other broker hears is forwarded to the broker that leads its partition. No sockets here.
 """
 
 from typing import Final
@@ -24,11 +24,14 @@ import msgspec
 from strandline.broker.routing import Route, RouteTable, Target
 from strandline.clock import Clock
 from strandline.errors import InvalidRecordError, InvalidRequestError, StreamMismatchError
+from strandline.frontends.forwarding import ForwarderPort, PendingForward
+from strandline.frontends.nats.backpressure import FORWARDING, Backpressure
 from strandline.frontends.nats.headers import parse_headers
 from strandline.frontends.nats.ports import AdmissionPort
 from strandline.frontends.nats.replies import (
     EnvelopeResponder,
     ReplySink,
+    is_left_to_others,
 )
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
@@ -139,12 +142,32 @@ class MessageIngest:
         clock: for the times in Liftbridge acks.
         routes: of all streams, to find an expected stream, if it records a subject at all.
         admission: counts refused messages.
+        forwarder: in a cluster: for what other brokers lead.
     """
 
-    def __init__(self, clock: Clock, routes: RouteTable, admission: AdmissionPort) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        routes: RouteTable,
+        admission: AdmissionPort,
+        *,
+        forwarder: ForwarderPort | None = None,
+    ) -> None:
         self._clock = clock
         self._routes = routes
         self._admission = admission
+        self._forwarder = forwarder
+        self._forward_gate = Backpressure(1.0, FORWARDING)
+
+    @property
+    def is_forwarding(self) -> bool:
+        """Whether messages are under way to other brokers, which later ones must not overtake."""
+        return self._forwarder is not None and self._forwarder.is_busy
+
+    def read_on(self) -> None:
+        """Read on from where reading stopped while too much was under way to other brokers."""
+        if self._forwarder is not None:
+            self._forward_gate.release(self._forwarder.fullness)
 
     def take(
         self,
@@ -217,19 +240,39 @@ class MessageIngest:
             if sink.is_alone or partition.is_led:
                 self._admission.reject(refusal, ack_sink, token, stream=target.name)
             return
+        if not (partition.is_led or sink.is_alone):
+            elsewhere = partition.refusal
+            if elsewhere is not None and is_left_to_others(elsewhere, sink):
+                return  # who leads stores it, and counts it if it does not
         headers = publication.headers
         if reply is not None and not answers:  # it is the application's: keep it
             headers = [*(headers or ()), (REPLY_HEADER, reply)]
         expected_last = publication.expected_last if ack_sink is not None else None
         if wrapped is not None and target.checks_offsets:
             expected_last = wrapped.offset if wrapped.offset >= 0 else expected_last
+        token = token if ack_sink is not None else None
+        message_id = publication.message_id if is_judging else None
+        forwarder = self._forwarder if sink.is_alone else None
+        if forwarder is not None and forwarder.is_led_elsewhere(partition.name):
+            forwarder.append(
+                PendingForward(
+                    partition.name, publication.value, subject, publication.key, headers, message_id
+                ),
+                ack_sink=ack_sink,
+                token=token,
+                expects=target.checks_offsets or expected_last is not None,
+                expected=expected_last,
+            )
+            if forwarder.fullness > self._forward_gate.pending_high:
+                self._forward_gate.hold(sink)
+            return
         partition.append(
             publication.value,
             subject=subject,
             key=publication.key,
             headers=headers,
             ack_sink=ack_sink,
-            token=token if ack_sink is not None else None,
-            message_id=publication.message_id if is_judging else None,
+            token=token,
+            message_id=message_id,
             expected_last=expected_last,
         )

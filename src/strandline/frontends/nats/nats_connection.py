@@ -4,16 +4,19 @@ Rules: one binding, one subscription, one sid; a message belongs to the binding 
 other, so two streams on one subject each get it and queue groups are nats-server's business. Every
 broker of a cluster hears a message, and the leader answers it; a message to a queue group only one
 hears, which therefore answers always, and takes what is under way after it has unsubscribed. Acks
-are queued and written once per turn. The link neither connects nor reconnects.
+are queued and written once per turn. The link neither connects nor reconnects. What no other broker
+hears, and another leads, is forwarded.
 """
 
 import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, cast
 
 from strandline.broker.routing import Binding, Route, RouteTable
-from strandline.errors import InvalidSubjectError, StrandlineError
+from strandline.errors import DisconnectedError, InvalidSubjectError, StrandlineError
 from strandline.frontends.nats.connection import PING
+from strandline.frontends.nats.headers import NO_RESPONDERS_STATUS
 from strandline.frontends.nats.protocol import (
     Event,
     encode_publish,
@@ -30,6 +33,11 @@ if TYPE_CHECKING:
     from strandline.frontends.nats.client import NatsClient
 
 
+REPLIES: Final = b"replies"
+EVENTS: Final = b"events"
+"""Names of subscriptions that feed no stream; those of streams are numbers."""
+
+
 class NatsConnection(ServerLink):
     """A connection, and the responder of everything that came over it; a token is a reply subject.
 
@@ -43,12 +51,20 @@ class NatsConnection(ServerLink):
         self._sids: dict[Binding, bytes] = {}
         self._tables: dict[bytes, RouteTable] = {}
         self._last_sid = 0
+        self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
+        self._requests: dict[bytes, asyncio.Future[bytes | None]] = {}
+        self._last_request = 0
+        self._heard: Callable[[], None] | None = None
         self._sole = QueueGroupResponder(self)
+        self.is_alone = subscriber.is_alone
+        """Whether no other broker hears what comes over it; else the leader hears it too."""
 
     def _take(self, events: Sequence[Event]) -> None:
         """The hot path: plain payloads go straight to their partition."""
         tables = self._tables
         subscriber = self._subscriber
+        is_forwarding = subscriber.intake.is_forwarding
+        is_alone = self.is_alone
         messages = 0
         for event in events:
             if not isinstance(event, tuple):
@@ -57,13 +73,19 @@ class NatsConnection(ServerLink):
             messages += 1
             subject, sid, reply, block, payload = event
             table = tables.get(sid)
-            if table is None:
-                continue  # unsubscribed meanwhile
+            if table is None:  # unsubscribed meanwhile, or none of a stream
+                self._take_other(subject, sid, block=block, payload=payload)
+                continue
             route = table.remembered.get(subject) or self._find_route(table, subject, reply)
             if route is None:
                 continue
             is_plain = block is None and payload[:4] != MAGIC
-            if route.partition is None or not is_plain or (reply and not route.answers):
+            if (
+                route.partition is None
+                or not is_plain
+                or (reply and not route.answers)
+                or ((is_alone or route.is_shared) and (is_forwarding or not route.partition.is_led))
+            ):
                 if route.groups:
                     sink: ReplySink = self._sole if route.is_shared else self
                     subscriber.intake.take(route, reply, block=block, payload=payload, sink=sink)
@@ -89,6 +111,46 @@ class NatsConnection(ServerLink):
             if reply is not None:
                 self.deliver(reply, error_reply(error))
             return None
+
+    # Requests
+
+    async def request(self, subject: bytes, payload: bytes) -> bytes | None:
+        """Ask a service of the server; None: nobody responds.
+
+        Raises:
+            DisconnectedError: the connection was lost meanwhile.
+        """
+        if not self.is_open:
+            raise DisconnectedError(self.failure or "not connected to nats-server")
+        if not self._last_request:
+            self.write(encode_subscribe(self._inbox + b".*", REPLIES))
+        self._last_request += 1
+        reply = b"%b.%d" % (self._inbox, self._last_request)
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._requests[reply] = answer
+        try:
+            self.write(encode_publish(subject, payload, reply=reply))
+            await asyncio.wait((answer, self.closed), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise DisconnectedError(self.failure or "the connection was lost")
+            return answer.result()
+        finally:
+            del self._requests[reply]
+
+    def listen(self, pattern: bytes, heard: Callable[[], None]) -> None:
+        """Call back for each message of a subject that feeds no stream; one may be listened to."""
+        self._heard = heard
+        self.write(encode_subscribe(pattern, EVENTS))
+
+    def _take_other(
+        self, subject: bytes, sid: bytes, *, block: bytes | None, payload: bytes
+    ) -> None:
+        if sid == EVENTS and self._heard is not None:
+            self._heard()
+        answer = self._requests.get(subject) if sid == REPLIES else None
+        if answer is not None and not answer.done():
+            is_none = block is not None and block.startswith(NO_RESPONDERS_STATUS)
+            answer.set_result(None if is_none else payload)
 
     # Subscriptions
 
@@ -138,13 +200,10 @@ class NatsConnection(ServerLink):
 
     # Replies
 
-    is_alone = False
-    """The leader hears every message too."""
-
     @property
     def answers_leaderless(self) -> bool:
         """Whether this broker answers for partitions that nobody leads."""
-        return self._subscriber.is_controller
+        return self.is_alone or self._subscriber.is_controller
 
     def acked(
         self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
@@ -193,6 +252,8 @@ class QueueGroupResponder:
     def __init__(self, link: NatsConnection) -> None:
         self.acked = link.acked
         self.deliver = link.deliver
+        self.hold_reading = link.hold_reading
+        self.release_reading = link.release_reading
 
     def rejected(self, token: object, error: StrandlineError) -> None:
         """Queue an error reply, also where another broker leads."""

@@ -9,6 +9,7 @@ from typing import Protocol
 from strandline.broker.ack_sink import AckSink
 from strandline.broker.routing import StreamPort
 from strandline.clock import Clock
+from strandline.config import StreamConfig
 from strandline.errors import StrandlineError
 from strandline.metadata.image import MetadataImage
 from strandline.telemetry import Telemetry
@@ -76,6 +77,10 @@ class BrokerPort(Protocol):
 
     def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Await ``callback`` before a creation is answered."""
+        ...
+
+    def on_creating_stream(self, check: Callable[[StreamConfig], Awaitable[None]]) -> None:
+        """Await a check before a stream is created; what it raises refuses the creation."""
         ...
 
     def reads(self, ack_sink: AckSink) -> None:

@@ -23,6 +23,7 @@ from strandline.errors import (
     UnavailableError,
     WrongLastSequenceError,
 )
+from strandline.frontends.nats.backpressure import Reading
 from strandline.record import envelope
 from strandline.types import Offset, PartitionName
 
@@ -102,7 +103,7 @@ class AckLines:
         return line
 
 
-class ReplySink(AckSink, Protocol):
+class ReplySink(AckSink, Reading, Protocol):
     """Where replies go: a publisher's own connection, or the one to nats-server.
 
     As a responder its token is the reply subject, and it answers with PubAcks.

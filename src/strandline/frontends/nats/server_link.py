@@ -231,7 +231,7 @@ def _connect_line(login: dict[str, str]) -> bytes:
         "pedantic": False,
         "echo": False,
         "headers": True,
-        "no_responders": False,
+        "no_responders": True,
         "protocol": 1,
         "name": "strandline",
         "lang": "python",

@@ -1,9 +1,9 @@
-"""The main job on real data: flights through NATS and the log into a table, through two crashes.
+"""The demo on real data: flights through NATS and the log into a table, through two crashes.
 
     python -m strandline.spark.demo
 
-Rules: the parts are what a user would run (``strandline serve``, a NATS publisher, a Spark job);
-``story`` starts, kills and restarts them, ``check`` compares the result with the source.
+Rules: the parts are those of a user (``strandline serve``, a NATS publisher, a Spark job);
+``runner`` starts, kills and restarts them, ``check`` compares the result with the source.
 """
 
 from strandline.spark.demo.runner import run_demo

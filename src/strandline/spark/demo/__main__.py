@@ -13,7 +13,7 @@ _INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run the demo; returns the exit code."""
+    """Run the demo; return the exit code."""
     parser = argparse.ArgumentParser(description="flights through NATS, the log and Spark")
     parser.add_argument("--directory", type=Path, default=Path("demo-output"))
     parser.add_argument("--flights", type=int, default=None, help="only so many, to try it out")

@@ -1,7 +1,7 @@
-"""Draws what the demo computed: mean departure delay per carrier and hour of the day.
+"""The demo's chart: mean departure delay per carrier and hour of the day.
 
-Rules: reads the table that the Spark job wrote, through pyarrow alone; the terminal gets bars, the
-file a heat map. Hours are New York's.
+Rules: reads the table that the Spark job wrote, by pyarrow alone; bars for the terminal, a heat map
+for the file. Hours are New York's.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ _ZONE = "America/New_York"
 
 
 def mean_delays(directory: Path) -> pa.Table:
-    """Mean delay in minutes and number of departures per carrier and hour of the day."""
+    """Return the mean delay in minutes and the number of departures per carrier and hour."""
     sums = read_table(str(directory / "delays")).to_table()
     local = pc.hour(sums["hour"].cast(pa.timestamp("us", tz=_ZONE)))
     totals = (
@@ -29,7 +29,7 @@ def mean_delays(directory: Path) -> pa.Table:
 
 
 def text_chart(delays: pa.Table) -> str:
-    """Bars of the mean delay per hour of the day, for a terminal."""
+    """Return bars of the mean delay per hour of the day, for a terminal."""
     by_hour = _with_mean(_summed(delays, "local_hour")).sort_by("local_hour").to_pylist()
     longest = max(row["mean"] for row in by_hour)
     lines = ["Mean departure delay by scheduled hour (New York, 2013), in minutes"]

@@ -20,7 +20,7 @@ from strandline.spark.table import read_table, table_summary
 
 @dataclass(frozen=True)
 class Checked:
-    """What was compared, and found equal."""
+    """Numbers of what was compared and found equal."""
 
     flights: int
     values: int
@@ -56,7 +56,7 @@ def check_everything(directory: Path, flights: pa.Table, *, server: str, stream:
 
 
 def check_against_log(records: pa.Table, *, server: str, stream: str) -> int:
-    """Each record of the log is one row of the table, and the other way round."""
+    """Check that records of the log and rows of the table correspond one to one."""
     rows = records.select(["partition", "offset", "subject", "id"]).sort_by(
         [("partition", "ascending"), ("offset", "ascending")]
     )
@@ -66,7 +66,7 @@ def check_against_log(records: pa.Table, *, server: str, stream: str) -> int:
 
 
 def read_log(server: str, stream: str) -> pa.Table:
-    """Partition, offset, subject and flight number of every record in the log, in order."""
+    """Return partition, offset, subject and flight number of every record in the log, in order."""
     schema = pa.schema(
         [
             ("partition", pa.int32()),
@@ -101,7 +101,7 @@ def read_log(server: str, stream: str) -> pa.Table:
 
 
 def check_delays(directory: Path, flights: pa.Table) -> int:
-    """The sums per carrier and hour equal those computed from the source."""
+    """Check that the sums per carrier and hour equal those computed from the source."""
     expected = expected_delays(flights)
     found = read_table(str(directory / "delays")).to_table()
     ordered = found.select(expected.column_names).cast(expected.schema)
@@ -111,7 +111,7 @@ def check_delays(directory: Path, flights: pa.Table) -> int:
 
 
 def expected_delays(flights: pa.Table) -> pa.Table:
-    """Flights, departures and delays per carrier and hour, from the source."""
+    """Compute flights, departures and delays per carrier and hour from the source."""
     hours = pc.strptime(flights["time_hour"], format="%Y-%m-%dT%H:%M:%SZ", unit="us")
     keyed = pa.table(
         {

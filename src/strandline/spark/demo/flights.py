@@ -33,19 +33,19 @@ _CHUNK = 10_000
 
 
 class FlightMessage(NamedTuple):
-    """One message to publish."""
+    """A message to publish."""
 
     subject: str
     payload: bytes
     message_id: str
-    """Value of ``Nats-Msg-Id``: sent again after a broken connection, it is stored once."""
+    """Value of ``Nats-Msg-Id``, which deduplicates a repeated publish."""
 
 
 def load_flights(limit: int | None = None) -> pa.Table:
-    """The flights, with their row number as ``id``.
+    """Return the flights, with their row number as ``id``.
 
     Args:
-        limit: only so many, for tests.
+        limit: number of flights, for tests.
 
     Raises:
         UnavailableError: the package is not installed.
@@ -69,7 +69,7 @@ def load_flights(limit: int | None = None) -> pa.Table:
 
 
 def messages(flights: pa.Table) -> Iterator[FlightMessage]:
-    """The flights as messages, in the order of their scheduled hour of departure."""
+    """Yield the flights as messages, in the order of their scheduled hour of departure."""
     ordered = flights.sort_by([("time_hour", "ascending"), ("id", "ascending")])
     for first in range(0, ordered.num_rows, _CHUNK):
         for row in ordered.slice(first, _CHUNK).to_pylist():
@@ -78,5 +78,5 @@ def messages(flights: pa.Table) -> Iterator[FlightMessage]:
 
 
 def clock_message() -> FlightMessage:
-    """The message that closes every hour: no flight, only a time."""
+    """Return a message without a flight, whose time closes every hour."""
     return FlightMessage(CLOCK_SUBJECT, msgspec.json.encode({"time_hour": CLOCK_TIME}), "clock")

@@ -1,10 +1,10 @@
 """The Spark job of the demo, a process of its own so that it can be killed.
 
-Two queries over one stream: ``records`` lands every record in an exactly-once table, ``delays``
-adds up delays per carrier and hour in event time. Both go on from their checkpoints after a kill.
+Two queries over one stream: ``records`` writes every record to an exactly-once table, ``delays``
+adds up delays per carrier and hour in event time. Both resume from their checkpoints after a kill.
 
-Rules: this is what a user's job looks like, nothing in it knows about kills or checks. It reports
-on its standard output, one JSON line a second, and ends when its standard input is closed.
+Rules: this is what a user's job looks like; it does not know about kills or checks. It reports on
+its standard output, one JSON line per second, and ends when its standard input is closed.
 """
 
 import argparse
@@ -31,7 +31,7 @@ LATENESS = "60 days"
 def read_stream(
     spark: SparkSession, *, server: str, stream: str, records_per_trigger: int
 ) -> DataFrame:
-    """The stream's records with their JSON taken apart."""
+    """Return the stream's records with their JSON parsed."""
     raw = (
         spark.readStream.format("strandline")
         .option("server", server)
@@ -48,7 +48,7 @@ def read_stream(
 
 
 def flight_schema() -> StructType:
-    """The JSON of a flight, as Spark types."""
+    """Return the JSON of a flight as Spark types."""
     schema = StructType()
     for name in COLUMNS:
         is_text = name in TEXT_COLUMNS or name == "time_hour"
@@ -57,7 +57,7 @@ def flight_schema() -> StructType:
 
 
 def land_records(flights: DataFrame, directory: Path) -> StreamingQuery:
-    """Every record into a table, once."""
+    """Write every record to a table, once."""
     return (
         flights.writeStream.queryName("records")
         .format("strandline-table")
@@ -67,7 +67,7 @@ def land_records(flights: DataFrame, directory: Path) -> StreamingQuery:
 
 
 def count_delays(flights: DataFrame, directory: Path) -> StreamingQuery:
-    """Flights, departures and delays per carrier and hour of scheduled departure, once."""
+    """Count flights, departures and delays per carrier and hour of scheduled departure, once."""
     hours = (
         flights.select(f.to_timestamp("time_hour").alias("time"), "id", "carrier", "dep_delay")
         .withWatermark("time", LATENESS)
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def _records_read(query: StreamingQuery) -> int:
-    """How many records of the stream the query's batches cover, since the stream's start."""
+    """Return the number of records that the query has read since the stream's start."""
     progress = query.lastProgress
     if progress is None:
         return 0

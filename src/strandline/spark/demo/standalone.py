@@ -1,7 +1,7 @@
 """A standalone Spark cluster on this machine, from the PyPI install: a master and workers.
 
 Rules: everything listens on loopback, each worker at an address of its own, or Spark would never
-speculate; every process ends with us. Must not know what runs there.
+speculate; every process ends with this one. Must not know what runs there.
 """
 
 import os
@@ -25,8 +25,8 @@ class Standalone:
     """A master and its workers, of one core each; a context that starts and ends them.
 
     Args:
-        directory: for logs, and what the workers keep.
-        workers: how many.
+        directory: for logs, and the workers' files.
+        workers: number of workers.
     """
 
     def __init__(self, directory: Path, *, workers: int = 2) -> None:
@@ -38,10 +38,10 @@ class Standalone:
         self._hosts = [f"127.0.0.{number + 1}" for number in range(workers)]
         self._children: list[Child] = []
         self.url = ""
-        """Of the master."""
+        """The master's URL."""
 
     def executors(self) -> list[int]:
-        """Process ids of the executors that the workers run now."""
+        """Return the process ids of the workers' executors."""
         children = children_of()
         return [pid for worker in self._children[1:] for pid in children[worker.pid]]
 
@@ -80,7 +80,7 @@ class Standalone:
 
 
 def children_of() -> dict[int, list[int]]:
-    """The children of every process of this machine that has any."""
+    """Return the children of every process of this machine that has any."""
     listed = subprocess.run(
         ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True, env=os.environ
     )

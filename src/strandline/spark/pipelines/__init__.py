@@ -1,6 +1,5 @@
-"""Pipelines over streams, each a small module: ``strandline pipeline run``, or from Python.
+"""Pipelines over streams: ``strandline pipeline run``, or from Python.
 
 Rules: a pipeline is a frozen description (``config``) and a function that starts Spark queries from
-it; what makes it exactly-once is in the source and the sinks, never here. Must not know the inside
-of the broker.
+it; exactly-once is up to the source and the sinks. Must not know the broker's internals.
 """

@@ -1,10 +1,10 @@
-"""Aggregate: a running state for each key, in a compacted stream that is a table for others.
+"""Aggregate: a running state per key, in a compacted stream that others can read as a table.
 
-Rules: Spark keeps the state (RocksDB, with its changelog in the checkpoint); every change goes to
-the stream in the same step as the position, which is in the states themselves. So on another
-machine, without checkpoint, the pipeline begins with the stream's states at the position they hold.
-What it began with is noted beside the checkpoint, because a replay of the first batch must begin
-with the same. What a record does to a state is ``folding``'s business.
+Rules: Spark keeps the state (RocksDB, with its changelog in the checkpoint); every change is
+written to the stream together with the offsets, which are part of the state. So without checkpoint,
+on another machine, the pipeline starts from the stream's states at their offsets. These initial
+states are saved beside the checkpoint, because a replay of the first batch must start with the same
+ones. ``aggregates`` applies a record to a state.
 """
 
 import json
@@ -16,13 +16,13 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 
-from strandline.client.compacted_view import latest_by_key
+from strandline.client.compacted_view import compacted_view
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.protocol.admin import StreamInfo
 from strandline.spark.connection import client_of
 from strandline.spark.pipelines.aggregates import (
+    AggregateState,
     Fold,
-    State,
     decode_state,
     encode_state,
     fold,
@@ -31,7 +31,7 @@ from strandline.spark.pipelines.aggregates import (
     refuse_other_columns,
     refuse_types,
 )
-from strandline.spark.pipelines.config import Aggregate
+from strandline.spark.pipelines.config import AggregatePipeline
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.pipelines.sources import refuse_older
@@ -42,14 +42,14 @@ _BEGINNING = "began-with.json"
 _DEFINITION = "columns.json"
 
 
-def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQuery]:
-    """Start the query; the changelog is created, compacted, if it is not there.
+def start_aggregate(spark: SparkSession, config: AggregatePipeline) -> list[StreamingQuery]:
+    """Start the query; the changelog is created, compacted, if it does not exist.
 
     Raises:
         UnknownStreamError: there is no stream to read.
-        InvalidConfigError: a column of the state is none, or of a type that no state can hold; or
-            the states that are there were made by other columns.
-        InvalidRecordError: the changelog holds what is no state.
+        InvalidConfigError: a column of the state is invalid, or of an unsupported type; or the
+            existing states have other columns.
+        InvalidRecordError: the changelog has a record that is not a state.
         InvalidRequestError: the changelog is older than the stream.
     """
     folds = parse_folds(config.columns)
@@ -82,13 +82,13 @@ def start_aggregate(spark: SparkSession, config: Aggregate) -> list[StreamingQue
             initialState=initial,
         )
     )
-    # Last, since what Spark refuses is not what the states are made by.
+    # Last, so that a definition Spark refuses is not saved.
     _refuse_other_definition(config)
     return [write_stream(changed, config, name=name, into=config.into)]
 
 
 class Folder(StatefulProcessor):
-    """Folds the records of a key into its state, and tells the state once a micro-batch."""
+    """Applies the records of a key to its state, and emits the state once per micro-batch."""
 
     def __init__(self, folds: list[Fold]) -> None:
         self._folds = folds
@@ -103,12 +103,12 @@ class Folder(StatefulProcessor):
         rows: Iterator[Row],
         timerValues: Any,  # noqa: N803 -- Spark's name
     ) -> Iterator[Row]:
-        """The new state of a key."""
+        """Return the new state of a key."""
         del timerValues
-        state = State(values={}, offsets={})
+        state = AggregateState(values={}, offsets={})
         if self._state.exists():
             state = decode_state(self._state.get()[0])
-        # Sorted, because a sum of floats depends on the order, and a replay must give the same.
+        # Sorted: a sum of floats depends on the order, and a replay must have the same result.
         for row in sorted(rows, key=lambda row: (row["partition"], row["offset"])):
             place = (row["partition"], row["offset"])
             record = {each.name: row[_argument(n)] for n, each in enumerate(self._folds)}
@@ -123,19 +123,19 @@ class Folder(StatefulProcessor):
         initialState: Row,  # noqa: N803 -- Spark's name
         timerValues: Any,  # noqa: N803 -- Spark's name
     ) -> None:
-        """Begin a key with the state that the changelog has."""
+        """Initialize a key with its state in the changelog."""
         del key, timerValues
         self._state.update((initialState["value"],))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
 
 def _arguments(records: DataFrame, key: str, folds: list[Fold]) -> DataFrame:
-    """Group, place and an argument for each column; records without a key are left out.
+    """Select group, offset and an argument per column; records without a key are left out.
 
     Raises:
-        InvalidConfigError: an argument of a type that no state can hold.
+        InvalidConfigError: an argument of an unsupported type.
     """
     arguments = [
         F.expr(each.argument or "NULL").alias(_argument(n)) for n, each in enumerate(folds)
@@ -150,12 +150,12 @@ def _arguments(records: DataFrame, key: str, folds: list[Fold]) -> DataFrame:
 
 
 def _argument(number: int) -> str:
-    """What a column's argument is called: not as the column, which may be an ``offset``."""
+    """Return the name of a column's argument; the column's own may be ``offset``."""
     return f"argument {number}"
 
 
-def _refuse_other_definition(config: Aggregate) -> None:
-    """Check that the checkpoint's states are of this key and these columns, and note them if new.
+def _refuse_other_definition(config: AggregatePipeline) -> None:
+    """Check that the checkpoint's states have this key and these columns; save them if new.
 
     Raises:
         InvalidConfigError: they were changed since.
@@ -176,19 +176,19 @@ def _refuse_other_definition(config: Aggregate) -> None:
             )
 
 
-def _began_with(config: Aggregate, source: StreamInfo) -> dict[str, str]:
-    """The states that this checkpoint began with, by key."""
+def _began_with(config: AggregatePipeline, source: StreamInfo) -> dict[str, str]:
+    """Return the initial states of this checkpoint, by key."""
     note = local_path(config.checkpoint) / _BEGINNING
     if not note.exists():
-        # Durably, before anything is added to those states: the next run must not begin with more.
+        # Synced before the states change: a replay must start with the same ones.
         make_directory(note.parent)
         replace_durably(note, json.dumps(_changelog(config, source)).encode())
     found: dict[str, str] = json.loads(note.read_bytes())
     return found
 
 
-def _changelog(config: Aggregate, source: StreamInfo) -> dict[str, str]:
-    table = latest_by_key(client_of(config.server), config.into)
+def _changelog(config: AggregatePipeline, source: StreamInfo) -> dict[str, str]:
+    table = compacted_view(client_of(config.server), config.into)
     if table.num_rows:
         newest_ns = pc.max(table.column("timestamp").cast("int64")).as_py()
         refuse_older(newest_ns, source, into=config.into)
@@ -197,5 +197,5 @@ def _changelog(config: Aggregate, source: StreamInfo) -> dict[str, str]:
         return {key.decode(): value.decode() for key, value in zip(keys, values, strict=True)}
     except UnicodeDecodeError as error:
         raise InvalidRecordError(
-            f"stream {config.into} has records that are no states of an aggregate; write to another"
+            f"stream {config.into} has records that are not aggregate states; write to another"
         ) from error

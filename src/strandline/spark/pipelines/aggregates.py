@@ -1,7 +1,7 @@
-"""The state of an aggregate: what one record does to it, and its form in the changelog.
+"""The state of an aggregate: how a record changes it, and its form in the changelog.
 
-Rules: pure. The state of a key knows which offset of each partition it holds last, so the newest
-state of all keys together tells where reading goes on.
+Rules: pure. The state of a key has the last offset applied of each partition, so that the newest
+states of all keys together give the offset at which to resume.
 """
 
 import math
@@ -18,10 +18,11 @@ _NUMBERS = ("tinyint", "smallint", "int", "bigint", "float", "double")
 _COMPARED = (*_NUMBERS, "string")
 _KEPT = (*_COMPARED, "binary", "date", "decimal", "timestamp", "timestamp_ntz")
 _TAKES = {"sum": _NUMBERS, "min": _COMPARED, "max": _COMPARED, "last": _KEPT}
-"""Types of an argument, by function. A state is JSON, which has numbers and texts: what is neither
-comes back as its text, which can be kept, and not be added to or compared with."""
+"""Argument types by function. A state is JSON, which has numbers and texts: other types are kept as
+text, which cannot be added or compared.
+"""
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
-"""Numbers that JSON has no notation for, as the texts that Spark's ``to_json`` writes for them."""
+"""Numbers that JSON cannot express, as the texts that Spark's ``to_json`` writes for them."""
 _COLUMN = re.compile(r"(count|sum|min|max|last)\((.*)\)", re.DOTALL)
 
 
@@ -35,37 +36,37 @@ class Fold:
     """SQL over a record; empty for ``count``."""
 
 
-class State(msgspec.Struct, kw_only=True):
-    """What is kept of a key."""
+class AggregateState(msgspec.Struct, kw_only=True):
+    """The state of a key."""
 
     values: dict[str, float | int | str | None]
     offsets: dict[int, int]
-    """For each partition the last offset that is in the values."""
+    """For each partition the last offset included in the values."""
 
 
 def parse_folds(columns: Mapping[str, str]) -> list[Fold]:
-    """The columns of a state.
+    """Parse the columns of a state.
 
     Raises:
-        InvalidConfigError: naming the column that is not of a function we have.
+        InvalidConfigError: naming the column with an unknown function.
     """
     folds = []
     for name, text in columns.items():
         found = _COLUMN.fullmatch(text.strip())
         if found is None or (found[1] != "count" and not found[2].strip()):
             raise InvalidConfigError(
-                f"column '{name}' must be count(), sum(X), min(X), max(X) or last(X), not {text!r}"
+                f"column '{name}' must be count(), sum(X), min(X), max(X) or last(X), got {text!r}"
             )
         folds.append(Fold(name, found[1], found[2].strip()))
     return folds
 
 
 def refuse_types(folds: Iterable[Fold], types: Mapping[str, str]) -> None:
-    """Check that a state can hold what its columns are made of.
+    """Check that a state can hold the arguments of its columns.
 
     Args:
         folds: the columns.
-        types: Spark's type of each column's argument, as ``simpleString`` says it.
+        types: Spark's type of each column's argument, as ``simpleString``.
 
     Raises:
         InvalidConfigError: naming the column and its type.
@@ -75,17 +76,19 @@ def refuse_types(folds: Iterable[Fold], types: Mapping[str, str]) -> None:
         takes = _TAKES.get(each.function)
         if takes is not None and kind.partition("(")[0] not in takes:
             raise InvalidConfigError(
-                f"column '{each.name}': {each.function}() takes {', '.join(takes)}, not {kind}; "
+                f"column '{each.name}': {each.function}() takes {', '.join(takes)}, got {kind}; "
                 "CAST its argument"
             )
 
 
-def refuse_other_columns(folds: Iterable[Fold], states: Iterable[State], *, into: str) -> None:
-    """Check that states can have been made by these columns.
+def refuse_other_columns(
+    folds: Iterable[Fold], states: Iterable[AggregateState], *, into: str
+) -> None:
+    """Check that states have these columns.
 
     Args:
         folds: the columns.
-        states: what the changelog holds.
+        states: the states in the changelog.
         into: the changelog.
 
     Raises:
@@ -101,18 +104,22 @@ def refuse_other_columns(folds: Iterable[Fold], states: Iterable[State], *, into
 
 
 def fold(
-    state: State, folds: Iterable[Fold], record: Mapping[str, Any], *, place: tuple[int, int]
+    state: AggregateState,
+    folds: Iterable[Fold],
+    record: Mapping[str, Any],
+    *,
+    place: tuple[int, int],
 ) -> None:
-    """Put a record into a state, unless it is in it already.
+    """Apply a record to a state, unless it is included already.
 
     Args:
         state: is changed.
         folds: the columns.
-        record: an argument for each column.
+        record: an argument per column.
         place: partition and offset of the record.
 
     Raises:
-        InvalidConfigError: the state's value is none of the function's.
+        InvalidConfigError: the state's value does not fit the function.
     """
     partition, offset = place
     if offset <= state.offsets.get(partition, -1):
@@ -130,30 +137,30 @@ def fold(
     state.offsets[partition] = offset
 
 
-def encode_state(state: State) -> str:
-    """The state as JSON, equal for equal states."""
-    # Values are always in the order of the columns; offsets come in any.
-    ordered = State(
+def encode_state(state: AggregateState) -> str:
+    """Encode as JSON; equal states have equal encodings."""
+    # Values are in the order of the columns; offsets have no fixed order.
+    ordered = AggregateState(
         values={name: _in_json(value) for name, value in state.values.items()},
         offsets=dict(sorted(state.offsets.items())),
     )
     return msgspec.json.encode(ordered).decode()
 
 
-def decode_state(text: str | bytes) -> State:
-    """The inverse of ``encode_state``.
+def decode_state(text: str | bytes) -> AggregateState:
+    """Decode the result of ``encode_state``.
 
     Raises:
-        InvalidRecordError: not a state.
+        InvalidRecordError: it is not a state.
     """
     try:
-        return msgspec.json.decode(text, type=State)
+        return msgspec.json.decode(text, type=AggregateState)
     except UNDECODABLE as error:
         raise InvalidRecordError(f"not the state of an aggregate: {error}") from error
 
 
-def next_offsets(states: Iterable[State]) -> dict[int, int]:
-    """For each partition the first offset that no state holds."""
+def next_offsets(states: Iterable[AggregateState]) -> dict[int, int]:
+    """Return for each partition the first offset that no state includes."""
     found: dict[int, int] = {}
     for state in states:
         for partition, offset in state.offsets.items():
@@ -162,7 +169,7 @@ def next_offsets(states: Iterable[State]) -> dict[int, int]:
 
 
 def _in_json(value: Any) -> Any:
-    """A value as JSON can hold it: msgspec would write null for a number that is not finite."""
+    """Convert a value to JSON; msgspec would write null for a number that is not finite."""
     if not isinstance(value, float) or math.isfinite(value):
         return value
     return next(text for text, number in _NOT_FINITE.items() if repr(number) == repr(value))
@@ -179,6 +186,6 @@ def _folded(function: str, old: Any, new: Any) -> Any:
         old = _NOT_FINITE.get(old, old)
     if function == "sum":
         return old + new
-    # As in Spark, NaN is larger than any other number, so the result depends on no order.
+    # As in Spark, NaN is the largest number, so that the result does not depend on the order.
     chosen = min if function == "min" else max
     return chosen(old, new, key=lambda value: (value != value, value))  # noqa: PLR0124 - only NaN

@@ -1,8 +1,8 @@
-"""Clean: a stream as if it had been written once and by hand: no source headers, no duplicates.
+"""Clean: a copy of a stream without source headers and duplicates.
 
-Rules: within a partition the records of one source partition come in the order of their offsets, so
-one number for each source tells what was seen before; a record that does not grow past it is a
-duplicate. Records without a source pass. The result has the partitions and the order of the input.
+Rules: within a partition the records of one source partition are in the order of their offsets, so
+that one number per source is sufficient; a record that does not exceed it is a duplicate. Records
+without a source pass. The result has the partitions and the order of the input.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 
-from strandline.spark.pipelines.config import Clean
+from strandline.spark.pipelines.config import CleanPipeline
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.pipelines.sources import headers_without_source, source_of
@@ -23,8 +23,8 @@ _OUTPUT = (
 )
 
 
-def start_clean(spark: SparkSession, config: Clean) -> list[StreamingQuery]:
-    """Start the query; the result is created with as many partitions if it is not there.
+def start_clean(spark: SparkSession, config: CleanPipeline) -> list[StreamingQuery]:
+    """Start the query; the result is created with as many partitions if it does not exist.
 
     Raises:
         UnknownStreamError: there is no stream to clean.
@@ -42,7 +42,7 @@ def start_clean(spark: SparkSession, config: Clean) -> list[StreamingQuery]:
 
 
 class Deduplicator(StatefulProcessor):
-    """Lets each source record of a partition through once."""
+    """Passes each source record of a partition once."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state: the newest offset of each source, as JSON."""
@@ -54,24 +54,24 @@ class Deduplicator(StatefulProcessor):
         rows: Iterator[Row],
         timerValues: Any,  # noqa: N803 -- Spark's name
     ) -> Iterator[Row]:
-        """The records of one partition that are new, in order."""
+        """Yield the new records of one partition, in order."""
         del key, timerValues
         seen: dict[str, int] = json.loads(self._state.get()[0]) if self._state.exists() else {}
-        # A shuffle keeps no order of its own.
+        # A shuffle does not keep the order.
         for row in sorted(rows, key=lambda row: row["offset"]):
             if is_new(dict(row["headers"] or ()), seen):
                 yield Row(**{name: row[name] for name in _COLUMNS})
         self._state.update((json.dumps(seen),))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there are no resources."""
 
 
 _COLUMNS = ("partition", "offset", "value", "key", "subject", "headers")
 
 
 def is_new(headers: dict[str, bytes], seen: dict[str, int]) -> bool:
-    """Whether a record was not seen before; notes it in ``seen``."""
+    """Return whether a record was not seen before; adds it to ``seen``."""
     source = source_of(headers)
     if source is None:
         return True

@@ -1,8 +1,7 @@
-"""Copy: a stream into another, partition by partition, in order; mirroring between clusters.
+"""Copy: copies a stream partition by partition, in order; mirrors between clusters.
 
-Rules: the copy's records say where they come from, so a copy that lost its checkpoint goes on at
-the position that its output tells; one copy only may write to its output. What is published once
-is the sink's business.
+Rules: the copy's records name their source, so that a copy without checkpoint resumes at the
+position found in its output; only one pipeline may write to the output. The sink commits once.
 """
 
 import json
@@ -11,18 +10,18 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from strandline.spark.connection import client_of
-from strandline.spark.pipelines.config import Copy
+from strandline.spark.pipelines.config import CopyPipeline
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.pipelines.sources import copied_offsets, with_source
 
 
-def start_copy(spark: SparkSession, config: Copy) -> list[StreamingQuery]:
-    """Start the query that copies; the copy is created with as many partitions if it is not there.
+def start_copy(spark: SparkSession, config: CopyPipeline) -> list[StreamingQuery]:
+    """Start the query; the copy is created with as many partitions if it does not exist.
 
     Raises:
         UnknownStreamError: there is no stream to copy.
-        InvalidRequestError: what was copied is older than the stream.
+        InvalidRequestError: the copied records are older than the stream.
     """
     server = config.into_server or config.server
     source = stream_of(config.server, config.stream)

@@ -1,10 +1,9 @@
-"""What went wrong on Spark's side of a pipeline, in one line, as an error of ours.
+"""Translation of Spark's errors in pipelines to one-line errors of ours.
 
-Rules: Spark's messages carry stack traces and plans, and what we raised in its Python processes
-comes back as text of that kind. Of such a text the line that a user can act on is kept: our own
-error, under its own class; else the last exception of Python; else what Spark says of a value that
-SQL cannot take; else what it says first. The rest
-stays in Spark's log. Must not know which pipeline it is.
+Rules: Spark's messages contain stack traces and plans, and our errors in its Python processes come
+back as such text. The useful line is extracted: our own error, under its own class; else the last
+Python exception; else Spark's message about a value that SQL cannot process; else its first line.
+The rest stays in Spark's log. Must not know which pipeline it is.
 """
 
 import re
@@ -23,7 +22,7 @@ _RAISED = re.compile(
     r"^(?P<place>[\w.]*?)(?P<name>\w+(?:Error|Exception)): (?P<text>.+)$", re.MULTILINE
 )
 _DATA = re.compile(r"\[(?!STREAM_FAILED)[A-Z_.]+\] [^\n]*SQLSTATE: 22\w{3}")
-"""What Spark says of a value that SQL cannot take, as in a cast: it will not pass."""
+"""Spark's error classes for a value that SQL cannot process, as in a cast: permanent."""
 _OURS = {each.__name__: each for each in all_error_classes()}
 _KEYS = {
     "failOnDataLoss=false": "fail_on_data_loss: false",
@@ -32,13 +31,13 @@ _KEYS = {
     "startingOffsets": "starting_offsets",
     "deadLetters": "dead_letters",
 }
-"""What sources and sinks call an option, and a pipeline's file a key or does by itself."""
+"""The pipeline keys of options of sources and sinks; None where the pipeline sets the option."""
 _LATE_WORKER = "Python worker failed to connect back"
 _OUR_PLACE = f"{StrandlineError.__module__}."
 
 
 def query_failure(name: str | None, error: Exception) -> StrandlineError:
-    """Why a query ended.
+    """Return the error that ended a query.
 
     Args:
         name: of the query.
@@ -54,12 +53,12 @@ def query_failure(name: str | None, error: Exception) -> StrandlineError:
     refused = _DATA.search(str(error))
     if refused is not None and not found:
         return InvalidRecordError(f"query {name} failed: {refused[0]}")
-    said = found[-1][0] if found else _first_line(error)
-    return UnavailableError(f"query {name} failed: {said}")
+    reason = found[-1][0] if found else _first_line(error)
+    return UnavailableError(f"query {name} failed: {reason}")
 
 
 def is_late_worker(error: StrandlineError) -> bool:
-    """Whether a Python process took longer to start than Spark waits, as on a busy machine.
+    """Return whether a Python process started too slowly for Spark, as on a busy machine.
 
     Spark gives it 10 s, which no setting changes; nothing was read or written then.
     """
@@ -67,12 +66,12 @@ def is_late_worker(error: StrandlineError) -> bool:
 
 
 def refused_description(error: Exception) -> InvalidConfigError:
-    """Why Spark takes no SQL or schema of a pipeline's description."""
+    """Return the error of SQL or a schema that Spark refuses."""
     return InvalidConfigError(f"the pipeline's SQL or schema: {_first_line(error)}")
 
 
 def start_failure(error: Exception) -> StrandlineError:
-    """Why Spark did not start a query: a setting that it refuses, or a checkpoint it cannot use."""
+    """Return the error of a query that did not start: a refused setting or checkpoint."""
     if isinstance(error, Py4JJavaError):
         reason = error.java_exception.toString().splitlines()[0]
         return UnavailableError(f"Spark cannot start the pipeline: {reason}")

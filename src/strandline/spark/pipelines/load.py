@@ -1,8 +1,8 @@
 """Load: streams into Parquet, Delta Lake or Iceberg tables, each record once.
 
-Rules: a table's own offsets are where its load goes on, so a lost checkpoint loses and doubles
-nothing; a stream created anew needs a table of its own; the schema of decoded values is fixed by
-the first commit. What is committed is the table sink's business (``table_io``).
+Rules: a load resumes at the table's own offsets, so that a lost checkpoint loses or doubles
+nothing; a recreated stream needs a new table; the schema of decoded values is fixed by the first
+commit. The table sink (``table_io``) commits.
 """
 
 import json
@@ -21,7 +21,7 @@ from strandline.spark.decode import (
     infer_json_schema,
     refuse_case_twins,
 )
-from strandline.spark.pipelines.config import Load
+from strandline.spark.pipelines.config import LoadPipeline
 from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, triggered
 from strandline.spark.session import wait_for_sources
@@ -32,11 +32,11 @@ from strandline.spark.table_store import local_path
 _SAMPLE_RECORDS = 1000
 
 
-def start_load(spark: SparkSession, config: Load) -> list[StreamingQuery]:
-    """Start one query for each stream.
+def start_load(spark: SparkSession, config: LoadPipeline) -> list[StreamingQuery]:
+    """Start one query per stream.
 
     Raises:
-        InvalidConfigError: several streams into one table, or values whose columns nobody knows.
+        InvalidConfigError: several streams into one table, or values of unknown columns.
         InvalidRequestError: a table holds records of another stream.
         UnknownStreamError: there is no stream to load, or for dead letters.
     """
@@ -45,11 +45,11 @@ def start_load(spark: SparkSession, config: Load) -> list[StreamingQuery]:
     if config.writer_schema and config.values != "avro":
         raise InvalidConfigError(f"'writer_schema' is for Avro, and 'values' is {config.values}")
     if config.dead_letters:
-        stream_of(config.server, config.dead_letters)  # or the first bad value would tell, one day
+        stream_of(config.server, config.dead_letters)  # raises now, not at the first invalid value
     return [_start_one(spark, config, stream) for stream in config.streams]
 
 
-def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery:
+def _start_one(spark: SparkSession, config: LoadPipeline, stream: str) -> StreamingQuery:
     path = config.into.replace("{stream}", stream)
     identity = identity_of(stream_of(config.server, stream))
     state = _committed(config, path)
@@ -82,7 +82,7 @@ def _start_one(spark: SparkSession, config: Load, stream: str) -> StreamingQuery
 
 
 def table_options(
-    config: Load, stream: str, *, identity: str, columns: StructType | None
+    config: LoadPipeline, stream: str, *, identity: str, columns: StructType | None
 ) -> dict[str, str]:
     """Return the options of the table that a stream is loaded into.
 
@@ -113,7 +113,7 @@ def table_options(
     return options
 
 
-def _committed(config: Load, path: str) -> TableState | None:
+def _committed(config: LoadPipeline, path: str) -> TableState | None:
     try:
         store = existing_store(path, table_format=config.format, catalog=config.catalog)
     except InvalidConfigError:
@@ -129,8 +129,8 @@ def _start_offsets(state: TableState | None) -> str | None:
     return json.dumps({str(partition): offset for partition, offset in state.offsets.items()})
 
 
-def _value_schema(config: Load, stream: str, state: TableState | None) -> StructType:
-    """The columns of the values: the table's, else the file's, else those of a sample."""
+def _value_schema(config: LoadPipeline, stream: str, state: TableState | None) -> StructType:
+    """Return the columns of the values: the table's, else the file's, else those of a sample."""
     if state is not None:
         own = {f"{RECORD_PREFIX}{name}" for name in RECORD_COLUMNS}
         fields = [field for field in decode_schema(state.arrow_schema) if field.name not in own]
@@ -149,7 +149,7 @@ def _value_schema(config: Load, stream: str, state: TableState | None) -> Struct
     return from_arrow_schema(_schema_of_arrow(sample, stream))
 
 
-def _refuse_other_columns(config: Load, columns: StructType) -> None:
+def _refuse_other_columns(config: LoadPipeline, columns: StructType) -> None:
     """Check that a file's schema is still the table's; Avro's says how values are written instead.
 
     Raises:
@@ -157,7 +157,7 @@ def _refuse_other_columns(config: Load, columns: StructType) -> None:
     """
     if config.values == "avro" or not config.schema:
         return
-    # By way of Arrow, as the table's: some types of Spark have another name after that.
+    # Converted by Arrow like the table's: some Spark types change their name.
     stored = from_arrow_schema(to_arrow_schema(StructType.fromDDL(config.schema), timezone="UTC"))
     wanted, given = (
         {field.name: field.dataType.simpleString() for field in schema}
@@ -175,8 +175,8 @@ def _described(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
-def _sample(config: Load, stream: str) -> pa.Array:
-    """The first values of each partition."""
+def _sample(config: LoadPipeline, stream: str) -> pa.Array:
+    """Return the first values of each partition."""
     client = client_of(config.server)
     read = [
         client.read(
@@ -193,7 +193,7 @@ def _schema_of_arrow(sample: pa.Array, stream: str) -> pa.Schema:
             with pa.ipc.open_stream(value) as reader:
                 return reader.schema
         except (pa.ArrowException, OSError, TypeError):
-            continue  # a dead letter to be
+            continue  # becomes a dead letter
     raise InvalidConfigError(
         f"stream {stream} has no Arrow value yet to take columns from; give 'schema'"
     )

@@ -1,8 +1,8 @@
-"""Merge: several streams interleaved into one, in an order that everyone sees alike.
+"""Merge: several streams merged into one, in an order that is the same for all readers.
 
-Rules: a micro-batch takes what each stream has and sorts it by time, then by place, so a replay
-chooses the same order; the result, published once, records it: each of its records says where it
-comes from. Without values the result is a merge log: the order alone.
+Rules: a micro-batch takes the available records of each stream and sorts them by time, then by
+partition and offset, so that a replay has the same order; the result, committed once, records it:
+each of its records names its source. Without values the result is a merge log: the order alone.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
 from pyspark.sql.streaming import StreamingQuery
 
-from strandline.spark.pipelines.config import Merge
+from strandline.spark.pipelines.config import MergePipeline
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.pipelines.sources import with_source
@@ -21,11 +21,11 @@ from strandline.spark.pipelines.sources import with_source
 _ORDER = ("timestamp", "source", "partition", "offset")
 
 
-def start_merge(spark: SparkSession, config: Merge) -> list[StreamingQuery]:
-    """Start the query that merges; the result is created with one partition if it is not there.
+def start_merge(spark: SparkSession, config: MergePipeline) -> list[StreamingQuery]:
+    """Start the query; the result is created with one partition if it does not exist.
 
     Raises:
-        UnknownStreamError: one of the streams is not there.
+        UnknownStreamError: one of the streams does not exist.
     """
     inputs = [stream_of(config.server, stream) for stream in config.streams]
     safest = max(inputs, key=lambda info: info.config.replicas)
@@ -37,7 +37,7 @@ def start_merge(spark: SparkSession, config: Merge) -> list[StreamingQuery]:
         return with_source(records, stream).withColumn("source", F.lit(stream))
 
     together = reduce(DataFrame.unionByName, map(records_of, config.streams))
-    # One task: what it sorts is published in its order. Spark itself sorts no stream.
+    # One task sorts all; Spark cannot sort a stream.
     ordered = together.repartition(1).mapInArrow(_sorted, together.schema)
     if config.values:
         rows = ordered.select("value", "key", "subject", "headers")
@@ -47,7 +47,7 @@ def start_merge(spark: SparkSession, config: Merge) -> list[StreamingQuery]:
 
 
 def _sorted(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """All rows of a task in order."""
+    """Yield all rows of a task in order."""
     found = list(batches)
     if found:
         table = pa.Table.from_batches(found)

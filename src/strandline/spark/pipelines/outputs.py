@@ -1,8 +1,8 @@
-"""The streams that pipelines write: made if they are not there, as safe as what they are made of.
+"""The output streams of pipelines: created if missing, with the replication of their input.
 
-Rules: an output gets the copies of its input, as far as its cluster has brokers, and asks for as
-many in sync; a stream that is there stays as it is, and one that was made for a pipeline which is
-then refused is removed. Must not know Spark.
+Rules: an output gets the replicas of its input, as far as its cluster has brokers, and the same
+minimum of in-sync replicas; an existing stream is not changed, and one created for a pipeline that
+is then refused is deleted. Must not know Spark.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from strandline.spark.connection import identity_of, with_retries
 
 _RETRY_TIMEOUT_MS = 60_000
 _made: ContextVar[list[tuple[str, StreamInfo]] | None] = ContextVar("made", default=None)
-"""The outputs that the pipeline which is being started has created."""
+"""The outputs created for the pipeline that is being started."""
 
 
 @contextlib.contextmanager
 def removed_if_refused() -> Iterator[None]:
-    """Delete the outputs created within, if it ends by an error; not those that hold a record."""
+    """Delete the outputs created within if it raises; not those with records."""
     made: list[tuple[str, StreamInfo]] = []
     token = _made.set(made)
     try:
@@ -37,7 +37,7 @@ def removed_if_refused() -> Iterator[None]:
 
 
 def _delete(created: StreamInfo, client: Client) -> None:
-    """Delete a stream unless it is gone, or another of its name, or somebody wrote to it."""
+    """Delete a stream unless it is gone, was recreated, or has records."""
     with contextlib.suppress(UnknownStreamError):
         now = client.stream_info(created.name)
         is_empty = all(each.log_end_offset == 0 for each in now.partitions)
@@ -46,7 +46,7 @@ def _delete(created: StreamInfo, client: Client) -> None:
 
 
 def stream_of(server: str, name: str) -> StreamInfo:
-    """A stream as it is.
+    """Return a stream.
 
     Raises:
         UnknownStreamError: there is no such stream.
@@ -57,18 +57,18 @@ def stream_of(server: str, name: str) -> StreamInfo:
 
 
 def ensure_stream(server: str, name: str, *, like: StreamInfo, **settings: Any) -> str:
-    """Create a stream if there is none of this name; returns its identity.
+    """Create a stream if it does not exist; return its identity.
 
     Args:
-        server: where it belongs.
+        server: its broker.
         name: of the stream.
-        like: what it is made of; its copies are as many.
-        **settings: others of the stream.
+        like: its input, whose number of replicas it gets.
+        **settings: other settings of the stream.
     """
     made = _made.get()
 
     def create(client: Client) -> StreamInfo:
-        # The output of a mirror may belong to a smaller cluster, or to a broker alone.
+        # A mirror's output may be in a smaller cluster, or at a single broker.
         replicas = min(like.config.replicas, max(1, len(client.server_info().brokers)))
         copies = {"replicas": replicas, "min_isr": min(like.config.min_isr, replicas)}
         with contextlib.suppress(StreamExistsError):

@@ -1,7 +1,7 @@
-"""Starting, watching and ending the Spark queries of a pipeline.
+"""Start, monitoring and end of the Spark queries of a pipeline.
 
-Rules: a pipeline that fails in one query ends them all and raises that query's error; its queries
-can be started again at any time. Must not know which pipeline it is.
+Rules: a pipeline with a failed query ends all queries and raises that query's error; its queries
+can be restarted at any time. Must not know which pipeline it is.
 """
 
 import contextlib
@@ -32,15 +32,15 @@ def read_stream(
     output: str | None,
     **options: Any,
 ) -> DataFrame:
-    """The records of a stream, as they come.
+    """Return the records of a stream as a streaming DataFrame.
 
     Args:
         spark: the session.
         config: the pipeline.
-        stream: what to read.
-        name: of the query, under which it notes its progress unless the pipeline says otherwise.
-        output: what the query writes, which its checkpoint is for; None: not known before it runs.
-        **options: more of the source's; those that are None are left out.
+        stream: its name.
+        name: of the query, the default group of its progress.
+        output: the query's output, to which its checkpoint belongs; None: not known before it runs.
+        **options: further options of the source; those that are None are left out.
     """
     options["output"] = output
     if isinstance(config, Derived):
@@ -58,14 +58,14 @@ def read_stream(
 def write_stream(
     rows: DataFrame, config: Common, *, name: str, into: str | None, **options: str
 ) -> StreamingQuery:
-    """Start the query that writes rows to streams, each micro-batch published once.
+    """Start a query that writes rows to streams, each micro-batch committed once.
 
     Args:
         rows: with the columns that ``format("strandline")`` takes.
         config: the pipeline.
         name: of the query, in reports; unique in a session.
         into: the stream of rows that name none.
-        **options: more of the sink's.
+        **options: further options of the sink.
     """
     chosen = {"server": config.server} | options
     if into is not None:
@@ -76,7 +76,7 @@ def write_stream(
 
 
 def triggered(writer: DataStreamWriter, config: Common) -> DataStreamWriter:
-    """The writer with the pipeline's trigger."""
+    """Set the pipeline's trigger on a writer."""
     if config.trigger == "available_now":
         return writer.trigger(availableNow=True)
     return writer.trigger(processingTime=f"{config.interval_ms} milliseconds")
@@ -85,21 +85,21 @@ def triggered(writer: DataStreamWriter, config: Common) -> DataStreamWriter:
 def wait_for_end(
     queries: Sequence[StreamingQuery], *, server: str, report: Report | None = None
 ) -> None:
-    """Wait until every query has ended; the first that fails ends the others.
+    """Wait until every query has ended; the first failure ends the others.
 
     Args:
         queries: of one pipeline.
-        server: whose streams they read.
-        report: called with what each micro-batch did.
+        server: broker of the streams they read.
+        report: called with a line per micro-batch.
 
     Raises:
-        StrandlineError: a query failed; what ended it, or an ``UnavailableError`` that says why.
+        StrandlineError: a query failed; its error, or an ``UnavailableError`` with the reason.
     """
     watches = [Watch(query, server) for query in queries]
     is_over = False
     with _stopped_at_the_end(queries):
         while not is_over:
-            # Looked at before the last report, so that no batch goes untold.
+            # Checked before the last report, so that no batch is missed.
             is_over = not any(query.isActive for query in queries)
             for watch in watches:
                 _await(watch.query)
@@ -108,49 +108,49 @@ def wait_for_end(
 
 
 class Watch:
-    """Tells what each micro-batch of a query did, once, also of several that ended close together.
+    """Reports each micro-batch of a query once, even if several end close together.
 
     Args:
         query: running or ended.
-        server: whose streams it reads.
+        server: broker of the streams it reads.
     """
 
     def __init__(self, query: StreamingQuery, server: str) -> None:
         self.query = query
         self._server = server
         self._looked_at: str | None = None
-        self._told = -1
+        self._reported = -1
 
     def tell(self, report: Report) -> None:
-        """Report what is new."""
+        """Report new micro-batches."""
         for line in self.news():
             report(line)
 
     def news(self) -> list[Mapping[str, Any]]:
-        """A line for each micro-batch that has ended since the last call.
+        """Return a line per micro-batch that has ended since the last call.
 
-        The newest also says how old the oldest record is that was not read, where there is one.
+        The newest one includes the age of the oldest unread record, if there is one.
         """
         last = self.query.lastProgress
         if last is None or last["timestamp"] == self._looked_at:
             return []
         self._looked_at = last["timestamp"]
-        # Spark reports idle triggers too, under the number of the batch that is still to come.
+        # Spark reports idle triggers, too, under the number of the next batch.
         ended = [
             each
             for each in self.query.recentProgress
-            if each["batchId"] > self._told and "addBatch" in each["durationMs"]
+            if each["batchId"] > self._reported and "addBatch" in each["durationMs"]
         ]
         lines: list[Mapping[str, Any]] = [_progress_line(self.query.name, each) for each in ended]
         if ended:
-            self._told = ended[-1]["batchId"]
+            self._reported = ended[-1]["batchId"]
             ages = oldest_unread_ms(self._server, _unread(ended[-1]))
             lines[-1] = {**lines[-1], "oldest_unread_ms": ages}
         return lines
 
 
 def _progress_line(name: str | None, progress: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a micro-batch did: records, and the lag of each partition behind the stream."""
+    """Return a micro-batch's number, records, and the lag of each partition."""
     lag = {f"{stream}/{p}": end - at for (stream, p), (at, end) in _offsets(progress).items()}
     return {
         "event": "batch",
@@ -163,12 +163,12 @@ def _progress_line(name: str | None, progress: Mapping[str, Any]) -> Mapping[str
 
 
 def _unread(progress: Mapping[str, Any]) -> dict[tuple[str, int], int]:
-    """Where reading goes on, of the partitions that have more than was read."""
+    """Return the next offset of each partition that has unread records."""
     return {place: at for place, (at, end) in _offsets(progress).items() if end > at}
 
 
 def _offsets(progress: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, int]]:
-    """By stream and partition: up to where the micro-batch read, and where the stream ended."""
+    """Return by stream and partition the end of the micro-batch and of the stream."""
     found: dict[tuple[str, int], tuple[int, int]] = {}
     for source in progress["sources"]:
         read, latest = _decoded(source["endOffset"]), _decoded(source["latestOffset"])
@@ -177,7 +177,7 @@ def _offsets(progress: Mapping[str, Any]) -> dict[tuple[str, int], tuple[int, in
 
 
 def _decoded(encoded: str | None) -> dict[tuple[str, int], int]:
-    """Offsets of a source of ours; nothing of another's."""
+    """Decode offsets of a source of ours; none of another's."""
     found = json.loads(encoded) if encoded else None
     if not isinstance(found, dict) or "stream" not in found:
         return {}

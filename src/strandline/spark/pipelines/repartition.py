@@ -1,6 +1,6 @@
-"""Repartition: a stream by another key.
+"""Repartition: a stream partitioned by another key.
 
-Rules: each record keeps its source in headers, by which readers and ``clean`` recognise duplicates;
+Rules: headers name each record's source, by which readers and ``clean`` recognise duplicates;
 records of one source partition keep their order in each partition of the result.
 """
 
@@ -8,14 +8,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
 from pyspark.sql.streaming import StreamingQuery
 
-from strandline.spark.pipelines.config import Repartition
+from strandline.spark.pipelines.config import RepartitionPipeline
 from strandline.spark.pipelines.outputs import ensure_stream, stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
 from strandline.spark.pipelines.sources import with_source
 
 
-def start_repartition(spark: SparkSession, config: Repartition) -> list[StreamingQuery]:
-    """Start the query; the result is created, partitioned by key, if it is not there.
+def start_repartition(spark: SparkSession, config: RepartitionPipeline) -> list[StreamingQuery]:
+    """Start the query; the result is created, partitioned by key, if it does not exist.
 
     Raises:
         UnknownStreamError: there is no stream to read.

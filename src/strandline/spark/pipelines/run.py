@@ -1,7 +1,6 @@
 """Runs a pipeline from its description, to its end or until it is stopped.
 
-Rules: one function for every kind; a Spark session is made if none is given. Must not know YAML or
-the command line.
+Rules: one function for all kinds. Must not know YAML or the command line.
 """
 
 import logging
@@ -16,14 +15,14 @@ from strandline.errors import UnavailableError
 from strandline.spark.pipelines.aggregate import start_aggregate
 from strandline.spark.pipelines.clean import start_clean
 from strandline.spark.pipelines.config import (
-    Aggregate,
-    Clean,
-    Copy,
-    Load,
-    Merge,
+    AggregatePipeline,
+    CleanPipeline,
+    CopyPipeline,
+    LoadPipeline,
+    MergePipeline,
     Pipeline,
-    Repartition,
-    Transform,
+    RepartitionPipeline,
+    TransformPipeline,
 )
 from strandline.spark.pipelines.copy import start_copy
 from strandline.spark.pipelines.failures import (
@@ -41,15 +40,15 @@ from strandline.spark.pipelines.transform import start_transform
 logger = logging.getLogger(__name__)
 
 _STARTS = 5
-"""How often a pipeline is started whose Python processes came too late for Spark."""
+"""Attempts to start a pipeline whose Python processes are too slow for Spark."""
 _START: dict[type, Callable[..., list[StreamingQuery]]] = {
-    Aggregate: start_aggregate,
-    Clean: start_clean,
-    Copy: start_copy,
-    Load: start_load,
-    Merge: start_merge,
-    Repartition: start_repartition,
-    Transform: start_transform,
+    AggregatePipeline: start_aggregate,
+    CleanPipeline: start_clean,
+    CopyPipeline: start_copy,
+    LoadPipeline: start_load,
+    MergePipeline: start_merge,
+    RepartitionPipeline: start_repartition,
+    TransformPipeline: start_transform,
 }
 
 
@@ -57,8 +56,8 @@ def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery
     """Start the queries of a pipeline; Spark runs them in the background.
 
     Raises:
-        StrandlineError: the description does not fit the streams or tables that are there, or
-            Spark cannot make sense of its SQL, or use its checkpoint.
+        StrandlineError: the description does not fit the existing streams or tables, or Spark
+            refuses its SQL or its checkpoint.
     """
     try:
         with removed_if_refused():
@@ -73,13 +72,13 @@ def run_pipeline(spark: SparkSession, config: Pipeline, *, report: Report | None
     """Run a pipeline to its end: ``available_now`` ends by itself, ``continuous`` by an error.
 
     Args:
-        spark: where to run it.
-        config: which pipeline.
-        report: called with what each micro-batch did.
+        spark: the session.
+        config: the pipeline.
+        report: called with a line per micro-batch.
 
     Raises:
-        StrandlineError: as ``start_pipeline``, or a query failed; run the pipeline again when what
-            it says is mended, it goes on where it was.
+        StrandlineError: as ``start_pipeline``, or a query failed; run the pipeline again once the
+            cause is resolved, and it resumes where it stopped.
     """
     for left in reversed(range(_STARTS)):
         try:

@@ -1,8 +1,8 @@
-"""The headers that say which record a record was made of: putting them in, and reading them back.
+"""The source headers of derived records: which record a record was made of.
 
-Rules: a record has one source, that of the last pipeline it went through. Where a stream's newest
-record of each source partition comes from is the position of the pipeline that made it, so the
-position is in the output itself. An output that is older than the stream was made of another one.
+Rules: a record has one source, that of the last pipeline. The source of a stream's newest record of
+each source partition is the position of the pipeline that wrote it, so that the output itself has
+the position. An output older than the stream was derived from a previous stream of the name.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,7 +20,7 @@ _WINDOW_RECORDS = 1024
 
 
 def headers_with_source(stream: str) -> Column:
-    """A record's headers with its place in ``stream``; an older source is replaced."""
+    """Add a record's position in ``stream`` to its headers, replacing an older source."""
     places = {
         SOURCE_STREAM: F.lit(stream),
         SOURCE_PARTITION: F.col("partition").cast("string"),
@@ -31,19 +31,19 @@ def headers_with_source(stream: str) -> Column:
 
 
 def headers_without_source() -> Column:
-    """A record's headers but for its source."""
+    """Remove the source from a record's headers."""
     empty = F.expr("CAST(map() AS MAP<STRING, BINARY>)")
     headers = F.coalesce(F.col("headers"), empty)
     return F.map_filter(headers, lambda name, _: ~name.isin(*SOURCE_HEADERS))
 
 
 def with_source(records: DataFrame, stream: str) -> DataFrame:
-    """Records of ``stream`` that say so in their headers."""
+    """Add source headers to the records of ``stream``."""
     return records.withColumn("headers", headers_with_source(stream))
 
 
 def source_of(headers: Mapping[str, bytes]) -> tuple[str, int, int] | None:
-    """Stream, partition and offset that a record was made of; None if its headers do not say."""
+    """Return the stream, partition and offset of a record's source; None without source headers."""
     try:
         stream, partition, offset = (bytes(headers[name]).decode() for name in SOURCE_HEADERS)
         return stream, int(partition), int(offset)
@@ -52,15 +52,15 @@ def source_of(headers: Mapping[str, bytes]) -> tuple[str, int, int] | None:
 
 
 def copied_offsets(client: Client, source: StreamInfo, *, into: str) -> dict[int, int]:
-    """For each partition of a stream the first offset that its copy does not have.
+    """Return for each partition of a stream the first offset that its copy lacks.
 
     Args:
         client: of the copy's broker.
-        source: what was copied.
+        source: the copied stream.
         into: the copy, whose partitions have the numbers of their sources.
 
     Raises:
-        InvalidRequestError: it was copied before the stream was created: from one of its name.
+        InvalidRequestError: it was copied before the stream was created: from one of the same name.
     """
     found = {}
     for info in client.stream_info(into).partitions:
@@ -80,7 +80,7 @@ def copied_offsets(client: Client, source: StreamInfo, *, into: str) -> dict[int
 
 
 def refuse_older(time_ns: int, source: StreamInfo, *, into: str) -> None:
-    """Check that an output can have been made of a stream.
+    """Check that an output can have been derived from a stream.
 
     Args:
         time_ns: when a record of the output was stored.
@@ -92,14 +92,14 @@ def refuse_older(time_ns: int, source: StreamInfo, *, into: str) -> None:
     """
     if time_ns < source.created_ns:
         raise InvalidRequestError(
-            f"stream {source.name} was created anew after records of {into} were made of it: "
+            f"stream {source.name} was recreated after records of {into} were made of it: "
             "offsets of one mean nothing in the other; write to another stream, with a new "
             "checkpoint"
         )
 
 
 def _backwards(client: Client, stream: str, partition: int) -> Iterator[pa.Table]:
-    """The records of a partition in windows, the newest first."""
+    """Yield the records of a partition in windows, the newest first."""
     start = client.offsets(stream, "earliest")[partition]
     stop = client.offsets(stream, "latest")[partition]
     while stop > start:

@@ -1,24 +1,24 @@
-"""Transform: filter, flat-map, change or split records by SQL.
+"""Transform: filters, multiplies, changes or splits records by SQL.
 
-Rules: one query reads and publishes, so the rows of a micro-batch appear in all their streams at
-once, and the position that Spark keeps is that of the last batch published.
+Rules: one query reads and commits, so that the rows of a micro-batch appear in all their streams at
+once, and Spark's position is that of the last committed batch.
 """
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from strandline.spark.connection import identity_of
-from strandline.spark.pipelines.config import Transform
+from strandline.spark.pipelines.config import TransformPipeline
 from strandline.spark.pipelines.outputs import stream_of
 from strandline.spark.pipelines.queries import read_stream, write_stream
 
 
-def start_transform(spark: SparkSession, config: Transform) -> list[StreamingQuery]:
-    """Start the query that transforms; its streams have to be there.
+def start_transform(spark: SparkSession, config: TransformPipeline) -> list[StreamingQuery]:
+    """Start the query; its output streams must exist.
 
     Raises:
         UnknownStreamError: there is no stream to read, or to write.
-        InvalidConfigError: the SQL gives columns that no record has.
+        InvalidConfigError: the SQL returns columns that no record has.
     """
     name = f"transform {config.stream}" + (f" into {config.into}" if config.into else "")
     output = identity_of(stream_of(config.server, config.into)) if config.into else None

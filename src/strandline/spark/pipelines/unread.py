@@ -1,7 +1,7 @@
-"""How long the oldest record has waited that a pipeline has not read yet, as the broker knows it.
+"""The age of the oldest record that a pipeline has not read yet.
 
-Rules: asks only about partitions that the pipeline is behind of, a record each; a report must never
-end a pipeline, so what cannot be asked now is left out. Must not know Spark.
+Rules: asks only about partitions with a lag, one record each; a report must never end a pipeline,
+so a failed query is left out. Must not know Spark.
 """
 
 import time
@@ -12,11 +12,11 @@ from strandline.spark.connection import client_of
 
 
 def oldest_unread_ms(server: str, unread: Mapping[tuple[str, int], int]) -> dict[str, int]:
-    """The age of each partition's first unread record, by ``stream/partition``.
+    """Return the age of each partition's first unread record, by ``stream/partition``.
 
     Args:
         server: a broker.
-        unread: stream and partition, and the offset where the pipeline goes on.
+        unread: the next offset to read, by stream and partition.
     """
     found = {}
     for (stream, partition), offset in unread.items():
@@ -27,7 +27,7 @@ def oldest_unread_ms(server: str, unread: Mapping[tuple[str, int], int]) -> dict
 
 
 def _stored_ns(server: str, stream: str, *, place: tuple[int, int]) -> int | None:
-    """When the first record at or after a place was stored; None: none is there, or no answer."""
+    """Return when the first record at or after an offset was stored; None: unknown."""
     partition, offset = place
     try:
         table = (
@@ -36,5 +36,5 @@ def _stored_ns(server: str, stream: str, *, place: tuple[int, int]) -> int | Non
             .read_all()
         )
     except StrandlineError:
-        return None  # told with the next batch, when the broker is back
+        return None  # reported with a later batch
     return int(table.column("timestamp").cast("int64")[0].as_py()) if table.num_rows else None

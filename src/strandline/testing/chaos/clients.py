@@ -26,7 +26,7 @@ from strandline.errors import (
     UnknownMemberError,
 )
 from strandline.testing.chaos.load import RETRY_S, AckTimes, expected
-from strandline.testing.history import GroupHistory, History
+from strandline.testing.history import GroupHistory, PartitionHistory
 from strandline.testing.process import ProcessServer
 from strandline.testing.sim.world import ViolationError
 from strandline.types import PartitionName
@@ -70,7 +70,7 @@ class OwnProducer:
         self,
         servers: Sequence[ProcessServer],
         stream: str,
-        histories: Sequence[History],
+        histories: Sequence[PartitionHistory],
         *,
         name: str,
     ) -> None:
@@ -241,5 +241,5 @@ def positions(servers: Sequence[ProcessServer], stream: str, partitions: int) ->
         StrandlineError: it cannot be asked.
     """
     with strandline.connect(addresses(servers)) as client:
-        found = client.groups.positions(GROUP)
+        found = client.groups.committed_offsets(GROUP)
     return [found.get(PartitionName(stream, number)) for number in range(partitions)]

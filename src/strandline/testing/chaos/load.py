@@ -32,7 +32,7 @@ from strandline.frontends.nats.protocol import (
     encode_subscribe,
 )
 from strandline.testing.chaos.cluster import HOST
-from strandline.testing.history import History
+from strandline.testing.history import PartitionHistory
 from strandline.testing.process import ProcessServer
 from strandline.testing.replica import ReplicaReader
 from strandline.testing.sim.world import ViolationError
@@ -110,7 +110,7 @@ class Publisher:
         self,
         servers: Sequence[ProcessServer],
         subject: str,
-        history: History,
+        history: PartitionHistory,
         *,
         name: str,
         window: int = 1,
@@ -253,7 +253,7 @@ class Reader:
         self,
         servers: Sequence[ProcessServer],
         stream: str,
-        histories: Sequence[History],
+        histories: Sequence[PartitionHistory],
         *,
         name: str,
     ) -> None:

@@ -32,7 +32,7 @@ from strandline.testing.chaos.faults import (
 from strandline.testing.chaos.load import Publisher, Reader, expected, read_log
 from strandline.testing.chaos.transactions import STREAM as TRANSACTIONS
 from strandline.testing.chaos.transactions import TransactionLoad
-from strandline.testing.history import GroupHistory, History
+from strandline.testing.history import GroupHistory, PartitionHistory
 from strandline.testing.sim.world import ViolationError
 
 STREAM: Final = "chaos"
@@ -112,7 +112,7 @@ class Load:
 
     def __init__(self, cluster: ChaosCluster) -> None:
         servers = list(cluster.servers.values())
-        self.histories = [History(f"partition {number}") for number in range(PARTITIONS)]
+        self.histories = [PartitionHistory(f"partition {number}") for number in range(PARTITIONS)]
         self.group = [GroupHistory(history) for history in self.histories]
         self.publishers: list[Publisher | OwnProducer] = [
             Publisher(
@@ -264,7 +264,7 @@ async def _settle(
 
 
 async def _judge_readers(
-    readers: list[Reader], histories: list[History], ends: list[int], *, followers: Workers
+    readers: list[Reader], histories: list[PartitionHistory], ends: list[int], *, followers: Workers
 ) -> None:
     """Every reader must have come to the end, of which every replica has told by now."""
     await _arrive(lambda: all(reader.is_at(ends) for reader in readers), followers)
@@ -363,7 +363,7 @@ async def progress(
         await asyncio.sleep(POLL_S)
 
 
-async def judge(cluster: ChaosCluster, partition: int, history: History) -> int:
+async def judge(cluster: ChaosCluster, partition: int, history: PartitionHistory) -> int:
     """Compare what the replicas serve with each other and with what was heard; how much it is."""
     logs: dict[str, list[bytes]] = {}
 

@@ -26,7 +26,7 @@ from strandline.metadata.commands import (
     ReportStorage,
 )
 from strandline.metadata.election import at, unclean_election
-from strandline.metadata.placement import place, spread_plan
+from strandline.metadata.placement import place, rebalance_plan
 from strandline.security.producer_ids import owner_of, producer_id_of
 from strandline.testing.sim.metadata_cluster import MetadataCluster, Process
 from strandline.testing.sim.world import ViolationError
@@ -166,7 +166,7 @@ class Orders(MetadataCluster):
             self.propose(ReassignReplicas((Move(at(name, partition), target),)))
 
     def _spread(self) -> None:
-        if moves := spread_plan(self.image, moves_max=2):
+        if moves := rebalance_plan(self.image, moves_max=2):
             self.propose(ReassignReplicas(moves))
 
     def _elect(self) -> None:

@@ -274,7 +274,7 @@ class RecoveryRun:
         directory = self._directory(log_id)
         if log_id in self.used:
             delete_log_directory(directory, disk=self.disk)
-            note_birth(directory, self.storage.journal, disk=self.disk)
+            note_birth(directory, self.storage.journal.sync(), disk=self.disk)
         log = Log.open(directory, disk=self.disk, segment_bytes=SEGMENT_BYTES, segment_age_ms=0)
         self.disk.sync_directory(LOGS)
         return log

@@ -113,7 +113,7 @@ RECOVERY_BUGS: Final = (
     ),
     Rewrite(
         "recovery does not know of cuts",
-        f"{LOG}._truncate_to",
+        f"{LOG}._cut_at",
         "if journal is not None:",
         "if False:",
     ),

@@ -4,7 +4,7 @@
 every ack and every log must agree with it. ``ViolationError`` says what was seen.
 """
 
-from strandline.testing.history import History
+from strandline.testing.history import PartitionHistory
 from strandline.testing.sim.replication_disk import Image, SimLog
 from strandline.testing.sim.replication_keys import Stored, is_null, key_of, state_of, tail
 from strandline.testing.sim.world import ViolationError, World
@@ -27,7 +27,7 @@ class Checker:
         self.is_compacted = is_compacted
         self.truth: dict[int, Stored] = {}
         self.committed = 0
-        self.history = History(f"partition {name}")
+        self.history = PartitionHistory(f"partition {name}")
         self.logs: dict[int, SimLog] = {}
         self.wiped: set[int] = set()
         self._world = world

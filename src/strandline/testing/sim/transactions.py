@@ -103,7 +103,9 @@ class SimPartition:
 
     def _loaded(self) -> PartitionTransactions:
         log: Any = self.log
-        return PartitionTransactions(log, start=Offset(0), high_watermark=self.high_watermark)
+        return PartitionTransactions.loaded(
+            log, start=Offset(0), high_watermark=self.high_watermark
+        )
 
     def write(self, producer: Producer, value: str, done: Any) -> None:
         """Take a record of a transaction; ``done`` hears whether it is committed."""

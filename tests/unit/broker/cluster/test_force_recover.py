@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from strandline.broker.cluster.force_recover import rescue, what_is_left
+from strandline.broker.cluster.force_recover import force_recover, what_is_left
 from strandline.config import StreamConfig
 from strandline.errors import DataDirLockedError, InvalidConfigError, InvalidRequestError
 from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
@@ -15,14 +15,14 @@ from strandline.types import BrokerId, LogId, PartitionName
 def test_a_directory_of_no_cluster_is_refused(tmp_path):
     """Nothing is made of what is not there."""
     with pytest.raises(InvalidConfigError, match="not the data directory"):
-        rescue(tmp_path, disk=Disk())
+        force_recover(tmp_path, disk=Disk())
 
 
 async def lose_most(cluster, survivor):
     """Kill all brokers, of which the others never come back; the survivor's directory."""
     directory = cluster.brokers[survivor].data_dir
     with pytest.raises(DataDirLockedError):
-        rescue(directory, disk=Disk())
+        force_recover(directory, disk=Disk())
     for number in list(cluster.brokers):
         await cluster.kill(number)
     return directory
@@ -36,10 +36,10 @@ async def test_a_survivor_goes_on_alone(cluster, kit):
     await cluster.put("a", "b")
     await cluster.isr(1, 2, 3)
     directory = await lose_most(cluster, 2)
-    done = rescue(directory, disk=Disk())
+    done = force_recover(directory, disk=Disk())
     assert (done.broker, done.voters, done.in_doubt, done.without_copy) == (2, (1, 2, 3), (), ())
-    with pytest.raises(InvalidRequestError, match="alone already"):
-        rescue(directory, disk=Disk())
+    with pytest.raises(InvalidRequestError, match="only voter already"):
+        force_recover(directory, disk=Disk())
     await cluster.start(2)
     await cluster.put("c")
     await cluster.brokers[2].delete_stream("gone")
@@ -79,7 +79,7 @@ async def test_a_partition_without_a_copy_on_the_survivor_goes_on_empty(cluster,
     await cluster.put("lost")
     await cluster.isr(*sorted(keeping))
     directory = await lose_most(cluster, survivor)
-    done = rescue(directory, disk=Disk())
+    done = force_recover(directory, disk=Disk())
     assert [str(name) for name in done.without_copy] == ["s/0"]
     await cluster.start(survivor)
     operations = cluster.brokers[survivor].operations

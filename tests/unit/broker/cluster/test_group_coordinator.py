@@ -41,7 +41,7 @@ async def test_the_coordinator_moves_and_forgets_nothing(cluster):
     first = await cluster.leader(GROUPS_STREAM)
     other = next(number for number in IDS if number != first)
     with pytest.raises(NotLeaderError):
-        await cluster.brokers[other].groups.positions("g")
+        await cluster.brokers[other].groups.committed_offsets("g")
     await cluster.kill(first)
 
     assert await ask(cluster, "positions", "g") == {"s": {0: 11}}
@@ -67,7 +67,7 @@ async def test_a_coordinator_that_was_cut_off_answers_nothing(cluster, monkeypat
         if number != leader:
             await cluster.kill(number)
     with pytest.raises(UnavailableError):
-        await cluster.brokers[leader].groups.positions("g")
+        await cluster.brokers[leader].groups.committed_offsets("g")
 
 
 async def test_old_entries_go_on_every_replica(cluster, monkeypatch):

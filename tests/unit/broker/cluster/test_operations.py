@@ -8,16 +8,18 @@ import asyncio
 import msgspec
 import pytest
 
-from strandline.broker.cluster import operations
+from strandline.broker.cluster import membership, operations
 from strandline.broker.peers.errors import HandshakeError
 from strandline.broker.peers.handshake import Hello
 from strandline.errors import (
+    InvalidConfigError,
     InvalidRequestError,
     NotLeaderError,
     OffsetOutOfRangeError,
     UnavailableError,
     UnknownPartitionError,
 )
+from strandline.storage.descriptors import shares_of
 from strandline.types import PartitionName
 
 S0 = PartitionName("s", 0)
@@ -85,7 +87,7 @@ async def test_what_makes_no_sense_is_refused_with_the_reason(cluster):
         await orders.replace_disk(1)
     with pytest.raises(InvalidRequestError, match="another id"):
         await orders.admit(1, "127.0.0.1:1")
-    assert await orders.spread() == 0, "everybody has a share"
+    assert await orders.rebalance() == 0, "everybody has a share"
 
 
 async def test_an_order_on_an_old_image_is_decided_anew(cluster, monkeypatch):
@@ -229,7 +231,7 @@ async def test_a_copy_from_before_an_unclean_election_agrees_with_the_new_leader
         elected = msgspec.structs.replace(
             now, leader=third, leader_epoch=epoch, unclean_epoch=unclean_epoch
         )
-        replicas.assign(replicas.image.with_partitions({S0: elected}))
+        replicas.assign(replicas.image.with_partitions({S0: elected}), ["s"])
 
     hear(1, 0)
     hear(2, 2)
@@ -251,5 +253,25 @@ async def test_a_copy_that_is_filling_is_told_so_if_it_matters(cluster, is_compa
     [driver] = replicas.drivers.values()
     driver.step = heard.append
     lost = msgspec.structs.replace(cluster.image(), filling=(other,), leader_epoch=9)
-    replicas.assign(replicas.image.with_partitions({S0: lost}))
+    replicas.assign(replicas.image.with_partitions({S0: lost}), ["s"])
     assert [event.filling for event in heard] == [(other,) if is_compacted else ()]
+
+
+async def test_partitions_are_refused_where_another_broker_has_no_room(cluster, monkeypatch):
+    """Whichever broker is asked: growth, creation and moves name the one that is short of files."""
+    await cluster.start(1, 2)
+    few = shares_of(10_000)._replace(partitions=3)
+    monkeypatch.setattr(membership, "current_shares", lambda: few)
+    await cluster.start(3)
+    await cluster.create(at=1)
+    reason = r"broker 3 would get 2 more partitions, and there is room for 1"
+    with pytest.raises(InvalidConfigError, match=reason):
+        await cluster.brokers[1].add_partitions("s", 2)
+    with pytest.raises(InvalidConfigError, match=reason):
+        await cluster.create("t", at=2, partitions=2)
+    await cluster.create("u", at=2, partitions=4, replicas=1, min_isr=1)
+    kept = [p.replicas for p in cluster.brokers[1]._image.streams["u"].partitions]
+    assert kept.count((3,)) <= 1
+    with pytest.raises(InvalidConfigError, match="broker 3 would get"):
+        await cluster.brokers[1].operations.reassign("u", None, (3,))
+    await cluster.put("a", "b")

@@ -10,7 +10,7 @@ from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.partition import Admission, Partition
 from strandline.clock import ManualClock
 from strandline.config import LimitsConfig, StreamConfig
-from strandline.errors import DiskFullError, NotLeaderError, UnavailableError
+from strandline.errors import DiskFullError, NotLeaderError, StrandlineError, UnavailableError
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_records
 from strandline.replication import events as ev
@@ -45,11 +45,10 @@ class Around:
     def __init__(self):
         self.poisoned = []
         poison = self.poisoned.append
-        self.turn = SimpleNamespace(is_busy=False, submit=self._submit, poison=poison)
+        self.turn = SimpleNamespace(submit=self._submit, change=self._change, poison=poison)
         self.telemetry = Telemetry()
         self.waiting, self.under_way, self.sent, self.answered = [], [], [], []
-        self.driver = None
-        self.was_cut = False
+        self.driver, self.is_cutting_held, self.cuts = None, False, []
         self.rates = {}
         self.time_ms, self.committed_to = 0.0, []
 
@@ -66,18 +65,30 @@ class Around:
                 self.under_way.append(write)
             else:
                 write.done(error)
-        self.turn.is_busy = bool(self.under_way)
+
+    def _change(self, log, work, done):
+        """A log is cut, at once or when the test lets it be."""
+        self.cuts.append((work, done))
+        if not self.is_cutting_held:
+            self.cut()
+
+    def cut(self):
+        """Cut what is to be cut, as a thread would."""
+        cuts, self.cuts = self.cuts, []
+        for work, done in cuts:
+            error = None
+            try:
+                work(0)
+            except StrandlineError as failure:
+                error = failure
+            done(error)
 
     def sync(self):
         """The turn has ended."""
         under_way, self.under_way = self.under_way, []
         for write in under_way:
             write.done(None)
-        self.turn.is_busy = False
         self.driver.flush()
-        if self.was_cut:
-            self.was_cut = False
-            self.driver.turn_ended()
 
     def now_ms(self):
         return 0
@@ -93,9 +104,6 @@ class Around:
 
     def touched(self, _):
         pass
-
-    def cut(self, _):
-        self.was_cut = True
 
     def propose_isr(self, driver, proposal):
         pass
@@ -250,15 +258,54 @@ def test_a_sync_counts_only_what_was_not_cut_since(driver, around):
     around.write()
     around.sync()
     assign(driver, LEADER, 2)
-    around.turn.is_busy = True  # of another partition
+    around.is_cutting_held = True
     fetch = around.last(Fetch)
     driver.step(ev.Received(LEADER, Diverged(2, fetch.session, 1, 3)))
-    assert driver.log.log_end_offset == 3
-    assert around.was_cut
+    assert driver.log.log_end_offset == 6
     driver._tell_synced(6)
     assert driver.replica.log.durable_offset == 3
-    around.sync()
+    around.cut()
+    assert driver.log.log_end_offset == driver.replica.log.durable_offset == 3
     assert around.last(Fetch).end_offset == 3
+
+
+def test_what_comes_while_the_log_is_cut_waits_for_it(driver, around, kit, answers):
+    """Copies, what is committed and a new leadership follow once the log is as long as told."""
+    assign(driver, LEADER, 1)
+    copy(driver, around, batch(0, 3), batch(3, 3))
+    around.write()
+    around.sync()
+    assign(driver, LEADER, 2)
+    around.is_cutting_held = True
+    fetch = around.last(Fetch)
+    driver.step(ev.Received(LEADER, Diverged(2, fetch.session, 1, 3)))
+    copy(driver, around, batch(3, 2, epoch=2), high_watermark=5)
+    assert (around.waiting, driver.partition.high_watermark) == ([], 0)
+    assign(driver, ME, 3)
+    kit.put(driver.partition, answers, "early")
+    assert isinstance(answers.errors["early"], NotLeaderError)
+    around.cut()
+    assert driver.partition.high_watermark == 3
+    around.write()
+    around.sync()
+    assert driver.log.log_end_offset == 5
+    assert driver.partition.leader_epoch == 3
+
+
+def test_a_replica_that_is_dropped_while_its_log_is_cut_says_nothing_more(driver, around):
+    """The stream was deleted meanwhile, or the storage failed."""
+    assign(driver, LEADER, 1)
+    copy(driver, around, batch(0, 3), batch(3, 3))
+    around.write()
+    around.sync()
+    assign(driver, LEADER, 2)
+    around.is_cutting_held = True
+    driver.step(ev.Received(LEADER, Diverged(2, around.last(Fetch).session, 1, 3)))
+    sent = len(around.sent)
+    driver.drop(UnavailableError("gone"))
+    around.cut()
+    assert len(around.sent) == sent
+    assert around.poisoned == []
 
 
 def test_a_log_that_cannot_be_cut_is_reopened(driver, around, disk):

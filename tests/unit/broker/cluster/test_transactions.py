@@ -133,7 +133,7 @@ async def test_a_copy_that_starts_again_shows_no_open_transaction(cluster, desk,
     other = next(n for n in (1, 2, 3) if n != leader)
     end = cluster.partition(leader).log_end_offset
     await cluster.until_caught_up(other, end)
-    cluster.brokers[other]._note_watermarks()
+    await cluster.brokers[other]._note_watermarks()
     await cluster.kill(other)
     seen, add = [], Replicas.add
 

@@ -121,11 +121,13 @@ async def test_a_transaction_is_aborted_when_its_time_is_over(
 ):
     """Readers go on behind it; a metric names it; its producer is told."""
     who = await written(ask, kit, "slow", partition, timeout_ms=5_000)
+    broker.refresh_telemetry()
     assert broker.telemetry.transactions_open == 1
     clock.advance_ms(5_001)
     await kit.until(lambda: broker.telemetry.transactions_timed_out["slow"] == 1)
     await kit.until(lambda: partition.last_stable_offset == partition.high_watermark)
     assert tx.seen(partition) == []
+    broker.refresh_telemetry()
     assert broker.telemetry.transactions_open == 0
     with pytest.raises(TransactionAbortedError, match="5000 ms"):
         await ask.end("slow", who, is_commit=True)
@@ -225,17 +227,17 @@ async def test_positions_count_with_their_transaction_after_a_crash(open_broker,
         await ask.add(id_, who, (GROUPS_STREAM, 0))
         transaction = Transaction(who.producer_id, who.epoch)
         await broker.groups.commit(id_, {"in": {0: offset}}, transaction=transaction)
-        assert await broker.groups.positions(id_) == {}
+        assert await broker.groups.committed_offsets(id_) == {}
     await ask.end("one", found["one"], is_commit=True)
     kit.abandon(broker)
 
     broker = await open_broker()
     ask = tx.Asker(broker)
-    assert await broker.groups.positions("one") == {"in": {0: 7}}
+    assert await broker.groups.committed_offsets("one") == {"in": {0: 7}}
     with pytest.raises(UndecidedPositionsError, match=str(found["two"])):
         await broker.groups.describe("two", must_be_decided=True)
     await ask.end("two", found["two"], is_commit=True)
-    assert await broker.groups.positions("two") == {"in": {0: 9}}
+    assert await broker.groups.committed_offsets("two") == {"in": {0: 9}}
     with pytest.raises(ProducerFencedError):
         await broker.groups.commit("two", {"in": {0: 11}}, transaction=transaction)
 

@@ -57,7 +57,7 @@ def shown(ledger, start=0, bytes_max=1 << 20):
 
 def test_markers_and_aborted_records_are_counted_as_hidden(log):
     """Exactly, between any two offsets, also after a reopening; records in doubt are not hidden."""
-    ledger = PartitionTransactions(log, start=0, high_watermark=0)
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     steps = [(ONE, BEGIN), (ONE, None), (TWO, BEGIN), (None, None), (TWO, None), (ONE, None)]
     steps += [(ONE, ABORT), (TWO, None), (TWO, COMMIT), (ONE, None), (None, None)]
     for producer, kind in steps:
@@ -66,7 +66,10 @@ def test_markers_and_aborted_records_are_counted_as_hidden(log):
     assert ledger.hidden_between(0, 6) == 2, "the ends are not committed"
     ledger.commit(log.log_end_offset)
     hidden = {0, 1, 2, 5, 6, 8}
-    for known in (ledger, PartitionTransactions(log, start=0, high_watermark=log.log_end_offset)):
+    for known in (
+        ledger,
+        PartitionTransactions.loaded(log, start=0, high_watermark=log.log_end_offset),
+    ):
         for start in range(12):
             for stop in range(start, 12):
                 assert known.hidden_between(start, stop) == len(hidden & {*range(start, stop)})
@@ -74,7 +77,7 @@ def test_markers_and_aborted_records_are_counted_as_hidden(log):
 
 def test_a_newer_epoch_hides_what_it_aborts(log):
     """Records of an epoch that never ended are hidden by the next one's beginning."""
-    ledger = PartitionTransactions(log, start=0, high_watermark=0)
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     newer = Producer(1, 1)
     for producer, kind in ((ONE, BEGIN), (ONE, None), (newer, BEGIN), (newer, None)):
         add(log, ledger, producer, kind)
@@ -88,7 +91,7 @@ def test_a_newer_epoch_hides_what_it_aborts(log):
 
 def test_what_is_cut_off_is_forgotten(log):
     """A marker that was not committed leaves no trace; what takes its place counts."""
-    ledger = PartitionTransactions(log, start=0, high_watermark=0)
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     add(log, ledger, ONE, BEGIN)
     add(log, ledger, ONE)
     ledger.commit(2)
@@ -102,7 +105,7 @@ def test_what_is_cut_off_is_forgotten(log):
 
 def test_nothing_counts_before_it_is_committed(log):
     """Readers wait, and records are let in, by what every in-sync replica has."""
-    ledger = PartitionTransactions(log, start=0, high_watermark=0)
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     add(log, ledger, ONE, BEGIN)
     with pytest.raises(ProducerFencedError):
         ledger.check(ONE)
@@ -118,7 +121,7 @@ def test_nothing_counts_before_it_is_committed(log):
 
 def test_no_record_gets_behind_an_end(log):
     """From the moment it is accepted, however long it takes to be stored."""
-    ledger = PartitionTransactions(log, start=0, high_watermark=0)
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     add(log, ledger, ONE, BEGIN)
     ledger.commit(1)
     assert ledger.needs(COMMIT, ONE)
@@ -133,7 +136,7 @@ def test_no_record_gets_behind_an_end(log):
 
 def test_a_reopened_log_tells_the_same(log):
     """Markers, aborted batches and what is open are found in the headers again."""
-    ledger = PartitionTransactions(log, start=0, high_watermark=0)
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     for producer, kind in (
         (None, None),
         (ONE, BEGIN),
@@ -149,7 +152,7 @@ def test_a_reopened_log_tells_the_same(log):
     ):
         add(log, ledger, producer, kind)
     ledger.commit(log.log_end_offset)
-    again = PartitionTransactions(log, start=0, high_watermark=log.log_end_offset)
+    again = PartitionTransactions.loaded(log, start=0, high_watermark=log.log_end_offset)
     for each in (ledger, again):
         assert each.last_stable_offset == 8
         for bytes_max in (1, 300, 1 << 20):
@@ -168,7 +171,7 @@ def test_batches_that_were_read_back_are_not_noted_twice(log):
     for producer, kind in ((ONE, BEGIN), (ONE, None), (ONE, ABORT)):
         add(log, None, producer, kind)
         batches.append(bytes(log.read(log.log_end_offset - 1, 1).buffer))
-    ledger = PartitionTransactions(log, start=0, high_watermark=1)
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=1)
     for batch in batches[1:]:
         ledger.written(batch)
     log.truncate_to(2)
@@ -180,7 +183,7 @@ def test_batches_that_were_read_back_are_not_noted_twice(log):
 
 def test_plain_logs_are_served_without_a_copy(log):
     """What readers get is the log's own memory when nothing has to be left out."""
-    ledger = PartitionTransactions(log, start=0, high_watermark=0)
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     for _ in range(3):
         add(log, ledger)
     ledger.commit(3)
@@ -189,23 +192,23 @@ def test_plain_logs_are_served_without_a_copy(log):
 
 def test_a_log_that_was_restarted_elsewhere_makes_it_stale(log):
     """What it knew of is gone, and with it perhaps an end that it never heard of."""
-    ledger = PartitionTransactions(log, start=0, high_watermark=0)
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     add(log, ledger, ONE, BEGIN)
     ledger.commit(1)
     assert not ledger.is_stale(1)
     assert ledger.is_stale(0)
     log.restart_at(9)
     assert ledger.is_stale(9)
-    assert PartitionTransactions(log, start=0, high_watermark=9).last_stable_offset == 9
+    assert PartitionTransactions.loaded(log, start=0, high_watermark=9).last_stable_offset == 9
 
 
 def test_a_new_leader_lets_nothing_behind_an_end_that_is_not_committed(log):
     """It has the end in its log, and commits it with what follows."""
-    ledger = PartitionTransactions(log, start=0, high_watermark=0)
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     add(log, ledger, ONE, BEGIN)
     ledger.commit(1)
     add(log, ledger, ONE, ABORT)
-    for each in (ledger, PartitionTransactions(log, start=0, high_watermark=1)):
+    for each in (ledger, PartitionTransactions.loaded(log, start=0, high_watermark=1)):
         with pytest.raises(ProducerFencedError):
             each.check(ONE)
         each.commit(2)

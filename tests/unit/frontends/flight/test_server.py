@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from strandline.client.batching import Record
+from strandline.client.accumulator import Record
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.conditional_appender import ConditionalAppender
 from strandline.config import BrokerConfig, StreamConfig
@@ -144,8 +144,8 @@ def test_streams_are_administered_by_actions(client, broker):
     ]
     assert names == ["a"]
     broker.stream("a").partitions[1].store(b"v", b"v")
-    body = admin.TruncateBefore(name="a", partition=1, offset=1)
-    [data] = action(client, admin.TRUNCATE_BEFORE, body)
+    body = admin.DeleteRecords(name="a", partition=1, offset=1)
+    [data] = action(client, admin.DELETE_RECORDS, body)
     extent = decode(data, admin.StreamInfo, what="x").partitions[1]
     assert (extent.log_start_offset, extent.high_watermark) == (1, 2)
     [data] = action(client, admin.OFFSETS, admin.OffsetsRequest(name="a", at="latest"))

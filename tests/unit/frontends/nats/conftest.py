@@ -22,7 +22,7 @@ class FakePartition:
     def __init__(self, broker, name):
         self.broker = broker
         self.name = name
-        self.is_led = True
+        self.is_led, self.refusal = True, None
         self.records = []
 
     def append(self, value, *, subject, ack_sink=None, token=None, **rest):
@@ -87,6 +87,9 @@ class FakeBroker:
         return list(self._streams.values())
 
     def on_stream_created(self, callback):
+        pass
+
+    def on_creating_stream(self, check):
         pass
 
     def on_streams_changed(self, callback):

@@ -5,7 +5,12 @@ import json
 
 import pytest
 
-from strandline.errors import InvalidRecordError, InvalidRequestError
+from strandline.errors import (
+    InvalidRecordError,
+    InvalidRequestError,
+    NotLeaderError,
+    UnavailableError,
+)
 from strandline.frontends.nats.headers import encode_headers
 from strandline.frontends.nats.ingest import (
     UNSUPPORTED_HEADERS,
@@ -282,6 +287,21 @@ def test_one_broker_of_a_cluster_refuses(broker, sink, publish):
     sink.is_alone = True
     publish(b"x", reply=b"r", headers=[("Nats-Rollup", b"sub")])
     assert broker.admission.rejects == {"invalid_request": 1}
+
+
+def test_what_another_broker_leads_is_left_to_it(broker, sink, publish):
+    """A follower neither counts nor answers what the leader stores; alone it does."""
+    (a,) = broker.add("A", "x")
+    a.is_led, a.refusal = False, NotLeaderError("broker 2 leads it")
+    publish(b"x", reply=b"r")
+    publish(b"x")
+    assert (a.records, sink.rejections, broker.admission.rejects) == ([], [], {})
+    sink.is_alone = True
+    publish(b"x", reply=b"r")
+    assert len(a.records) == 1, "it is the partition that refuses it"
+    sink.is_alone, a.refusal = False, UnavailableError("storage failed")
+    publish(b"x", reply=b"r")
+    assert len(a.records) == 2
 
 
 def test_key_chooses_the_partition(broker, publish):

@@ -23,7 +23,7 @@ from strandline.frontends.grpc.status import RpcError, Status
 from strandline.metadata.activity import ACTIVITY_STREAM
 from strandline.metadata.commands import PausePartitions
 from strandline.metadata.image import PartitionImage, PartitionState
-from strandline.types import BrokerId, PartitionName
+from strandline.types import BrokerId
 
 CURSORS: Final = "__cursors"
 ACTIVITY: Final = ACTIVITY_STREAM
@@ -140,17 +140,6 @@ class Host:
         """Resume a partition that is paused."""
         if isinstance(partition.barred_by, PausedError):
             await self.pause(partition.name.stream, (partition.name.partition,), is_on=False)
-
-    async def resume(self, name: PartitionName) -> None:
-        """Resume a partition that its leader has found paused; who did may have resumed it since.
-
-        Raises:
-            StrandlineError: it cannot be stored now, or nobody says what was decided.
-        """
-        await self.know_newest()
-        partition = self.partition(*name)
-        if partition is not None:
-            await self.wake(partition)
 
     async def pause(
         self, stream: str, partitions: Iterable[int], *, is_on: bool, resumes_all: bool = False

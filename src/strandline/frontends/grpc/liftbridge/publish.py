@@ -20,6 +20,7 @@ from strandline.errors import (
     StrandlineError,
     UnknownStreamError,
 )
+from strandline.frontends.forwarding import ForwarderPort, PendingForward
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.liftbridge.acks import (
@@ -30,7 +31,6 @@ from strandline.frontends.grpc.liftbridge.acks import (
     SingleAck,
     refused,
 )
-from strandline.frontends.grpc.liftbridge.forward import Forwarder, PendingForward
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.permissions import allow
 from strandline.frontends.grpc.methods import parsed
@@ -69,7 +69,7 @@ class PublishCalls:
         forwarder: in a cluster: for what others lead.
     """
 
-    def __init__(self, host: Host, forwarder: Forwarder | None) -> None:
+    def __init__(self, host: Host, forwarder: ForwarderPort | None) -> None:
         self._host = host
         self._forwarder = forwarder
         self._routes = RouteTable()
@@ -79,8 +79,6 @@ class PublishCalls:
     def _bind(self) -> None:
         streams = self._host.broker.streams()
         self._routes.replace(b for stream in streams for b in stream_bindings(stream))
-        if self._forwarder is not None:
-            self._forwarder.streams_changed({s.name: s.created_ns for s in streams})
 
     # To a stream
 

@@ -8,13 +8,13 @@ from typing import Any, Final
 from strandline.broker.access import Access
 from strandline.broker.broker import Broker
 from strandline.config import bracketed
+from strandline.frontends.forwarding import ForwarderPort
 from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.frontends.grpc.calls import Call
 from strandline.frontends.grpc.health import HealthService
 from strandline.frontends.grpc.liftbridge.activity import Activity
 from strandline.frontends.grpc.liftbridge.cursors import CursorCalls
 from strandline.frontends.grpc.liftbridge.describe import DescribeCalls
-from strandline.frontends.grpc.liftbridge.forward import Forwarder
 from strandline.frontends.grpc.liftbridge.groups import GroupCalls
 from strandline.frontends.grpc.liftbridge.host import Host
 from strandline.frontends.grpc.liftbridge.idle import AutoPause
@@ -48,15 +48,18 @@ class LiftbridgeService:
         broker: whose streams are served.
         pool: threads to read on.
         metering: what principals use.
+        forwarder: in a cluster: for what others lead.
     """
 
-    def __init__(self, broker: Broker, pool: Executor, metering: Metering) -> None:
+    def __init__(
+        self, broker: Broker, pool: Executor, metering: Metering, *, forwarder: ForwarderPort | None
+    ) -> None:
         self._metering = metering
+        self._forwarder = forwarder
         self._host = Host(broker, pool)
         self._tasks: list[asyncio.Task[None]] = []
         self._listener: GrpcListener | None = None
         self._is_ready = False
-        self._forwarder: Forwarder | None = None
 
     @property
     def port(self) -> int:
@@ -79,7 +82,6 @@ class LiftbridgeService:
         host, broker = self._host, self._host.broker
         activity = Activity(host) if host.config.activity else None
         groups, subscribing = GroupCalls(host), SubscribeCalls(host)
-        self._forwarder = Forwarder(broker, host.resume) if broker.config.cluster.is_on else None
         publishing = PublishCalls(host, self._forwarder)
         health = HealthService((NAME,), lambda: self._is_ready and broker.is_ready)
         methods = {
@@ -106,18 +108,11 @@ class LiftbridgeService:
         if activity is not None:
             await activity.run()
 
-    def certificates_renewed(self) -> None:
-        """Hand publishes on with the new one."""
-        if self._forwarder is not None:
-            self._forwarder.renew_client()
-
     async def stop(self) -> None:
         """End every call, then what runs beside."""
         self._is_ready = False
         if self._listener is not None:
             await self._listener.stop()
-        if self._forwarder is not None:
-            await self._forwarder.stop()
         for task in self._tasks:
             await end_task(task)
         self._tasks = []

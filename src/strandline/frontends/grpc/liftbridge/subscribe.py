@@ -58,7 +58,7 @@ def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
     return max(start, first)
 
 
-def newest_of(partition: Partition) -> Offset:
+def compact_batches(partition: Partition) -> Offset:
     """The offset after the newest record that may have been acknowledged here.
 
     An ack of policy LEADER says that a record is on this disk; it is delivered once it is
@@ -79,18 +79,18 @@ def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset 
     match request.stopPosition:
         case pb.STOP_ON_CANCEL:
             if isinstance(partition.barred_by, ReadonlyError):
-                return newest_of(partition), END_OF_READONLY
+                return compact_batches(partition), END_OF_READONLY
             return None, STOPPED
         case pb.STOP_OFFSET:
             return (Offset(request.stopOffset + 1) if request.stopOffset >= 0 else None), STOPPED
         case pb.STOP_LATEST:
-            end = newest_of(partition)
+            end = compact_batches(partition)
             if end <= partition.log_start_offset:
                 raise RpcError(Status.RESOURCE_EXHAUSTED, "Stream is empty")
             return end, STOPPED
         case pb.STOP_TIMESTAMP:
             after = TimestampNs(max(0, request.stopTimestamp) + 1)
-            stop = min(partition.log.offset_for_timestamp(after), newest_of(partition))
+            stop = min(partition.log.offset_for_timestamp(after), compact_batches(partition))
             if stop <= partition.log_start_offset:
                 raise RpcError(Status.INTERNAL, "no message is as old as the stop timestamp")
             return stop, STOPPED
@@ -253,6 +253,6 @@ class SubscribeCalls:
             elif extent.stop is not None and reader.offset >= extent.stop:
                 continue  # what is between the last record and the stop is nothing to be seen
             elif reader.offset >= partition.last_stable_offset:
-                if is_readonly and reader.offset >= newest_of(partition):
+                if is_readonly and reader.offset >= compact_batches(partition):
                     raise RpcError(Status.RESOURCE_EXHAUSTED, END_OF_READONLY)
                 await reader.more()

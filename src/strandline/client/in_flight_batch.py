@@ -1,0 +1,149 @@
+"""The state of each batch a producer has queued or in flight, and its producer sequence.
+
+Rules: pure data; ``in_flight_batches`` decides what happens to a batch.
+
+Invariants:
+- ``in_doubt`` is true of a batch that was written to a broker without an answer, until its outcome
+  is certain again;
+- ``is_void`` is true of a batch that cannot be stored under the sequence it was sent with: it is
+  never in doubt.
+"""
+
+from collections import OrderedDict
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+from strandline.errors import StrandlineError
+
+
+class ProducerBatch(Protocol):
+    """Records that travel as one record batch to one partition."""
+
+    partition: int
+    size: int
+    deadline_s: float
+
+    @property
+    def rows(self) -> int:
+        """Return the number of records."""
+        ...
+
+    @property
+    def has_ids(self) -> bool:
+        """Return whether its records have message ids, which deduplicate it without a sequence."""
+        ...
+
+
+BatchT = TypeVar("BatchT", bound=ProducerBatch)
+SenderRef = object
+"""The sender of a batch, compared by identity only."""
+
+
+class ProducerSequence(NamedTuple):
+    """The epoch and sequence by which a broker deduplicates a batch."""
+
+    epoch: int
+    sequence: int
+    producer: int = 0
+    """Number of producer ids that were used up before this one."""
+
+
+class InFlightBatch(Generic[BatchT]):
+    """A producer batch and its progress."""
+
+    __slots__ = (
+        "after",
+        "batch",
+        "error",
+        "in_doubt",
+        "is_void",
+        "is_written",
+        "number",
+        "numbers",
+        "sender",
+    )
+
+    def __init__(self, batch: BatchT, number: int) -> None:
+        self.batch = batch
+        self.number = number
+        self.numbers: ProducerSequence | None = None
+        self.after: int | None = None
+        """The batch in flight before it in its partition, where no sequence gives the order."""
+        self.sender: SenderRef | None = None
+        self.in_doubt = False
+        self.is_written = False
+        """Whether any of it may have gone to a broker, under these numbers."""
+        self.is_void = False
+        """Whether it is never stored under the numbers it was sent with."""
+        self.error: StrandlineError | None = None
+        """The last refusal."""
+
+    def unanswered(self) -> None:
+        """Note that the batch left flight without an answer."""
+        if self.is_written:
+            self.in_doubt = not self.is_void
+
+    def void(self) -> None:
+        """Note that the batch was not and will not be stored under its sequence."""
+        self.in_doubt, self.is_void = False, True
+
+
+class Expired(NamedTuple, Generic[BatchT]):
+    """A batch past its deadline."""
+
+    batch: BatchT
+    is_in_flight: bool
+    in_doubt: bool
+    """Whether it was written to a broker and may be stored."""
+    error: StrandlineError | None
+
+
+class PartitionQueue(Generic[BatchT]):
+    """The batches of one partition, and the next sequence."""
+
+    __slots__ = (
+        "entries",
+        "epoch",
+        "has_gap",
+        "has_unnumbered",
+        "in_flight",
+        "producer",
+        "queued",
+        "sender",
+        "sequence",
+        "waits",
+    )
+
+    def __init__(self, epoch: int) -> None:
+        self.entries: OrderedDict[int, InFlightBatch[BatchT]] = OrderedDict()
+        self.queued: OrderedDict[int, InFlightBatch[BatchT]] = OrderedDict()
+        self.in_flight = 0
+        self.sender: SenderRef | None = None
+        self.producer = 0
+        self.epoch = epoch
+        self.sequence = 0
+        self.has_gap = False
+        """Whether what gets its numbers in this epoch is behind a gap."""
+        self.has_unnumbered = False
+        """Whether any lot went out without numbers, so that they do not tell the order."""
+        self.waits = False
+        """Whether an epoch is to begin."""
+
+    def begin_epoch(self, epoch_max: int) -> None:
+        """Restart the sequence in the next epoch, or under a new producer id after the last."""
+        if self.epoch == epoch_max:
+            self.producer, self.epoch = self.producer + 1, 0
+        else:
+            self.epoch += 1
+        self.sequence = 0
+        self.has_gap = False
+        self.waits = True
+
+
+class InFlightWindow:
+    """The batches a sender has in flight, and their size in bytes."""
+
+    __slots__ = ("numbers", "size")
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+        self.size = 0
