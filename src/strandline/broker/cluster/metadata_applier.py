@@ -86,15 +86,19 @@ class MetadataApplier(Broker):
     def _follow(self, image: MetadataImage) -> None:
         """Make streams and replicas what the image says."""
         names = self._names_to_follow(image)
-        streams = {name: s for name, s in self._streams.items() if name in image.streams}
+        deleted = self._streams.keys() - image.streams.keys()
+        streams = dict(self._streams)
+        for name in deleted:
+            del streams[name]
         for name in names:
             made = self._stream_here(image.streams[name])
             if made is not None:
                 streams[name] = made
             else:
                 streams.pop(name, None)
-        is_changed = any(streams.get(name) is not self._streams.get(name) for name in names)
-        gone = [s for name, s in self._streams.items() if streams.get(name) is not s]
+        changed = [name for name in names if streams.get(name) is not self._streams.get(name)]
+        changed += deleted
+        gone = [self._streams[name] for name in changed if name in self._streams]
         self._streams = streams
         shown = [
             partition for name in names if name in streams for partition in streams[name].partitions
@@ -107,7 +111,7 @@ class MetadataApplier(Broker):
         self.membership.replicas.assign(image, names)
         self.log_starts.follow(image, shown)
         has_moved = self._describe(image, names)
-        if is_changed or gone or has_moved:
+        if changed or has_moved:
             self._announce()
             self._count_streams()
         self._sweep(image)

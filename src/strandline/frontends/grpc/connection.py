@@ -79,9 +79,12 @@ RESETS_MAX: Final = 1000
 CONTROL_S: Final = 1.0
 """How long frames without content count against the most that a client may send."""
 CONTROL_FRAMES_PER_FLUSH: Final = 16
-CONTROL_OUTPUT_BYTES: Final = 4096
-"""Clients answer our output with window updates, and with PINGs that measure the connection: so
-many frames may come for each flush, and one more for so many bytes of it."""
+CONTROL_OUTPUT_BYTES: Final = 64
+"""Clients answer our output with window updates, one for each message that they read at worst, and
+with PINGs that measure the connection: so many frames may come for each flush, and one more for so
+many bytes of it."""
+CONTROL_CREDIT_MAX: Final = 100_000
+"""Frames that a client may owe: one that reads late answers much output at once."""
 IDENTIFY_S: Final = 5.0
 
 _BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
@@ -185,7 +188,7 @@ class Connection(asyncio.Protocol):
 
     def _take_pieces(self, pieces: Iterator[Data | bytes]) -> None:
         """Take input until this round's share is spent; the rest waits."""
-        if self._cutter.control:
+        if self._cutter.control > 0 or self._cutter.settings:
             self._forget_control()
         end_s = self._listener.budget.slice_end()
         if end_s == SPENT:
@@ -239,7 +242,8 @@ class Connection(asyncio.Protocol):
         now_s = self._loop.time()
         if now_s - self._control_since_s >= CONTROL_S:
             self._control_since_s = now_s
-            self._cutter.settings = self._cutter.control = 0
+            self._cutter.settings = 0
+            self._cutter.control = min(self._cutter.control, 0)
 
     def _show(self, data: bytes) -> None:
         """Let h2 see frames, and take what they say.
@@ -409,8 +413,7 @@ class Connection(asyncio.Protocol):
             except ProtocolError as error:  # it was ended from the other side just now
                 logger.debug("a gRPC call ended early: %s", error)
                 self._give_up(call)
-        if self._cutter.control > 0:
-            self._credit_control()
+        self._credit_control()
         self._write()
         if is_cut:
             self.flush_soon()
@@ -420,7 +423,7 @@ class Connection(asyncio.Protocol):
         if self._output:
             size = sum(map(len, self._output))
             credit = CONTROL_FRAMES_PER_FLUSH + size // CONTROL_OUTPUT_BYTES
-            self._cutter.control = max(0, self._cutter.control - credit)
+            self._cutter.control = max(-CONTROL_CREDIT_MAX, self._cutter.control - credit)
 
     def _flush_call(self, call: Call) -> bool:
         """Send of one call; whether it has more that could be sent at once."""

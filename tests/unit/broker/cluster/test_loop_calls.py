@@ -63,6 +63,7 @@ async def test_a_follower_cuts_its_log_beside_the_loop(watched):
     assert len(watched.partition(first).log.segments) > 1
     await watched.kill(first)
     await watched.start(second)
+    await watched.until_live()
     order = next(iter(watched.brokers.values())).operations
     await order.elect(PartitionName("s", 0), second, is_unclean=True)
     await watched.put(*"cd")

@@ -405,6 +405,21 @@ async def test_a_client_may_answer_each_output_with_frames_without_content(kind)
     client.server.connection_lost(None)
 
 
+async def test_a_client_may_answer_much_output_late():
+    """As one that sends all requests, and then reads and acknowledges each answer."""
+    client = Client()
+    client.begin(1, b"/s/Echo")
+    await client.exchange()
+    answers = 2 * CONTROL_MAX
+    for _ in range(answers):
+        client.h2.send_data(1, framed(b"x" * 60))
+        await client.exchange(rounds=2)
+    client.server.data_received(WITHOUT_CONTENT["WINDOW_UPDATE"] * answers)
+    await client.exchange()
+    assert not client.wire.closed
+    client.server.connection_lost(None)
+
+
 @pytest.mark.parametrize("what", ["small DATA", "calls"])
 async def test_much_input_lets_the_loop_run_between(what):
     """However much work a client's input makes, others run every few milliseconds; none is lost."""
