@@ -68,6 +68,36 @@ def test_mistakes_are_made_in_what_the_code_does(tool):
     }
 
 
+def test_a_renamed_file_is_followed(tool):
+    """What the tool names exists: integration tests, the files they go through, and survivors."""
+    import trials
+
+    import report
+
+    for path, names in trials.USED_BY.items():
+        assert (trials.ROOT / trials.SOURCE / path).exists(), path
+        for name in names:
+            assert trials.users(trials.ROOT, f"src/strandline/{path}"), path
+            assert (trials.ROOT / trials._integration_test(name)).exists(), name
+    for (path, _, _), verdict in report.verdicts().items():
+        assert (trials.ROOT / path).exists(), path
+        if verdict["verdict"] == report.ADDED:
+            file = verdict["reason"].partition("::")[0]
+            assert (trials.ROOT / file).exists(), file
+
+
+def test_tests_are_chosen_by_what_they_reach(tool):
+    """A file without a mirror meets the tests of its importers, its names and its words."""
+    from trials import NEAR_MAX, ROOT, mirrors, near, users
+
+    path = "src/strandline/frontends/nats/guard.py"
+    assert mirrors(ROOT, path) == []
+    chosen = near(ROOT, path, 70)
+    assert "tests/unit/frontends/nats/test_listener.py" in chosen[:5]
+    assert len(chosen) <= NEAR_MAX
+    assert users(ROOT, path) == ["tests/integration/test_access_walk.py"]
+
+
 def test_a_run_tells_what_was_noticed(tmp_path):
     """In a copy: a mistake that a test sees, by the name of that test; the tree stays as it is."""
     file = TOOL.parents[1] / "src/strandline/transactions/hidden.py"

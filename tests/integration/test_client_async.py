@@ -247,6 +247,38 @@ async def test_waits_that_time_out_lose_nothing(strandline_url, kind):
     await client.close()
 
 
+async def test_reads_that_end_leave_no_threads(strandline_url):
+    """At their end, or where a context is left that has not come to it: both let go at once."""
+    names = ("strandline-reader", "strandline-subscription")
+
+    def reads():
+        return [each for each in threading.enumerate() if each.name in names]
+
+    async def until_none():
+        async with asyncio.timeout(PATIENCE_S):
+            while reads():  # noqa: ASYNC110  nobody tells when a thread ends
+                await asyncio.sleep(0.02)
+
+    async with await strandline.connect_async(strandline_url) as client:
+        await client.create_stream("s")
+        await client.append("s", b"v")
+        whole = await client.read("s")
+        assert (await whole.read_all()).num_rows == 1
+        await until_none()
+        with pytest.raises(StopAsyncIteration):
+            await anext(whole)
+        async with await client.read("s", follow=True) as endless:
+            await anext(endless)
+            assert len(reads()) == 1
+        await until_none()
+        with pytest.raises(StopAsyncIteration):
+            await anext(endless)
+        async with client.subscribe("s", start="earliest") as subscription:
+            await anext(subscription)
+            assert len(reads()) == 1
+        await until_none()
+
+
 async def test_reads_that_are_left_leave_no_threads(strandline_url):
     """Without being closed, which is easily forgotten."""
 

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -256,6 +257,115 @@ def test_a_zookeeper_that_stands_still_is_an_error(zookeeper_process, kit):
     kit.persist(lambda: store.commit("g", {A: 7}, ann))
     assert kit.persist(lambda: store.read("g")) == {A: 7}
     store.close()
+
+
+class Overtaken(ZooKeeperOffsetStore):
+    """Others act between its look at a znode and what it does next."""
+
+    def __init__(self, hosts, *, root, others):
+        super().__init__(hosts, root=root)
+        self.others = list(others)
+
+    def _kept(self, group, name):
+        found = super()._kept(group, name)
+        if self.others:
+            self.others.pop(0)()
+        return found
+
+
+@pytest.fixture
+def overtaken(zookeeper):
+    """A function that makes a store that others overtake, and theirs."""
+    root = f"/test/{time.monotonic_ns()}"
+    with contextlib.ExitStack() as stack:
+        other = ZooKeeperOffsetStore(zookeeper, root=root)
+        stack.callback(other.close)
+
+        def make(*others):
+            store = Overtaken(
+                zookeeper, root=root, others=[lambda do=do: do(other) for do in others]
+            )
+            stack.callback(store.close)
+            return store, other
+
+        yield make
+
+
+def test_a_commit_that_was_overtaken_is_tried_again(overtaken):
+    """In ZooKeeper: it is based on what is there then, and counts."""
+    ann = Owner("ann", 3)
+    store, other = overtaken(lambda other: other.commit("g", {A: 5}, Owner()))
+    other.commit("g", {A: 1, B: 1}, ann)
+    store.commit("g", {A: 6, B: 7}, ann)
+    assert other.read("g") == {A: 6, B: 7}
+    with pytest.raises(StaleMemberError, match="claimed under epoch 3, later than 2"):
+        other.claim("g", [A], Owner("bob", 2))
+
+
+def test_who_claims_meanwhile_wins(overtaken):
+    """In ZooKeeper: between a look and the commit a claim is as good as before; nothing is half
+    done.
+    """
+    ann, bob = Owner("ann", 3), Owner("bob", 5)
+    store, other = overtaken(lambda other: None, lambda other: other.claim("g", [B], bob))
+    other.commit("g", {A: 1, B: 1}, ann)
+    with pytest.raises(StaleMemberError):
+        store.commit("g", {A: 9, B: 9}, ann)
+    assert other.read("g") == {A: 1, B: 1}
+    other.commit("g", {B: 2}, bob)
+
+
+def test_the_first_position_may_be_another_s(overtaken):
+    """In ZooKeeper: who begins with a partition while another does finds what that one noted."""
+    store, other = overtaken(lambda other: other.commit("g", {A: 5}, Owner("bob", 2)))
+    assert store.claim("g", [A], Owner("ann", 3)) == {A: 5}
+    with pytest.raises(StaleMemberError):
+        other.commit("g", {A: 6}, Owner("bob", 2))
+
+
+def test_a_commit_that_is_overtaken_each_time_ends(overtaken):
+    """In ZooKeeper: as an error that may be retried; it has not counted."""
+    numbers = iter(range(100, 200))
+    store, other = overtaken(*[lambda other: other.commit("g", {A: next(numbers)}, Owner())] * 50)
+    other.commit("g", {A: 1}, Owner())
+    with pytest.raises(UnavailableError, match="changed by others all the time"):
+        store.commit("g", {A: 6}, Owner("ann", 3))
+    assert len(store.others) == 40
+    assert other.read("g") == {A: 109}
+
+
+def test_positions_that_were_removed_meanwhile_are_an_error(overtaken):
+    """In ZooKeeper: whoever cleans up while a group consumes; the next commit begins anew."""
+    store, other = overtaken(lambda other: other._client.delete(other._path("g", *A)))
+    other.commit("g", {A: 1}, Owner())
+    with pytest.raises(UnavailableError, match="did not commit"):
+        store.commit("g", {A: 6}, Owner("ann", 3))
+    assert other.read("g") == {}
+    store.commit("g", {A: 7}, Owner("ann", 3))
+    assert other.read("g") == {A: 7}
+
+
+def test_any_names_are_kept_apart(overtaken):
+    """In ZooKeeper: slashes and points in a group's name or a stream's are not its own."""
+    store, _ = overtaken()
+    odd = PartitionName("a/b%2F..", 3)
+    groups = ("g", "g/s", ".", "..", "%67", "%2E")
+    for number, group in enumerate(groups):
+        store.commit(group, {odd: number}, Owner())
+        store.commit(group, {}, Owner())
+    for number, group in enumerate(groups):
+        assert store.read(group) == {odd: number}
+    assert store.read("a") == {}
+
+
+def test_a_zookeeper_that_is_not_there_leaves_nothing_behind():
+    """Neither is it waited for longer than asked, nor do threads go on trying."""
+    [port] = free_ports(1)
+    before, began_s = set(threading.enumerate()), time.monotonic()
+    with pytest.raises(UnavailableError, match="offset store in ZooKeeper"):
+        ZooKeeperOffsetStore(f"127.0.0.1:{port}", timeout_s=1)
+    assert time.monotonic() - began_s < 10
+    until(lambda: not set(threading.enumerate()) - before, "its threads end")
 
 
 def test_a_table_that_another_has_just_made_is_used(tmp_path):

@@ -279,6 +279,21 @@ def test_a_stop_sends_what_is_queued(run):
     run(scenario())
 
 
+def test_who_stopped_is_no_longer_there(run):
+    """Its address is free for the broker that comes after it, in the same process, too."""
+
+    async def scenario():
+        async with cluster(ONE, TWO) as (one, _):
+            port = one.links.port
+            await one.links.stop()
+            with pytest.raises(ConnectionRefusedError):
+                await asyncio.open_connection("127.0.0.1", port)
+            again = await start(ONE, port=port)
+            await again.links.stop()
+
+    run(scenario())
+
+
 def test_broken_connections_are_told_to_both(run):
     """A reset of either connection is a loss at both ends, and both come back."""
 

@@ -2,6 +2,7 @@
 
 The mistakes are drawn file by file, so that each file gets its share. A run that was interrupted is
 continued: what was tried is in ``.mutants/SEED.jsonl``, and COUNT is the number of all together.
+The page is about the runs of all seeds that are noted there.
 
 mutmut and cosmic-ray do not fit this tree: mutmut switches a mutant on in the process of the tests,
 while many of ours start brokers of their own from the installed tree; cosmic-ray has one test
@@ -11,10 +12,11 @@ command for all files, and changes the tree in place. Neither draws from a seed.
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,12 +24,12 @@ from typing import Any
 from mistakes import Mistake, is_python, lines_of, mistakes_of
 from trials import ROOT, SOURCE, Copy
 
-from report import page
+from report import ADDED, STRICT_AREA, area_of, key_of, page, verdicts
 
 LEFT_OUT = ("testing", "_generated", "demo", "version.py", "__main__.py")
 
 
-def drawn(root: Path, seed: int, only: str) -> Iterator[tuple[str, Mistake]]:
+def drawn(root: Path, seed: int, chosen: Callable[[str], bool]) -> Iterator[tuple[str, Mistake]]:
     """All mistakes in a tree, round after round of one for each file, in an order from the seed."""
     chance = random.Random(seed)
     left: dict[str, list[Mistake]] = {}
@@ -35,7 +37,7 @@ def drawn(root: Path, seed: int, only: str) -> Iterator[tuple[str, Mistake]]:
         path = file.relative_to(root).as_posix()
         found = mistakes_of(file.read_bytes())
         random.Random(f"{seed} {path}").shuffle(found)  # whatever becomes of other files
-        if found and only in path and not any(each in file.parts for each in LEFT_OUT):
+        if found and chosen(path) and not any(each in file.parts for each in LEFT_OUT):
             left[path] = found
     while left:
         paths = list(left)
@@ -55,15 +57,28 @@ def say(text: str) -> None:
 def noted(file: Path, *, mirrors_only: bool) -> list[dict[str, Any]]:
     """What was tried before, the newest outcome of each mistake.
 
-    A survivor of the mirroring tests alone is tried again where others are run, too.
+    Two kinds of survivors are tried again: of the mirroring tests alone, where others are run, too;
+    and those for which a test was added since, which has to notice them.
     """
     lines = file.read_text().splitlines() if file.exists() else []
-    found = {(t["file"], t["before"], t["after"]): t for t in map(json.loads, lines)}
+    found = {key_of(trial): trial for trial in map(json.loads, lines)}
+    judged = verdicts()
     return [
         each
-        for each in found.values()
-        if mirrors_only or each["noticed"] or not each.get("mirrors_only")
+        for key, each in found.items()
+        if each["noticed"]
+        or not (
+            (each.get("mirrors_only") and not mirrors_only)
+            or judged.get(key, {}).get("verdict") == ADDED
+        )
     ]
+
+
+def first_noticed(file: Path) -> set[tuple[str, str, str]]:
+    """The mistakes that were noticed when they were tried for the first time."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    first = {key_of(trial): trial for trial in reversed([*map(json.loads, lines)])}
+    return {key for key, trial in first.items() if trial["noticed"]}
 
 
 def main() -> None:
@@ -74,18 +89,25 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60, help="begin no trial after so long")
     parser.add_argument("--limit", type=float, default=900, help="seconds for the tests of a stage")
     parser.add_argument("--only", default="", help="files whose path has this text")
-    parser.add_argument("--mirrors-only", action="store_true", help="no integration tests")
+    parser.add_argument("--strict", action="store_true", help="cores, storage and broker only")
+    parser.add_argument("--mirrors-only", action="store_true", help="no other tests")
     parser.add_argument("--notes", type=Path, default=ROOT / ".mutants")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks/results")
     given = parser.parse_args()
-    note = given.notes / f"{given.seed}{given.only.replace('/', '-')}.jsonl"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the tests under way, too
+    narrowed = "-strict" * given.strict + given.only.replace("/", "-")
+    note = given.notes / f"{given.seed}{narrowed}.jsonl"
     note.parent.mkdir(exist_ok=True)
     known = noted(note, mirrors_only=given.mirrors_only)
-    tried = {(each["file"], each["before"], each["after"]) for each in known}
+    tried = {key_of(each) for each in known}
     deadline_s = time.monotonic() + given.minutes * 60
+
+    def chosen(path: str) -> bool:
+        return given.only in path and (not given.strict or area_of(path) == STRICT_AREA)
+
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         copy = Copy(Path(directory) / "tree", limit_s=given.limit)
-        for path, mistake in drawn(copy.directory, given.seed, given.only):
+        for path, mistake in drawn(copy.directory, given.seed, chosen):
             if len(known) >= given.count or time.monotonic() >= deadline_s:
                 break
             source = (copy.directory / path).read_bytes()
@@ -100,16 +122,33 @@ def main() -> None:
             trial = {"file": path, "line": mistake.line, "before": before, "after": after}
             trial |= {"kind": mistake.kind, **outcome._asdict(), "mirrors_only": given.mirrors_only}
             known.append(trial)
+            tried.add(key_of(trial))
             with note.open("a") as file:
                 file.write(json.dumps(trial) + "\n")
             told = "noticed" if outcome.noticed else "NOT NOTICED"
             took = f"{time.monotonic() - began_s:.0f} s"
             say(f"{path}:{mistake.line}: {before} -> {after}: {told}, {took}")
     if not given.only:
-        command = f"make mutants MUTANT_SEED={given.seed} COUNT={len(known)}"
-        result = given.results / f"{datetime.now(UTC):%Y-%m-%d}-mutants.md"
-        result.write_text(page(known, seed=given.seed, command=command))
-        say(f"{len(known)} mistakes: {result.relative_to(ROOT)}")
+        write_page(given.notes, given.results)
+
+
+def write_page(notes: Path, results: Path) -> None:
+    """Write the page about all runs that are noted, each mistake once."""
+    trials: dict[tuple[str, str, str], dict[str, Any]] = {}
+    at_once: set[tuple[str, str, str]] = set()
+    commands = []
+    for note in sorted(notes.glob("*.jsonl")):
+        seed, _, narrowed = note.stem.partition("-")
+        if not seed.isdecimal() or narrowed not in ("", "strict"):
+            continue  # files that somebody chose: they would weigh too much
+        own = noted(note, mirrors_only=True)
+        trials.update({key_of(each): each for each in own})
+        at_once |= first_noticed(note)
+        chosen = " ARGS=--strict" if narrowed else ""
+        commands.append(f"make mutants MUTANT_SEED={seed} COUNT={len(own)}{chosen}")
+    result = results / f"{datetime.now(UTC):%Y-%m-%d}-mutants.md"
+    result.write_text(page(list(trials.values()), at_once=at_once, commands=commands))
+    say(f"{len(trials)} mistakes: {result.relative_to(ROOT)}")
 
 
 main()

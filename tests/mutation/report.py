@@ -1,4 +1,4 @@
-"""The result page of the mutation run: how many mistakes were noticed where, and each survivor."""
+"""The result page of the mutation runs: how many mistakes were noticed where, and each survivor."""
 
 import tomllib
 from collections import defaultdict
@@ -8,79 +8,106 @@ from typing import Any
 
 CORES = ("record", "metadata", "consensus", "replication", "groups", "transactions", "types.py")
 STRICT = (*CORES, "storage", "broker")
+STRICT_AREA = "cores, storage, broker"
+AIMS = {STRICT_AREA: 0.95, "elsewhere": 0.90}
 VERDICTS = Path(__file__).with_name("survivors.toml")
-AIMS = {"cores, storage, broker": 0.95, "elsewhere": 0.90}
+ADDED = "a test was added"
+EQUIVALENT = "makes no difference"
+BY_HAND = "noticed by hand"
+"""By a test that the tool had no time for."""
+METHOD = """\
+Each mistake was alone in a copy of the tree. Three stages of tests were run until one failed: those
+that mirror or import the file; unit tests near it; integration tests that go through it. A failure
+counts if it comes again with the mistake and not without it. A survivor for which a test was added
+was tried again, and counts as noticed since only if it then was; so does one that was tried by hand
+with a test which takes longer than the tool was given. The share is of the mistakes that make a
+difference."""
+HEAD = (
+    "| Area | Drawn | Noticed at once | Noticed since | Makes no difference "
+    "| Not noticed | Share | Aim |"
+)
 
 
 def area_of(path: str) -> str:
     """Which aim a file has."""
     folder = path.removeprefix("src/strandline/").partition("/")[0]
-    return "cores, storage, broker" if folder in STRICT else "elsewhere"
+    return STRICT_AREA if folder in STRICT else "elsewhere"
+
+
+def key_of(named: dict[str, Any]) -> tuple[str, str, str]:
+    """A mistake, wherever it stands in the file by now."""
+    return named["file"], named["before"], named["after"]
 
 
 def verdicts() -> dict[tuple[str, str, str], dict[str, str]]:
-    """What was decided of survivors, by file and the changed line before and after."""
-    judged = tomllib.loads(VERDICTS.read_text()).get("survivor", [])
-    return {(each["file"], each["before"], each["after"]): each for each in judged}
+    """What was decided of survivors."""
+    return {key_of(each): each for each in tomllib.loads(VERDICTS.read_text()).get("survivor", [])}
 
 
-def page(trials: list[dict[str, Any]], *, seed: int, command: str) -> str:
-    """The page in Markdown."""
+def page(
+    trials: list[dict[str, Any]], *, at_once: set[tuple[str, str, str]], commands: list[str]
+) -> str:
+    """The page in Markdown.
+
+    Args:
+        trials: the newest of each mistake.
+        at_once: the mistakes that were noticed when they were tried for the first time.
+        commands: what was run.
+    """
     judged = verdicts()
-    counted: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
-    rows = []
+    counted: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
+    survived, mended = [], []
     for each in trials:
+        key = key_of(each)
+        verdict = judged.get(key, {})
+        decided = verdict.get("verdict")
+        said = f"{decided}: {verdict['reason']}" if verdict else "not judged yet"
         counts = counted[area_of(each["file"])]
-        verdict = judged.get((each["file"], each["before"], each["after"]), {})
-        if each["noticed"] or verdict.get("verdict") == "a test was added":
-            counts[0] += 1
-        elif verdict.get("verdict") == "makes no difference":
-            counts[1] += 1
+        counts[0] += 1
+        if each["noticed"] or decided == BY_HAND:
+            counts[1 if key in at_once else 2] += 1
         else:
-            counts[2] += 1
+            counts[3 if decided == EQUIVALENT else 4] += 1
+        change = f"`{_cell(each['before'])}` → `{_cell(each['after'])}`"
+        place = f"`{each['file'].removeprefix('src/strandline/')}:{each['line']}`"
         if not each["noticed"]:
-            said = "not judged yet"
-            if verdict:
-                said = f"{verdict['verdict']}: {verdict['reason']}"
-            elif each.get("mirrors_only"):
-                said = "not judged yet; only the tests that mirror the file were run"
-            change = f"`{_cell(each['before'])}` → `{_cell(each['after'])}`"
-            rows.append(f"| `{each['file']}:{each['line']}` | {change} | {said} |")
-    partly = sum(bool(each.get("mirrors_only")) and not each["noticed"] for each in trials)
-    intro = (
-        f"{datetime.now(UTC):%Y-%m-%d}, `{command}`: {len(trials)} mistakes from seed {seed}, each "
-        "alone in a copy of the tree. The tests that mirror the file ran first, then the "
-        "integration tests that go through it. A mistake that makes no difference to behaviour "
-        "counts for neither side."
-        + (f" Of those not noticed {partly} have not met the integration tests yet." * bool(partly))
-    )
-    lines = [
-        "# Single mistakes, and whether a test notices",
-        "",
-        intro,
-        "",
-        "| Area | Noticed | Makes no difference | Not noticed | Share | Aim |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
-    for area, aim in AIMS.items():
-        noticed, equal, missed = counted[area]
-        share = noticed / (noticed + missed) if noticed + missed else 1.0
-        lines.append(f"| {area} | {noticed} | {equal} | {missed} | {share:.1%} | {aim:.0%} |")
+            survived.append(f"| {place} | {change} | {said} |")
+        elif key not in at_once:
+            mended.append(f"| {place} | {change} | `{each['by'].partition(': ')[2]}` |")
     stages: dict[str, int] = defaultdict(int)
     for each in trials:
         if each["noticed"]:
             stages[each["by"].partition(":")[0]] += 1
-    told = ", ".join(f"{count} by {stage} tests" for stage, count in sorted(stages.items()))
-    lines += [
+    told = ", ".join(f"{count} in the stage '{stage}'" for stage, count in sorted(stages.items()))
+    lines = [
+        "# Single mistakes, and whether a test notices",
         "",
-        f"Noticed in the run itself: {sum(stages.values())} of {len(trials)} ({told or 'none'}).",
-        "The table also counts a mistake as noticed if a test was added for it afterwards.",
+        f"{datetime.now(UTC):%Y-%m-%d}: {len(trials)} mistakes, drawn by",
+        "",
+        *(f"- `{command}`" for command in commands),
+        "",
+        METHOD,
+        "",
+        HEAD,
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    lines += ["", "## Not noticed in the run", ""]
-    if rows:
-        lines += ["| Where | Change | Verdict |", "|---|---|---|", *sorted(rows)]
+    for area, aim in AIMS.items():
+        drawn, at_first, since, equal, missed = counted[area]
+        matters = drawn - equal
+        share = (at_first + since) / matters if matters else 1.0
+        lines.append(
+            f"| {area} | {drawn} | {at_first} | {since} | {equal} | {missed} "
+            f"| {share:.1%} | {aim:.0%} |"
+        )
+    lines += ["", f"Noticed: {told or 'none'}.", "", "## Not noticed", ""]
+    if survived:
+        lines += ["| Where | Change | Verdict |", "|---|---|---|", *sorted(survived)]
     else:
         lines.append("None.")
+    if mended:
+        lines += ["", "## Noticed by a test added since", ""]
+        lines += ["| Where | Change | Noticed by |", "|---|---|---|", *sorted(mended)]
+    lines += ["", "## Before", "", tomllib.loads(VERDICTS.read_text())["earlier"].strip()]
     return "\n".join(lines) + "\n"
 
 

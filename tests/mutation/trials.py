@@ -1,10 +1,16 @@
-"""Whether the tests notice a mistake: tests that mirror the file first, then those that use it.
+"""Whether the tests notice a mistake: the nearest tests first, those of whole processes last.
+
+Three stages: unit tests of the file's name and those that import it; unit tests that use a name
+defined in it, and the mirrors of modules that import it; integration tests that go through it.
 
 Rules: mistakes are made in a copy of the tree, never in the tree itself; real processes that tests
-start run the copy, too, since it comes first on ``PYTHONPATH``. A run that takes too long is a
-mistake that was noticed: something waits for ever.
+start run the copy, too, since it comes first on ``PYTHONPATH``. A test that takes too long fails:
+something waits for ever; tests that take longer than the limit together say nothing. A failure
+counts if it comes again with the mistake and not without it: tests of real processes fail at times
+on a busy machine.
 """
 
+import ast
 import contextlib
 import os
 import re
@@ -19,10 +25,17 @@ from mistakes import Mistake
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path("src/strandline")
-PER_TEST_S = 120
+PER_TEST_S = 60
+NEAR_MAX = 14
+"""How many test files of the second stage are run, the nearest first."""
+NAME_LENGTH_MIN = 6
+"""Shorter names, and words of small letters, are used for too much to tell a module by."""
+WORD_LENGTH_MIN = 5
+IMPORTS_AWAY_MAX = 2
 # Folders and modules, the longest that fits first: integration tests that go through them.
 USED_BY = {
-    "broker": ("broker_process", "client_streams", "kill_rounds"),
+    "broker": ("client_streams", "broker_process"),
+    "broker/access.py": ("access_walk", "access"),
     "broker/cluster": ("cluster_clients", "cluster_processes", "cluster_operations"),
     "broker/groups": ("consumer_groups",),
     "broker/peers": ("peer_link", "cluster_processes"),
@@ -30,25 +43,54 @@ USED_BY = {
     "broker/transactions": ("transactions_client", "transactions_kill"),
     "cli": ("cluster_init", "access"),
     "client": ("client_streams", "client_faults", "client_async"),
-    "client/offset_store_dual.py": ("position_stores",),
-    "client/offset_store_sql.py": ("position_stores",),
-    "client/offset_store_zookeeper.py": ("position_stores",),
+    "client/accumulator.py": ("client_streams", "cluster_clients"),
+    "client/broker_sender.py": ("client_streams", "cluster_clients"),
+    "client/cluster_client.py": ("cluster_stale_broker", "cluster_clients"),
+    "client/cluster_reader.py": ("cluster_clients",),
+    "client/consumer.py": ("consumer_groups", "client_async"),
+    "client/coordinator_client.py": ("consumer_groups", "transactions_client"),
+    "client/delivery.py": ("client_faults", "cluster_clients"),
+    "client/fetcher.py": ("consumer_groups",),
+    "client/groups.py": ("consumer_groups",),
+    "client/membership.py": ("consumer_groups",),
+    "client/offset_committer.py": ("consumer_groups",),
+    "client/partition_metadata.py": ("cluster_clients",),
+    "client/offset_store_dual.py": ("offset_stores",),
+    "client/offset_store_sql.py": ("offset_stores",),
+    "client/offset_store_zookeeper.py": ("offset_stores",),
+    "client/prefetcher.py": ("consumer_groups",),
+    "client/staged_write.py": ("transactions_client",),
+    "client/transaction.py": ("transactions_client",),
+    "client/transaction_calls.py": ("transactions_client",),
+    "client/transaction_context.py": ("transactions_client",),
+    "client/transactional.py": ("transactions_client",),
+    "client/transactional_writer.py": ("transactions_client",),
     "consensus": ("cluster_processes",),
     "encryption": ("encryption",),
     "frontends/flight": ("client_streams", "flight_fuzz", "local_reads"),
     "frontends/grpc": ("liftbridge_clients",),
-    "frontends/grpc/liftbridge": ("liftbridge_clients", "liftbridge_cluster"),
+    "frontends/grpc/beam": ("beam/test_log",),
+    "frontends/grpc/liftbridge": ("liftbridge/test_streams", "liftbridge/test_subscribing"),
+    "frontends/grpc/liftbridge/groups.py": ("liftbridge/test_groups",),
+    "frontends/nats/guard.py": ("access_walk",),
     "frontends/nats": ("nats_publish", "nats_crashes", "client_nats"),
     "frontends": ("quotas", "tls"),
     "groups": ("consumer_groups",),
     "metadata": ("cluster_operations", "cluster_init"),
     "protocol": ("client_streams",),
     "reading": ("local_reads", "client_streams"),
-    "record": ("client_streams", "compaction"),
+    "record": ("client_streams", "cluster_compaction"),
     "replication": ("cluster_processes", "cluster_catch_up"),
     "security": ("access", "quotas"),
     "server": ("broker_process", "json_logs"),
-    "storage": ("faults_damage", "kill_rounds", "broker_process"),
+    "spark": ("spark/test_batch_read", "spark/test_stream_read"),
+    "spark/pipelines": ("spark/test_pipelines",),
+    "spark/pipelines/load.py": ("spark/test_load",),
+    "spark/table_delta.py": ("spark/test_sinks",),
+    "spark/table_iceberg.py": ("spark/test_sinks",),
+    "spark/table_source.py": ("spark/test_exactly_once",),
+    "spark/writer.py": ("spark/test_exactly_once",),
+    "storage": ("faults_damage", "broker_process"),
     "transactions": ("transactions_client",),
 }
 SIMULATED = {
@@ -57,7 +99,8 @@ SIMULATED = {
     "storage": "recovery_sim",
     "transactions": "transactions_sim",
 }
-OTHERS = ("property", "sim")
+OVERDUE = "still running"
+OTHERS = ("property", "sim", "golden")
 
 
 class Outcome(NamedTuple):
@@ -79,6 +122,8 @@ class Copy:
     def __init__(self, directory: Path, *, limit_s: float) -> None:
         self.directory = directory
         self._limit_s = limit_s
+        self._changes = 0
+        self._slow: set[str] = set()
         shutil.rmtree(directory, ignore_errors=True)
         listed = subprocess.run(
             ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True
@@ -91,34 +136,45 @@ class Copy:
 
     def tried(self, path: str, mistake: Mistake, *, mirrors_only: bool) -> Outcome | None:
         """Make a mistake, run its tests and undo it; None: the test fails without it, too."""
-        stages = [("mirror", mirrors(path))]
+        stages = [("mirror", mirrors(self.directory, path))]
         if not mirrors_only:
-            stages.append(("integration", users(path)))
+            stages += [("near", [each]) for each in near(self.directory, path, mistake.line)]
+            stages += [("integration", [each]) for each in users(self.directory, path)]
         file = self.directory / path
-        source = file.read_bytes()
+        source, times = file.read_bytes(), file.stat()
         passed: list[str] = []
-        try:
-            file.write_bytes(mistake.applied(source))
-            for stage, chosen in stages:
-                tests = [each for each in chosen if each not in passed]
-                failure = self._run(tests) if tests else ""
-                if failure:
-                    file.write_bytes(source)
-                    is_its_own = "::" not in failure or not self._run([failure])
-                    return Outcome(noticed=True, by=f"{stage}: {failure}") if is_its_own else None
-                passed += tests
-        finally:
-            file.write_bytes(source)
+        for stage, chosen in stages:
+            tests = [each for each in chosen if each not in {*passed, *self._slow}]
+            try:
+                file.write_bytes(mistake.applied(source))
+                self._changes += 1  # Bytecode is told from the source by its time, in seconds.
+                os.utime(file, (times.st_atime, times.st_mtime + self._changes))
+                failure = self._run(tests)
+                again = [failure] if "::" in failure else tests
+                is_flaky = "::" in failure and not self._run(again)
+            finally:
+                file.write_bytes(source)
+                os.utime(file, (times.st_atime, times.st_mtime))
+            if failure.startswith(OVERDUE):
+                self._slow.update(tests)  # On this machine they say nothing within the limit.
+                continue
+            without = self._run(again) if failure and not is_flaky else ""
+            if is_flaky or without:
+                return None
+            if failure:
+                return Outcome(noticed=True, by=f"{stage}: {failure}")
+            passed += tests
         return Outcome(noticed=False, by=" ".join(passed) or "no test is near it")
 
     def _run(self, tests: list[str]) -> str:
         """The first test that fails, or why there is none; empty if all pass."""
+        if not tests:
+            return ""
         command = [
             *(sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"),
             *("--no-header", "--tb=no", f"--timeout={PER_TEST_S}", *tests),
         ]
         environment = {**os.environ, "PYTHONPATH": str(self.directory / "src")}
-        environment["PYTHONDONTWRITEBYTECODE"] = "1"  # a mistake may keep the file's size and time
         process = subprocess.Popen(
             command,
             cwd=self.directory,
@@ -131,7 +187,7 @@ class Copy:
         try:
             said, _ = process.communicate(timeout=self._limit_s)
         except subprocess.TimeoutExpired:
-            return f"still running after {self._limit_s:g} s"
+            return f"{OVERDUE} after {self._limit_s:g} s"
         finally:
             with contextlib.suppress(ProcessLookupError):  # it and what its tests left behind
                 os.killpg(process.pid, signal.SIGKILL)
@@ -142,29 +198,139 @@ class Copy:
         return failed[1] if failed else f"pytest ended with {process.returncode}"
 
 
-def mirrors(path: str) -> list[str]:
+def mirrors(root: Path, path: str) -> list[str]:
     """The unit tests of a file: of its name, and those that import it."""
     inner = Path(path).relative_to(SOURCE)
-    module = ".".join(("strandline", *inner.with_suffix("").parts))
-    name = re.compile(rf"test_{re.escape(inner.stem)}(_\w+)?\.py")
-    parent, _, own = module.rpartition(".")
-    imports = re.compile(rf"{re.escape(module)}\b|from {re.escape(parent)} import .*\b{own}\b")
-    folders = [ROOT / "tests/unit", *(ROOT / "tests" / each for each in OTHERS)]
+    name, imports = _mirror_name(inner), _imports(inner)
     found = []
-    for file in sorted(each for folder in folders for each in folder.rglob("test_*.py")):
+    for file in _unit_tests(root):
         is_mirror = name.fullmatch(file.name) and inner.parts[0] in (*file.parts, file.name)
         if is_mirror or imports.search(file.read_text()):
-            found.append(str(file.relative_to(ROOT)))
+            found.append(file.relative_to(root).as_posix())
     return found
 
 
-def users(path: str) -> list[str]:
+def near(root: Path, path: str, line: int) -> list[str]:
+    """Return more unit tests of a line, the nearest first.
+
+    Mirrors of modules that import its file or that the line names; tests that use what the file
+    defines; and of the other tests of its folder, which may reach it through what ``conftest.py``
+    builds, those that have words of the line.
+    """
+    inner = Path(path).relative_to(SOURCE)
+    source = (root / path).read_text()
+    text = source.splitlines()[line - 1]
+    related = {**_importers(root, inner), **dict.fromkeys(_named_modules(source, text), 0)}
+    names = "|".join(map(re.escape, _names(root / path)))
+    uses = re.compile(rf"\b(?:{names})\b") if names else None
+    words = _words(f"{inner.stem} {text}")
+    ranked = []
+    for file in _unit_tests(root):
+        folder = file.relative_to(root / "tests").parent
+        steps = min(
+            (
+                step
+                for each, step in related.items()
+                if _mirror_name(each).fullmatch(file.name)
+                and (Path("unit") / each.parent).is_relative_to(folder)
+            ),
+            default=IMPORTS_AWAY_MAX + 1,
+        )
+        content = file.read_text()
+        used = len(uses.findall(content)) if uses else 0
+        is_far = not (Path("unit") / inner.parent).is_relative_to(folder)
+        is_beside = folder == Path("unit") / inner.parent
+        if steps <= IMPORTS_AWAY_MAX or used or is_beside:
+            alike = sum(word in content for word in words)
+            place = file.relative_to(root).as_posix()
+            ranked.append((is_far, min(steps, 1), -alike, steps, -used, place))
+    return [each[-1] for each in sorted(ranked)[:NEAR_MAX]]
+
+
+def users(root: Path, path: str) -> list[str]:
     """The integration tests that go through a file, and the simulation of its core."""
     inner = Path(path).relative_to(SOURCE).as_posix()
     fitting = [each for each in USED_BY if inner == each or inner.startswith(f"{each}/")]
     names = USED_BY[max(fitting, key=len)] if fitting else ()
-    found = [f"tests/integration/test_{each}.py" for each in names]
+    found = [_integration_test(each) for each in names]
     simulated = SIMULATED.get(inner.partition("/")[0])
     if simulated:
         found.insert(0, f"tests/sim/test_{simulated}.py")
-    return [each for each in found if (ROOT / each).exists()]
+    return [each for each in found if (root / each).exists()]
+
+
+def _integration_test(name: str) -> str:
+    """The file of a name in ``USED_BY``."""
+    if name.startswith("spark/"):
+        return f"tests/{name}.py"
+    return f"tests/integration/{name if '/' in name else f'test_{name}'}.py"
+
+
+def _unit_tests(root: Path) -> list[Path]:
+    """Test files that start no processes, in order."""
+    folders = [root / "tests/unit", *(root / "tests" / each for each in OTHERS)]
+    return sorted(each for folder in folders for each in folder.rglob("test_*.py"))
+
+
+def _mirror_name(inner: Path) -> re.Pattern[str]:
+    """The names that a mirror of a file has."""
+    return re.compile(rf"test_{re.escape(inner.stem)}(_\w+)?\.py")
+
+
+def _imports(inner: Path) -> re.Pattern[str]:
+    """An import of a module, in either form."""
+    named = inner.parent if inner.name == "__init__.py" else inner.with_suffix("")
+    module = ".".join(("strandline", *named.parts))
+    parent, _, own = module.rpartition(".")
+    return re.compile(
+        rf"{re.escape(module)}\b(?!\.)|from {re.escape(parent)} import (?:.*\b|\([^)]*\b){own}\b"
+    )
+
+
+def _importers(root: Path, inner: Path) -> dict[Path, int]:
+    """The modules that import a file, or import one that does: over how many imports."""
+    texts = {
+        file.relative_to(root / SOURCE): file.read_text()
+        for file in sorted((root / SOURCE).rglob("*.py"))
+    }
+    found: dict[Path, int] = {}
+    newest = [inner]
+    for step in range(1, IMPORTS_AWAY_MAX + 1):
+        patterns = [_imports(each) for each in newest]
+        newest = [
+            each
+            for each, text in texts.items()
+            if each not in found and any(pattern.search(text) for pattern in patterns)
+        ]
+        found.update(dict.fromkeys(newest, step))
+    return found
+
+
+def _named_modules(source: str, text: str) -> list[Path]:
+    """The modules of ours from which a line's names come."""
+    return [
+        Path(*node.module.split(".")[1:]).with_suffix(".py")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("strandline.")
+        for each in node.names
+        if re.search(rf"\b{re.escape(each.asname or each.name)}\b", text)
+    ]
+
+
+def _words(text: str) -> set[str]:
+    """The longer words of which identifiers are made."""
+    parts = re.findall(r"[A-Z]?[a-z]+", text)
+    return {part.lower() for part in parts if len(part) >= WORD_LENGTH_MIN}
+
+
+def _names(file: Path) -> list[str]:
+    """What a module defines for others and is long enough to be known by."""
+    defined = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return [
+        each.name
+        for each in ast.parse(file.read_bytes()).body
+        if isinstance(each, defined)
+        and not each.name.startswith("_")
+        and len(each.name) >= NAME_LENGTH_MIN
+        and ("_" in each.name or not each.name.islower())
+    ]

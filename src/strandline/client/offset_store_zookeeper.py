@@ -159,13 +159,19 @@ class ZooKeeperOffsetStore:
         return call.get(timeout=self._timeout_s)
 
     def _path(self, *parts: str | int) -> str:
-        return "/".join((self._root, *(quote(str(part), safe="") for part in parts)))
+        return "/".join((self._root, *(_znode(str(part)) for part in parts)))
 
     def _children(self, path: str) -> list[str]:
         try:
             return sorted(self._answer(self._client.get_children_async(path)))
         except NoNodeError:
             return []
+
+
+def _znode(text: str) -> str:
+    """Return the name of a znode for any text; ``unquote`` gives the text back."""
+    # ZooKeeper refuses these two, which "quote" leaves as they are.
+    return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
 
 
 def _check(kept: _Kept, name: PartitionName, owner: Owner) -> None:

@@ -112,6 +112,23 @@ def test_names_are_unique_and_deletion_is_not_idempotent(lift, api, stream):
     assert reserved == (grpc.StatusCode.INVALID_ARGUMENT, "Stream is reserved")
 
 
+@pytest.mark.parametrize("change", ["PauseStream", "SetStreamReadonly"])
+def test_what_is_not_there_is_neither_paused_nor_closed(lift, api, stream, change):
+    """An unknown stream or partition, and those of the broker itself; nothing is changed."""
+    call, request = getattr(api, change), getattr(pb, f"{change}Request")
+    for fields, refusal in (
+        ({"name": "none"}, ("NOT_FOUND", "stream not found")),
+        ({"name": "none", "partitions": [0]}, ("NOT_FOUND", "stream does not exist")),
+        ({"name": stream, "partitions": [0, 9]}, ("NOT_FOUND", "partition does not exist")),
+        ({"name": stream, "partitions": [-1]}, ("NOT_FOUND", "partition does not exist")),
+        ({"name": "__cursors"}, ("INVALID_ARGUMENT", "Stream is reserved")),
+    ):
+        code, text = lift.refusal(call, request(**fields))
+        assert (code.name, text) == refusal
+    found = lift.partition(stream)
+    assert (found.paused, found.readonly) == (False, False)
+
+
 # What there is
 
 

@@ -49,6 +49,19 @@ async def test_a_term_that_has_ended_writes_nothing(broker, is_led_anew):
     assert await broker.groups.committed_offsets("g") == {"s": {0: 2}}
 
 
+async def test_who_waits_when_a_term_ends_is_told(broker):
+    """A commit that was not decided ends with the term, as an error that says why."""
+    await broker.groups.commit("g", {"s": {0: 1}}, number=1)
+    office = broker.groups
+    committing = asyncio.create_task(office.commit("g", {"s": {0: 2}}, number=2))
+    async with asyncio.timeout(20):
+        while not office.term.waiting:  # noqa: ASYNC110  a round of the loop, or two
+            await asyncio.sleep(0)
+        office._resign(UnavailableError("led elsewhere"))
+        with pytest.raises(UnavailableError, match="led elsewhere"):
+            await committing
+
+
 async def test_a_member_gets_everything_and_commits(broker, make_stream):
     """The first member reads all partitions; what it commits is what is read back."""
     await make_stream(broker, partitions=3)

@@ -300,3 +300,13 @@ async def test_the_state_on_disk_is_the_state_that_was_saved(net):
     store.install(snapshot)
     assert store.load(FOUNDERS) == (HardState(term=9, vote=3), snapshot, [])
     assert store.log.log_start_offset == store.log.log_end_offset == 500
+
+
+async def test_who_decides_alone_is_never_cut_off(net, kit, monkeypatch):
+    """The only member hears from nobody, and is in contact with those who decide all the time."""
+    monkeypatch.setitem(globals(), "FOUNDERS", Members(voters=(4,)))
+    alone = net.start(4)
+    await kit.until(lambda: alone.quorum.is_leading)
+    for _ in range(2):
+        now_ms = alone.clock.monotonic_ms()
+        await kit.until(lambda since_ms=now_ms: alone.quorum.contact_ms > since_ms)

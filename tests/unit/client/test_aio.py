@@ -4,6 +4,7 @@ import inspect
 
 import pytest
 
+import strandline.client as package
 from strandline.client.access import AccessControl
 from strandline.client.aio import AsyncClient, AsyncProducer, connect_async
 from strandline.client.aio_admin import AsyncAccessControl, AsyncGroups, AsyncQuotas
@@ -69,6 +70,14 @@ def test_both_take_the_same(plain, awaited):
         assert isinstance(of_plain, property) == isinstance(of_awaited, property), name
         if inspect.isfunction(of_plain) and (taken := parameters(of_awaited)) is not None:
             assert taken == parameters(of_plain), name
+
+
+def test_the_package_has_both():
+    """The asynchronous one is loaded when it is asked for; a wrong name is no other."""
+    assert package.AsyncClient is AsyncClient
+    assert package.connect_async is connect_async
+    with pytest.raises(AttributeError, match="AsyncClients"):
+        package.AsyncClients  # noqa: B018  looking is what is tried
 
 
 def test_both_are_connected_alike():

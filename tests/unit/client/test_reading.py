@@ -3,10 +3,11 @@
 import time
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 
+import pyarrow as pa
 import pytest
 
 from strandline.cli.parsing import parse_offset
-from strandline.client.reading import bound_of, nanoseconds, read_request
+from strandline.client.reading import arrow_reader, bound_of, nanoseconds, read_request
 from strandline.errors import InvalidRequestError, InvalidSubjectError, OffsetOutOfRangeError
 from strandline.protocol.tickets import AtTimestamp
 from strandline.spark.options import parse_timestamp
@@ -85,6 +86,26 @@ def test_arguments_out_of_range_are_refused_without_a_broker(arguments, error):
     """The client knows the ticket's limits."""
     with pytest.raises(error):
         read_request("s", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_plain"),
+    [
+        ({}, True),
+        ({"records_max": 5}, True),
+        ({"stop": 9}, True),
+        ({"follow": True, "stop": 9}, True),
+        ({"follow": True, "records_max": 5}, True),
+        ({"follow": True}, False),
+    ],
+)
+def test_a_read_that_ends_is_a_reader_of_pyarrow_s(arguments, is_plain):
+    """Libraries take it as it is; one that has no end can be closed while somebody waits for it."""
+    reader = arrow_reader(
+        read_request("s", **arguments), pa.schema([]), iter(()), cancel=lambda: None
+    )
+    assert isinstance(reader, pa.RecordBatchReader) == is_plain
+    reader.close()
 
 
 def test_an_empty_stream_name_is_refused():

@@ -1,5 +1,6 @@
 """Traces: what is told of a replica, and clocks that say what can have been known."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,60 @@ def test_a_simulated_trace_has_right_clocks():
     assert told
     for event in told:
         assert event.knows(elected[": ".join(event.what.split(": ")[:2])]), event
+
+
+def test_a_trace_adds_up():
+    """What is told of a log fits: each write begins at its end, and no more is synced than written.
+
+    With this seed copies are cut back, started anew and fall out of sync; no write fails.
+    """
+    ends, told = {}, set()
+    for event in read_trace("".join(simulated_trace(16, 1 << 20)).splitlines()):
+        name, _, whats = event.what.partition(": ")
+        log = event.host, name
+        for what in whats.split("; "):
+            verb, numbers = what.split()[0], [int(each) for each in re.findall(r"\d+", what)]
+            told.add(verb)
+            if verb in ("appends", "copies"):
+                assert ends.get(log, numbers[0]) == numbers[0] <= numbers[1], event
+                ends[log] = numbers[1] + 1
+            elif verb == "cuts":
+                assert numbers[0] <= ends.get(log, numbers[0]), event
+                ends[log] = numbers[0]
+            elif verb == "starts":
+                ends[log] = numbers[0]
+            elif verb in ("has", "commits"):
+                assert numbers[0] <= ends.get(log, numbers[0]), event
+    assert told == {
+        *("epoch", "appends", "copies", "cuts", "starts", "has", "commits", "wants", "in", "loses"),
+    }
+
+
+def test_clocks_are_heard_once():
+    """Ours goes on by itself, others only forward, and a copy of it changes nothing here."""
+    lines = []
+    trace = Trace("broker-1.1", lines.append)
+    trace.heard({"broker-2.1": 5})
+    trace.heard({"broker-2.1": 3, "broker-1.1": 9})
+    trace.clock["broker-3.1"] = 7
+    trace.note("s/0: leads")
+    assert lines == ['broker-1.1 {"broker-1.1":1,"broker-2.1":5}\ns/0: leads\n']
+    assert trace.clock == {"broker-1.1": 1, "broker-2.1": 5}
+
+
+def test_a_partition_without_a_leader_is_told(limits, assigned):
+    """A replica that nobody leads says so; what of its links and effects says nothing is none."""
+    lines = []
+    log = LogState(0, 0, high_watermark=0, epochs=())
+    replica = TracedReplica(1, log, limits=limits, session=0, incarnation="run")
+    replica.name, replica.trace = "orders/0", Trace("broker-1.1", lines.append)
+    replica.step(assigned(2, None, isr=(1, 2)), 0)
+    replica.step(ev.TimePassed(), 10)
+    replica.step(ev.PeerDisconnected(2), 20)
+    assert "".join(lines).splitlines()[1::2] == [
+        "orders/0: epoch 2: nobody leads, in sync 1 2",
+        "orders/0: loses the link to 2",
+    ]
 
 
 def test_the_documented_trace_is_that_of_its_seed():

@@ -67,6 +67,31 @@ def _start_one(spark: SparkSession, config: LoadPipeline, stream: str) -> Stream
         minBytesPerTrigger=config.batch_bytes_min,
         maxTriggerDelayMs=config.batch_delay_ms_max,
     )
+    columns = None
+    if config.values != "raw":
+        columns = _value_schema(config, stream, state)
+        refuse_case_twins(to_arrow_schema(columns, timezone="UTC"))
+    options = table_options(config, stream, identity=identity, columns=columns)
+    writer = records.writeStream.format("strandline-table").options(**options)
+    # Not as a Path, which would take a slash out of ``hdfs://``.
+    checkpoint = f"{config.checkpoint.rstrip('/')}/{stream}"
+    writer = writer.option("checkpointLocation", checkpoint)
+    query = triggered(writer, config).queryName(name).start(path)
+    wait_for_sources(query)
+    return query
+
+
+def table_options(
+    config: LoadPipeline, stream: str, *, identity: str, columns: StructType | None
+) -> dict[str, str]:
+    """Return the options of the table that a stream is loaded into.
+
+    Args:
+        config: of the pipeline.
+        stream: that is loaded.
+        identity: of the stream.
+        columns: of decoded values; None: values stay as they are.
+    """
     dense = config.fail_on_data_loss if config.dense_offsets is None else config.dense_offsets
     options = {
         "tableFormat": config.format,
@@ -83,17 +108,9 @@ def _start_one(spark: SparkSession, config: LoadPipeline, stream: str) -> Stream
     if config.values == "avro":
         options["avroSchema"] = config.schema or ""
         options["avroWriterSchema"] = config.writer_schema or ""
-    if config.values != "raw":
-        columns = _value_schema(config, stream, state)
-        refuse_case_twins(to_arrow_schema(columns, timezone="UTC"))
+    if columns is not None:
         options["valueSchema"] = columns.json()
-    writer = records.writeStream.format("strandline-table").options(**options)
-    # Not a Path, which would remove a slash from ``hdfs://``.
-    checkpoint = f"{config.checkpoint.rstrip('/')}/{stream}"
-    writer = writer.option("checkpointLocation", checkpoint)
-    query = triggered(writer, config).queryName(name).start(path)
-    wait_for_sources(query)
-    return query
+    return options
 
 
 def _committed(config: LoadPipeline, path: str) -> TableState | None:

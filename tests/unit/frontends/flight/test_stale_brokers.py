@@ -7,11 +7,13 @@ import time
 import pytest
 
 from strandline.client import cluster_client as client_brokers
+from strandline.client import delivery
 from strandline.client.client import Client
 from strandline.client.cluster_client import ClusterClient
 from strandline.config import BrokerConfig
 from strandline.errors import RequestTimeoutError, UnavailableError
 from strandline.frontends.flight.server import FlightFrontEnd
+from strandline.record.codec import decode_batches
 
 OLD, NEW = 5, 9
 """Entries of the metadata that brokers know."""
@@ -109,6 +111,64 @@ def test_the_own_copy_of_a_broker_without_a_quorum_can_be_read(three):
         rows = client.read("s", replica="this", follow=True)
         assert rows.read_next_batch()["value"].to_pylist() == [b"a", b"b"]
         rows.close()
+
+
+def unanswered(three, producer, *values):
+    """Futures of records that the leader has taken and not acknowledged."""
+    three.copies[1].holds_acks = True
+    futures = []
+    for number, value in enumerate(values, 1):
+        futures.append(producer.append(value))
+        deadline_s = time.monotonic() + 20
+        while len(three.copies[1].held) < number:
+            assert time.monotonic() < deadline_s, "the leader takes what it does not answer"
+            time.sleep(0.01)
+    return futures
+
+
+def lead_elsewhere(three):
+    """The third leads, and everybody knows."""
+    for number in range(3):
+        three.knows(number, index=NEW + 1, leader=2)
+
+
+def values_of(partition):
+    batches = decode_batches(b"".join(partition.batches))
+    return [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def test_what_a_silent_leader_did_not_answer_is_sent_to_the_next(three, monkeypatch):
+    """In order, and long before the delivery timeout; what it answers later changes nothing."""
+    monkeypatch.setattr(delivery, "SILENCE_S", 0.3)
+    three.knows(0, index=NEW, leader=1)
+    with Client(",".join(three.addresses), timeout_s=20) as client:
+        producer = client.producer("s", idempotent=False, linger_ms=0, delivery_timeout_s=60)
+        futures = unanswered(three, producer, b"a", b"b")
+        lead_elsewhere(three)
+        started = time.monotonic()
+        assert [each.result(40).offset for each in futures] == [0, 1]
+        assert time.monotonic() - started < 30
+        three.copies[1].holds_acks = False
+        for answer in three.copies[1].held:
+            answer()
+        producer.append(b"c").result(40)
+        producer.close()
+    assert values_of(three.copies[2]) == [b"a", b"b", b"c"]
+
+
+def test_what_a_leader_that_is_gone_did_not_answer_is_sent_to_the_next(three):
+    """Its connection ends, and nobody waits for the answers."""
+    three.knows(0, index=NEW, leader=1)
+    with Client(",".join(three.addresses), timeout_s=20) as client:
+        producer = client.producer("s", idempotent=False, linger_ms=0, delivery_timeout_s=60)
+        futures = unanswered(three, producer, b"a", b"b")
+        lead_elsewhere(three)
+        started = time.monotonic()
+        asyncio.run(three.servers[1].stop())
+        assert [each.result(40).offset for each in futures] == [0, 1]
+        assert time.monotonic() - started < 30
+        producer.close()
+    assert values_of(three.copies[2]) == [b"a", b"b"]
 
 
 @pytest.fixture

@@ -3,13 +3,18 @@
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
+from h2.errors import ErrorCodes
 from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.frontends.grpc.frames import (
+    CONTROL_MAX,
+    CONTROL_PIECE,
     END_STREAM,
     FRAME_BYTES_MAX,
     HEADER_BYTES,
+    MESSAGE_BYTES_MIN,
+    SETTINGS_MAX,
     FrameError,
     FrameReader,
     ReceiveWindow,
@@ -116,6 +121,125 @@ def test_a_window_is_given_back_by_halves():
     inflow.spend(100)
     with pytest.raises(FrameError):
         inflow.spend(1)
+
+
+@given(st.lists(st.integers(1, 110), max_size=20))
+def test_data_taken_at_once_count_as_others(counts):
+    """One step or two: the same is given back, and the same is too much."""
+    one, two = ReceiveWindow(100), ReceiveWindow(100)
+    for count in counts:
+        told = _told(one.pass_on, count)
+        assert told == _told(lambda count: two.spend(count) or two.free(count), count)
+        if told is None:
+            break
+
+
+def _told(take, count):
+    """What the client is told, None if it sent too much."""
+    try:
+        return take(count)
+    except FrameError:
+        return None
+
+
+def test_no_more_than_the_window_may_come_at_once():
+    """All of it may, and nothing beyond."""
+    assert ReceiveWindow(100).pass_on(100) == 100
+    with pytest.raises(FrameError):
+        ReceiveWindow(100).pass_on(101)
+
+
+SETTINGS_ACK = b"\0\0\0\4\1\0\0\0\0"
+PING = b"\0\0\x08\6\0\0\0\0\0" + b"12345678"
+GOAWAY = b"\0\0\x08\7\0\0\0\0\0" + bytes(8)
+OPENED = b"\0\0\1\1\4\0\0\0\1x"  # HEADERS that are ended
+
+
+def greeted():
+    """A reader behind the greeting."""
+    reader = FrameReader()
+    assert list(reader.feed(b"x" * 24)) == [b"x" * 24]
+    return reader
+
+
+@pytest.mark.parametrize(
+    ("frame", "count"),
+    [
+        (SETTINGS_ACK, SETTINGS_MAX),
+        (PING, CONTROL_MAX),
+        (GOAWAY, CONTROL_MAX),
+        (data_header(1, 0), CONTROL_MAX),
+        (data_header(1, MESSAGE_BYTES_MIN - 1) + bytes(MESSAGE_BYTES_MIN - 1), CONTROL_MAX),
+    ],
+    ids=["settings", "ping", "goaway", "empty data", "less than a message"],
+)
+def test_frames_that_bring_nothing_are_limited(frame, count):
+    """So many are taken, however they come; one more ends the connection as too busy."""
+    for pieces in ([frame * count], [frame] * count):
+        reader = greeted()
+        for piece in pieces:
+            list(reader.feed(piece))
+        with pytest.raises(FrameError) as refused:
+            list(reader.feed(frame))
+        assert refused.value.code == ErrorCodes.ENHANCE_YOUR_CALM
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [OPENED, data_header(1, 0, END_STREAM), data_header(1, MESSAGE_BYTES_MIN) + b"12345"],
+    ids=["a call", "its end", "the smallest message"],
+)
+def test_frames_of_calls_are_not_limited(frame):
+    """What begins, feeds or ends a call is paid for by the call."""
+    reader = greeted()
+    for _ in range(2):
+        list(reader.feed(frame * CONTROL_MAX))
+    assert reader.control == 0
+
+
+def test_control_frames_are_shown_a_few_at_once():
+    """So that the connection can stop between them; none is lost."""
+    reader = greeted()
+    pieces = list(reader.feed(PING * 100))
+    assert [len(piece) // len(PING) for piece in pieces] == [CONTROL_PIECE] * 3 + [4]
+    assert b"".join(pieces) == PING * 100
+
+
+def test_a_call_is_shown_by_itself():
+    """It may be work enough for one piece; what came before it is shown with it, in order."""
+    assert list(greeted().feed(PING + OPENED + OPENED + PING)) == [PING + OPENED, OPENED, PING]
+
+
+def test_a_goodbye_is_left_out():
+    """Around it nothing is lost; in the middle of headers it is h2's to refuse."""
+    assert list(greeted().feed(PING + GOAWAY + PING)) == [PING, PING]
+    halves = b"\0\0\1\1\0\0\0\0\1x"
+    assert list(greeted().feed(halves + GOAWAY)) == [halves + GOAWAY]
+
+
+def test_data_go_on_after_headers_in_two_parts():
+    """CONTINUATION ends them as well."""
+    halves = b"\0\0\1\1\0\0\0\0\1x" + b"\0\0\1\x09\4\0\0\0\1y"
+    data = data_header(1, 5) + b"12345"
+    other, (stream_id, flags, buffer, start, end) = greeted().feed(halves + data)
+    assert other == halves
+    assert (stream_id, flags, buffer[start:end]) == (1, 0, b"12345")
+
+
+def test_a_frame_of_the_largest_size_is_data():
+    """One byte more is h2's to refuse."""
+    whole = data_header(1, FRAME_BYTES_MAX) + bytes(FRAME_BYTES_MAX)
+    [(_, _, _, start, end)] = greeted().feed(whole)
+    assert end - start == FRAME_BYTES_MAX
+
+
+def test_a_greeting_may_come_in_parts():
+    """Until it is whole nothing in it is a frame."""
+    reader = FrameReader()
+    assert list(reader.feed(b"x" * 20)) == [b"x" * 20]
+    assert not reader.is_greeted
+    assert list(reader.feed(b"x" * 4 + PING)) == [b"x" * 4 + PING]
+    assert reader.is_greeted
 
 
 def test_updates_are_understood():
