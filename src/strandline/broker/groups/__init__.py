@@ -8,7 +8,7 @@ loop, and any front end may use it:
   consume; done when every in-sync replica has them. Without a member it is for groups that have
   none: any consumer that keeps positions without being a member, such as a cursor of Liftbridge's,
   is such a group;
-- ``positions(group)``: what was committed last, empty for a group that nobody knows;
+- ``committed_offsets(group)``: what was committed last, empty for a group that nobody knows;
 - ``groups()``, ``describe(group)``, ``delete(group)``.
 
 All raise ``NotLeaderError`` where another broker holds the office, which is the leader of partition

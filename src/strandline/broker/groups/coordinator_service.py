@@ -144,7 +144,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         )
         self.broker.telemetry.group_commits += 1
 
-    async def positions(self, group: str) -> Positions:
+    async def committed_offsets(self, group: str) -> Positions:
         """What was committed last.
 
         Raises:
