@@ -68,10 +68,10 @@ bench-cluster: $(READY) ## Three brokers beside JetStream R3, then 50 kills of t
 	@$(BIN)/python -m benchmarks.failover --kills 50
 
 sim: $(READY) ## Simulate clusters from seeds (SEEDS=N or FROM:TO); a seed repeats exactly
-	@$(BIN)/python -m strandline.testing.sim histories --seeds $(SEEDS)
+	@$(BIN)/python -m simulation histories --seeds $(SEEDS)
 
 sim-mutants: $(READY) ## Is each seeded bug found, and in how many seeds? (SECONDS=n for each)
-	@$(BIN)/python -m strandline.testing.sim bugs --seconds $(SECONDS)
+	@$(BIN)/python -m simulation bugs --seconds $(SECONDS)
 
 mutants: $(READY) ## Make single mistakes from a seed: do tests notice? (COUNT=n MINUTES=n)
 	@nice $(BIN)/python tests/mutation --seed $(MUTANT_SEED) --count $(COUNT) \
@@ -87,7 +87,7 @@ kills: $(READY) ## Kill brokers -9 at random under load (KILLS=n KILL_SEED=n ARG
 		-k 'kill or lost' $(KILL_TESTS:%=tests/integration/test_%.py) $(ARGS)
 
 chaos: $(READY) ## Break real clusters under load for minutes, and judge them (ARGS=--help)
-	@nice $(BIN)/python -m strandline.testing.chaos --results benchmarks/results $(ARGS)
+	@nice $(BIN)/python -m chaos --results benchmarks/results $(ARGS)
 
 pipelines: $(READY) ## Run every pipeline file of the docs on Spark, twice where that matters
 	@PIPELINE_FILES=copy,transform,aggregate,merge,repartition,clean,load,parquet \

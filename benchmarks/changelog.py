@@ -100,7 +100,7 @@ def fill(client: Client, args: argparse.Namespace) -> None:
 def read(address: str) -> None:
     """One run in this process; prints what it found and took."""
     import strandline
-    from strandline.client.compacted_view import compacted_view
+    from strandline.client.reader.compacted_view import compacted_view
 
     with strandline.connect(address) as client:
         client.stream_info(STREAM)

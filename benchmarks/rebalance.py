@@ -25,7 +25,7 @@ from benchmarks import figures, machine, runner
 from benchmarks.aims import Aim
 from benchmarks.figures import Figure, Findings
 from benchmarks.peers.process import cpu_seconds, fresh_dir
-from strandline.client.consumer import Consumer
+from strandline.client.consumer.consumer import Consumer
 from strandline.testing import ProcessServer
 from strandline.types import PartitionName
 

@@ -96,7 +96,7 @@ def pytest_timeout_cancel_timer(item):
 
 
 SPARK = "tests/spark/"
-SLOW_FIRST = (SPARK, "tests/integration/", "tests/sim/", "tests/property/")
+SLOW_FIRST = (SPARK, "tests/integration/", "tests/simulation/", "tests/property/")
 """In which order folders are handed out: what is long goes first, what is short fills the end."""
 
 

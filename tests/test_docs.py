@@ -22,7 +22,7 @@ import typer
 from strandline.cli.app import app
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import all_error_classes
-from strandline.server.settings import flat_settings
+from strandline.process.settings import flat_settings
 from strandline.telemetry import GROUP_METRICS, METRICS, PARTITION_METRICS, PREFIX, metric_names
 
 ROOT = Path(__file__).parents[1]

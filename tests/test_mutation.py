@@ -90,28 +90,28 @@ def test_tests_are_chosen_by_what_they_reach(tool):
     """A file without a mirror meets the tests of its importers, its names and its words."""
     from trials import NEAR_MAX, ROOT, mirrors, near, users
 
-    path = "src/strandline/frontends/nats/guard.py"
+    path = "src/strandline/servers/nats/guard.py"
     assert mirrors(ROOT, path) == []
     chosen = near(ROOT, path, 70)
-    assert "tests/unit/frontends/nats/test_listener.py" in chosen[:5]
+    assert "tests/unit/servers/nats/test_listener.py" in chosen[:5]
     assert len(chosen) <= NEAR_MAX
     assert users(ROOT, path) == ["tests/integration/test_access_walk.py"]
 
 
 def test_a_run_tells_what_was_noticed(tmp_path):
     """In a copy: a mistake that a test sees, by the name of that test; the tree stays as it is."""
-    file = TOOL.parents[1] / "src/strandline/transactions/hidden.py"
+    file = TOOL.parents[1] / "src/strandline/core/transactions/hidden.py"
     source = file.read_bytes()
     done = subprocess.run(
         [
-            *(sys.executable, TOOL, "--count", "3", "--only", "transactions/hidden.py"),
+            *(sys.executable, TOOL, "--count", "3", "--only", "core/transactions/hidden.py"),
             *("--notes", tmp_path, "--mirrors-only"),
         ],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert "transactions/hidden.py" in done.stdout
+    assert "core/transactions/hidden.py" in done.stdout
     assert "noticed" in done.stdout.lower()
     trials = [json.loads(line) for line in next(tmp_path.iterdir()).read_text().splitlines()]
     noticed = [trial["by"] for trial in trials if trial["noticed"]]

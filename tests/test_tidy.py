@@ -60,7 +60,11 @@ BANNED_CALLS = {
     "id": ("a number of our own: id() is reused", CORE, ()),
     "uuid.uuid4": ("secrets.token_hex", CORE, ()),
     "os.fsync": ("Disk.fdatasync", CORE, ("storage/disk.py",)),
-    "os.fdatasync": ("Disk.fdatasync", CORE, ("storage/disk.py", "broker/sync_program.py")),
+    "os.fdatasync": (
+        "Disk.fdatasync",
+        CORE,
+        ("storage/disk.py", "broker/write_path/sync_program.py"),
+    ),
     "os.write": ("Disk.pwritev", ("storage",), ("storage/disk.py",)),
     "os.pwrite": ("Disk.pwritev", ("storage",), ("storage/disk.py",)),
     "os.rename": ("Disk.rename", ("storage", "broker"), ("storage/disk.py",)),

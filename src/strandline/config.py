@@ -1,7 +1,7 @@
 """Typed settings: what a broker is told at start and what a stream is told at creation.
 
 Rules: every field has a default that suits one machine, units come last in names, and unknown keys
-are refused with a suggestion. Reading files and the environment is ``strandline.server``'s job;
+are refused with a suggestion. Reading files and the environment is ``strandline.process``'s job;
 this module only decodes and checks values. ``docs/configuration.md`` documents every key (tested).
 """
 

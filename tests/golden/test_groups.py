@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from strandline.coordinator_effects import Answer, Forget, Refuse, Store
-from strandline.groups import effects as fx
-from strandline.groups import events as ev
-from strandline.groups.coordinator import GroupCoordinator
-from strandline.groups.state import GroupsState, decode_entry, encode_entry
-from strandline.groups.transactions import Mark, Transaction
+from strandline.core.coordinator_effects import Answer, Forget, Refuse, Store
+from strandline.core.groups import effects as fx
+from strandline.core.groups import events as ev
+from strandline.core.groups.coordinator import GroupCoordinator
+from strandline.core.groups.state import GroupsState, decode_entry, encode_entry
+from strandline.core.groups.transactions import Mark, Transaction
 from strandline.types import PartitionName
 
 SCRIPTS = sorted((Path(__file__).parent / "groups").glob("*.txt"))

@@ -18,12 +18,12 @@ import msgspec
 import pytest
 
 from strandline.config import StreamConfig
-from strandline.metadata import commands as c
-from strandline.metadata.apply import apply_entry
-from strandline.metadata.check import check_image, check_step
-from strandline.metadata.controller import Controller, ControllerLimits
-from strandline.metadata.election import at
-from strandline.metadata.image import MetadataImage
+from strandline.core.metadata import commands as c
+from strandline.core.metadata.apply import apply_entry
+from strandline.core.metadata.check import check_image, check_step
+from strandline.core.metadata.controller import Controller, ControllerLimits
+from strandline.core.metadata.election import at
+from strandline.core.metadata.image import MetadataImage
 from strandline.types import PartitionName
 
 SCRIPTS = sorted((Path(__file__).parent / "metadata").glob("*.txt"))

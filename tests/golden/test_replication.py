@@ -19,16 +19,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from simulation.replication_disk import Reach, SimLog
+from simulation.replication_keys import Stored
 
-from strandline.replication import effects as fx
-from strandline.replication import events as ev
-from strandline.replication import messages as ms
-from strandline.replication.limits import ReplicationLimits
-from strandline.replication.messages import BatchRef, decode, encode
-from strandline.replication.replica import Replica
-from strandline.replication.state import LogState
-from strandline.testing.sim.replication_disk import Reach, SimLog
-from strandline.testing.sim.replication_keys import Stored
+from strandline.core.replication import effects as fx
+from strandline.core.replication import events as ev
+from strandline.core.replication import messages as ms
+from strandline.core.replication.limits import ReplicationLimits
+from strandline.core.replication.messages import BatchRef, decode, encode
+from strandline.core.replication.replica import Replica
+from strandline.core.replication.state import LogState
 
 SCRIPTS = sorted((Path(__file__).parent / "replication").glob("*.txt"))
 LIMITS = ReplicationLimits(

@@ -16,13 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from strandline.coordinator_effects import Answer, Forget, Refuse, Store
-from strandline.transactions import effects as fx
-from strandline.transactions import events as ev
-from strandline.transactions.coordinator import Coordinator
-from strandline.transactions.effects import MarkerKind
-from strandline.transactions.index import TransactionIndex
-from strandline.transactions.state import Batch, CoordinatorState, Producer, TransactionPartition
+from strandline.core.coordinator_effects import Answer, Forget, Refuse, Store
+from strandline.core.transactions import effects as fx
+from strandline.core.transactions import events as ev
+from strandline.core.transactions.coordinator import Coordinator
+from strandline.core.transactions.effects import MarkerKind
+from strandline.core.transactions.index import TransactionIndex
+from strandline.core.transactions.state import (
+    Batch,
+    CoordinatorState,
+    Producer,
+    TransactionPartition,
+)
 
 SCRIPTS = sorted((Path(__file__).parent / "transactions").glob("*.txt"))
 

@@ -7,9 +7,9 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
+from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.client.connection import BrokerConnection
-from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
 

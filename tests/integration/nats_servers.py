@@ -8,8 +8,8 @@ import subprocess
 import urllib.request
 from contextlib import contextmanager
 
-from strandline.frontends.nats.embedded_server import find_binary
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
+from strandline.servers.nats.embedded_server import find_binary
 
 CONFIGURATION = """\
 listen: "127.0.0.1:{client}"

@@ -14,10 +14,10 @@ import pyarrow.flight as fl
 import pytest
 
 import strandline
+from strandline.api.status import from_flight
 from strandline.errors import StrandlineError
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.protocol.status import from_flight
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer
 
 ADMIN = "an-administrators-token-made-for-this-test"

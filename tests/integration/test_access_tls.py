@@ -10,7 +10,7 @@ import trustme
 
 import strandline
 from strandline.errors import NotAllowedError, UnauthenticatedError
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import Server
 
 ADMIN = "an-administrators-token-made-for-this-test"

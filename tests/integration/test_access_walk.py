@@ -17,18 +17,18 @@ import pyarrow.flight as fl
 import pytest
 
 import strandline
+from strandline.api.admin import ACTIONS
+from strandline.api.put import PutRequest
+from strandline.api.status import from_flight
+from strandline.api.tickets import ReadRequest
+from strandline.api.wire import encode
 from strandline.errors import NotAllowedError, StrandlineError, UnauthenticatedError
-from strandline.frontends.flight.permissions import NEEDS
-from strandline.frontends.flight.server import FlightServer
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.frontends.grpc._generated import logspec_pb2 as beam
-from strandline.frontends.http.app import OPEN_PATHS, build_app
-from strandline.frontends.http.rates import RateMeter
-from strandline.protocol.admin import ACTIONS
-from strandline.protocol.put import PutRequest
-from strandline.protocol.status import from_flight
-from strandline.protocol.tickets import ReadRequest
-from strandline.protocol.wire import encode
+from strandline.servers.flight.permissions import NEEDS
+from strandline.servers.flight.server import FlightServer
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc._generated import logspec_pb2 as beam
+from strandline.servers.http.app import OPEN_PATHS, build_app
+from strandline.servers.http.rates import RateMeter
 from strandline.testing import Server
 from strandline.testing.action_bodies import BODIES, MINE
 

@@ -11,8 +11,8 @@ import pytest
 
 import strandline
 from strandline.errors import UnknownStreamError
-from strandline.frontends.grpc._generated import logspec_pb2 as pb
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
+from strandline.servers.grpc._generated import logspec_pb2 as pb
 from strandline.testing import ProcessServer
 
 IDS = (1, 2, 3)

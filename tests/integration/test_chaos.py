@@ -4,11 +4,10 @@ import os
 import signal
 
 import pytest
-
-from strandline.testing.chaos.broker import JumpingClock, Knobs, SlowDisk
-from strandline.testing.chaos.cluster import ChaosCluster
-from strandline.testing.chaos.run import Plan, run_chaos
-from strandline.testing.sim.world import ViolationError
+from chaos.broker import JumpingClock, Knobs, SlowDisk
+from chaos.cluster import ChaosCluster
+from chaos.run import Plan, run_chaos
+from simulation.world import ViolationError
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 FAULTS = ("kill-leader", "pause", "mute", "flap", "slow-disk", "jump-clock")

@@ -63,7 +63,7 @@ def test_who_waits_for_records_hears_that_the_client_was_closed(server, begin):
 def test_a_read_that_was_not_read_to_its_end_ends(server, local, monkeypatch):
     """Wherever its records come from, and whatever has arrived already."""
     if not local:
-        monkeypatch.setattr("strandline.client.local._can_decode", lambda: False)
+        monkeypatch.setattr("strandline.client.reader.local._can_decode", lambda: False)
     client = strandline.connect(server)
     reader = client.read("two", batch_bytes=100_000)
     client.close()

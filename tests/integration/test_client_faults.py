@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import strandline
-from strandline.broker.partition_appends import PartitionAppends
+from strandline.broker.write_path.partition_appends import PartitionAppends
 from strandline.client.in_flight_batches import InFlightBatches
 from strandline.errors import (
     DisconnectedError,
@@ -215,7 +215,7 @@ def test_refusals_do_not_use_a_producer_up(monkeypatch):
     full = [None] + [DiskFullError("full")] * 5 + [None] * 2
     monkeypatch.setattr(PartitionAppends, "_batch_refusal", lambda *_: full[0])
     monkeypatch.setattr(
-        "strandline.client.delivery.InFlightBatches",
+        "strandline.client.producer.delivery.InFlightBatches",
         functools.partial(InFlightBatches, epoch_max=1),
     )
     with Server() as url, strandline.connect(url) as client:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import strandline
+from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.client.connection import BrokerConnection
 from strandline.errors import (
     InvalidRequestError,
@@ -25,9 +26,8 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
-from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.process.ports import free_ports
 from strandline.record.schema import COLUMNS
-from strandline.server.ports import free_ports
 from strandline.testing import ProcessServer
 
 from .clusters import figure

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import strandline
+from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.client.connection import BrokerConnection
-from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.testing.replica import ReplicaReader
 
 IDS = (1, 2, 3)

@@ -3,12 +3,12 @@
 import pytest
 
 import strandline
+from strandline.api import admin
+from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.api.encryption import LIST_KEYS, ROTATE_KEYS, KeyInfo, RotateKeys
+from strandline.api.tickets import ReadRequest
 from strandline.client.connection import BrokerConnection
 from strandline.encryption.master_keys import new_key_text, parse_master_keys
-from strandline.protocol import admin
-from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
-from strandline.protocol.encryption import LIST_KEYS, ROTATE_KEYS, KeyInfo, RotateKeys
-from strandline.protocol.tickets import ReadRequest
 
 IDS = (1, 2, 3)
 SECRET = b"what nobody may read "

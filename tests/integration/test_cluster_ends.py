@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import strandline
+from strandline.api import admin
 from strandline.client.connection import BrokerConnection
 from strandline.errors import StrandlineError
-from strandline.protocol import admin
 
 ROUNDS = int(os.environ.get("KILLS", "2"))
 RECORDS = 100

@@ -22,6 +22,8 @@ from pyspark.sql.streaming.datasource import ReadMinRows
 
 import strandline
 from pyspark_strandline import DefaultSource
+from strandline.api import admin, cluster
+from strandline.api.cluster import ClusterStatus
 from strandline.client.connection import BrokerConnection
 from strandline.errors import (
     InvalidRequestError,
@@ -29,9 +31,7 @@ from strandline.errors import (
     UnavailableError,
     UnknownPartitionError,
 )
-from strandline.protocol import admin, cluster
-from strandline.protocol.cluster import ClusterStatus
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.spark.connection import forget_client
 from strandline.testing import ProcessServer
 

@@ -12,12 +12,12 @@ import pyarrow.flight as fl
 import pytest
 
 import strandline
+from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.api.put import BatchTag, PutRequest, put_schema
 from strandline.client.connection import BrokerConnection
-from strandline.client.put_stream import PutStream
+from strandline.client.producer.put_stream import PutStream
 from strandline.errors import StrandlineError, UnknownStreamError
-from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
-from strandline.protocol.put import BatchTag, PutRequest, put_schema
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
 

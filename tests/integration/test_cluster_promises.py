@@ -17,13 +17,13 @@ import pyarrow.flight as fl
 import pytest
 
 import strandline
+from strandline.api import admin
+from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
 from strandline.broker.cluster.watermarks import FILE_NAME, load_watermarks
 from strandline.client.connection import BrokerConnection
 from strandline.errors import InvalidRequestError, NotEnoughReplicasError, UnavailableError
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.protocol import admin
-from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.storage.disk import Disk
 from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader

@@ -11,7 +11,7 @@ import pytest
 
 import strandline
 from strandline.errors import StrandlineError, StreamExistsError
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 
 from .nats_servers import routed_nats_servers

@@ -10,7 +10,7 @@ import pytest
 
 import strandline
 from strandline.errors import StrandlineError
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 from strandline.testing.proxy import TcpProxy
 

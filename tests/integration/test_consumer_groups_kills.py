@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 import strandline
+from strandline.api.groups import GROUPS_STREAM
 from strandline.errors import StrandlineError
-from strandline.protocol.groups import GROUPS_STREAM
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 from strandline.types import PartitionName
 

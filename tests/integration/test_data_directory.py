@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 import strandline
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 
 PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text()

@@ -9,7 +9,7 @@ import pytest
 import strandline
 from strandline.encryption.master_keys import new_key_text, parse_master_keys
 from strandline.errors import StrandlineError
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer
 
 SECRETS = {

@@ -19,7 +19,7 @@ import strandline
 from strandline.broker.peers.frame import HEAD, encode_frame
 from strandline.broker.peers.handshake import Identity, encode_hello
 from strandline.errors import StrandlineError
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 from strandline.types import BrokerId
 

@@ -14,7 +14,7 @@ import pytest
 
 import strandline
 from strandline.errors import DiskFullError, StrandlineError
-from strandline.frontends.nats.embedded_server import EmbeddedNatsServer
+from strandline.servers.nats.embedded_server import EmbeddedNatsServer
 from strandline.testing import ProcessServer
 
 pytestmark = [

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 import strandline
-from strandline.protocol.put import PutRequest
-from strandline.protocol.wire import encode
+from strandline.api.put import PutRequest
+from strandline.api.wire import encode
 from strandline.testing import Server
 
 grpc = pytest.importorskip("grpc")

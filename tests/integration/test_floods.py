@@ -12,7 +12,7 @@ import nats
 import pytest
 
 import strandline
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 
 from .clusters import leader_of, status, three_brokers

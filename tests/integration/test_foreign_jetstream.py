@@ -9,8 +9,8 @@ import pytest
 
 import strandline
 from strandline.errors import InvalidRequestError
-from strandline.frontends.nats.embedded_server import find_binary
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
+from strandline.servers.nats.embedded_server import find_binary
 from strandline.testing import ProcessServer
 
 from .clusters import figure

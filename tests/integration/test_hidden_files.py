@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import strandline
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 
 ADMIN = "an-administrators-token-made-for-this-test"

@@ -93,7 +93,7 @@ def test_a_bug_is_one_event(tmp_path):
     """A trace over many lines would be as many events; exit code 1 as ever."""
     code = (
         "import sys; from strandline.cli import main\n"
-        "from strandline.server.wiring import BrokerApp\n"
+        "from strandline.process.wiring import BrokerApp\n"
         "BrokerApp.ready_line = lambda _: 1 / 0; sys.argv = ['strandline', *sys.argv[1:]]; main()"
     )
     done = subprocess.run(

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 
 GUFO = "gufo_liftbridge==0.2.0"
 OLD_CLIENT = "python-liftbridge==0.0.7"

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer
 
 IDS = (1, 2, 3)

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 import strandline
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 
 from .test_liftbridge_cluster import IDS, Cluster, until
 

@@ -6,8 +6,8 @@ import grpc
 import nats
 import pytest
 
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
 from strandline.record import envelope
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import Server
 
 TIMEOUT_S = 60

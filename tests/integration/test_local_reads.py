@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 import strandline
-from strandline.client.local import LocalStream, begin_read
-from strandline.client.reading import BatchStream, read_request
+from strandline.client.reader.local import LocalStream, begin_read
+from strandline.client.reader.reading import BatchStream, read_request
 from strandline.errors import CorruptBatchError, DataLossError, StrandlineError
 from strandline.testing import Server
 

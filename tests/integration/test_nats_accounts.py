@@ -21,8 +21,8 @@ import trustme
 
 import strandline
 from strandline.errors import StrandlineError
-from strandline.frontends.nats import auth_callout as door
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
+from strandline.servers.nats import auth_callout as door
 from strandline.testing.server import Server
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"

@@ -23,12 +23,12 @@ import pytest
 import sqlalchemy
 
 import strandline
-from strandline.client.offset_store import LogOffsetStore, Owner
-from strandline.client.offset_store_dual import DualOffsetStore
-from strandline.client.offset_store_sql import SqlOffsetStore
-from strandline.client.offset_store_zookeeper import ZooKeeperOffsetStore
+from strandline.client.consumer.offset_store import LogOffsetStore, Owner
+from strandline.client.consumer.offset_store_dual import DualOffsetStore
+from strandline.client.consumer.offset_store_sql import SqlOffsetStore
+from strandline.client.consumer.offset_store_zookeeper import ZooKeeperOffsetStore
 from strandline.errors import InvalidConfigError, StaleMemberError, UnavailableError
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.spark.java import find_java_home
 from strandline.testing import Server
 from strandline.types import PartitionName

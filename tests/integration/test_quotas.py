@@ -23,12 +23,12 @@ from typer.testing import CliRunner
 import strandline
 from strandline.cli.app import app
 from strandline.errors import QuotaExceededError, StrandlineError
-from strandline.frontends.flight import lifecycle as life
-from strandline.frontends.grpc import calls
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.frontends.grpc._generated import logspec_pb2
-from strandline.frontends.nats import connection
 from strandline.security import quota
+from strandline.servers.flight import lifecycle as life
+from strandline.servers.grpc import calls
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc._generated import logspec_pb2
+from strandline.servers.nats import connection
 from strandline.testing.server import Server
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"

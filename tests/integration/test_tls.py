@@ -18,12 +18,12 @@ import trustme
 import strandline
 from strandline.config import TlsConfig
 from strandline.errors import DisconnectedError, InvalidConfigError, StrandlineError
-from strandline.frontends.grpc import listener as grpc_listener
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.frontends.nats import client as subscriber
-from strandline.frontends.nats import listener
-from strandline.frontends.nats.embedded_server import EmbeddedNatsServer
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
+from strandline.servers.grpc import listener as grpc_listener
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.nats import client as subscriber
+from strandline.servers.nats import listener
+from strandline.servers.nats.embedded_server import EmbeddedNatsServer
 from strandline.testing import ProcessServer, Server
 
 

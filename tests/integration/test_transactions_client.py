@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 import pytest
 
 import strandline
-from strandline.client.staged_write import StagedPart
+from strandline.client.transactions.staged_write import StagedPart
 from strandline.errors import (
     BatchSupersededError,
     FingerprintMismatchError,

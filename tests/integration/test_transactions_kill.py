@@ -24,7 +24,7 @@ from strandline.errors import (
     TransactionAbortedError,
     UnavailableError,
 )
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 from strandline.types import PartitionName
 

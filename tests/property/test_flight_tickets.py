@@ -7,11 +7,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from strandline.config import StreamConfig
-from strandline.errors import InvalidRequestError, StrandlineError
-from strandline.protocol import admin
-from strandline.protocol.put import BatchTag, PutAck, PutRequest
-from strandline.protocol.status import (
+from strandline.api import admin
+from strandline.api.put import BatchTag, PutAck, PutRequest
+from strandline.api.status import (
     ErrorBody,
     all_error_classes,
     from_body,
@@ -19,8 +17,10 @@ from strandline.protocol.status import (
     to_body,
     to_flight,
 )
-from strandline.protocol.tickets import ReadRequest, decode_ticket
-from strandline.protocol.wire import decode, encode
+from strandline.api.tickets import ReadRequest, decode_ticket
+from strandline.api.wire import decode, encode
+from strandline.config import StreamConfig
+from strandline.errors import InvalidRequestError, StrandlineError
 
 KINDS = [
     ReadRequest,

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.api import groups as wire
+from strandline.api.wire import decode, encode
+from strandline.core.groups.state import GroupEntry, Member, decode_entry, encode_entry
 from strandline.errors import InvalidRecordError, InvalidRequestError
-from strandline.groups.state import GroupEntry, Member, decode_entry, encode_entry
-from strandline.protocol import groups as wire
-from strandline.protocol.wire import decode, encode
 from strandline.types import PartitionName
 
 names = st.text(min_size=1, max_size=20)

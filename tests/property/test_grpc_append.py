@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from strandline.broker.access import Access
 from strandline.config import BrokerConfig, LimitsConfig
 from strandline.errors import DiskFullError, NotLeaderError, UnavailableError
-from strandline.frontends.grpc._generated import logspec_pb2 as pb
-from strandline.frontends.grpc.beam.append import AppendStream
-from strandline.frontends.grpc.calls import Call
-from strandline.frontends.grpc.connection import Connection
-from strandline.frontends.grpc.framing import framed
-from strandline.frontends.grpc.listener import GrpcListener
-from strandline.frontends.grpc.methods import Direct
+from strandline.servers.grpc._generated import logspec_pb2 as pb
+from strandline.servers.grpc.beam.append import AppendStream
+from strandline.servers.grpc.calls import Call
+from strandline.servers.grpc.connection import Connection
+from strandline.servers.grpc.framing import framed
+from strandline.servers.grpc.listener import GrpcListener
+from strandline.servers.grpc.methods import Direct
 from strandline.telemetry import Telemetry
 from strandline.types import Offset, PartitionName
 

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from strandline.config import StreamConfig
+from strandline.core.metadata import commands as c
+from strandline.core.metadata.apply import apply_entry
+from strandline.core.metadata.check import check_image, check_settled, check_step
+from strandline.core.metadata.controller import ControllerLimits, Heard, View, decide
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.metadata.snapshot import decode_image, decode_json, encode_image, encode_json
 from strandline.errors import InvalidRecordError
-from strandline.metadata import commands as c
-from strandline.metadata.apply import apply_entry
-from strandline.metadata.check import check_image, check_settled, check_step
-from strandline.metadata.controller import ControllerLimits, Heard, View, decide
-from strandline.metadata.image import MetadataImage
-from strandline.metadata.snapshot import decode_image, decode_json, encode_image, encode_json
 
 LIMITS = ControllerLimits(session_ms=1_000, reshare_delay_ms=1_000, moves_max=2)
 NOW_MS = 10_000.0

@@ -6,17 +6,17 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.broker.admission import Admission
 from strandline.broker.routing import RouteTable, stream_bindings
+from strandline.broker.write_path.admission import Admission
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, LimitsConfig, StreamConfig
 from strandline.errors import DiskFullError
-from strandline.frontends.nats.backpressure import ROUND, Backpressure
-from strandline.frontends.nats.connection import PublisherConnection
-from strandline.frontends.nats.ingest import MessageIngest
-from strandline.frontends.nats.listener import IngestListener
-from strandline.frontends.nats.protocol import Failure, Parser, Violation
 from strandline.record.envelope import Message, encode_message
+from strandline.servers.nats.backpressure import ROUND, Backpressure
+from strandline.servers.nats.connection import PublisherConnection
+from strandline.servers.nats.ingest import MessageIngest
+from strandline.servers.nats.listener import IngestListener
+from strandline.servers.nats.protocol import Failure, Parser, Violation
 from strandline.telemetry import Telemetry
 from strandline.types import Offset, PartitionName
 

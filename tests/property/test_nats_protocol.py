@@ -7,10 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strandline.errors import InvalidRecordError, InvalidSubjectError
-from strandline.frontends.nats.headers import encode_headers, parse_headers
-from strandline.frontends.nats.inboxes import Inboxes
-from strandline.frontends.nats.ingest import interpret
-from strandline.frontends.nats.protocol import (
+from strandline.record.subjects import SubjectRouter, subject_matches, validate_subject
+from strandline.servers.nats.headers import encode_headers, parse_headers
+from strandline.servers.nats.inboxes import Inboxes
+from strandline.servers.nats.ingest import interpret
+from strandline.servers.nats.protocol import (
     LINE_BYTES_MAX,
     SERVER_LINE_BYTES_MAX,
     Parser,
@@ -22,7 +23,6 @@ from strandline.frontends.nats.protocol import (
     encode_subscribe,
     encode_unsubscribe,
 )
-from strandline.record.subjects import SubjectRouter, subject_matches, validate_subject
 
 PAYLOAD_MAX = 200
 words = st.from_regex(rb"[a-z0-9_.*>$]{1,12}", fullmatch=True)

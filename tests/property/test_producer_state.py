@@ -7,7 +7,7 @@ then, as by a full disk or a change of leaders, and now and then known from its 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.broker.producer_state import Producers
+from strandline.broker.write_path.producer_state import Producers
 from strandline.errors import OutOfOrderSequenceError, ProducerFencedError
 from strandline.types import ProducerStamp
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pyspark.errors import PySparkException
 
-from strandline.client.local import RECORDS_FEW
+from strandline.client.reader.local import RECORDS_FEW
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 

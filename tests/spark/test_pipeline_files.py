@@ -17,7 +17,7 @@ import yaml
 from deltalake import DeltaTable
 
 import strandline
-from strandline.client.compacted_view import compacted_view
+from strandline.client.reader.compacted_view import compacted_view
 from strandline.spark.demo.processes import Child
 from strandline.spark.pipelines.sources import source_of
 from strandline.spark.session import QUICK_START

@@ -7,7 +7,7 @@ import time
 import pyarrow as pa
 import pytest
 
-from strandline.client.compacted_view import compacted_view
+from strandline.client.reader.compacted_view import compacted_view
 from strandline.errors import (
     DataLossError,
     InvalidConfigError,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.broker.partition import Admission, Partition
+from strandline.broker.write_path.partition import Admission, Partition
 from strandline.clock import ManualClock
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.record.batch import read_header

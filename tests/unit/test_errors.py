@@ -1,7 +1,7 @@
 """Error classes: stable codes."""
 
+from strandline.api.status import from_body, to_body
 from strandline.errors import CorruptBatchError, UnavailableError, all_error_classes
-from strandline.protocol.status import from_body, to_body
 from strandline.storage.segment_reads import RetiredSegmentError
 
 

@@ -14,13 +14,13 @@ from typing import Final, Protocol, TypeVar
 
 from strandline.clock import Clock
 from strandline.config import AuthConfig, BrokerConfig
+from strandline.core.metadata.image import MetadataImage
 from strandline.errors import (
     InvalidConfigError,
     NotAllowedError,
     UnauthenticatedError,
     UnavailableError,
 )
-from strandline.metadata.image import MetadataImage
 from strandline.security.acl import Operation, Resource
 from strandline.security.policy import ClientCredentials, Identity, Policy, Settings
 from strandline.security.principal import ANONYMOUS, Principal

@@ -12,20 +12,22 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from strandline.broker.ack_sink import AckSink
-from strandline.broker.admission import Admission
-from strandline.broker.checkpointer import CheckpointSchedule
-from strandline.broker.cleaner import Cleaner
-from strandline.broker.corruption import DamageReports
-from strandline.broker.group_commit import GroupCommitter
-from strandline.broker.partition import Partition
-from strandline.broker.reclaimer import SpaceReclaimer
-from strandline.broker.scrubber import Scrubber
+from strandline.broker.maintenance.checkpointer import CheckpointSchedule
+from strandline.broker.maintenance.cleaner import Cleaner
+from strandline.broker.maintenance.corruption import DamageReports
+from strandline.broker.maintenance.reclaimer import SpaceReclaimer
+from strandline.broker.maintenance.scrubber import Scrubber
 from strandline.broker.stream import Stream
 from strandline.broker.stream_keys import StreamKeys
-from strandline.broker.sync_policy import Syncer
+from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.admission import Admission
+from strandline.broker.write_path.group_commit import GroupCommitter
+from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.sync_policy import Syncer
 from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig, StreamConfig
+from strandline.core.metadata.image import MetadataImage, unknown_stream_message
+from strandline.core.metadata.internal_streams import is_internal
 from strandline.encryption.master_keys import MasterKeys
 from strandline.errors import (
     DiskFullError,
@@ -36,8 +38,6 @@ from strandline.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from strandline.metadata.image import MetadataImage, unknown_stream_message
-from strandline.metadata.internal_streams import is_internal
 from strandline.storage.descriptors import current_shares
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log

@@ -11,18 +11,29 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
+from strandline.api.transactions import COORDINATOR_STREAM
 from strandline.broker.base import BrokerBase
 from strandline.broker.cluster.identity import load_identity
-from strandline.broker.groups.coordinator_service import GroupCoordinatorService
+from strandline.broker.coordinators.groups import GroupCoordinatorService
+from strandline.broker.coordinators.transactions import TransactionCoordinatorService
 from strandline.broker.locality_token import write_proof
 from strandline.broker.lock import DataDirLock
 from strandline.broker.metadata_store import MetadataStore
 from strandline.broker.opening import log_plan, open_storage
-from strandline.broker.partition import Partition
 from strandline.broker.stream import Stream, state_error
-from strandline.broker.sync_policy import Syncer
-from strandline.broker.transactions.coordinator_service import TransactionCoordinatorService
+from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.sync_policy import Syncer
 from strandline.config import StreamConfig
+from strandline.core.metadata.commands import (
+    AllocateProducerIds,
+    Command,
+    CreateStream,
+    DeleteStream,
+)
+from strandline.core.metadata.image import MetadataImage, PartitionImage, StreamImage
+from strandline.core.metadata.internal_streams import copies_wanted, with_copies
+from strandline.core.transactions.effects import Mark
+from strandline.core.transactions.state import TransactionPartition
 from strandline.errors import (
     DiskFullError,
     InvalidConfigError,
@@ -33,16 +44,10 @@ from strandline.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from strandline.metadata.commands import AllocateProducerIds, Command, CreateStream, DeleteStream
-from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
-from strandline.metadata.internal_streams import copies_wanted, with_copies
-from strandline.protocol.transactions import COORDINATOR_STREAM
 from strandline.security.producer_ids import producer_id_of
 from strandline.storage.log import Log
 from strandline.storage.recovery import Recovered
 from strandline.telemetry import GroupSample
-from strandline.transactions.effects import Mark
-from strandline.transactions.state import TransactionPartition
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName
 
 logger = logging.getLogger(__name__)

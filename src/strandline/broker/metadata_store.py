@@ -21,6 +21,10 @@ from typing import Final, NamedTuple
 import msgspec
 from crc32c import crc32c
 
+from strandline.core.metadata.apply import apply
+from strandline.core.metadata.commands import Command, DeleteStream
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.metadata.snapshot import decode_json, encode_json
 from strandline.errors import (
     UNDECODABLE,
     CorruptBatchError,
@@ -29,10 +33,6 @@ from strandline.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.metadata.apply import apply
-from strandline.metadata.commands import Command, DeleteStream
-from strandline.metadata.image import MetadataImage
-from strandline.metadata.snapshot import decode_json, encode_json
 from strandline.storage.disk import Disk, OpenFile
 from strandline.storage.reserve import Reserve
 

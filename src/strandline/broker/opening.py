@@ -9,8 +9,8 @@ from pathlib import Path
 
 from strandline.broker.metadata_store import FILE_NAME
 from strandline.config import BrokerConfig, StreamConfig
+from strandline.core.metadata.image import MetadataImage
 from strandline.errors import CorruptBatchError
-from strandline.metadata.image import MetadataImage
 from strandline.storage.disk import Disk, translated
 from strandline.storage.log_directory import (
     DELETED_SUFFIX,

@@ -1,7 +1,7 @@
 """Drives this broker's member of the consensus group: ticks, messages and the turn around the core.
 
 Rules: everything runs on the loop's thread. What the core wants durable goes through the broker's
-turn; what vouches for it leaves after that (``consensus/ready.py`` has the order). One ``Ready`` is
+turn; what vouches for it leaves after that (``core/raft/ready.py`` has the order). One ``Ready`` is
 on its way at a time. After a failed write the member is silent until it has been started again from
 the disk: what that holds is known only then. Must not know what a command means.
 """
@@ -12,15 +12,15 @@ import secrets
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from strandline.broker.group_commit import GroupCommitter
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
-from strandline.broker.replica_writes import Done, RawWrite
+from strandline.broker.write_path.group_commit import GroupCommitter
+from strandline.broker.write_path.replica_writes import Done, RawWrite
 from strandline.clock import Clock
-from strandline.consensus.leader import Leader
-from strandline.consensus.messages import Entry, Envelope, Index, Kind, Members, Term
-from strandline.consensus.raft import Raft
-from strandline.consensus.ready import Ready
-from strandline.consensus.state import RaftSettings
+from strandline.core.raft.leader import Leader
+from strandline.core.raft.messages import Entry, Envelope, Index, Kind, Members, Term
+from strandline.core.raft.raft import Raft
+from strandline.core.raft.ready import Ready
+from strandline.core.raft.state import RaftSettings
 from strandline.errors import RequestTimeoutError, StrandlineError, UnavailableError
 from strandline.types import BrokerId
 

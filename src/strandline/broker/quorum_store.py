@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 from crc32c import crc32c
 
-from strandline.consensus.messages import Entry, HardState, Index, Kind, Members, Snapshot, Term
+from strandline.core.raft.messages import Entry, HardState, Index, Kind, Members, Snapshot, Term
 from strandline.errors import UNDECODABLE, CorruptBatchError
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_records

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from strandline.broker.pending import Chunk
+from strandline.broker.write_path.pending import Chunk
 from strandline.types import Offset
 
 

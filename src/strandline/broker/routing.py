@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from strandline.broker.ack_sink import AckSink
 from strandline.broker.internal import is_internal
+from strandline.broker.write_path.ack_sink import AckSink
 from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidSubjectError, StrandlineError
 from strandline.record.codec import Headers

@@ -1,9 +1,9 @@
 """A stream of this broker: its settings and its partitions."""
 
-from strandline.broker.partition import Partition
+from strandline.broker.write_path.partition import Partition
 from strandline.config import StreamConfig
+from strandline.core.metadata.image import PartitionState
 from strandline.errors import PausedError, ReadonlyError, StrandlineError, UnknownPartitionError
-from strandline.metadata.image import PartitionState
 from strandline.types import PartitionName
 
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from strandline.config import StreamConfig
+from strandline.core.metadata.commands import KeepStreamKeys
+from strandline.core.metadata.image import MetadataImage
 from strandline.encryption.master_keys import MasterKeys
 from strandline.errors import InvalidRequestError
-from strandline.metadata.commands import KeepStreamKeys
-from strandline.metadata.image import MetadataImage
 from strandline.types import PartitionName, WrappedKey
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from strandline.cli.replicas import Ends, lags, log_ends
 from strandline.errors import UnavailableError, UnknownStreamError
 
 if TYPE_CHECKING:
-    from strandline.protocol.cluster import ClusterStatus, CopiesInfo
+    from strandline.api.cluster import ClusterStatus, CopiesInfo
 
 app = typer.Typer(no_args_is_help=True, help="Set up, inspect and operate a cluster of brokers.")
 
@@ -58,8 +58,8 @@ def status(
     shown with a question mark. A broker without a controller shows its last known status, marked as
     such, and the exit code is 1.
     """
+    from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
     from strandline.client.connection import BrokerConnection
-    from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
 
     connection = BrokerConnection(server, timeout_s=timeout)
     try:

@@ -31,8 +31,8 @@ from strandline.cli.replicas import lags, log_ends
 from strandline.errors import InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
+    from strandline.api.cluster import ClusterStatus, CopiesInfo
     from strandline.client.connection import BrokerConnection
-    from strandline.protocol.cluster import ClusterStatus, CopiesInfo
 
 ORDER_TIMEOUT_S = 70.0
 POLL_S = 0.5
@@ -85,7 +85,7 @@ def add(
     Start it afterwards with an empty data directory and --join. It has no replicas at first: see
     'strandline cluster rebalance'.
     """
-    from strandline.protocol.cluster import ADMIT_BROKER, AdmitBroker
+    from strandline.api.cluster import ADMIT_BROKER, AdmitBroker
 
     number, _, address = broker.partition("=")
     if not (number.isdigit() and int(number) and re.fullmatch(r".+:\d+", address)):
@@ -112,7 +112,7 @@ def drain(
     Draining continues when the command is interrupted and when brokers restart; run the command
     again to see the progress.
     """
-    from strandline.protocol.cluster import DRAIN_BROKER, DrainBroker
+    from strandline.api.cluster import DRAIN_BROKER, DrainBroker
 
     with connected(server) as connection:
         connection.action(DRAIN_BROKER, DrainBroker(broker=broker), dict)
@@ -130,7 +130,7 @@ def undrain(
     output: OutputOption = OutputFormat.text,
 ) -> None:
     """Stop draining a broker, which may then get replicas again."""
-    from strandline.protocol.cluster import DRAIN_BROKER, DrainBroker
+    from strandline.api.cluster import DRAIN_BROKER, DrainBroker
 
     with connected(server) as connection:
         connection.action(DRAIN_BROKER, DrainBroker(broker=broker, is_on=False), dict)
@@ -148,7 +148,7 @@ def remove(
 
     If it is a voter of the metadata quorum, the other voters first agree to remove it.
     """
-    from strandline.protocol.cluster import REMOVE_BROKER, WhichBroker
+    from strandline.api.cluster import REMOVE_BROKER, WhichBroker
 
     _confirm(f"Remove broker {broker} permanently?", output, yes=yes)
     with connected(server) as connection:
@@ -168,7 +168,7 @@ def replace_disk(
     Start it afterwards with an empty data directory and --join: it copies its replicas from the
     other brokers. Refused if it has the only copy of acknowledged records.
     """
-    from strandline.protocol.cluster import REPLACE_DISK, WhichBroker
+    from strandline.api.cluster import REPLACE_DISK, WhichBroker
 
     _confirm(f"Is the data of broker {broker} really lost?", output, yes=yes)
     with connected(server) as connection:
@@ -200,7 +200,7 @@ def reassign(
     New replicas are added, and the old ones are removed once those are in sync. Several partitions
     get different preferred leaders. To cancel a move, move the partition back.
     """
-    from strandline.protocol.cluster import REASSIGN, Begun, Reassign
+    from strandline.api.cluster import REASSIGN, Begun, Reassign
 
     order = Reassign(stream=stream, partition=partition, to=_brokers(to))
     with connected(server) as connection:
@@ -220,7 +220,7 @@ def rebalance(
 
     A few partitions move at a time; with --no-wait only the first few do.
     """
-    from strandline.protocol.cluster import REBALANCE, Begun
+    from strandline.api.cluster import REBALANCE, Begun
 
     moves = 0
     with connected(server) as connection:
@@ -251,7 +251,7 @@ def elect(
     A replica that may lack acknowledged records is refused, unless --unclean: the last resort when
     every replica that has them all is lost.
     """
-    from strandline.protocol.cluster import ELECT_LEADER, ElectLeader
+    from strandline.api.cluster import ELECT_LEADER, ElectLeader
 
     if unclean:
         note(f"RECORDS MAY BE LOST: those of {stream}/{partition} that broker {leader} lacks")
@@ -334,7 +334,7 @@ def _watch(
 
 def _status(connection: "BrokerConnection") -> "ClusterStatus":
     """Return the cluster's status; retry while the broker does not answer."""
-    from strandline.protocol.cluster import CLUSTER_STATUS, ClusterStatus
+    from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
 
     deadline = time.monotonic() + SILENCE_S_MAX
     while True:

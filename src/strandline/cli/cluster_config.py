@@ -1,7 +1,7 @@
 """Settings files of the brokers of a new cluster: addresses, ports, and the YAML text.
 
 Rules: brokers that share an address get ports ten apart, so that two on one machine do not collide;
-settings that must be equal at all brokers are generated here once. ``strandline.server.settings``
+settings that must be equal at all brokers are generated here once. ``strandline.process.settings``
 checks the result.
 """
 
@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from strandline.config import BrokerConfig, bracketed
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 
 CLIENT_PORTS = ("flight_port", "http_port", "nats_port", "ingest_port")
 PEER_PORTS = ("peer_port", "nats_peer_port")

@@ -231,7 +231,7 @@ def _make_directory(directory: Path) -> None:
 
 def _write(directory: Path, text: str, secret: str) -> None:
     """Write the files of one broker, and check that the broker would accept them."""
-    from strandline.server.settings import load_settings
+    from strandline.process.settings import load_settings
 
     path = directory / SETTINGS_NAME
     try:

@@ -21,7 +21,7 @@ from strandline.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from strandline.protocol.encryption import KeyInfo
+    from strandline.api.encryption import KeyInfo
 
 app = typer.Typer(no_args_is_help=True, help="Create, list and rotate keys of encrypted streams.")
 
@@ -42,7 +42,7 @@ def list_keys(
     *, server: ServerOption = SERVER_DEFAULT, output: OutputOption = OutputFormat.text
 ) -> None:
     """List the data keys of streams and the master keys that wrap them."""
-    from strandline.protocol.encryption import LIST_KEYS, KeyInfo
+    from strandline.api.encryption import LIST_KEYS, KeyInfo
 
     with connected(server) as connection:
         _show(connection.action(LIST_KEYS, None, KeyInfo), output)
@@ -72,7 +72,7 @@ def rotate(
     No record is rewritten. Every broker needs the new master key before, and the old one until this
     is done.
     """
-    from strandline.protocol.encryption import LIST_KEYS, ROTATE_KEYS, KeyInfo, RotateKeys
+    from strandline.api.encryption import LIST_KEYS, ROTATE_KEYS, KeyInfo, RotateKeys
 
     with connected(server) as connection:
         names = [stream] if stream else _encrypted(connection.action(LIST_KEYS, None, KeyInfo))

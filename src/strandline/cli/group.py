@@ -25,8 +25,8 @@ from strandline.cli.parsing import parse_offset
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from strandline.api.groups import GroupInfo
     from strandline.client.client import Client
-    from strandline.protocol.groups import GroupInfo
     from strandline.types import PartitionName
 
 app = typer.Typer(no_args_is_help=True, help="List, describe, reset and delete consumer groups.")

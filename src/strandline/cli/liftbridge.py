@@ -92,13 +92,13 @@ def liftbridge(
     Takes Liftbridge's flags, LIFTBRIDGE_* variables and file; STRANDLINE_* variables add settings
     that Liftbridge lacks, such as the other ports.
     """
-    from strandline.server.liftbridge_settings import (
+    from strandline.process.liftbridge_settings import (
         read_liftbridge_file,
         settings_in_environment,
         translated,
     )
-    from strandline.server.run import run_broker
-    from strandline.server.settings import load_settings
+    from strandline.process.run import run_broker
+    from strandline.process.settings import load_settings
 
     flags: dict[str, Any] = {
         "clustering.server.id": server_id,
@@ -138,7 +138,7 @@ def liftbridge(
 
 def _default_nats(given: Mapping[str, Any], environ: Mapping[str, str]) -> str | None:
     """Return the URL of the nats-server that Liftbridge would use, if there is one."""
-    from strandline.server.liftbridge_settings import DEFAULT_NATS
+    from strandline.process.liftbridge_settings import DEFAULT_NATS
 
     is_chosen = given.get("nats.servers") or str(given.get("nats.embedded", "")).lower() == "true"
     if is_chosen or any(key.startswith("STRANDLINE_NATS__") for key in environ):

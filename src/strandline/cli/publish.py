@@ -23,8 +23,8 @@ from strandline.cli.parsing import parse_header
 from strandline.errors import StrandlineError, UnavailableError
 
 if TYPE_CHECKING:
-    from strandline.client.results import Ack, AckFuture
-    from strandline.protocol.admin import StreamInfo
+    from strandline.api.admin import StreamInfo
+    from strandline.client.reader.results import Ack, AckFuture
 
 EPILOG = examples(
     "strandline publish orders 'one espresso' --key table-7 --header lang=en",

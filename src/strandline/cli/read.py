@@ -98,7 +98,7 @@ def read(
     The broker looks up offsets, selects columns and filters; only matching data is transferred.
     """
     import strandline
-    from strandline.client.compacted_view import compacted_view
+    from strandline.client.reader.compacted_view import compacted_view
 
     if output is OutputFormat.json:
         record_format = RecordFormat.json

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from strandline.errors import StrandlineError
 
 if TYPE_CHECKING:
+    from strandline.api.cluster import ClusterStatus, CopiesInfo
     from strandline.client.connection import BrokerConnection
-    from strandline.protocol.cluster import ClusterStatus, CopiesInfo
 
 Ends = Mapping[int, Mapping[tuple[str, int], int]]
 """Log end offset by broker and partition."""
@@ -15,7 +15,7 @@ Ends = Mapping[int, Mapping[tuple[str, int], int]]
 
 def log_ends(found: "ClusterStatus", first: "BrokerConnection") -> Ends:
     """Return each partition's log end offset at each broker that answers."""
-    from strandline.protocol import admin
+    from strandline.api import admin
 
     ends: dict[int, dict[tuple[str, int], int]] = {}
     for broker in found.brokers:

@@ -152,8 +152,8 @@ def serve(
     records survive a crash, too. Settings come from the defaults, --config, STRANDLINE_* variables
     and flags; the last one wins.
     """
-    from strandline.server.run import run_broker
-    from strandline.server.settings import load_settings
+    from strandline.process.run import run_broker
+    from strandline.process.settings import load_settings
 
     settings = load_settings(
         config,

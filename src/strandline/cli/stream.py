@@ -25,8 +25,8 @@ from strandline.cli.parsing import parse_duration, parse_size
 from strandline.errors import InvalidRequestError, UnavailableError
 
 if TYPE_CHECKING:
+    from strandline.api.admin import StreamInfo
     from strandline.client.client import Client
-    from strandline.protocol.admin import StreamInfo
 
 ELECTION_S: Final = 3.0
 """How long to wait for the election of a partition's leader."""
@@ -312,9 +312,9 @@ def add_partitions(
     A key may map to another partition afterwards, so records of one key are in order only before
     and after the change. Partitions cannot be removed.
     """
+    from strandline.api.admin import STREAM_INFO, StreamInfo, StreamInfoRequest
+    from strandline.api.cluster import ADD_PARTITIONS, AddPartitions
     from strandline.cli.cluster_admin import connected
-    from strandline.protocol.admin import STREAM_INFO, StreamInfo, StreamInfoRequest
-    from strandline.protocol.cluster import ADD_PARTITIONS, AddPartitions
 
     with connected(server) as connection:
         [info] = connection.action(STREAM_INFO, StreamInfoRequest(name=name), StreamInfo)

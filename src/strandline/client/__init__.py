@@ -11,10 +11,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from strandline.client.client import Client, connect
-from strandline.client.consumer import Consumer
-from strandline.client.producer import Producer
-from strandline.client.results import Ack, BatchAck, Record
-from strandline.client.subscription import Subscription
+from strandline.client.consumer.consumer import Consumer
+from strandline.client.producer.producer import Producer
+from strandline.client.reader.results import Ack, BatchAck, Record
+from strandline.client.reader.subscription import Subscription
 
 if TYPE_CHECKING:
     from strandline.client.aio import AsyncClient, connect_async

@@ -6,9 +6,9 @@ Rule: tokens are generated here and only their hash is sent, so that only the ca
 import secrets
 import time
 
+from strandline.api import access
 from strandline.client.cluster_client import ClusterClient
 from strandline.errors import InvalidRequestError
-from strandline.protocol import access
 from strandline.security.acl import Kind, Operation, Rule, check_rule
 from strandline.security.principal import check_user_name
 from strandline.security.tokens import (

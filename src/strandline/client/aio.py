@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from strandline.api.admin import ServerInfo, StreamInfo
+from strandline.api.transactions import Publication, TransactionInfo
 from strandline.client.aio_admin import AsyncAccessControl, AsyncGroups, AsyncQuotas
 from strandline.client.aio_consumer import AsyncConsumer
 from strandline.client.aio_reading import AsyncReader, AsyncSubscription
@@ -19,14 +21,12 @@ from strandline.client.aio_transaction import AsyncStage, AsyncTransaction
 from strandline.client.arguments import wait
 from strandline.client.client import TIMEOUT_S, Client, connect
 from strandline.client.deadline import within
-from strandline.client.producer import Headers, Producer
-from strandline.client.reading import OffsetSpec
-from strandline.client.results import Ack, BatchAck
-from strandline.client.transactional import STAGE_TIMEOUT_S
-from strandline.client.transactional import TIMEOUT_S as TRANSACTION_TIMEOUT_S
+from strandline.client.producer.producer import Headers, Producer
+from strandline.client.reader.reading import OffsetSpec
+from strandline.client.reader.results import Ack, BatchAck
+from strandline.client.transactions.transactional import STAGE_TIMEOUT_S
+from strandline.client.transactions.transactional import TIMEOUT_S as TRANSACTION_TIMEOUT_S
 from strandline.errors import RequestTimeoutError
-from strandline.protocol.admin import ServerInfo, StreamInfo
-from strandline.protocol.transactions import Publication, TransactionInfo
 
 
 async def connect_async(

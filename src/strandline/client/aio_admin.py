@@ -3,14 +3,14 @@
 import asyncio
 from collections.abc import Mapping
 
+from strandline.api import groups as wire
+from strandline.api.access import TokenInfo
+from strandline.api.quotas import QuotaInfo
 from strandline.client.access import AccessControl
-from strandline.client.groups import TIMEOUT_S, Groups
-from strandline.client.offset_store import Offsets
+from strandline.client.consumer.groups import TIMEOUT_S, Groups
+from strandline.client.consumer.offset_store import Offsets
 from strandline.client.quotas import Quotas
-from strandline.client.reading import OffsetSpec
-from strandline.protocol import groups as wire
-from strandline.protocol.access import TokenInfo
-from strandline.protocol.quotas import QuotaInfo
+from strandline.client.reader.reading import OffsetSpec
 from strandline.security.acl import Kind, Operation, Rule
 from strandline.types import PartitionName
 

@@ -6,10 +6,10 @@ from concurrent.futures import Future
 from typing import NamedTuple, Self, TypeVar
 
 from strandline.client.aio_thread import DedicatedThread
-from strandline.client.consumer import Consumer
-from strandline.client.offset_store import CommitCall, Offsets
-from strandline.client.prefetcher import ConsumedBatch
-from strandline.client.reading import OffsetSpec
+from strandline.client.consumer.consumer import Consumer
+from strandline.client.consumer.offset_store import CommitCall, Offsets
+from strandline.client.consumer.prefetcher import ConsumedBatch
+from strandline.client.reader.reading import OffsetSpec
 from strandline.errors import DisconnectedError
 from strandline.types import PartitionName
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 
 from strandline.client.aio_thread import DedicatedThread, Results
 from strandline.client.client import Client
-from strandline.client.cluster_reader import ClusterReader
-from strandline.client.reading import BatchStream
-from strandline.client.results import Record
-from strandline.client.subscription import Subscription
+from strandline.client.reader.cluster_reader import ClusterReader
+from strandline.client.reader.reading import BatchStream
+from strandline.client.reader.results import Record
+from strandline.client.reader.subscription import Subscription
 
 
 class AsyncReader:

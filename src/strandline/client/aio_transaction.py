@@ -8,10 +8,10 @@ from typing import Any, Self
 from strandline.client.aio_consumer import AsyncConsumer
 from strandline.client.aio_thread import start_on_thread
 from strandline.client.client import Client
-from strandline.client.offset_store import Offsets
-from strandline.client.results import Ack, BatchAck
-from strandline.client.staged_write import StagedPart, StagedWrite
-from strandline.client.transaction import Transaction
+from strandline.client.consumer.offset_store import Offsets
+from strandline.client.reader.results import Ack, BatchAck
+from strandline.client.transactions.staged_write import StagedPart, StagedWrite
+from strandline.client.transactions.transaction import Transaction
 from strandline.errors import InvalidRequestError, StrandlineError
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from strandline.client.results import EPOCH
+from strandline.client.reader.results import EPOCH
 from strandline.errors import InvalidRecordError, InvalidRequestError
 from strandline.types import PartitionName
 

@@ -13,26 +13,26 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from strandline.api import admin
+from strandline.api.groups import GROUPS_STREAM
 from strandline.client.access import AccessControl
 from strandline.client.arguments import wait
 from strandline.client.close_on_exit import close_on_exit
 from strandline.client.cluster_client import ClusterClient
-from strandline.client.consumer import Consumer, Options
+from strandline.client.consumer.consumer import Consumer, Options
+from strandline.client.consumer.groups import Groups
 from strandline.client.coordinator_client import CoordinatorClient
 from strandline.client.deadline import within
-from strandline.client.groups import Groups
-from strandline.client.producer import Headers, Producer
+from strandline.client.producer.producer import Headers, Producer
 from strandline.client.quotas import Quotas
-from strandline.client.read_calls import ReadCalls
-from strandline.client.results import Ack, AckFuture, BatchAck
+from strandline.client.reader.read_calls import ReadCalls
+from strandline.client.reader.results import Ack, AckFuture, BatchAck
 from strandline.client.stream_calls import StreamAdminCalls
 from strandline.client.tls import Credentials
-from strandline.client.transaction_context import TransactionContext
-from strandline.client.transactional import TransactionalClient
+from strandline.client.transactions.transaction_context import TransactionContext
+from strandline.client.transactions.transactional import TransactionalClient
 from strandline.config import Acks
 from strandline.errors import RequestTimeoutError
-from strandline.protocol import admin
-from strandline.protocol.groups import GROUPS_STREAM
 
 TIMEOUT_S = 10.0
 R = TypeVar("R")

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from strandline.api import admin
 from strandline.client.arguments import check_number
 from strandline.client.connection import BrokerConnection
 from strandline.client.deadline import within
@@ -26,7 +27,6 @@ from strandline.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from strandline.protocol import admin
 
 ATTEMPT_S = 3.0
 """Timeout of a query at one broker of several. A leader answers within two seconds even if it has

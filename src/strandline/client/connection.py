@@ -16,6 +16,10 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from strandline.api.put import PutRequest
+from strandline.api.status import from_flight
+from strandline.api.tickets import ReadRequest, check_request
+from strandline.api.wire import decode, encode
 from strandline.client.deadline import limited
 from strandline.client.tls import Credentials, token_given
 from strandline.errors import (
@@ -24,10 +28,6 @@ from strandline.errors import (
     RequestTimeoutError,
 )
 from strandline.malloc_tuning import keep_freed_memory
-from strandline.protocol.put import PutRequest
-from strandline.protocol.status import from_flight
-from strandline.protocol.tickets import ReadRequest, check_request
-from strandline.protocol.wire import decode, encode
 
 DEFAULT_PORT = 9293
 MESSAGE_BYTES_MAX = 256 << 20

@@ -27,6 +27,7 @@ from collections.abc import Callable
 from itertools import takewhile
 from typing import Generic
 
+from strandline.api.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
 from strandline.client.in_flight_batch import (
     BatchT,
     ExpiredBatch,
@@ -46,7 +47,6 @@ from strandline.errors import (
     RecordTooLargeError,
     StrandlineError,
 )
-from strandline.protocol.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
 
 
 class InFlightBatches(Generic[BatchT]):

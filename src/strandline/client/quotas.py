@@ -1,7 +1,7 @@
 """Quotas at a client: the rates a principal may use at each broker."""
 
+from strandline.api import quotas
 from strandline.client.cluster_client import ClusterClient
-from strandline.protocol import quotas
 
 
 class Quotas:

@@ -10,15 +10,15 @@ from typing import Any
 
 import msgspec
 
+from strandline.api import admin
+from strandline.api.tickets import WAIT_MS_MAX
 from strandline.client.arguments import offsets_by_number, wait
 from strandline.client.cluster_client import ClusterClient, group
 from strandline.client.deadline import within
-from strandline.client.reading import OffsetSpec, bound_of
+from strandline.client.reader.reading import OffsetSpec, bound_of
 from strandline.client.retry import is_worth_a_retry
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import StrandlineError
-from strandline.protocol import admin
-from strandline.protocol.tickets import WAIT_MS_MAX
 
 RETRY_S = 0.1
 WAIT_SLICE_S = 0.25

@@ -10,8 +10,8 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
+from strandline.api.tickets import ReadRequest
 from strandline.errors import CorruptBatchError, DataLossError, OffsetOutOfRangeError
-from strandline.protocol.tickets import ReadRequest
 from strandline.reading.filters import RecordFilter
 from strandline.record.batch import read_header
 from strandline.record.codec import decode_batches

@@ -13,8 +13,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from strandline.api.tickets import ReadRequest
 from strandline.errors import CorruptBatchError, DataLossError, OffsetOutOfRangeError
-from strandline.protocol.tickets import ReadRequest
 from strandline.reading.cursor import Cursor, Delivery, PartitionRange, PartitionT
 from strandline.record.batch import read_header
 from strandline.record.codec import decode_batches

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from strandline.api.local import AbortedRange, LocalFile, LocalFiles, LocalPart
+from strandline.api.tickets import ReadRequest
 from strandline.errors import CorruptBatchError, UnavailableError
-from strandline.protocol.local import AbortedRange, LocalFile, LocalFiles, LocalPart
-from strandline.protocol.tickets import ReadRequest
 from strandline.reading.cursor import Cursor, PartitionRange
 from strandline.record.batch import HEADER_BYTES
 from strandline.record.visible import visible_stretches

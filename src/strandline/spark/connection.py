@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import strandline.client
+from strandline.api.admin import StreamInfo
 from strandline.errors import (
     DataLossError,
     OffsetOutOfRangeError,
     StrandlineError,
 )
-from strandline.protocol.admin import StreamInfo
 from strandline.spark.options import ReadOptions
 from strandline.spark.planning import OffsetRange, Offsets, PartitionExtent, StreamExtent
 

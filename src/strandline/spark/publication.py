@@ -8,7 +8,7 @@ same. Must not know Spark.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from strandline.client.staged_write import StagedWrite
+from strandline.client.transactions.staged_write import StagedWrite
 from strandline.spark.connection import with_retries
 from strandline.spark.rows import Fingerprint
 

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
     TimeType,
 )
 
-from strandline.client.staged_write import StagedWrite
+from strandline.client.transactions.staged_write import StagedWrite
 from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.decode import record_columns, refuse_unreadable, value_decoder
 from strandline.spark.headers import ERROR, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM

@@ -5,17 +5,8 @@ Rule: a new action gets its body here, or the tests of access control fail.
 
 from typing import Any, Final
 
-from strandline.protocol import (
-    access,
-    admin,
-    cluster,
-    encryption,
-    groups,
-    local,
-    quotas,
-    transactions,
-)
-from strandline.protocol.wire import encode
+from strandline.api import access, admin, cluster, encryption, groups, local, quotas, transactions
+from strandline.api.wire import encode
 
 MINE: Final = "mine"
 OURS: Final = "ours"

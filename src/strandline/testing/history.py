@@ -17,7 +17,7 @@ one that refuses cannot speak for the next leader.
 import threading
 from collections.abc import Sequence
 
-from strandline.testing.sim.world import ViolationError
+from simulation.world import ViolationError
 
 
 class PartitionHistory:

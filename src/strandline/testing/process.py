@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from strandline.errors import RequestTimeoutError, StrandlineError
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 
 READY_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 90.0

@@ -9,9 +9,9 @@ from typing import Self
 
 import pyarrow as pa
 
+from strandline.api import admin
 from strandline.client.connection import BrokerConnection
-from strandline.client.reading import BatchStream, read_request
-from strandline.protocol import admin
+from strandline.client.reader.reading import BatchStream, read_request
 
 TIMEOUT_S = 10.0
 

@@ -16,7 +16,7 @@ from strandline.errors import InvalidConfigError, RequestTimeoutError
 from strandline.optional_dependencies import install_hint
 
 if TYPE_CHECKING:
-    from strandline.server.wiring import BrokerApp
+    from strandline.process.wiring import BrokerApp
 
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 90.0
@@ -203,7 +203,7 @@ class _Runner:
         self._started.set()
 
     async def _main(self) -> None:
-        from strandline.server.wiring import BrokerApp, run_until
+        from strandline.process.wiring import BrokerApp, run_until
 
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()

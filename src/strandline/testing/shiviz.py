@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from strandline.testing.sim.world import ViolationError
+from simulation.world import ViolationError
 
 
 class TraceEvent(NamedTuple):

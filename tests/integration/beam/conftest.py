@@ -14,8 +14,8 @@ import pytest
 
 import strandline
 from strandline.errors import StreamExistsError, UnknownStreamError
-from strandline.frontends.grpc._generated import logspec_pb2 as pb
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
+from strandline.servers.grpc._generated import logspec_pb2 as pb
 from strandline.testing import ProcessServer
 
 TIMEOUT_S = 120

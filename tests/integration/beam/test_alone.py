@@ -7,12 +7,12 @@ import grpc
 import msgspec
 import pytest
 
-from strandline.broker.replica_writes import RawWrite
+from strandline.broker.write_path.replica_writes import RawWrite
 from strandline.errors import DiskFullError
-from strandline.frontends.grpc._generated import logspec_pb2 as pb
-from strandline.frontends.grpc.beam import entries as entries_module
-from strandline.frontends.grpc.beam import service as service_module
 from strandline.record.codec import encode_filler
+from strandline.servers.grpc._generated import logspec_pb2 as pb
+from strandline.servers.grpc.beam import entries as entries_module
+from strandline.servers.grpc.beam import service as service_module
 from strandline.storage.log import Log
 from strandline.testing import Server
 

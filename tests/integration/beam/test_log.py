@@ -7,8 +7,8 @@ import grpc
 import pytest
 
 import strandline
-from strandline.frontends.grpc._generated import health_pb2
-from strandline.frontends.grpc._generated import logspec_pb2 as pb
+from strandline.servers.grpc._generated import health_pb2
+from strandline.servers.grpc._generated import logspec_pb2 as pb
 
 TIMEOUT_S = 120
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -19,8 +19,8 @@ import grpc
 import pytest
 
 from strandline.encryption.master_keys import new_key_text
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer, Server
 
 TIMEOUT_S = 120

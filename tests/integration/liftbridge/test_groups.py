@@ -5,8 +5,8 @@ import zlib
 import grpc
 import pytest
 
-from strandline.frontends.grpc._generated import health_pb2
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc._generated import health_pb2
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 
 TIMEOUT_S = 120
 CONSUMER_TIMEOUT_MS = 10_000

@@ -6,8 +6,8 @@ import grpc
 import pytest
 
 import strandline
-from strandline.frontends.forward import PENDING_MAX
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.forward import PENDING_MAX
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 
 TIMEOUT_S = 120
 

@@ -6,7 +6,7 @@ import grpc
 import pytest
 
 import strandline
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 
 TIMEOUT_S = 120
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import strandline
 from strandline.errors import StrandlineError
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 
 HOST = "127.0.0.1"

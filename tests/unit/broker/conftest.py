@@ -14,15 +14,15 @@ import pyarrow as pa
 import pytest
 
 from strandline.broker import base as base_module
-from strandline.broker import checkpointer
-from strandline.broker import sync_policy as syncer
 from strandline.broker.broker import Broker
+from strandline.broker.maintenance import checkpointer
+from strandline.broker.write_path import sync_policy as syncer
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
+from strandline.core.transactions import events as ev
+from strandline.core.transactions.state import Batch, Producer
 from strandline.record.codec import decode_batches
 from strandline.storage.disk import Disk, failed_sync, translated
-from strandline.transactions import events as ev
-from strandline.transactions.state import Batch, Producer
 from strandline.types import ProducerStamp
 
 FILE_BYTES = 64 << 10

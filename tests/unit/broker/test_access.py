@@ -7,16 +7,16 @@ import pytest
 from strandline.broker.access import Access, read_secret
 from strandline.clock import ManualClock
 from strandline.config import AuthConfig, BrokerConfig, ClusterConfig
+from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
+from strandline.core.metadata.apply import apply
+from strandline.core.metadata.commands import AllocateProducerIds
+from strandline.core.metadata.image import BrokerImage, MetadataImage
 from strandline.errors import (
     InvalidConfigError,
     NotAllowedError,
     UnauthenticatedError,
     UnavailableError,
 )
-from strandline.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
-from strandline.metadata.apply import apply
-from strandline.metadata.commands import AllocateProducerIds
-from strandline.metadata.image import BrokerImage, MetadataImage
 from strandline.security.acl import CLUSTER, Resource, Rule
 from strandline.security.policy import ClientCredentials, Identity
 from strandline.security.principal import Principal

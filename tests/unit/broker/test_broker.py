@@ -20,8 +20,8 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
-from strandline.frontends.nats.headers import encode_headers
-from strandline.frontends.nats.ingest import MessageIngest
+from strandline.servers.nats.headers import encode_headers
+from strandline.servers.nats.ingest import MessageIngest
 from strandline.storage import reserve
 
 pytestmark = pytest.mark.usefixtures("without_spares")

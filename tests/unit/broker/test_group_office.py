@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from strandline.broker.groups.coordinator_service import GROUPS_STREAM
-from strandline.coordinator_effects import restore
+from strandline.broker.coordinators.groups import GROUPS_STREAM
+from strandline.core.coordinator_effects import restore
 from strandline.errors import (
     GroupInUseError,
     StillLoadingError,
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("without_spares")
 @pytest.fixture(autouse=True)
 def patience(monkeypatch):
     """On a machine that is busy even a short log may take a while to read."""
-    monkeypatch.setattr("strandline.broker.coordinator_runtime.LOAD_WAIT_S", 30)
+    monkeypatch.setattr("strandline.broker.coordinators.runtime.LOAD_WAIT_S", 30)
 
 
 def parts(*numbers):
@@ -176,13 +176,13 @@ async def test_who_comes_while_the_log_is_read_is_told_so(open_broker, disk, mon
     first = await open_broker()
     await first.groups.commit("g", {"s": {0: 1}})
     await first.stop()
-    monkeypatch.setattr("strandline.broker.coordinator_runtime.LOAD_WAIT_S", 0.01)
+    monkeypatch.setattr("strandline.broker.coordinators.runtime.LOAD_WAIT_S", 0.01)
     gate = disk.hold("read", "logs", after=3)  # recovery looks where the log ends
     second = await open_broker()
     with pytest.raises(StillLoadingError):
         await second.groups.committed_offsets("g")
     gate.released.set()
-    monkeypatch.setattr("strandline.broker.coordinator_runtime.LOAD_WAIT_S", 30)
+    monkeypatch.setattr("strandline.broker.coordinators.runtime.LOAD_WAIT_S", 30)
     assert await second.groups.committed_offsets("g") == {"s": {0: 1}}
 
 
@@ -199,7 +199,7 @@ async def test_a_coordinator_is_made_beside_the_loop(open_broker, make_stream, k
         assert may_end.wait(30)
         return restore(state, entries)
 
-    monkeypatch.setattr("strandline.broker.groups.coordinator_service.restore", held)
+    monkeypatch.setattr("strandline.broker.coordinators.groups.restore", held)
     second = await open_broker()
     beat = asyncio.create_task(
         second.groups.heartbeat("g", "ann", epoch=joined.epoch, held=joined.partitions)
@@ -215,8 +215,8 @@ async def test_a_coordinator_is_made_beside_the_loop(open_broker, make_stream, k
 
 async def test_the_log_is_written_anew_when_it_has_grown(open_broker, kit, monkeypatch):
     """Old entries go when the state takes far fewer, and nothing is lost with them."""
-    monkeypatch.setattr("strandline.broker.coordinator_runtime.SEGMENT_BYTES", 64 << 10)
-    monkeypatch.setattr("strandline.coordinator_effects.REWRITE_ENTRIES_MIN", 100)
+    monkeypatch.setattr("strandline.broker.coordinators.runtime.SEGMENT_BYTES", 64 << 10)
+    monkeypatch.setattr("strandline.core.coordinator_effects.REWRITE_ENTRIES_MIN", 100)
     first = await open_broker()
     value = {"s" * 200: dict.fromkeys(range(100), 0)}
     for number in range(250):

@@ -9,14 +9,14 @@ import pytest
 from strandline.broker import metadata_store
 from strandline.broker.metadata_store import FILE_NAME, LOG_NAME, MetadataStore
 from strandline.config import StreamConfig
+from strandline.core.metadata.commands import CreateStream, DeleteStream
+from strandline.core.metadata.image import IMAGE_VERSION
 from strandline.errors import (
     CorruptBatchError,
     DiskFullError,
     LogPoisonedError,
     StreamExistsError,
 )
-from strandline.metadata.commands import CreateStream, DeleteStream
-from strandline.metadata.image import IMAGE_VERSION
 from strandline.storage import reserve
 from strandline.storage.reserve import Reserve
 

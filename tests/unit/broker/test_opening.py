@@ -4,10 +4,10 @@ import pytest
 
 from strandline.broker.opening import log_plan, open_storage
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
+from strandline.core.metadata.apply import apply
+from strandline.core.metadata.commands import CreateStream, DeleteStream
+from strandline.core.metadata.image import MetadataImage
 from strandline.errors import CorruptBatchError, LogPoisonedError
-from strandline.metadata.apply import apply
-from strandline.metadata.commands import CreateStream, DeleteStream
-from strandline.metadata.image import MetadataImage
 
 CONFIG = BrokerConfig(journal=JournalConfig(file_bytes=64 << 10))
 

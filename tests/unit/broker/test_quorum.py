@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from strandline.broker import quorum as quorum_module
-from strandline.broker.group_commit import GroupCommitter
-from strandline.broker.partition import Admission
 from strandline.broker.quorum import Quorum
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
-from strandline.broker.sync_policy import Syncer
+from strandline.broker.write_path.group_commit import GroupCommitter
+from strandline.broker.write_path.partition import Admission
+from strandline.broker.write_path.sync_policy import Syncer
 from strandline.clock import SystemClock
 from strandline.config import LimitsConfig
-from strandline.consensus.messages import HardState, Members, Snapshot
+from strandline.core.raft.messages import HardState, Members, Snapshot
 from strandline.errors import (
     CorruptBatchError,
     NotLeaderError,

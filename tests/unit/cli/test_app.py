@@ -113,7 +113,7 @@ def test_serve_hands_over_what_was_asked(run, monkeypatch):
         on_ready({"event": "ready", "flight_port": 1})
         return 0
 
-    monkeypatch.setattr("strandline.server.run.run_broker", run_broker)
+    monkeypatch.setattr("strandline.process.run.run_broker", run_broker)
     result = run(
         *("serve", "--data-dir", "d", "--nats", "nats://a", "--nats", "nats://b"),
         *("--flight-port", "0", "--grpc-port", "0", "--log-level", "debug", "--output", "json"),
@@ -144,7 +144,7 @@ def test_serve_prints_where_everything_listens(run, monkeypatch):
         )
         return 0
 
-    monkeypatch.setattr("strandline.server.run.run_broker", run_broker)
+    monkeypatch.setattr("strandline.process.run.run_broker", run_broker)
     shown = run("serve").stdout
     for part in ("nats://127.0.0.1:4222", "127.0.0.1:9293", "http://127.0.0.1:9294/", "Next:"):
         assert part in shown
@@ -211,7 +211,7 @@ def test_a_command_without_its_extra_names_it(tmp_path):
 def test_liftbridges_command_uses_the_server_that_liftbridge_would(monkeypatch):
     """A nats-server where Liftbridge looks for one; something else on that port is none."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        settings = "strandline.server.liftbridge_settings.DEFAULT_NATS"
+        settings = "strandline.process.liftbridge_settings.DEFAULT_NATS"
         monkeypatch.setattr(settings, server.getsockname())
         greetings = [b"INFO {}\r\n", b"HTTP/1.1"]
 

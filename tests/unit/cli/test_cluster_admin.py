@@ -3,11 +3,11 @@
 import pytest
 from typer.testing import CliRunner
 
+from strandline.api.cluster import CopiesInfo
 from strandline.cli.app import app
 from strandline.cli.cluster import of_stream
 from strandline.cli.replicas import lags
 from strandline.errors import UnknownStreamError
-from strandline.protocol.cluster import CopiesInfo
 from strandline.testing import Server
 
 NOBODY = "127.0.0.1:9"

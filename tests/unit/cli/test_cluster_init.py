@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from strandline.cli.app import app
-from strandline.server.settings import load_settings
+from strandline.process.settings import load_settings
 
 THREE = ("1=10.0.0.1", "2=10.0.0.2", "3=10.0.0.3")
 ONE_MACHINE = ("1=127.0.0.1", "2=localhost", "3=127.0.0.1")

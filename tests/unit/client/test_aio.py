@@ -12,13 +12,13 @@ from strandline.client.aio_consumer import AsyncConsumer
 from strandline.client.aio_reading import AsyncSubscription
 from strandline.client.aio_transaction import AsyncStage, AsyncTransaction
 from strandline.client.client import Client, connect
-from strandline.client.consumer import Consumer
-from strandline.client.groups import Groups
-from strandline.client.producer import Producer
+from strandline.client.consumer.consumer import Consumer
+from strandline.client.consumer.groups import Groups
+from strandline.client.producer.producer import Producer
 from strandline.client.quotas import Quotas
-from strandline.client.staged_write import StagedWrite
-from strandline.client.subscription import Subscription
-from strandline.client.transaction import Transaction
+from strandline.client.reader.subscription import Subscription
+from strandline.client.transactions.staged_write import StagedWrite
+from strandline.client.transactions.transaction import Transaction
 
 PAIRS = [
     (Client, AsyncClient),

@@ -2,13 +2,13 @@
 
 import pytest
 
+from strandline.api import groups as wire
+from strandline.api.groups import GROUPS_STREAM
+from strandline.api.transactions import PartitionRef, ProducerRef
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.coordinator_client import CoordinatorClient
-from strandline.client.transaction_calls import CoordinatorCalls
+from strandline.client.transactions.transaction_calls import CoordinatorCalls
 from strandline.errors import UnknownPartitionError, UnknownStreamError
-from strandline.protocol import groups as wire
-from strandline.protocol.groups import GROUPS_STREAM
-from strandline.protocol.transactions import PartitionRef, ProducerRef
 
 
 class Cluster(ClusterClient):

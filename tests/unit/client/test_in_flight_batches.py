@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from strandline.broker.producer_state import Producers
+from strandline.api.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
+from strandline.broker.write_path.producer_state import Producers
 from strandline.client.in_flight_batch import ProducerSequence
 from strandline.client.in_flight_batches import InFlightBatches
 from strandline.errors import (
@@ -29,7 +30,6 @@ from strandline.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from strandline.protocol.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
 from strandline.types import ProducerStamp
 
 UNKNOWN = "whether the record was stored is unknown"

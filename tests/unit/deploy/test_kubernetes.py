@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from strandline.config import BrokerConfig
-from strandline.server.settings import load_settings
+from strandline.process.settings import load_settings
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "kubernetes"
 VERSIONS = ("1.30", "1.37")

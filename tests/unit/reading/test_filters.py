@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from strandline.protocol.tickets import ReadRequest
+from strandline.api.tickets import ReadRequest
 from strandline.reading.filters import RecordFilter
 from strandline.record.schema import RECORD_SCHEMA, SUBJECT_TYPE, TIMESTAMP_TYPE
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from strandline.api.local import AbortedRange, LocalFile, LocalFiles, LocalPart
+from strandline.api.tickets import ReadRequest
 from strandline.errors import CorruptBatchError, UnavailableError
-from strandline.protocol.local import AbortedRange, LocalFile, LocalFiles, LocalPart
-from strandline.protocol.tickets import ReadRequest
 from strandline.reading import local
 from strandline.reading.local import is_here, local_batches, local_cursor
 from strandline.record.codec import Stamp, encode_arrow, encode_filler, encode_records

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from chaos import clients, load, run
+from chaos.__main__ import page, write
+from chaos.clients import Member, OwnProducer, given_up
+from chaos.faults import FAULTS, deal
+from chaos.load import Reader, expected
+from chaos.run import Outcome, Plan
+from simulation.world import ViolationError
 
 from strandline import errors
-from strandline.client.results import Ack
-from strandline.testing.chaos import clients, load, run
-from strandline.testing.chaos.__main__ import page, write
-from strandline.testing.chaos.clients import Member, OwnProducer, given_up
-from strandline.testing.chaos.faults import FAULTS, deal
-from strandline.testing.chaos.load import Reader, expected
-from strandline.testing.chaos.run import Outcome, Plan
+from strandline.client.reader.results import Ack
 from strandline.testing.history import GroupHistory, PartitionHistory
-from strandline.testing.sim.world import ViolationError
 from strandline.types import PartitionName
 
 

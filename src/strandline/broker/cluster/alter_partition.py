@@ -12,12 +12,12 @@ from typing import NamedTuple
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.cluster.requests import Session
 from strandline.broker.cluster.wanted import Wanted
+from strandline.core.metadata.commands import BrokerRun, ChangeIsr, IsrChange, PartitionAt
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.metadata.outcome import Outcome
+from strandline.core.replication import events as ev
+from strandline.core.replication.effects import ProposeIsr
 from strandline.errors import UnavailableError
-from strandline.metadata.commands import BrokerRun, ChangeIsr, IsrChange, PartitionAt
-from strandline.metadata.image import MetadataImage
-from strandline.metadata.outcome import Outcome
-from strandline.replication import events as ev
-from strandline.replication.effects import ProposeIsr
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,8 @@
 """What the image says of a partition: to its replica here, and to whom another broker leads it."""
 
+from strandline.core.metadata.image import MetadataImage, PartitionImage
+from strandline.core.replication import events as ev
 from strandline.errors import NotLeaderError
-from strandline.metadata.image import MetadataImage, PartitionImage
-from strandline.replication import events as ev
 from strandline.types import PartitionName
 
 

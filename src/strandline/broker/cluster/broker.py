@@ -10,10 +10,10 @@ from collections.abc import Callable
 import msgspec
 
 from strandline.broker.broker import PRODUCER_IDS
-from strandline.broker.cluster import figures
+from strandline.broker.cluster import cluster_metrics as figures
+from strandline.broker.cluster.delete_records import LogStarts
 from strandline.broker.cluster.discard import corrupt_metadata
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_incarnation
-from strandline.broker.cluster.log_starts import LogStarts
 from strandline.broker.cluster.membership import CUT_OFF_MS, Membership
 from strandline.broker.cluster.metadata_applier import MetadataApplier
 from strandline.broker.cluster.opening import open_all_logs
@@ -22,11 +22,21 @@ from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.skips import Skips
 from strandline.broker.cluster.storage_watch import StorageWatch
 from strandline.broker.cluster.watermarks import load_watermarks
+from strandline.broker.coordinators.transactions import MarkerDone
 from strandline.broker.metadata_store import FILE_NAME as ALONE_NAME
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.stream import Stream
-from strandline.broker.transactions.coordinator_service import MarkerDone
 from strandline.config import StreamConfig, bracketed
+from strandline.core.metadata.commands import (
+    AllocateProducerIds,
+    Command,
+    CreateStream,
+    DeleteStream,
+)
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.metadata.placement import place
+from strandline.core.metadata.streams import check_stream_config
+from strandline.core.transactions.effects import Mark
 from strandline.errors import (
     CorruptBatchError,
     InvalidConfigError,
@@ -35,12 +45,7 @@ from strandline.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.metadata.commands import AllocateProducerIds, Command, CreateStream, DeleteStream
-from strandline.metadata.image import MetadataImage
-from strandline.metadata.placement import place
-from strandline.metadata.streams import check_stream_config
 from strandline.storage.recovery import Recovered
-from strandline.transactions.effects import Mark
 from strandline.types import BrokerId, Offset
 
 CHANGE_TIMEOUT_S = 30.0

@@ -12,16 +12,16 @@ from typing import Annotated, Final
 import msgspec
 
 from strandline.broker.peers.frame import Frame
-from strandline.consensus.messages import Envelope
+from strandline.core.metadata.commands import BrokerRun
+from strandline.core.metadata.outcome import Outcome
+from strandline.core.raft.messages import Envelope
+from strandline.core.replication import messages
+from strandline.core.replication.events import Received
+from strandline.core.replication.messages import Message, Range, Replicate
+from strandline.core.transactions.effects import MarkerKind
+from strandline.core.transactions.state import Producer, TransactionPartition
 from strandline.errors import UNDECODABLE, InvalidRecordError
-from strandline.metadata.commands import BrokerRun
-from strandline.metadata.outcome import Outcome
 from strandline.record.batch import read_header
-from strandline.replication import messages
-from strandline.replication.events import Received
-from strandline.replication.messages import Message, Range, Replicate
-from strandline.transactions.effects import MarkerKind
-from strandline.transactions.state import Producer, TransactionPartition
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset
 
 CONSENSUS: Final = 1

@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping
 from strandline.broker.cluster.voters import heir, next_members
 from strandline.broker.quorum import Quorum
 from strandline.clock import Clock
+from strandline.core.metadata.commands import BrokerRun, Command, encode_entry
+from strandline.core.metadata.controller import Controller, ControllerLimits
+from strandline.core.metadata.election import LogEnds, whom_to_ask
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.metadata.outcome import Outcome
 from strandline.errors import UnavailableError
-from strandline.metadata.commands import BrokerRun, Command, encode_entry
-from strandline.metadata.controller import Controller, ControllerLimits
-from strandline.metadata.election import LogEnds, whom_to_ask
-from strandline.metadata.image import MetadataImage
-from strandline.metadata.outcome import Outcome
 from strandline.types import BrokerId, LogId
 
 logger = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ from strandline.broker.cluster.remembered import remembered
 from strandline.broker.lock import DataDirLock
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.config import JournalConfig
-from strandline.consensus.messages import Members, Snapshot
+from strandline.core.metadata.commands import BrokerRun, Fence, encode_entry
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.raft.messages import Members, Snapshot
 from strandline.errors import InvalidConfigError, InvalidRequestError
-from strandline.metadata.commands import BrokerRun, Fence, encode_entry
-from strandline.metadata.image import MetadataImage
 from strandline.storage.disk import Disk
 from strandline.types import BrokerId, PartitionName
 

@@ -10,14 +10,14 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-from strandline.broker.cluster.machine import MetadataMachine
 from strandline.broker.cluster.replicas import Replicas
 from strandline.broker.cluster.requests import Session
+from strandline.broker.cluster.state_machine import MetadataMachine
 from strandline.broker.cluster.voters import heirs
 from strandline.broker.quorum import Quorum
+from strandline.core.metadata.commands import BeginShutdown, BrokerRun
+from strandline.core.metadata.image import MetadataImage
 from strandline.errors import UnavailableError
-from strandline.metadata.commands import BeginShutdown, BrokerRun
-from strandline.metadata.image import MetadataImage
 from strandline.types import BrokerId
 
 logger = logging.getLogger(__name__)

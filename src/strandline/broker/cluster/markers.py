@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 from strandline.broker.cluster.channels import MarkerWritten, WriteMarker
 from strandline.broker.cluster.peer_rpc import PeerRpc
-from strandline.broker.transactions.coordinator_service import MarkerDone
+from strandline.broker.coordinators.transactions import MarkerDone
+from strandline.core.transactions.effects import Mark
 from strandline.errors import StrandlineError, UnavailableError
-from strandline.transactions.effects import Mark
 from strandline.types import BrokerId
 
 

@@ -23,27 +23,27 @@ from strandline.broker.cluster.channels import (
 from strandline.broker.cluster.controller import ControllerRunner
 from strandline.broker.cluster.handover import hand_over
 from strandline.broker.cluster.identity import DirectoryIdentity
-from strandline.broker.cluster.machine import MetadataMachine
 from strandline.broker.cluster.markers import RemoteMarkers
-from strandline.broker.cluster.move_rate import MoveRate
 from strandline.broker.cluster.peer_registry import PeerRegistry
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.cluster.read_barrier import MetadataReadBarrier
+from strandline.broker.cluster.replica_status import Survey
 from strandline.broker.cluster.replicas import Incarnation, Replicas
+from strandline.broker.cluster.replication_throttle import MoveRate
 from strandline.broker.cluster.requests import Requests, Session
-from strandline.broker.cluster.survey import Survey
+from strandline.broker.cluster.state_machine import MetadataMachine
 from strandline.broker.cluster.trace import open_trace, take_clock
-from strandline.broker.group_commit import GroupCommitter
 from strandline.broker.peers.frame import Frame
 from strandline.broker.quorum import Quorum
 from strandline.broker.quorum_store import QuorumStore
+from strandline.broker.write_path.group_commit import GroupCommitter
 from strandline.clock import Clock
 from strandline.config import BrokerConfig, bracketed
-from strandline.consensus.messages import Envelope, Members
+from strandline.core.metadata.commands import BrokerRun, RegisterBroker, ReportStorage
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.raft.messages import Envelope, Members
+from strandline.core.replication.messages import Session as StreamSession
 from strandline.errors import StrandlineError, UnavailableError
-from strandline.metadata.commands import BrokerRun, RegisterBroker, ReportStorage
-from strandline.metadata.image import MetadataImage
-from strandline.replication.messages import Session as StreamSession
 from strandline.storage.descriptors import current_shares
 from strandline.telemetry import Telemetry
 from strandline.types import BrokerId

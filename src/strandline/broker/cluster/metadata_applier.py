@@ -10,10 +10,11 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable
 
+from strandline.api.transactions import COORDINATOR_STREAM
 from strandline.broker.broker import Broker
 from strandline.broker.cluster.assignment import not_leader
+from strandline.broker.cluster.delete_records import LogStarts
 from strandline.broker.cluster.identity import DirectoryIdentity
-from strandline.broker.cluster.log_starts import LogStarts
 from strandline.broker.cluster.membership import Membership
 from strandline.broker.cluster.opening import LogToOpen, open_logs
 from strandline.broker.cluster.operations import Operations
@@ -22,14 +23,13 @@ from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.skips import Skips
 from strandline.broker.cluster.watermarks import save_watermarks
 from strandline.broker.opening import log_plan
-from strandline.broker.partition import Partition
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.stream import Stream
+from strandline.broker.write_path.partition import Partition
 from strandline.config import StreamConfig
-from strandline.consensus.messages import Members
+from strandline.core.metadata.image import MetadataImage, PartitionImage, StreamImage
+from strandline.core.raft.messages import Members
 from strandline.errors import StrandlineError, UnavailableError, UnknownStreamError
-from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
-from strandline.protocol.transactions import COORDINATOR_STREAM
 from strandline.storage.log import Log
 from strandline.storage.recovery import LogPlan
 from strandline.types import LeaderEpoch, LogId, Offset, PartitionName

@@ -10,8 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from strandline.broker.cluster.membership import Membership
-from strandline.errors import InvalidRequestError, NotLeaderError, UnavailableError
-from strandline.metadata.commands import (
+from strandline.core.metadata.commands import (
     AddPartitions,
     AdmitBroker,
     Command,
@@ -25,10 +24,11 @@ from strandline.metadata.commands import (
     RemoveBroker,
     Replicas,
 )
-from strandline.metadata.election import at, choose_leader, leader_change, led_partitions
-from strandline.metadata.image import MetadataImage, PartitionImage
-from strandline.metadata.outcome import Outcome
-from strandline.metadata.placement import Loads, place, rebalance_plan, rotated, well_placed
+from strandline.core.metadata.election import at, choose_leader, leader_change, led_partitions
+from strandline.core.metadata.image import MetadataImage, PartitionImage
+from strandline.core.metadata.outcome import Outcome
+from strandline.core.metadata.placement import Loads, place, rebalance_plan, rotated, well_placed
+from strandline.errors import InvalidRequestError, NotLeaderError, UnavailableError
 from strandline.types import BrokerId, PartitionName
 
 logger = logging.getLogger(__name__)

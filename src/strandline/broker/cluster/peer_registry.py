@@ -4,7 +4,7 @@ import secrets
 from pathlib import Path
 
 from strandline.broker.cluster.identity import DirectoryIdentity
-from strandline.broker.cluster.machine import MetadataMachine
+from strandline.broker.cluster.state_machine import MetadataMachine
 from strandline.broker.cluster.trace import TracedLinks
 from strandline.broker.peers.errors import HandshakeError, Refusal
 from strandline.broker.peers.handshake import Hello, Identity
@@ -14,7 +14,7 @@ from strandline.broker.peers.peer import Address, PeerEvents
 from strandline.broker.peers.tls import TlsFiles
 from strandline.broker.quorum import Quorum
 from strandline.config import BrokerConfig, ClusterConfig
-from strandline.replication.trace import Trace
+from strandline.core.replication.trace import Trace
 from strandline.types import BrokerId
 
 FRAME_BYTES_MIN = 64 << 20

@@ -7,16 +7,16 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from strandline.broker.cluster.move_rate import MoveRate
 from strandline.broker.cluster.reading import read_batches, read_range, split
-from strandline.broker.group_commit import GroupCommitter
-from strandline.broker.partition import Partition
+from strandline.broker.cluster.replication_throttle import MoveRate
+from strandline.broker.write_path.group_commit import GroupCommitter
+from strandline.broker.write_path.partition import Partition
+from strandline.core.replication import effects as fx
+from strandline.core.replication import events as ev
+from strandline.core.replication.events import Event
+from strandline.core.replication.messages import BatchRef, Buffer
+from strandline.core.replication.state import LogState
 from strandline.errors import CorruptBatchError, LogPoisonedError, StrandlineError
-from strandline.replication import effects as fx
-from strandline.replication import events as ev
-from strandline.replication.events import Event
-from strandline.replication.messages import BatchRef, Buffer
-from strandline.replication.state import LogState
 from strandline.storage.repair import mend
 from strandline.telemetry import Telemetry
 from strandline.types import BrokerId, LogId

@@ -8,10 +8,10 @@ from typing import Final
 
 import pyarrow.compute as pc
 
+from strandline.core.replication.messages import BatchRef, Buffer
 from strandline.errors import InvalidRequestError
 from strandline.record.batch import Attributes, header_of, iter_headers
 from strandline.record.codec import decode_batches, encode_again, encode_filler
-from strandline.replication.messages import BatchRef, Buffer
 from strandline.storage.log import Log
 from strandline.types import Offset
 

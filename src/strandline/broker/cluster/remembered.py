@@ -6,10 +6,10 @@ copies on this disk, and for an operator who lets this broker decide alone.
 
 from typing import NamedTuple
 
-from strandline.broker.cluster.machine import MetadataMachine
+from strandline.broker.cluster.state_machine import MetadataMachine
 from strandline.broker.quorum_store import QuorumStore
-from strandline.consensus.log import decode_members
-from strandline.consensus.messages import Index, Kind, Members, Term
+from strandline.core.raft.log import decode_members
+from strandline.core.raft.messages import Index, Kind, Members, Term
 
 
 class RememberedMetadata(NamedTuple):

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import NoReturn
 
-from strandline.broker.admission import Admission
-from strandline.broker.partition import Partition
+from strandline.broker.write_path.admission import Admission
+from strandline.broker.write_path.partition import Partition
 from strandline.config import StreamConfig
 from strandline.errors import NotLeaderError, StrandlineError
 from strandline.storage.log import Log

@@ -16,17 +16,17 @@ from typing import Protocol, assert_never
 
 from strandline.broker.cluster import range_server as lending
 from strandline.broker.cluster import replica_publishers
-from strandline.broker.partition import Partition
-from strandline.broker.pending import Chunk
-from strandline.broker.replica_writes import RawWrite
+from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.pending import Chunk
+from strandline.broker.write_path.replica_writes import RawWrite
+from strandline.core.replication import effects as fx
+from strandline.core.replication import events as ev
+from strandline.core.replication.effects import Effect
+from strandline.core.replication.events import Event
+from strandline.core.replication.messages import BatchRef, Buffer
+from strandline.core.replication.replica import Replica
 from strandline.errors import DiskFullError, LogPoisonedError, StrandlineError
 from strandline.record.batch import header_of
-from strandline.replication import effects as fx
-from strandline.replication import events as ev
-from strandline.replication.effects import Effect
-from strandline.replication.events import Event
-from strandline.replication.messages import BatchRef, Buffer
-from strandline.replication.replica import Replica
 from strandline.storage.log import Log
 from strandline.types import BrokerId, LogId, Offset
 

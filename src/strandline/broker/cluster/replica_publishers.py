@@ -9,17 +9,17 @@ Must not know how a log is copied.
 from collections import deque
 from typing import Protocol
 
-from strandline.broker.append_queue import GATHERING_MS_MAX
-from strandline.broker.partition import Partition
-from strandline.broker.pending import AckWaiter, Chunk
+from strandline.broker.write_path.append_queue import GATHERING_MS_MAX
+from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.pending import AckWaiter, Chunk
+from strandline.core.replication.effects import Refusal
+from strandline.core.replication.replica import Replica
 from strandline.errors import (
     NotEnoughReplicasError,
     NotLeaderError,
     StrandlineError,
     UnavailableError,
 )
-from strandline.replication.effects import Refusal
-from strandline.replication.replica import Replica
 from strandline.telemetry import Telemetry
 from strandline.types import LeaderEpoch, Offset
 

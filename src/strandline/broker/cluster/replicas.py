@@ -13,25 +13,25 @@ from strandline.broker.cluster.alter_partition import IsrProposals
 from strandline.broker.cluster.assignment import assignment, not_leader
 from strandline.broker.cluster.channels import REPLICATION, decode_replication, encode_replication
 from strandline.broker.cluster.epochs import leader_epochs
-from strandline.broker.cluster.move_rate import MoveRate
 from strandline.broker.cluster.replica import ReplicaDriver
+from strandline.broker.cluster.replication_throttle import MoveRate
 from strandline.broker.cluster.requests import Session
-from strandline.broker.group_commit import GroupCommitter
-from strandline.broker.partition import Partition
 from strandline.broker.peers.frame import Frame
 from strandline.broker.peers.link import PeerLinks
-from strandline.broker.pending import AckWaiter
+from strandline.broker.write_path.group_commit import GroupCommitter
+from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.pending import AckWaiter
 from strandline.clock import Clock
+from strandline.core.metadata.commands import BrokerRun
+from strandline.core.metadata.image import MetadataImage, PartitionImage
+from strandline.core.replication import events as ev
+from strandline.core.replication.effects import ProposeIsr, Send
+from strandline.core.replication.limits import ReplicationLimits
+from strandline.core.replication.messages import Session as StreamSession
+from strandline.core.replication.replica import Replica
+from strandline.core.replication.state import LogState
+from strandline.core.replication.trace import Trace, TracedReplica
 from strandline.errors import NotLeaderError, StrandlineError
-from strandline.metadata.commands import BrokerRun
-from strandline.metadata.image import MetadataImage, PartitionImage
-from strandline.replication import events as ev
-from strandline.replication.effects import ProposeIsr, Send
-from strandline.replication.limits import ReplicationLimits
-from strandline.replication.messages import Session as StreamSession
-from strandline.replication.replica import Replica
-from strandline.replication.state import LogState
-from strandline.replication.trace import Trace, TracedReplica
 from strandline.telemetry import Telemetry
 from strandline.types import BrokerId, LogId, Offset
 

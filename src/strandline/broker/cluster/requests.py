@@ -18,14 +18,14 @@ from strandline.broker.cluster.channels import (
 )
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.quorum import Quorum
+from strandline.core.metadata.commands import Command, Entry, OpenSession, Proposed, encode_entry
+from strandline.core.metadata.outcome import Outcome
 from strandline.errors import (
     NotLeaderError,
     RequestTimeoutError,
     StrandlineError,
     UnavailableError,
 )
-from strandline.metadata.commands import Command, Entry, OpenSession, Proposed, encode_entry
-from strandline.metadata.outcome import Outcome
 from strandline.types import BrokerId
 
 logger = logging.getLogger(__name__)

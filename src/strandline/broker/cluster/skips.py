@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 
-from strandline.broker.cluster.log_starts import LogStarts
+from strandline.broker.cluster.delete_records import LogStarts
 from strandline.broker.cluster.operations import Operations
-from strandline.broker.partition import Partition
+from strandline.broker.write_path.partition import Partition
+from strandline.core.metadata.commands import SkipTo
 from strandline.errors import OffsetOutOfRangeError, UnavailableError
-from strandline.metadata.commands import SkipTo
 from strandline.types import LogId, Offset
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ import msgspec
 from strandline.broker.cluster.channels import TRACE
 from strandline.broker.peers.frame import Data, Frame
 from strandline.broker.peers.link import PeerLinks
+from strandline.core.replication.trace import Trace
 from strandline.errors import UNDECODABLE, InvalidConfigError, InvalidRecordError
-from strandline.replication.trace import Trace
 from strandline.types import BrokerId
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -13,8 +13,8 @@ Pure; must not know who carries a change out, or when.
 
 from collections.abc import Iterator
 
-from strandline.consensus.messages import Members
-from strandline.metadata.image import MetadataImage
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.raft.messages import Members
 from strandline.types import BrokerId
 
 VOTERS_MAX = 7

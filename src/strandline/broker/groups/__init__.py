@@ -3,7 +3,7 @@
 ``Broker.groups`` is a ``GroupCoordinatorService``; every method is a coroutine on the broker's
 loop, and any front end may use it:
 
-- ``join``, ``heartbeat``, ``leave``: be a member of a group (``strandline.groups.events``);
+- ``join``, ``heartbeat``, ``leave``: be a member of a group (``strandline.core.groups.events``);
 - ``commit(group, positions)``: note positions, stream → partition → offset of the next record to
   consume; done when every in-sync replica has them. Without a member it is for groups that have
   none: any consumer that keeps positions without being a member, such as a cursor of Liftbridge's,

@@ -1,4 +1,4 @@
 """Transactions on a broker: what partitions keep of them, and the office of the coordinator.
 
-The decisions are ``strandline.transactions``'; here are the logs, the turns and the wires.
+The decisions are ``strandline.core.transactions``'; here are the logs, the turns and the wires.
 """

@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery
 
-from strandline.client.compacted_view import compacted_view
+from strandline.api.admin import StreamInfo
+from strandline.client.reader.compacted_view import compacted_view
 from strandline.errors import InvalidConfigError, InvalidRecordError
-from strandline.protocol.admin import StreamInfo
 from strandline.spark.connection import client_of
 from strandline.spark.pipelines.aggregates import (
     AggregateState,

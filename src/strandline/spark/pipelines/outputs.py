@@ -11,9 +11,9 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
+from strandline.api.admin import StreamInfo
 from strandline.client import Client
 from strandline.errors import StreamExistsError, UnknownStreamError
-from strandline.protocol.admin import StreamInfo
 from strandline.spark.connection import identity_of, with_retries
 
 _RETRY_TIMEOUT_MS = 60_000

@@ -11,9 +11,9 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 -- the name all of Spark's users know
 
+from strandline.api.admin import StreamInfo
 from strandline.client import Client
 from strandline.errors import InvalidRequestError
-from strandline.protocol.admin import StreamInfo
 from strandline.spark.headers import SOURCE_HEADERS, SOURCE_OFFSET, SOURCE_PARTITION, SOURCE_STREAM
 
 _WINDOW_RECORDS = 1024

@@ -10,7 +10,7 @@ from strandline.broker import base as base_module
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.config import BrokerConfig, ClusterConfig, JournalConfig, StreamConfig
 from strandline.errors import StrandlineError
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
 
 IDS = (1, 2, 3)
 

@@ -5,11 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from strandline.core.metadata.commands import JoinGroup
 from strandline.errors import InvalidRequestError, UnavailableError
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.frontends.grpc.liftbridge.activity import Activity
-from strandline.frontends.grpc.liftbridge.host import ACTIVITY, Host
-from strandline.metadata.commands import JoinGroup
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc.liftbridge.activity import Activity
+from strandline.servers.grpc.liftbridge.host import ACTIVITY, Host
 from strandline.types import BrokerId
 
 

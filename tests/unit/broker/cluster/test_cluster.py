@@ -10,7 +10,7 @@ from strandline.broker.cluster import metadata_applier as following
 from strandline.broker.cluster import replicas, requests
 from strandline.broker.cluster.broker import ClusterBroker
 from strandline.config import BrokerConfig, ClusterConfig, JournalConfig
-from strandline.consensus.messages import Campaign
+from strandline.core.raft.messages import Campaign
 from strandline.errors import (
     InvalidConfigError,
     NotLeaderError,
@@ -18,10 +18,10 @@ from strandline.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from strandline.frontends.grpc._generated import liftbridge_pb2 as pb
-from strandline.frontends.grpc.liftbridge.describe import DescribeCalls
-from strandline.frontends.grpc.liftbridge.host import Host
-from strandline.server.ports import free_ports
+from strandline.process.ports import free_ports
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc.liftbridge.describe import DescribeCalls
+from strandline.servers.grpc.liftbridge.host import Host
 
 
 async def test_records_are_on_every_replica_when_acked(cluster):

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from strandline.broker.cluster.move_rate import MoveRate
-from strandline.metadata.commands import ForgetDirectory
+from strandline.broker.cluster.replication_throttle import MoveRate
+from strandline.core.metadata.commands import ForgetDirectory
 from strandline.record.codec import decode_batches
 from strandline.types import PartitionName
 

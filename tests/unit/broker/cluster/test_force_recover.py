@@ -6,8 +6,8 @@ import pytest
 
 from strandline.broker.cluster.force_recover import force_recover, what_is_left
 from strandline.config import StreamConfig
+from strandline.core.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.errors import DataDirLockedError, InvalidConfigError, InvalidRequestError
-from strandline.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.storage.disk import Disk
 from strandline.types import BrokerId, LogId, PartitionName
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from strandline.broker.groups.coordinator_service import GROUPS_STREAM
+from strandline.broker.coordinators.groups import GROUPS_STREAM
 from strandline.errors import NotLeaderError, UnavailableError
 from strandline.types import PartitionName
 
@@ -58,7 +58,7 @@ async def test_the_coordinator_moves_and_forgets_nothing(cluster):
 
 async def test_a_coordinator_that_was_cut_off_answers_nothing(cluster, monkeypatch):
     """Whoever cannot reach enough replicas neither notes positions nor reads old ones."""
-    monkeypatch.setattr("strandline.broker.coordinator_runtime.REQUEST_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("strandline.broker.coordinators.runtime.REQUEST_TIMEOUT_S", 2.0)
     await cluster.start(*IDS)
     await cluster.until_live()  # an internal stream gets as many copies as there are brokers
     await ask(cluster, "commit", "g", {"s": {0: 1}})
@@ -72,8 +72,8 @@ async def test_a_coordinator_that_was_cut_off_answers_nothing(cluster, monkeypat
 
 async def test_old_entries_go_on_every_replica(cluster, monkeypatch):
     """The state is written anew and the log cut there; another coordinator begins from the rest."""
-    monkeypatch.setattr("strandline.broker.coordinator_runtime.SEGMENT_BYTES", 64 << 10)
-    monkeypatch.setattr("strandline.coordinator_effects.REWRITE_ENTRIES_MIN", 40)
+    monkeypatch.setattr("strandline.broker.coordinators.runtime.SEGMENT_BYTES", 64 << 10)
+    monkeypatch.setattr("strandline.core.coordinator_effects.REWRITE_ENTRIES_MIN", 40)
     await cluster.start(*IDS)
     await cluster.until_live()
     many = dict.fromkeys(range(1000), 0)

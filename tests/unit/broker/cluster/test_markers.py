@@ -7,9 +7,9 @@ import pytest
 from strandline.broker.cluster.channels import MarkerWritten
 from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.peer_rpc import PeerRpc
+from strandline.core.transactions.effects import Mark, MarkerKind
+from strandline.core.transactions.state import Producer, TransactionPartition
 from strandline.errors import DiskFullError
-from strandline.transactions.effects import Mark, MarkerKind
-from strandline.transactions.state import Producer, TransactionPartition
 
 MARK = Mark("", Producer(7, 1), TransactionPartition("s", 0, 5), MarkerKind.COMMIT)
 

@@ -10,23 +10,23 @@ from strandline.broker.cluster import channels
 from strandline.broker.cluster.epochs import leader_epochs
 from strandline.broker.cluster.identity import FILE_NAME as IDENTITY_NAME
 from strandline.broker.cluster.identity import begin_incarnation, load_identity
-from strandline.broker.cluster.machine import MetadataMachine
 from strandline.broker.cluster.reading import read_batches, read_range
+from strandline.broker.cluster.state_machine import MetadataMachine
 from strandline.broker.cluster.watermarks import FILE_NAME as WATERMARKS_NAME
 from strandline.broker.cluster.watermarks import load_watermarks, save_watermarks
 from strandline.broker.peers.frame import Frame
 from strandline.config import StreamConfig
-from strandline.consensus.messages import Envelope, VoteReply
+from strandline.core.metadata.commands import CreateStream, OpenSession, encode_entry
+from strandline.core.raft.messages import Envelope, VoteReply
+from strandline.core.replication.messages import BatchRef, Replicate
 from strandline.errors import (
     CorruptBatchError,
     DiskFullError,
     InvalidConfigError,
     InvalidRecordError,
 )
-from strandline.metadata.commands import CreateStream, OpenSession, encode_entry
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_filler, encode_records
-from strandline.replication.messages import BatchRef, Replicate
 from strandline.storage.log import Log
 from strandline.storage.recovery import LogPlan, recover
 from strandline.storage.twin_file import twin_of

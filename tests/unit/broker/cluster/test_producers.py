@@ -6,7 +6,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from strandline.broker import log_replay, partition_appends
+from strandline.broker.write_path import log_replay, partition_appends
 from strandline.security.producer_ids import owner_of
 from strandline.types import ProducerStamp
 

@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
+from strandline.core.metadata.commands import ForgetDirectory
 from strandline.errors import CorruptBatchError
-from strandline.metadata.commands import ForgetDirectory
 
 WORDS = [f"record-{number:03}" for number in range(30)]
 

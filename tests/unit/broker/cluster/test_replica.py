@@ -5,17 +5,14 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from strandline.broker.append_queue import GATHERING_MS_MAX
 from strandline.broker.cluster.replica import ReplicaDriver
-from strandline.broker.partition import Admission, Partition
+from strandline.broker.write_path.append_queue import GATHERING_MS_MAX
+from strandline.broker.write_path.partition import Admission, Partition
 from strandline.clock import ManualClock
 from strandline.config import LimitsConfig, StreamConfig
-from strandline.errors import DiskFullError, NotLeaderError, StrandlineError, UnavailableError
-from strandline.record.batch import read_header
-from strandline.record.codec import Stamp, encode_records
-from strandline.replication import events as ev
-from strandline.replication.limits import ReplicationLimits
-from strandline.replication.messages import (
+from strandline.core.replication import events as ev
+from strandline.core.replication.limits import ReplicationLimits
+from strandline.core.replication.messages import (
     Acked,
     BatchRef,
     Diverged,
@@ -23,8 +20,11 @@ from strandline.replication.messages import (
     Replicate,
     StartAt,
 )
-from strandline.replication.replica import Replica
-from strandline.replication.state import LogState
+from strandline.core.replication.replica import Replica
+from strandline.core.replication.state import LogState
+from strandline.errors import DiskFullError, NotLeaderError, StrandlineError, UnavailableError
+from strandline.record.batch import read_header
+from strandline.record.codec import Stamp, encode_records
 from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
 from strandline.types import PartitionName

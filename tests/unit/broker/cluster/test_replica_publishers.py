@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from strandline.broker.cluster.replica_publishers import ReplicaPublishers
-from strandline.broker.pending import AckWaiter
+from strandline.broker.write_path.pending import AckWaiter
 from strandline.errors import UnavailableError, UnknownStreamError
 from strandline.types import Offset
 

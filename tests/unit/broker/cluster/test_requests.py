@@ -9,10 +9,10 @@ from strandline.broker.cluster import requests as requests_module
 from strandline.broker.cluster.channels import Propose
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.cluster.requests import Requests, Session
+from strandline.core.metadata.apply import apply_entry
+from strandline.core.metadata.commands import AllocateProducerIds, OpenSession, decode_entry
+from strandline.core.metadata.image import MetadataImage
 from strandline.errors import NotLeaderError, RequestTimeoutError, UnavailableError
-from strandline.metadata.apply import apply_entry
-from strandline.metadata.commands import AllocateProducerIds, OpenSession, decode_entry
-from strandline.metadata.image import MetadataImage
 
 
 class Group:

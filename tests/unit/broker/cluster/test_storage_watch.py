@@ -6,7 +6,7 @@ import errno
 import pytest
 
 from strandline.broker.cluster import storage_watch
-from strandline.metadata.commands import ReportStorage
+from strandline.core.metadata.commands import ReportStorage
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from strandline.broker.cluster.voters import VOTERS_MAX, heir, heirs, next_members
-from strandline.consensus.messages import Members
-from strandline.metadata.image import BrokerImage, MetadataImage
+from strandline.core.metadata.image import BrokerImage, MetadataImage
+from strandline.core.raft.messages import Members
 
 
 def image(*brokers, removed=(), **changed):

@@ -1,0 +1,324 @@
+"""Publishers and readers of a chaos run; what they hear they tell the histories.
+
+Rules: a publisher retries each record with the same ``Nats-Msg-Id`` until it is acked, at whichever
+broker's nats-server answers. With a window of one the next record is not sent before the last was
+acked, so its records must come in order. A reader goes on where it was, on another replica if it
+roams: what it sees must be one log. A publish has three outcomes: acked, refused, or no answer,
+after which the record may be stored or not. An error that no fault may cause is a broken promise.
+"""
+
+import asyncio
+import contextlib
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+from simulation.world import ViolationError
+
+from chaos.cluster import HOST
+from strandline.errors import (
+    DisconnectedError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    RequestTimeoutError,
+    ShuttingDownError,
+    StrandlineError,
+    UnavailableError,
+    UnknownStreamError,
+)
+from strandline.servers.nats.protocol import (
+    Parser,
+    Ping,
+    encode_publish_with_headers,
+    encode_subscribe,
+)
+from strandline.testing.history import PartitionHistory
+from strandline.testing.process import ProcessServer
+from strandline.testing.replica import ReplicaReader
+
+ANSWER_TIMEOUT_S: Final = 0.5
+CONNECT_TIMEOUT_S: Final = 1.0
+SILENCES_MAX: Final = 2
+"""Windows without any answer after which a publisher tries another nats-server."""
+RETRY_S: Final = 0.02
+READ_TIMEOUT_S: Final = 1.0
+ROAM_AFTER: Final = 5
+PAYLOAD_MAX: Final = 1 << 20
+OPTIONS: Final = b'{"verbose":false,"pedantic":false,"headers":true,"echo":false,"protocol":1}'
+PASSING: Final = (
+    DisconnectedError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    RequestTimeoutError,
+    ShuttingDownError,
+    UnknownStreamError,  # by a broker that has just started
+)
+"""What a client may be told while brokers are broken, besides that something is unavailable."""
+
+
+def expected(error: StrandlineError, *others: type[StrandlineError]) -> str:
+    """The code of an error that the faults may cause.
+
+    Args:
+        error: what a client was told.
+        others: kinds that this client may be told besides ``PASSING``.
+
+    Raises:
+        ViolationError: nothing that is broken here may cause it.
+    """
+    if type(error) is UnavailableError or isinstance(error, PASSING + others):
+        return error.code
+    raise ViolationError(f"an error that no fault may cause: {error.code}: {error}") from error
+
+
+class AckTimes:
+    """When acks came, on the monotonic clock, and the longest time between two of them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.silence_s_max = 0.0
+        self._last_s = time.monotonic()
+
+    def note(self) -> None:
+        """An ack came."""
+        now_s = time.monotonic()
+        self.silence_s_max = max(self.silence_s_max, now_s - self._last_s)
+        self._last_s = now_s
+        self.count += 1
+
+    def forget(self) -> None:
+        """Start a new maximum; a silence that began before still counts whole."""
+        self.silence_s_max = 0.0
+
+
+class Publisher:
+    """Publishes numbered records to one subject until told to stop, each until it is acked.
+
+    Args:
+        servers: brokers to publish at, whose ports do not change.
+        subject: of the partition.
+        history: of the partition.
+        name: part of each record and message id.
+        window: how many records are under way.
+        padding: records have 0 to 6 times so many bytes more.
+        answer_timeout_s: how long to wait for acks before retrying.
+        together: notes the acks of several publishers.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ProcessServer],
+        subject: str,
+        history: PartitionHistory,
+        *,
+        name: str,
+        window: int = 1,
+        padding: int = 100,
+        answer_timeout_s: float = ANSWER_TIMEOUT_S,
+        together: AckTimes | None = None,
+    ) -> None:
+        self.name = name
+        self.acked = AckTimes()
+        self.duplicates = 0
+        self.refusals: Counter[str] = Counter()
+        self.unanswered = 0
+        self.is_stopping = False
+        self._servers = servers
+        self._subject = subject.encode()
+        self._history = history
+        self._window = window
+        self._padding = padding
+        self._answer_timeout_s = answer_timeout_s
+        self._together = together
+        self._open: dict[int, int] = {}
+        self._sent = 0
+        self._acked_end = 0
+
+    async def run(self) -> None:
+        """Publish at one server after the other."""
+        turn = 0
+        while not self._is_done:
+            server = self._servers[turn % len(self._servers)]
+            turn += 1
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    port = server.ready["nats_port"]
+                    reader, writer = await asyncio.open_connection(HOST, port)
+            except (OSError, TimeoutError):
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                await self._publish(reader, writer, f"_INBOX.{self.name}.{turn}".encode())
+            except (OSError, asyncio.IncompleteReadError):
+                await asyncio.sleep(RETRY_S)
+            finally:
+                writer.transport.abort()
+
+    @property
+    def steps(self) -> int:
+        """How many records were acked."""
+        return self.acked.count
+
+    @property
+    def _is_done(self) -> bool:
+        return self.is_stopping and not self._open
+
+    async def _publish(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inbox: bytes
+    ) -> None:
+        """Publish a window after the other until the server is silent or gone."""
+        writer.write(b"CONNECT %b\r\n%b" % (OPTIONS, encode_subscribe(inbox + b".*", b"1")))
+        parser, silences = Parser(PAYLOAD_MAX, from_client=False), 0
+        while not self._is_done and silences <= SILENCES_MAX:
+            while len(self._open) < self._window and not self.is_stopping:
+                self._open[self._sent] = self._acked_end
+                self._sent += 1
+            writer.write(b"".join(self._encoded(number, inbox) for number in self._open))
+            await writer.drain()
+            before = self.acked.count
+            waiting = set(self._open)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._answer_timeout_s):
+                    while waiting:
+                        await self._take_answers(reader, writer, parser, waiting=waiting)
+            self.unanswered += len(waiting)
+            silences = 0 if self.acked.count > before else silences + 1
+            if self._open:
+                await asyncio.sleep(RETRY_S)
+
+    def _encoded(self, number: int, inbox: bytes) -> bytes:
+        block = f"NATS/1.0\r\nNats-Msg-Id: {self.name}-{number}\r\n\r\n".encode()
+        reply = b"%b.%d" % (inbox, number)
+        return encode_publish_with_headers(
+            self._subject, self._value(number), block=block, reply=reply
+        )
+
+    def _value(self, number: int) -> bytes:
+        return f"{self.name} {number} ".encode() + bytes(number % 7 * self._padding)
+
+    async def _take_answers(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        parser: Parser,
+        *,
+        waiting: set[int],
+    ) -> None:
+        """Read once, and take every answer that came.
+
+        Raises:
+            ConnectionResetError: the server has closed.
+        """
+        data = await reader.read(PAYLOAD_MAX)
+        if not data:
+            raise ConnectionResetError
+        for event in parser.feed(data):
+            if isinstance(event, Ping):
+                writer.write(b"PONG\r\n")
+            if not isinstance(event, tuple):
+                continue
+            number = int(event[0].rpartition(b".")[2])
+            answer = json.loads(event[4])
+            waiting.discard(number)
+            if "error" in answer:
+                self.refusals[answer["error"]["description"]] += 1
+            elif number in self._open:
+                self._take_ack(number, answer)
+
+    def _take_ack(self, number: int, answer: dict[str, object]) -> None:
+        offset = int(str(answer["seq"])) - 1
+        self._history.ack(self._value(number), offset, floor=self._open.pop(number))
+        self._acked_end = max(self._acked_end, offset + 1)
+        self.duplicates += bool(answer.get("duplicate"))
+        self.acked.note()
+        if self._together is not None:
+            self._together.note()
+
+
+class Reader:
+    """Reads every partition of a stream from its start on, until told to stop; runs in a thread.
+
+    It asks a replica for no more than the replica has just said to be committed: that this offset
+    does not exist is no answer.
+
+    Args:
+        servers: replicas to read from; with several, it goes on at the next after a few reads.
+        stream: its name.
+        histories: of the partitions.
+        name: who it is in the histories.
+    """
+
+    def __init__(
+        self,
+        servers: Sequence[ProcessServer],
+        stream: str,
+        histories: Sequence[PartitionHistory],
+        *,
+        name: str,
+    ) -> None:
+        self.name = name
+        self.records = 0
+        self.errors: Counter[str] = Counter()
+        self.is_stopping = False
+        self._servers = servers
+        self._stream = stream
+        self._histories = histories
+        self._next = dict.fromkeys(range(len(histories)), 0)
+
+    @property
+    def steps(self) -> int:
+        """How many records were read."""
+        return self.records
+
+    def is_at(self, ends: Sequence[int]) -> bool:
+        """Whether it has read each partition to its end."""
+        return [self._next[number] for number in range(len(ends))] == list(ends)
+
+    def run(self) -> None:
+        """Read at one replica after the other.
+
+        Raises:
+            ViolationError: records or errors that must not be.
+        """
+        turn = 0
+        while not self.is_stopping:
+            server = self._servers[turn % len(self._servers)]
+            turn += 1
+            try:
+                with ReplicaReader(server.flight, timeout_s=READ_TIMEOUT_S) as replica:
+                    self._follow(replica)
+            except StrandlineError as error:
+                self.errors[expected(error)] += 1
+                time.sleep(RETRY_S)
+
+    def _follow(self, replica: ReplicaReader) -> None:
+        for _ in range(ROAM_AFTER):
+            ends = replica.wait_for(self._stream, self._next, timeout_s=READ_TIMEOUT_S / 2)
+            for partition, end in ends.items():
+                if end > self._next[partition]:
+                    self._take(replica, partition, end)
+            if self.is_stopping:
+                return
+
+    def _take(self, replica: ReplicaReader, partition: int, end: int) -> None:
+        first, columns = self._next[partition], ["offset", "value"]
+        batches = replica.read(
+            self._stream, partition=partition, start=first, stop=end, columns=columns
+        )
+        for batch in batches:
+            offsets, values = (column.to_pylist() for column in batch.columns)
+            self._next[partition] = self._histories[partition].read(self.name, offsets, values)
+            self.records += len(values)
+
+
+def read_log(server: ProcessServer, stream: str, partition: int) -> list[bytes]:
+    """A whole partition as a replica serves it.
+
+    Raises:
+        StrandlineError: the broker cannot be read.
+    """
+    with ReplicaReader(server.flight) as replica:
+        batches = replica.read(stream, partition=partition)
+        return [value for batch in batches for value in batch.column(0).to_pylist()]

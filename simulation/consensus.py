@@ -1,0 +1,229 @@
+"""Histories of the consensus group: real ``Raft`` cores on simulated disks, clocks and network.
+
+Faults: messages lost, repeated, late and out of order; links cut one way or both; crashes during a
+write, of one member or all, which lose or keep any part of what was not synced; slow syncs; clocks
+that run at different speeds; snapshots; hand-overs; membership changes, many of them right after
+elections. Judged: see ``ConsensusChecker``, and ``QuorumWatch`` for leaders without a quorum. After
+some time everything heals, and then the group has to agree again, and to get on: see ``Trials``.
+"""
+
+from collections.abc import Sequence
+
+from simulation.consensus_checker import ConsensusChecker
+from simulation.consensus_member import Member
+from simulation.consensus_trials import Trials
+from simulation.world import NetworkFaults, World
+from strandline.core.raft.leader import Leader
+from strandline.core.raft.messages import Entry, Envelope, Members
+from strandline.core.raft.state import RaftSettings
+from strandline.types import BrokerId
+
+FAULTY_MS = 6_000.0
+HEALED_MS = 5_000.0
+
+
+class Group:
+    """One history.
+
+    Args:
+        seed: decides everything.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        voters = self.choose()
+        spares = 2 if self.changes_members else 0
+        self.ids = tuple(BrokerId(number) for number in range(1, voters + spares + 1))
+        members = Members(voters=self.ids[:voters])
+        self.checker = ConsensusChecker(self.world, members)
+        self.members = {me: Member(self, me, members) for me in self.ids}
+        self.commands = 0
+
+    def choose(self) -> int:
+        """Choose how everything behaves, and how many voters there are at first."""
+        rng = self.world.rng
+        voters: int = rng.choice((1, 2, 3, 3, 4, 5))
+        self.changes_members = rng.random() < 0.5
+        self.sync_ms: Sequence[float] = rng.choice(
+            ((0.1,), (0.1, 1, 5, 20), (5, 20, 60), (1, 1, 1, 200))
+        )
+        self.snapshot_every = rng.choice((8, 30, 10**9))
+        self.pace_ms = rng.choice((1_500, 500, 150, 50))
+        self.laziness = rng.choice((0, 0.3))
+        self.is_stormy = rng.random() < 0.3
+        self.settings = RaftSettings(batch_bytes_max=rng.choice((30, 100, 256 << 10)))
+        self.world.faults = NetworkFaults(
+            loss=rng.choice((0, 0.02, 0.15)),
+            repeat=rng.choice((0, 0.02, 0.1)),
+            delay_ms_max=rng.choice((2, 10, 30)),
+            straggler=rng.choice((0.03, 0.15)),
+        )
+        return voters
+
+    def run(self) -> World:
+        """Faults, then healing, then judgement.
+
+        Raises:
+            ViolationError: a promise was broken.
+            AssertionError: an invariant of the core was.
+        """
+        world = self.world
+        for _ in range(3):
+            world.after(200, self.client)
+        world.after(300, self.chaos)
+        world.run_until(FAULTY_MS)
+        world.calm()
+        self.sync_ms = (0.1, 1)
+        for member in self.members.values():
+            self.restart(member)
+        world.run_until(FAULTY_MS + HEALED_MS)
+        self.judge_end()
+        Trials(self).run()
+        self.judge_end()
+        return world
+
+    def judge_end(self) -> None:
+        """Nothing has broken for a while."""
+        self.checker.judge_end([member.raft for member in self.members.values()])
+
+    def send(self, envelopes: Sequence[Envelope]) -> None:
+        """Hand messages to the network."""
+        for envelope in envelopes:
+            link = (envelope.sender, envelope.receiver)
+            self.world.send(link, self.members[envelope.receiver].receive, envelope)
+
+    def restart(self, member: Member) -> None:
+        """Start a member that is down."""
+        if not member.is_up:
+            member.start()
+
+    # What happens
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no more harm is done."""
+        return self.world.now_ms >= FAULTY_MS
+
+    def leading(self) -> list[Member]:
+        """Members that believe they lead."""
+        members = self.members.values()
+        return [m for m in members if m.is_up and isinstance(m.raft.role, Leader)]
+
+    def client(self) -> None:
+        """A command or a read now, and again soon."""
+        world, rng = self.world, self.world.rng
+        if self.is_over:
+            return
+        world.after(rng.uniform(2, 40), self.client)
+        up = self.leading() or [m for m in self.members.values() if m.is_up]
+        if not up:
+            return
+        member = rng.choice(up)
+        if rng.random() < 0.3:
+            self.ask(member)
+        elif not member.pause_ms:
+            self.command(member)
+
+    def command(self, member: Member) -> None:
+        """A client's command."""
+        self.commands += 1
+        member.propose(b"c%d" % self.commands)
+
+    def ask(self, member: Member) -> None:
+        """A client's read."""
+        if member.is_up and not member.pause_ms:
+            self.commands += 1
+            member.read(self.commands, self.checker.acked_index)
+
+    def elected(self, member: Member) -> None:
+        """Where bugs live: something to do at once, then alone with a few, or dead."""
+        rng = self.world.rng
+        self.world.note(f"{member.me} leads {member.raft.state.term}")
+        if self.is_over:
+            return
+        if rng.random() < 0.3:  # somebody was waiting for a leader
+            self.command(member)
+        if rng.random() < (0.6 if self.is_stormy else 0.1):
+            self.world.after(rng.uniform(0, 80 if self.is_stormy else 10), self.kill, member)
+        if self.changes_members and rng.random() < 0.6:
+            for _ in range(rng.choice((1, 1, 2))):
+                self.world.after(0, self.change_members, member)
+            if rng.random() < 0.6:
+                self.world.after(rng.uniform(0, 15), self.isolate, member)
+
+    def applied(self, member: Member, entry: Entry) -> None:
+        """A member has applied an entry; nothing comes of it here."""
+
+    def isolate(self, member: Member) -> None:
+        """Cut a member off, with at most half of the others."""
+        if self.is_over:
+            return
+        others = [each for each in self.ids if each != member.me]
+        few = self.world.rng.randrange(0, max(1, len(others) // 2 + 1))
+        self.cut_off([member.me, *self.world.rng.sample(others, few)], one_way=0)
+
+    def cut_off(self, side: Sequence[BrokerId], *, one_way: float) -> None:
+        """Cut a side off for a while: long enough for the others to elect, short enough to go on.
+
+        What is cut meanwhile replaces it, and heals with it.
+        """
+        self.world.partition(side, self.ids, one_way=one_way)
+        self.world.after(self.world.rng.uniform(20, 600), self.world.heal)
+
+    def change_members(self, member: Member) -> None:
+        """Add a learner, make one a voter, or remove somebody."""
+        rng = self.world.rng
+        old = member.raft.state.members
+        voters, learners = set(old.voters), set(old.learners)
+        for someone in rng.sample(self.ids, rng.choice((1, 1, 1, 2))):  # two are to be refused
+            if someone in voters and len(voters) > 1:
+                voters.remove(someone)
+            elif someone in learners:
+                learners.remove(someone)
+                voters.add(someone)
+            elif someone not in voters:
+                learners.add(someone)
+        member.change_members(Members(tuple(sorted(voters)), tuple(sorted(learners))))
+
+    def chaos(self) -> None:
+        """Something bad, and more of it later."""
+        world, rng = self.world, self.world.rng
+        if self.is_over:
+            return
+        world.after(rng.uniform(5, self.pace_ms), self.chaos)
+        up, leading = [m for m in self.members.values() if m.is_up], self.leading()
+        dice = rng.random()
+        if leading and dice < 0.25:
+            self.strike(rng.choice(leading))
+        elif up and dice < 0.35:
+            self.kill(rng.choice(up))
+        elif dice < 0.37:
+            for member in up:
+                self.kill(member)
+        elif dice < 0.5:
+            side = rng.sample(self.ids, rng.randrange(len(self.ids)))
+            self.cut_off(side, one_way=rng.choice((0, 0.3)))
+        elif dice < 0.6:
+            world.heal()
+        elif leading:
+            member = rng.choice(leading)
+            if self.changes_members and rng.random() < 0.7:
+                self.change_members(member)
+            else:
+                member.hand_over(rng.choice(self.ids))
+
+    def strike(self, leader: Member) -> None:
+        """Kill a leader, cut it off, or let it sleep through an election."""
+        dice = self.world.rng.random()
+        if dice < 0.35:
+            self.kill(leader)
+        elif dice < 0.7:
+            self.isolate(leader)
+        else:
+            leader.pause(self.world.rng.uniform(50, 500))
+
+    def kill(self, member: Member) -> None:
+        """Crash a member, to be started again."""
+        member.crash()
+        down_ms_max = 80 if self.is_stormy else 400
+        self.world.after(self.world.rng.uniform(5, down_ms_max), self.restart, member)

@@ -1,0 +1,111 @@
+"""What must hold in every history of a consensus group, judged from outside the core.
+
+- one leader a term;
+- one value per index, over all members and all time; nothing skipped;
+- an acked command is in the log once, and stays;
+- a read sees everything acked before it was asked for;
+- a member's idea of the membership is the newest one in its log;
+- after healing there is a leader, and everybody it knows has applied the same.
+"""
+
+from collections.abc import Sequence
+
+from simulation.world import ViolationError, World
+from strandline.core.raft.leader import Leader
+from strandline.core.raft.log import decode_members
+from strandline.core.raft.messages import Entry, Index, Kind, Members, Term
+from strandline.core.raft.raft import Raft
+from strandline.types import BrokerId
+
+
+class ConsensusChecker:
+    """Remembers what everybody was told, and raises ``ViolationError`` at the first contradiction.
+
+    Args:
+        world: whose fingerprint takes in what happens.
+        founders: the members at the beginning.
+    """
+
+    def __init__(self, world: World, founders: Members) -> None:
+        self._world = world
+        self._memberships: list[tuple[Index, Members]] = [(Index(0), founders)]
+        self._leaders: dict[Term, BrokerId] = {}
+        self._entries: dict[Index, tuple[Term, Kind, bytes]] = {}
+        self._chains: dict[Index, int] = {Index(0): 0}
+        self._commands: dict[bytes, Index] = {}
+        self._acked: dict[bytes, Index] = {}
+        self.acked_index = Index(0)
+        """The highest one a client was told of."""
+
+    def observe(self, me: BrokerId, raft: Raft) -> None:
+        """Look at a member between two events."""
+        state = raft.state
+        if isinstance(raft.role, Leader):
+            first = self._leaders.setdefault(state.term, me)
+            if first != me:
+                raise ViolationError(f"brokers {first} and {me} both lead term {state.term}")
+        index = state.members_index
+        if index > state.log.snapshot.index:
+            held = state.log.between(index, index)
+            if not held or held[0].kind is not Kind.MEMBERS:
+                raise ViolationError(f"broker {me} goes by a membership that is not in its log")
+            if decode_members(held[0].data) != state.members:
+                raise ViolationError(f"broker {me} goes by another membership than its log's")
+
+    def applied(self, entry: Entry, chain: int) -> None:
+        """A member has applied an entry, and ``chain`` is its checksum of all so far."""
+        value = (entry.term, entry.kind, entry.data)
+        if self._entries.setdefault(entry.index, value) != value:
+            other = self._entries[entry.index]
+            raise ViolationError(f"two values at {entry.index}: {other} and {value}")
+        self.restored(entry.index, chain)
+        if entry.kind is Kind.MEMBERS and entry.index > self._memberships[-1][0]:
+            self._memberships.append((entry.index, decode_members(entry.data)))
+        if entry.kind is Kind.COMMAND:
+            first = self._commands.setdefault(entry.data, entry.index)
+            if first != entry.index:
+                raise ViolationError(f"{entry.data!r} is at {first} and at {entry.index}")
+        self._world.note(f"{entry.index} {entry.data!r}")
+
+    def restored(self, index: Index, chain: int) -> None:
+        """A member's state after ``index`` has this checksum."""
+        if self._chains.setdefault(index, chain) != chain:
+            raise ViolationError(f"two states after entry {index}")
+
+    def restored_members(self, index: Index, members: Members) -> None:
+        """A member goes on from a snapshot that holds this membership."""
+        known = [each for at, each in self._memberships if at <= index]
+        if known[-1] != members:
+            raise ViolationError(f"the snapshot at {index} holds {members}, not {known[-1]}")
+
+    def acked(self, command: bytes, index: Index) -> None:
+        """A client was told that its command is done."""
+        if command in self._acked:
+            raise ViolationError(f"{command!r} was acked twice")
+        self._acked[command] = index
+        self.acked_index = max(self.acked_index, index)
+
+    def read(self, applied: Index, *, must_see: Index) -> None:
+        """A read was answered from the state after ``applied``."""
+        if applied < must_see:
+            raise ViolationError(f"a read saw entry {applied}, but {must_see} was acked before")
+
+    def judge_end(self, members: Sequence[Raft]) -> None:
+        """Everything has healed some time ago."""
+        leading = [raft for raft in members if isinstance(raft.role, Leader)]
+        if not leading:
+            raise ViolationError("no leader after healing")
+        leader = max(leading, key=lambda raft: raft.state.term)
+        applied = leader.state.log.applied_index
+        if applied < self.acked_index:
+            raise ViolationError(f"entry {self.acked_index} was acked; the log ends at {applied}")
+        known = set(leader.state.members.everybody)
+        for raft in members:
+            if raft.state.me in known and raft.state.log.applied_index != applied:
+                behind = raft.state.log.applied_index
+                raise ViolationError(f"broker {raft.state.me} is at {behind}, not {applied}")
+        for command, index in self._acked.items():
+            if self._entries[index][2] != command:
+                raise ViolationError(f"{command!r} was acked and is not at {index}")
+        if len(self._acked) == 0 and len(self._commands) > 0:
+            self._world.counts["histories without acks"] += 1

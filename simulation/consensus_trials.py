@@ -1,0 +1,111 @@
+"""What a group has to manage once it is whole, each in a bounded time.
+
+- There is one leader, which commits a command.
+- A voter that is away, or that hears everybody but the leader, comes back, and the leader is the
+  same: who stands alone deposes nobody.
+- The leader hands over to a voter that lacks its last commands: that one leads the next term, with
+  these commands.
+
+Rules: the network loses nothing and delays little meanwhile, and every member runs. Nothing here
+looks into a member beyond its role, term and membership.
+"""
+
+from typing import TYPE_CHECKING, Final
+
+from simulation.world import ViolationError
+from strandline.core.raft.messages import Index, Term
+from strandline.types import BrokerId
+
+if TYPE_CHECKING:
+    from simulation.consensus import Group
+    from simulation.consensus_member import Member
+
+COMMIT_MS: Final = 200.0
+AWAY_MS: Final = 700.0
+"""More than two election timeouts of the slowest clock."""
+BACK_MS: Final = 500.0
+HAND_OVER_MS: Final = 400.0
+
+
+class Trials:
+    """The end of one history.
+
+    Args:
+        group: everything in it has healed, and there is nothing left to do.
+    """
+
+    def __init__(self, group: "Group") -> None:
+        self._group = group
+        self._world = group.world
+        self._ordered: set[tuple[Index, Term]] = set()
+
+    def run(self) -> None:
+        """Try everything that there are members enough for.
+
+        Raises:
+            ViolationError: the group did not manage.
+        """
+        leader = self._the_leader()
+        self._commit(leader)
+        others = [voter for voter in leader.raft.state.members.voters if voter != leader.me]
+        if len(others) > 1:  # without one of them there is a quorum
+            self._send_away(leader, self._world.rng.choice(others))
+        if others:
+            self._hand_over(leader, self._world.rng.choice(others))
+
+    def _pass(self, time_ms: float) -> None:
+        self._world.run_until(self._world.now_ms + time_ms)
+
+    def _the_leader(self) -> "Member":
+        leading = self._group.leading()
+        if len(leading) != 1:
+            raise ViolationError(f"{[m.me for m in leading]} lead a group that is whole")
+        return leading[0]
+
+    def _check_leader(self, broker: BrokerId, term: int, *, after: str) -> None:
+        now = self._the_leader()
+        led = now.raft.state.term
+        if (now.me, led) != (broker, term):
+            raise ViolationError(
+                f"after {after} broker {now.me} leads term {led}, not {broker} term {term}"
+            )
+
+    def _order(self, leader: "Member") -> None:
+        """A command, which has to be taken."""
+        before = set(leader.proposed)
+        self._group.command(leader)
+        ordered = leader.proposed.keys() - before
+        self._ordered |= ordered
+        if not ordered:
+            raise ViolationError(f"broker {leader.me} leads a whole group and takes no command")
+
+    def _check_done(self, leader: "Member") -> None:
+        """Whatever it was asked to do here is done."""
+        for entry in sorted(self._ordered & leader.proposed.keys()):
+            raise ViolationError(f"broker {leader.me} was ordered {entry}, which is not done")
+
+    def _commit(self, leader: "Member") -> None:
+        self._order(leader)
+        self._pass(COMMIT_MS)
+        self._check_done(leader)
+
+    def _send_away(self, leader: "Member", away: BrokerId) -> None:
+        """Cut a voter off the others, or off what the leader says."""
+        term = leader.raft.state.term
+        if self._world.rng.random() < 0.5:
+            self._world.partition([away], self._group.ids, one_way=0)
+        else:
+            self._world.cut([(leader.me, away)])
+        self._pass(AWAY_MS)
+        self._world.heal()
+        self._pass(BACK_MS)
+        self._check_leader(leader.me, term, after=f"broker {away} was away")
+
+    def _hand_over(self, leader: "Member", heir: BrokerId) -> None:
+        term = leader.raft.state.term
+        for _ in range(2):  # the second waits for the answer to the first
+            self._order(leader)
+        leader.hand_over(heir)
+        self._pass(HAND_OVER_MS)
+        self._check_leader(heir, term + 1, after=f"broker {leader.me} handed over to {heir}")
+        self._check_done(leader)

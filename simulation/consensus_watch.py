@@ -1,0 +1,55 @@
+"""Whether a leader of the consensus group heard from a quorum lately, in ticks of its own.
+
+Rules: an election, and a change of the membership, count as being heard by everybody; of what came
+in only answers of the leader's own term count. A leader that has not heard from a quorum for two
+election timeouts has to have stepped down: somebody else may lead, and whoever asks it waits in
+vain.
+"""
+
+from simulation.world import ViolationError
+from strandline.core.raft.leader import Leader
+from strandline.core.raft.messages import AppendReply, Envelope, Index, Term
+from strandline.core.raft.raft import Raft
+from strandline.types import BrokerId
+
+PATIENCE: int = 2
+"""Election timeouts."""
+
+
+class QuorumWatch:
+    """Of one member, in one life."""
+
+    def __init__(self) -> None:
+        self._ticks = 0
+        self._era: tuple[Term, Index] | None = None
+        self._since = 0
+        self._heard: dict[BrokerId, int] = {}
+
+    def note(self, raft: Raft, envelope: Envelope | None) -> None:
+        """The member has taken a message in, or a tick.
+
+        Raises:
+            ViolationError: it leads, and has had no quorum for too long.
+        """
+        self._ticks += envelope is None
+        if not isinstance(raft.role, Leader):
+            self._era = None
+            return
+        era = (raft.state.term, raft.state.members_index)
+        if era != self._era:
+            self._era, self._since, self._heard = era, self._ticks, {}
+        if envelope is None:
+            self._judge(raft)
+        elif isinstance(envelope.message, AppendReply) and envelope.message.term == era[0]:
+            self._heard[envelope.sender] = self._ticks
+
+    def _judge(self, raft: Raft) -> None:
+        state = raft.state
+        oldest = self._ticks - PATIENCE * state.settings.election_ticks
+        voters = state.members.voters
+        heard = [v for v in voters if v == state.me or self._heard.get(v, self._since) >= oldest]
+        if len(heard) < state.members.quorum:
+            raise ViolationError(
+                f"broker {state.me} still leads term {state.term}, and has heard from {heard} of "
+                f"{voters} only for {PATIENCE} election timeouts"
+            )

@@ -1,0 +1,120 @@
+"""What records the replicas of a simulated cluster have, as plain lists.
+
+Rules: each record is a number of its own. A follower first drops what its leader does not have,
+then copies; a record is committed once every member of the ISR has it and these are ``min_isr`` or
+more; while an ISR change is under way both ISRs have to, until the leader learns that the
+partition has changed otherwise, for then its own change can apply no more. A replica forgets
+nothing but with its disk.
+"""
+
+from simulation.world import ViolationError
+from strandline.core.metadata.commands import ChangeIsr, Command, ElectLeader, Replicas
+from strandline.core.metadata.image import MetadataImage, PartitionImage
+from strandline.types import BrokerId, LogId
+
+
+class Records:
+    """The logs of all replicas, and what was committed."""
+
+    def __init__(self) -> None:
+        self.mail: list[ChangeIsr] = []
+        self._logs: dict[tuple[LogId, BrokerId], list[int]] = {}
+        self._committed: dict[LogId, list[int]] = {}
+        self._without_disk: set[BrokerId] = set()
+        self._next = 0
+
+    def append(self, partition: PartitionImage) -> None:
+        """The leader takes a record."""
+        assert partition.leader is not None
+        self._next += 1
+        self._log(partition, partition.leader).append(self._next)
+
+    def copy(self, partition: PartitionImage, follower: BrokerId, count: int) -> None:
+        """A follower truncates to what its leader has too, then copies some."""
+        assert partition.leader is not None
+        log, source = self._log(partition, follower), self._log(partition, partition.leader)
+        if follower != partition.leader:
+            same = _common(log, source)
+            log[same:] = source[same : same + count]
+
+    def has_all(self, partition: PartitionImage, broker: BrokerId) -> bool:
+        """Whether a replica is level with its leader."""
+        assert partition.leader is not None
+        return self._log(partition, broker) == self._log(partition, partition.leader)
+
+    def wanted_isr(self, partition: PartitionImage) -> Replicas:
+        """The members of an ISR change that is under way and may still apply; none if none is."""
+        for command in self.mail:
+            [change] = command.changes
+            if (change.at.log_id, change.at.version) == (partition.log_id, partition.version):
+                return change.isr
+        return ()
+
+    def commit(self, partition: PartitionImage, min_isr: int) -> None:
+        """What all of the ISR have is committed, if they are enough."""
+        assert partition.leader is not None
+        if len(partition.isr) < min_isr:
+            return
+        members = {*partition.isr, *self.wanted_isr(partition)}
+        source = self._log(partition, partition.leader)
+        count = min(_common(self._log(partition, b), source) for b in members)
+        committed = self._committed.setdefault(partition.log_id, [])
+        if count > len(committed):
+            self._check_members(partition, {partition.leader})
+            self._committed[partition.log_id] = source[:count]
+
+    def committed(self, partition: PartitionImage) -> int:
+        """How many records are committed."""
+        return len(self._committed.get(partition.log_id, ()))
+
+    def wipe(self, broker: BrokerId) -> None:
+        """A disk is lost; the broker can do nothing until it is let in with another one."""
+        self._without_disk.add(broker)
+        self._logs = {key: log for key, log in self._logs.items() if key[1] != broker}
+
+    def let_in(self, broker: BrokerId) -> None:
+        """A broker was registered with the disk it has."""
+        self._without_disk.discard(broker)
+
+    def note(self, before: MetadataImage, after: MetadataImage, command: Command) -> None:
+        """Judge leaders and ISRs; forget what unclean elections and deletions gave up."""
+        if before.streams is after.streams:
+            return
+        earlier = {p.log_id: p for _, p in before.partitions()}
+        is_unclean = isinstance(command, ElectLeader) and command.reason == "unclean"
+        for _, partition in after.partitions():
+            old = earlier.pop(partition.log_id, None)
+            if old is None or old is partition:
+                continue
+            if is_unclean and partition.leader is not None:
+                # No more than was committed: an ISR of one may still be too few to commit.
+                log = self._log(partition, partition.leader)
+                committed = self._committed.get(partition.log_id, [])
+                self._committed[partition.log_id] = log[: _common(log, committed)]
+            self._check_members(partition, set(partition.isr) - set(old.isr))
+            if partition.leader not in (None, old.leader):
+                self._check_members(partition, {partition.leader})
+        for log_id in earlier:
+            self._committed.pop(log_id, None)
+        for _, partition in after.partitions():
+            if partition.log_start_offset > self.committed(partition):
+                raise ViolationError(f"records will be deleted that are not there yet: {partition}")
+
+    def _check_members(self, partition: PartitionImage, members: set[BrokerId]) -> None:
+        committed = self._committed.get(partition.log_id, [])
+        for broker in sorted(members - self._without_disk):
+            if self._log(partition, broker)[: len(committed)] != committed:
+                raise ViolationError(f"broker {broker} lacks committed records: {partition}")
+
+    def _log(self, partition: PartitionImage, broker: BrokerId) -> list[int]:
+        return self._logs.setdefault((partition.log_id, broker), [])
+
+
+def _common(one: list[int], other: list[int]) -> int:
+    """How many records two logs share from the beginning."""
+    count = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return count

@@ -1,0 +1,470 @@
+"""A random life of the real storage on a disk that loses, tears, fails, fills up and lies.
+
+Journal, logs, checkpoints and recovery as a broker uses them, in one thread: turns over several
+logs, syncs, checkpoints whose three steps lie apart, copies without the journal, truncations at
+both ends, retention, logs that are deleted, made again and started over. At any call the machine
+may lose power, in recovery too, and any write or sync may fail; then everything is opened anew and
+compared with plain lists (``recovery_model``). In every fourth life the disk lies at last: of what
+it says is synced any part may be gone. That nobody can make good; but what recovery then serves
+must be what was written, with every gap told.
+
+Rules: everything random comes from the world's generator, so a seed repeats. Calls of the disk and
+steps of the driver are the events.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from simulation.recovery_disk import PowerLossError, SimDisk
+from simulation.recovery_model import LogModel, check_after_lies
+from simulation.world import ViolationError, World
+from strandline.errors import DiskFullError, LogPoisonedError
+from strandline.record.batch import header_of
+from strandline.storage.log import Log
+from strandline.storage.log_directory import delete_log_directory
+from strandline.storage.log_generation import note_birth
+from strandline.storage.recovery import LogPlan, PendingCheckpoint, Recovered, recover
+from strandline.storage.retention import RetentionPolicy, retention_start
+from strandline.types import LogId, TimestampNs
+
+DATA: Final = Path("/data")
+LOGS: Final = Path("/data/logs")
+SEGMENT_BYTES: Final = 2_000
+JOURNAL_BYTES: Final = 16 << 10
+STEPS: Final = 250
+LIES_EVERY: Final = 4
+OPENINGS_MAX: Final = 30
+
+
+class Plan(NamedTuple):
+    """What a step does, and how often it is taken."""
+
+    weight: int
+    step: Callable[[], None]
+
+
+class RecoveryRun:
+    """One data directory's life; every public method is one thing that may happen.
+
+    Args:
+        seed: decides everything.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed)
+        self.rng = self.world.rng
+        self.disk = SimDisk(self.world)
+        self.disk.make_directory(DATA)  # by whoever set the machine up
+        self.models = [LogModel(LogId(i + 1)) for i in range(3)]
+        self.doomed: list[LogId] = []
+        """Logs whose deletion may not be complete."""
+        self.used: set[LogId] = set()
+        """Ids of logs that were deleted, and may be used again."""
+        self._next_id = LogId(4)
+        self._storage: Recovered | None = None
+        self._pending: PendingCheckpoint | None = None
+        self._is_durable = False
+        self._written = 0
+
+    @property
+    def storage(self) -> Recovered:
+        """What is open."""
+        assert self._storage is not None, "it is open between two steps"
+        return self._storage
+
+    def log(self, model: LogModel) -> Log:
+        """The log of a model."""
+        return self.storage.logs[model.log_id]
+
+    def some_log(self) -> tuple[LogModel, Log]:
+        """Any one."""
+        model = self.rng.choice(self.models)
+        return model, self.log(model)
+
+    def is_often(self, chance: float) -> bool:
+        """True as often as that."""
+        return self.rng.random() < chance
+
+    # Writing
+
+    def turn(self) -> None:
+        """Batches of some logs, and one entry of the journal; undone as a whole if that refuses."""
+        taken: list[tuple[LogModel, bytes]] = []
+        for _ in range(self.rng.choice((1, 1, 1, 2, 3))):
+            model, log = self.some_log()
+            batch = self._make_batch(model)
+            try:
+                log.append(batch, header_of(batch))
+            except DiskFullError:
+                self._undo(model)
+            else:
+                taken.append((model, batch))
+        try:
+            self.storage.journal.append([(model.log_id, batch) for model, batch in taken])
+        except DiskFullError:
+            for model, _ in reversed(taken):
+                self._undo(model)
+                self.log(model).undo_to(model.end)
+
+    def _make_batch(self, model: LogModel) -> bytes:
+        self._written += 1
+        length = self.rng.choice((8, 40, 150, 400, 400, 900, 1_500, 2_500))
+        return model.next_batch(self.rng.randint(1, 3), b"%07d," % self._written * (length // 8))
+
+    def _undo(self, model: LogModel) -> None:
+        self._check_full()
+        model.cut(len(model.batches) - 1)
+
+    def _check_full(self) -> None:
+        if not self.disk.full:
+            raise ViolationError("no space is told of a disk that has some")
+
+    def sync(self) -> None:
+        """The journal is synced, here or elsewhere while a turn goes on; what it covers is safe."""
+        journal = self.storage.journal
+        covered = [(model, len(model.batches)) for model in self.models]
+        if self.is_often(0.7):
+            self._sync_here()
+        else:
+            fd, sequence = journal.sync_target()
+            if fd >= 0:
+                try:
+                    self.disk.fdatasync(fd)
+                except LogPoisonedError:
+                    journal.poison()
+                    raise
+                journal.mark_synced(sequence)
+                self.turn()
+        for model, count in covered:
+            model.safe = max(model.safe, min(count, len(model.batches)))
+        self.world.counts["acked"] += 1
+
+    def _sync_here(self) -> None:
+        try:
+            self.storage.journal.sync()
+        except LogPoisonedError:
+            if self.is_often(0.5):
+                raise
+            self.storage.journal.sync()  # must not succeed: what failed is not written again
+
+    def copy(self) -> None:
+        """Batches that go to their segments only, and are safe once these are synced."""
+        model, log = self.some_log()
+        if not log.can_do_without_journal:
+            return
+        before = len(model.batches)
+        try:
+            for _ in range(self.rng.randint(1, 4)):
+                batch = self._make_batch(model)
+                log.append(batch, header_of(batch))
+            log.write_pending()
+            log.sync_written()
+        except DiskFullError:
+            self._check_full()
+            log.undo_to(model.cut(before))
+            return
+        model.safe = len(model.batches)
+        self.world.counts["copies"] += 1
+
+    def write_pending(self) -> None:
+        """A log's batches leave memory for the file, or the next segment."""
+        _, log = self.some_log()
+        try:
+            log.roll() if self.is_often(0.2) else log.write_pending()
+        except DiskFullError:
+            self._check_full()
+
+    def checkpoint(self) -> None:
+        """The next step of the one that is under way."""
+        checkpointer = self.storage.checkpointer
+        try:
+            if self._pending is None:
+                self._pending = checkpointer.begin(self.storage.logs)
+                self._is_durable = False
+            elif not self._is_durable:
+                checkpointer.write(self._pending)
+                self._is_durable = True
+            else:
+                checkpointer.finish(self._pending)
+                self._pending = None
+                self.world.counts["checkpoints"] += 1
+        except DiskFullError:
+            self._check_full()
+            self._pending = None
+
+    def spare(self) -> None:
+        """A journal file is made ahead of need."""
+        try:
+            if self.storage.journal.needs_spare:
+                self.storage.journal.allocate_spare()
+        except DiskFullError:
+            self._check_full()
+
+    # Removing
+
+    def cut(self) -> None:
+        """The end of a copy is removed, because its new leader has something else there."""
+        model, log = self.some_log()
+        if self.disk.full:
+            return
+        kept = int(self.rng.choice((0.3, 0.8, 0.95, 1)) * len(model.batches))
+        if (model.batches[kept - 1].end if kept else model.first) >= log.log_start_offset:
+            model.was_cut = True
+            log.truncate_to(model.cut(kept))
+            model.epoch += 1
+            self.world.counts["cut"] += 1
+
+    def truncate_before(self) -> None:
+        """Safe records at the beginning are removed, by a person or by retention."""
+        model, log = self.some_log()
+        offset: int | None = self.rng.randint(model.first, model.safe_end)
+        if self.is_often(0.4):
+            policy = RetentionPolicy(bytes_max=self.rng.choice((2_000, 6_000)))
+            offset = retention_start(log, policy, now_ns=TimestampNs(0))
+        if offset is None or not log.log_start_offset < offset <= model.safe_end:
+            return
+        model.start_max = offset
+        try:
+            log.truncate_before(offset)
+        except DiskFullError:
+            self._check_full()
+        else:
+            model.start = offset
+        self.world.counts["removed"] += 1
+
+    def start_over(self) -> None:
+        """A copy was away for too long; it is emptied, and goes on further up."""
+        model, log = self.some_log()
+        if self.disk.full:
+            return
+        model.restart = model.end + self.rng.randint(1, 20)
+        model.was_cut = True
+        log.restart_at(model.restart)
+        model.start_over(model.restart)
+        self.world.counts["started over"] += 1
+
+    def delete(self) -> None:
+        """A log is deleted, and another takes its place, perhaps by the same id."""
+        if self.disk.full:
+            return
+        index = self.rng.randrange(len(self.models))
+        gone = self.models[index].log_id
+        if self.is_often(0.4):
+            self.used.add(gone)
+            self.models[index] = LogModel(gone)
+        else:
+            self.models[index] = LogModel(self._next_id)
+            self._next_id = LogId(self._next_id + 1)
+        self.doomed.append(gone)
+        self.storage.logs.pop(gone).delete()
+        self.doomed.remove(gone)
+        self._make_logs()
+        self.world.counts["deleted"] += 1
+
+    def _make_logs(self) -> None:
+        """Those that are not there yet."""
+        for model in self.models:
+            if not model.is_made:
+                if model.log_id not in self.storage.logs:
+                    self.storage.keep(model.log_id, self._make_log(model.log_id))
+                model.is_made = True
+
+    def _make_log(self, log_id: LogId) -> Log:
+        directory = self._directory(log_id)
+        if log_id in self.used:
+            delete_log_directory(directory, disk=self.disk)
+            note_birth(directory, self.storage.journal.sync(), disk=self.disk)
+        log = Log.open(directory, disk=self.disk, segment_bytes=SEGMENT_BYTES, segment_age_ms=0)
+        self.disk.sync_directory(LOGS)
+        return log
+
+    @staticmethod
+    def _directory(log_id: LogId) -> Path:
+        return LOGS / str(log_id)
+
+    # Faults
+
+    def fill(self) -> None:
+        """The disk is full for a while; or no longer."""
+        self.disk.full = not self.disk.full and self.is_often(0.5)
+
+    def fail(self) -> None:
+        """Some write or sync that comes will fail."""
+        operation = self.rng.choice(("write", "sync", "sync", "name"))
+        self.disk.fail_after(operation, self.rng.randint(0, 8))
+
+    def die(self) -> None:
+        """The machine will lose power at some call."""
+        self.disk.die_after(self.rng.choice((0, 5, 20, 80)) + self.rng.randint(0, 5))
+
+    def stop(self) -> None:
+        """The process is killed, or the machine loses power between two calls."""
+        self._close()
+        if self.is_often(0.6):
+            self._lose_power()
+        self.open()
+
+    def _lose_power(self) -> None:
+        how = self.rng.choice(("nothing", "all", "torn", "torn"))
+        self.world.counts[f"power losses, {how} kept"] += 1
+        self.disk.crash(how)
+
+    def _close(self) -> None:
+        self._storage = self._pending = None
+
+    def open(self) -> None:
+        """Recover, and again if that is cut short; then compare."""
+        for _ in range(OPENINGS_MAX):
+            self.disk.be_well()
+            self._endanger()
+            try:
+                self._open()
+            except PowerLossError:
+                self._close()
+                self._lose_power()
+            except (LogPoisonedError, DiskFullError):
+                self._close()
+            else:
+                return
+        raise ViolationError(f"{OPENINGS_MAX} recoveries did not come to an end")
+
+    def _endanger(self) -> None:
+        """Sometimes there is trouble while recovering."""
+        if self.is_often(0.2):
+            self.disk.die_after(self.rng.choice((10, 50, 150)) + self.rng.randint(0, 20))
+        if self.is_often(0.1):
+            self.disk.fail_after(self.rng.choice(("write", "sync", "name")), self.rng.randint(0, 9))
+        self.disk.full = self.is_often(0.1)
+
+    def _open(self) -> None:
+        self._recover()
+        self._check_damage()
+        for model in self.models:
+            if model.is_made and model.log_id not in self.storage.logs:
+                raise ViolationError(f"the directory of log {model.log_id} is gone")
+            if model.is_made:
+                model.recovered(self.log(model))
+        self._remove_doomed()
+        self._make_logs()
+        self.world.counts["recoveries"] += 1
+
+    def _recover(self) -> None:
+        ids = [*self.doomed, *(model.log_id for model in self.models)]
+        plans: dict[LogId, LogPlan] = {}
+        for log_id in dict.fromkeys(ids):
+            directory = self._directory(log_id)
+            if self.disk.exists(directory):
+                plans[log_id] = LogPlan(directory, SEGMENT_BYTES, 0)
+            else:
+                delete_log_directory(directory, disk=self.disk)
+        self._storage = recover(DATA, plans, disk=self.disk, file_bytes=JOURNAL_BYTES)
+
+    def _remove_doomed(self) -> None:
+        for log_id in list(self.doomed):
+            log = self.storage.logs.pop(log_id, None)
+            if log is not None:
+                log.delete()
+            self.doomed.remove(log_id)
+
+    def _check_damage(self) -> None:
+        """Nothing was damaged, or lost; logs that were cut may be missed some of."""
+        excused = {str(model.log_id) for model in self.models if model.was_cut}
+        excused |= {str(log_id) for log_id in self.doomed}
+        for damage in self.storage.report.damage:
+            if damage.file.parent.name not in excused:
+                raise ViolationError(f"damage is told that is none: {damage}")
+
+    # A whole life
+
+    def live(self, steps: int) -> str:
+        """Let so many things happen; the fingerprint of it all.
+
+        Raises:
+            ViolationError: a promise was broken.
+        """
+        self.open()
+        plans = self._plans()
+        weights = [plan.weight for plan in plans]
+        for _ in range(steps):
+            [plan] = self.rng.choices(plans, weights)
+            self._take(plan.step)
+        self._end()
+        return self.world.fingerprint
+
+    def _plans(self) -> list[Plan]:
+        return [
+            Plan(40, self.turn),
+            Plan(20, self.sync),
+            Plan(12, self.checkpoint),
+            Plan(5, self.write_pending),
+            Plan(4, self.copy),
+            Plan(3, self.cut),
+            Plan(3, self.truncate_before),
+            Plan(2, self.spare),
+            Plan(2, self.fill),
+            Plan(2, self.fail),
+            Plan(2, self.die),
+            Plan(3, self.stop),
+            Plan(2, self.delete),
+            Plan(1, self.start_over),
+        ]
+
+    def _take(self, step: Callable[[], None]) -> None:
+        self.world.events += 1
+        try:
+            step()
+            if self.is_often(0.2):
+                model, log = self.some_log()
+                model.check(log)
+        except PowerLossError:
+            self._close()
+            self._lose_power()
+            self.open()
+        except LogPoisonedError:
+            self._close()
+            if self.is_often(0.3):
+                self._lose_power()
+            self.open()
+        ends = [self.log(model).log_end_offset for model in self.models]
+        self.world.note(f"{step.__name__} {ends} {self.storage.journal.last_sequence}")
+
+    def _end(self) -> None:
+        """All is well; what was written is there."""
+        self.disk.be_well()
+        for model in self.models:
+            model.check(self.log(model))
+        self._close()
+        self._open()
+
+
+class LyingDiskRun(RecoveryRun):
+    """One whose disk lies at the end."""
+
+    def _end(self) -> None:
+        self.disk.be_well()
+        self.disk.lies = True
+        steps = (self.turn, self.sync, self.checkpoint, self.write_pending, self.truncate_before)
+        for _ in range(self.rng.randint(1, 60)):
+            self.rng.choice((*steps, self.turn, self.sync))()
+        self._close()
+        self._lose_power()
+        self._recover()
+        is_told = bool(self.storage.report.damage)
+        self.world.counts["lies told"] += is_told
+        for model in self.models:
+            log = self.storage.logs.get(model.log_id)
+            if log is not None:
+                check_after_lies(model, log, is_damage_told=is_told)
+                self.world.note(f"{model.log_id} {log.log_start_offset} {log.log_end_offset}")
+
+
+def run(seed: int) -> World:
+    """One life.
+
+    Raises:
+        ViolationError: a promise was broken.
+    """
+    life = LyingDiskRun(seed) if seed % LIES_EVERY == LIES_EVERY - 1 else RecoveryRun(seed)
+    life.live(STEPS)
+    return life.world

@@ -1,0 +1,214 @@
+"""What a log must hold, as plain lists, and whether it does.
+
+Rules: a batch is *safe* once a sync said so; after any end all safe batches are there, once, in
+order, byte for byte, and of the others those before some point. A cut is not durable by itself
+(only a copy's leader knows of it), so that what was cut may be back, where nothing safe has taken
+its place. Knows nothing of files.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from crc32c import crc32c
+
+from simulation.world import ViolationError
+from strandline.errors import CorruptBatchError
+from strandline.record.batch import (
+    CRC_FROM,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    VERSION,
+    iter_headers,
+)
+from strandline.storage.log import Log
+from strandline.types import LogId
+
+READ_BYTES: Final = 1500
+
+
+class Batch(NamedTuple):
+    """A batch, and the offsets in it."""
+
+    base: int
+    end: int
+    epoch: int
+    data: bytes
+
+
+def make_batch(base: int, count: int, epoch: int, *, payload: bytes) -> bytes:
+    """A batch of so many records; storage does not look at what is in them."""
+    length = HEADER_BYTES + len(payload) + -len(payload) % 8
+    fields = (base, count, count - 1, epoch, 0, base + 1, base + count, -1, 0, 1, 0)
+    batch = bytearray(HEADER.pack(MAGIC, 0, length, VERSION, 0, 0, *fields))
+    batch += payload.ljust(length - HEADER_BYTES, b".")
+    batch[4:8] = crc32c(memoryview(batch)[CRC_FROM:]).to_bytes(4, "little")
+    return bytes(batch)
+
+
+def read_all(log: Log) -> list[Batch]:
+    """Every batch of a log.
+
+    Raises:
+        CorruptBatchError: one cannot be read.
+    """
+    found: list[Batch] = []
+    offset = log.log_start_offset
+    while offset < log.log_end_offset:
+        part = log.read(offset, READ_BYTES)
+        found += batches_in(part.buffer)
+        if part.next_offset <= offset:
+            raise ViolationError(f"reading from offset {offset} gets nowhere")
+        offset = part.next_offset
+    return found
+
+
+def batches_in(buffer: memoryview) -> list[Batch]:
+    """Whole batches in a row."""
+    return [
+        Batch(h.base_offset, h.next_offset, h.leader_epoch, bytes(buffer[at : at + h.length]))
+        for at, h in iter_headers(buffer)
+    ]
+
+
+@dataclass(slots=True)
+class LogModel:
+    """One log, which may be started over and may get a namesake once it is deleted."""
+
+    log_id: LogId
+    is_made: bool = False
+    batches: list[Batch] = field(default_factory=list)
+    safe: int = 0
+    """So many of them must survive."""
+    first: int = 0
+    """Where the batches begin, or would."""
+    start: int = 0
+    start_max: int = 0
+    """Where the log starts, if a removal was cut short; else the same."""
+    restart: int = -1
+    """Where it was about to start over."""
+    epoch: int = 0
+    cut_off: set[bytes] = field(default_factory=set)
+    """Batches that were cut, and may be back."""
+    history: set[bytes] = field(default_factory=set)
+    """Every batch there ever was."""
+    was_cut: bool = False
+    """Since it was opened: recovery may miss what a checkpoint told of, and say so."""
+
+    @property
+    def end(self) -> int:
+        """The next offset."""
+        return self.batches[-1].end if self.batches else self.first
+
+    @property
+    def safe_end(self) -> int:
+        """The offset after the last safe batch."""
+        return self.batches[self.safe - 1].end if self.safe else self.first
+
+    def next_batch(self, count: int, payload: bytes) -> bytes:
+        """Add a batch; it is not safe."""
+        base = self.end
+        data = make_batch(base, count, self.epoch, payload=payload)
+        self.batches.append(Batch(base, base + count, self.epoch, data))
+        self.history.add(data)
+        return data
+
+    def cut(self, kept: int) -> int:
+        """Forget the batches after so many; the end after that."""
+        self.cut_off.update(batch.data for batch in self.batches[kept:])
+        del self.batches[kept:]
+        self.safe = min(self.safe, kept)
+        return self.end
+
+    def start_over(self, offset: int) -> None:
+        """Nothing is left, and the log goes on at ``offset``."""
+        self.cut(0)
+        self.first = self.start = self.start_max = offset
+        self.restart = -1
+
+    def check(self, log: Log) -> None:
+        """Compare with the log of a storage that is running.
+
+        Raises:
+            ViolationError: it is another.
+        """
+        wanted = [batch for batch in self.batches if batch.end > log.log_start_offset]
+        if self._read(log) != wanted or log.log_end_offset != max(self.end, log.log_start_offset):
+            raise self._violation(log, "is not what was written")
+
+    def recovered(self, log: Log) -> None:
+        """Compare with the log after a recovery, and take over what it has kept.
+
+        Raises:
+            ViolationError: something safe is missing, or something is there that was not written.
+        """
+        if self.restart >= 0 and log.log_start_offset == self.restart:
+            self.start_over(self.restart)
+        if not self.start <= log.log_start_offset <= self.start_max:
+            raise self._violation(log, f"should start at {self.start} to {self.start_max}")
+        found = self._read(log)
+        before = [batch for batch in self.batches if batch.end <= log.log_start_offset]
+        self._check_kept(log, before, found)
+        self._check_row(log, found)
+        self.batches = before + found
+        self.safe = len(self.batches)
+        self.start = self.start_max = log.log_start_offset
+        self.restart, self.was_cut = -1, False
+
+    def _check_kept(self, log: Log, before: list[Batch], found: list[Batch]) -> None:
+        """All safe batches are there, then those before some point, then such as were cut."""
+        wanted = self.batches[len(before) :]
+        pairs = zip(found, wanted, strict=False)
+        same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(wanted)))
+        if len(before) + same < self.safe:
+            lost = wanted[same]
+            raise self._violation(log, f"has lost records {lost.base} to {lost.end - 1}")
+        if any(batch.data not in self.cut_off for batch in found[same:]):
+            raise self._violation(log, f"has records from {found[same].base} on that nobody wrote")
+
+    def _check_row(self, log: Log, found: list[Batch]) -> None:
+        """Offsets are dense up to the end, and epochs never go down."""
+        at = found[0].base if found else log.log_start_offset
+        epoch = 0
+        for batch in found:
+            if batch.base != at or batch.epoch < epoch:
+                raise self._violation(log, f"does not go on at {at} in epoch {epoch}: {batch[:3]}")
+            at, epoch = batch.end, batch.epoch
+        if log.log_end_offset != at:
+            raise self._violation(log, f"should end at {at}")
+
+    def _read(self, log: Log) -> list[Batch]:
+        try:
+            return read_all(log)
+        except CorruptBatchError as error:
+            raise self._violation(log, f"cannot be read: {error}") from error
+
+    def _violation(self, log: Log, what: str) -> ViolationError:
+        there = f"{log.log_start_offset} to {log.log_end_offset}"
+        ours = f"{self.start} to {self.end}, safe to {self.safe_end}"
+        return ViolationError(f"log {self.log_id} ({there}; of {ours}) {what}")
+
+
+def check_after_lies(model: LogModel, log: Log, *, is_damage_told: bool) -> None:
+    """A log of a disk that has lied: what is served was written, and a gap in it is told.
+
+    Raises:
+        ViolationError: neither.
+    """
+    offset, is_told = int(log.log_start_offset), is_damage_told
+    while offset < log.log_end_offset:
+        try:
+            part = log.read(offset, READ_BYTES)
+        except CorruptBatchError as error:
+            offset, is_told = max(error.next_offset, offset + 1), True
+            continue
+        at = offset
+        for batch in batches_in(part.buffer):
+            if batch.data not in model.history:
+                raise ViolationError(f"log {model.log_id} serves at {batch.base} what nobody wrote")
+            if batch.base > at and not is_told:
+                raise ViolationError(f"log {model.log_id} misses {at} to {batch.base - 1} silently")
+            at = batch.end
+        if part.next_offset <= offset:
+            raise ViolationError(f"reading from offset {offset} gets nowhere")
+        offset = part.next_offset

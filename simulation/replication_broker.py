@@ -1,0 +1,401 @@
+"""A simulated broker: the turn around real replicas, on a simulated disk.
+
+Rules: one turn at a time, as in ``broker.turn``: take what came in, step, write, flush, sync, and
+when the sync has ended tell the replicas, flush and ack. A crash forgets everything but the disk; a
+life is never continued. What is told to an earlier life is dropped.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Protocol
+
+from simulation.replication_check import Checker
+from simulation.replication_clock import BrokerClock
+from simulation.replication_disk import Reach, SimLog
+from simulation.replication_keys import Stored
+from simulation.world import World
+from strandline.core.replication import effects as fx
+from strandline.core.replication import events as ev
+from strandline.core.replication.effects import Effect, Refusal
+from strandline.core.replication.events import Event
+from strandline.core.replication.limits import ReplicationLimits
+from strandline.core.replication.messages import BatchRef, Buffer, Session
+from strandline.core.replication.replica import Replica
+from strandline.core.replication.state import LogState
+from strandline.core.replication.trace import Trace, TracedReplica
+from strandline.types import BrokerId, Offset
+
+
+class SimBrokerHost(Protocol):
+    """What a broker needs of its cluster."""
+
+    world: World
+    limits: ReplicationLimits
+    checkers: list[Checker]
+    sync_ms: dict[BrokerId, float]
+    full_disk: float
+
+    def carry(self, sender: BrokerId, number: int, send: fx.Send) -> None:
+        """Send a message to another broker."""
+
+    def propose(self, broker: "SimBroker", number: int, proposal: fx.ProposeIsr) -> None:
+        """Let metadata decide, however long it takes."""
+
+    def hand_over(self, broker: BrokerId, number: int, effect: fx.TransferLeadership) -> None:
+        """Name successors to metadata."""
+
+    def isr(self, number: int) -> tuple[BrokerId, ...]:
+        """As metadata has it now."""
+
+
+class NoOffset(Enum):
+    """Why a publisher is not told where its record is."""
+
+    REFUSED = auto()
+    """Nothing was written, and nothing will be."""
+    UNKNOWN = auto()
+    """It was written, or may have been."""
+
+
+Answer = int | NoOffset
+
+
+@dataclass(slots=True)
+class Publish:
+    """A record on its way; ``answer`` hears what became of it."""
+
+    value: bytes
+    floor: int
+    answer: Callable[[Answer], None]
+    is_taken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SyncEnded:
+    """Tells a turn that the disk is done; how far is asked then, as the log may be cut before."""
+
+
+@dataclass(slots=True)
+class Hosted:
+    """A partition's replica on this broker."""
+
+    replica: Replica
+    log: SimLog
+    accepted: list[Publish] = field(default_factory=list)
+    waiting: list[tuple[int, Publish]] = field(default_factory=list)
+    exposed: int = 0
+
+
+class SimBroker:
+    """A broker over all its lives.
+
+    Args:
+        number: its id.
+        around: the cluster.
+        logs: one per partition, kept over lives.
+    """
+
+    def __init__(self, number: BrokerId, around: SimBrokerHost, logs: list[SimLog]) -> None:
+        self.id = number
+        self.logs = logs
+        self.life = 0
+        self.alive = False
+        self.paused_until = 0.0
+        self.hosted: list[Hosted] = []
+        self._around = around
+        self._world = around.world
+        self.clock = BrokerClock(around.world)
+        self._inbox: list[tuple[int, Event | Publish | SyncEnded]] = []
+        self._scheduled = False
+        self._syncing = False
+        self._wake_ms = 0.0
+
+    # Lives
+
+    def start(self) -> None:
+        """Recover the logs and begin a life."""
+        self.life += 1
+        self.alive = True
+        self.paused_until = self._wake_ms = 0.0
+        self._scheduled = self._syncing = False
+        trace = self._world.begin_trace(self.id, f"broker-{self.id}.{self.life}")
+        self.hosted = [
+            Hosted(self._replica(log, number, trace), log) for number, log in enumerate(self.logs)
+        ]
+        for number, hosted in enumerate(self.hosted):
+            hosted.exposed = hosted.replica.log.high_watermark
+            for base in sorted(hosted.log.damaged):
+                after = hosted.log.seen.batches[base].ref.next_offset
+                self.take(number, ev.Damaged(Offset(base), after))
+
+    def _replica(self, log: SimLog, number: int, trace: Trace | None) -> Replica:
+        state = LogState(
+            Offset(log.seen.start),
+            Offset(log.seen.end),
+            high_watermark=Offset(log.high_watermark),
+            epochs=log.epochs(),
+        )
+        session = Session(self.life << 32)
+        kind = Replica if trace is None else TracedReplica
+        replica = kind(
+            self.id,
+            state,
+            limits=self._around.limits,
+            session=session,
+            incarnation=str(self.life),
+        )
+        if isinstance(replica, TracedReplica) and trace is not None:
+            replica.name, replica.trace = f"s/{number}", trace
+        return replica
+
+    def crash(self) -> None:
+        """Die; the disk keeps what was synced, and what it likes of the rest."""
+        self.alive = False
+        for log in self.logs:
+            self._world.counts["changes lost"] += log.crash(self._world.rng)
+        self._drop_publishers()
+        self._inbox.clear()
+
+    def _drop_publishers(self) -> None:
+        for _, item in self._inbox:
+            if isinstance(item, Publish):
+                item.answer(NoOffset.UNKNOWN)
+        for hosted in self.hosted:
+            for publish in hosted.accepted:
+                publish.answer(NoOffset.UNKNOWN)
+            self._give_up(hosted)
+            hosted.accepted.clear()
+
+    def _give_up(self, hosted: Hosted) -> None:
+        """Who waits will not hear more; the records may be committed all the same."""
+        waiting, hosted.waiting = hosted.waiting, []
+        for _, publish in waiting:
+            publish.answer(NoOffset.UNKNOWN)
+
+    # The turn
+
+    def take(self, number: int, item: Event | Publish | SyncEnded) -> None:
+        """Put something into the inbox of a partition."""
+        if self.alive:
+            self._inbox.append((number, item))
+            if not self._scheduled:
+                self._scheduled = True
+                self._world.after(0.05, self._turn, self.life)
+
+    def _turn(self, life: int) -> None:
+        if life != self.life or not self.alive:
+            return
+        if self._world.now_ms < self.paused_until:
+            self._world.after(self.paused_until - self._world.now_ms, self._turn, life)
+            return
+        self._scheduled = False
+        inbox, self._inbox = self._inbox, []
+        touched = sorted({number for number, _ in inbox})
+        for number, item in inbox:
+            if isinstance(item, Publish):
+                self._accept(self.hosted[number], item)
+            elif isinstance(item, SyncEnded):
+                self._learn(number)
+            else:
+                self._step(number, item)
+        for number in touched:
+            self._write(number)
+            self._step(number, ev.Flush())
+        self._sync()
+        self._plan_wake(touched)
+
+    def _step(self, number: int, event: Event) -> None:
+        hosted = self.hosted[number]
+        for effect in hosted.replica.step(event, int(self.clock.now_ms)):
+            self._carry_out(number, hosted, effect)
+
+    def _accept(self, hosted: Hosted, publish: Publish) -> None:
+        if hosted.replica.refusal is None:
+            hosted.accepted.append(publish)
+        else:
+            self._world.counts[f"refused {hosted.replica.refusal}"] += 1
+            publish.answer(NoOffset.REFUSED)
+
+    def _write(self, number: int) -> None:
+        """All records of a turn are one batch."""
+        hosted = self.hosted[number]
+        accepted, hosted.accepted = hosted.accepted, []
+        if not accepted:
+            return
+        if hosted.replica.refusal is not None:
+            for publish in accepted:
+                publish.answer(NoOffset.REFUSED)
+            return
+        base = hosted.log.seen.end
+        payload = b",".join(publish.value for publish in accepted)
+        ref = BatchRef(
+            Offset(base), Offset(base + len(accepted)), hosted.replica.epoch, len(payload)
+        )
+        hosted.log.append(Stored(ref, payload))
+        hosted.waiting += [(base + i, publish) for i, publish in enumerate(accepted)]
+        self._step(number, ev.Appended((ref,), (payload,)))
+
+    def _sync(self) -> None:
+        """One sync for all partitions; what comes meanwhile waits for the next."""
+        if self._syncing or not any(log.is_dirty for log in self.logs):
+            return
+        self._syncing = True
+        for log in self.logs:
+            log.begin_sync()
+        took_ms = self._around.sync_ms[self.id] * self._world.rng.uniform(0.5, 2.0)
+        self._world.after(took_ms, self._synced, self.life)
+
+    def _synced(self, life: int) -> None:
+        """The disk is done, whether or not the process runs; told in its next turn."""
+        if life != self.life or not self.alive:
+            return
+        self._syncing = False
+        for number, log in enumerate(self.logs):
+            log.end_sync()
+            self.take(number, SyncEnded())
+            if self._world.rng.random() < 0.1:
+                # As checkpointed: only ever what was exposed, and durable.
+                log.high_watermark = min(self.hosted[number].exposed, log.disk.end)
+
+    def _learn(self, number: int) -> None:
+        """Tell a replica how far its log is durable."""
+        end = self.logs[number].take_synced()
+        if end is not None:
+            self._step(number, ev.Synced(end))
+
+    def _plan_wake(self, touched: list[int]) -> None:
+        """Be called when the next timer is due, unless that is planned."""
+        times = [self.hosted[number].replica.deadline_ms for number in touched]
+        due = min((time for time in times if time is not None), default=None)
+        if due is None:
+            return
+        now_ms, due_ms = self._world.now_ms, self.clock.true_ms(due)
+        if self._wake_ms <= now_ms or due_ms < self._wake_ms:
+            self._wake_ms = max(due_ms, now_ms + 1)
+            self._world.after(self._wake_ms - now_ms, self._wake, self.life)
+
+    def _wake(self, life: int) -> None:
+        if life != self.life or not self.alive:
+            return
+        self._wake_ms = 0.0
+        now_ms = self.clock.now_ms
+        for number, hosted in enumerate(self.hosted):
+            due = hosted.replica.deadline_ms
+            if due is not None and due <= now_ms:
+                self.take(number, ev.TimePassed())
+        self._plan_wake([n for n, h in enumerate(self.hosted) if _is_later(h, now_ms)])
+
+    # Effects
+
+    def _carry_out(self, number: int, hosted: Hosted, effect: Effect) -> None:
+        log, around = hosted.log, self._around
+        match effect:
+            case fx.Send():
+                around.carry(self.id, number, effect)
+            case fx.Append():
+                self._append(number, hosted, effect)
+            case fx.Committed():
+                self._expose(number, hosted, effect.offset)
+            case fx.ReadLog():
+                self._read_log(number, hosted, effect)
+            case fx.TruncateTo():
+                self._world.counts["truncated"] += 1
+                log.truncate_to(effect.offset)
+            case fx.ResetTo():
+                self._world.counts["reset"] += 1
+                log.reset_to(effect.offset)
+                if effect.offset < hosted.exposed:
+                    self._world.counts["started over"] += 1
+                    around.checkers[number].started_over(self.id, isr=around.isr(number))
+                    hosted.exposed = effect.offset
+            case fx.ProposeIsr():
+                around.propose(self, number, effect)
+            case fx.Refusing():
+                if effect.reason in (Refusal.NOT_LEADER, Refusal.NOT_ENOUGH_REPLICAS):
+                    self._give_up(hosted)
+            case fx.TransferLeadership():
+                around.hand_over(self.id, number, effect)
+            case fx.ReadRange():
+                self._read_range(number, log, effect)
+            case fx.Repair():
+                self._repair(log, effect)
+            case fx.Halted():
+                around.checkers[number].fail(f"broker {self.id} is stuck: {effect.trouble}")
+            case fx.AskMetadata():
+                self._world.counts["asked"] += 1
+
+    def _append(self, number: int, hosted: Hosted, effect: fx.Append) -> None:
+        if self._around.full_disk and self._world.rng.random() < self._around.full_disk:
+            self._world.counts["disk full"] += 1
+            self._step(number, ev.Undone(Offset(hosted.log.seen.end)))
+            return
+        for ref, buffer in zip(effect.batches, effect.buffers, strict=True):
+            hosted.log.append(Stored(ref, bytes(buffer)))
+
+    def _expose(self, number: int, hosted: Hosted, offset: int) -> None:
+        """Let the checker look, and tell publishers."""
+        checker = self._around.checkers[number]
+        checker.exposed(self.id, hosted.exposed, offset, isr=self._around.isr(number))
+        hosted.exposed = offset
+        self._world.note(f"{self.id} {number} {offset}")
+        while hosted.waiting and hosted.waiting[0][0] < offset:
+            at, publish = hosted.waiting.pop(0)
+            checker.ack(publish.value, at, floor=publish.floor)
+            publish.answer(at)
+
+    def _read_log(self, number: int, hosted: Hosted, effect: fx.ReadLog) -> None:
+        """Whole batches up to a size, at least one; none from a damaged one on."""
+        log = hosted.log
+        found: list[Stored] = []
+        size, offset = 0, int(effect.from_offset)
+        while offset < log.seen.end and offset not in log.damaged and size < effect.bytes_max:
+            stored = log.seen.at(offset)
+            if stored is None:
+                break
+            found.append(stored)
+            size += stored.ref.size
+            offset = stored.ref.next_offset
+        if offset in log.damaged and not found:
+            after = log.seen.batches[offset].ref.next_offset
+            self.take(number, ev.Damaged(Offset(offset), after))
+        refs, payloads = _split(found)
+        self.take(
+            number,
+            ev.BatchesRead(effect.follower, effect.session, effect.from_offset, refs, payloads),
+        )
+
+    def _read_range(self, number: int, log: SimLog, effect: fx.ReadRange) -> None:
+        if effect.first_offset < log.seen.start:
+            return  # retention was quicker than the replica heard of it: nothing to lend
+        found = log.seen.between(effect.first_offset, effect.next_offset)
+        if not any(stored.ref.base_offset in log.damaged for stored in found):
+            refs, payloads = _split(found)
+            self.take(number, ev.RangeRead(effect.to, effect.first_offset, refs, payloads))
+
+    def compact(self, number: int, share: float) -> None:
+        """Compact a share of what is committed here."""
+        hosted = self.hosted[number]
+        below = compaction_end(hosted)
+        reach = Reach(int(below * share), below, hosted.replica.min_replica_offset)
+        hosted.log.compact(reach)
+        self._world.counts["compacted"] += 1
+
+    def _repair(self, log: SimLog, effect: fx.Repair) -> None:
+        self._world.counts["repaired"] += 1
+        for ref, buffer in zip(effect.batches, effect.buffers, strict=True):
+            log.repair(Stored(ref, bytes(buffer)))
+
+
+def compaction_end(hosted: Hosted) -> int:
+    """Records from here on may yet be undone."""
+    return hosted.exposed
+
+
+def _split(found: list[Stored]) -> tuple[tuple[BatchRef, ...], tuple[Buffer, ...]]:
+    return tuple(s.ref for s in found), tuple(s.payload for s in found)
+
+
+def _is_later(hosted: Hosted, now_ms: float) -> bool:
+    due = hosted.replica.deadline_ms
+    return due is not None and due > now_ms

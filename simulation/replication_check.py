@@ -1,0 +1,211 @@
+"""Judges of a simulated partition: they see disks, acks and what readers may see, nothing inside.
+
+``truth`` is what was first exposed at each offset, by whichever replica. Every later exposure,
+every ack and every log must agree with it. ``ViolationError`` says what was seen.
+"""
+
+from simulation.replication_disk import Image, SimLog
+from simulation.replication_keys import Stored, is_null, key_of, state_of, tail
+from simulation.world import ViolationError, World
+from strandline.testing.history import PartitionHistory
+
+
+class Checker:
+    """Of one partition.
+
+    Args:
+        name: for messages.
+        world: for the time in messages.
+        min_isr: of the stream.
+        is_compacted: whether records may go once others with their key are committed.
+    """
+
+    def __init__(
+        self, name: int, world: World, *, min_isr: int, is_compacted: bool = False
+    ) -> None:
+        self.name = name
+        self.is_compacted = is_compacted
+        self.truth: dict[int, Stored] = {}
+        self.committed = 0
+        self.history = PartitionHistory(f"partition {name}")
+        self.logs: dict[int, SimLog] = {}
+        self.wiped: set[int] = set()
+        self._world = world
+        self._min_isr = min_isr
+        self._records: dict[int, bytes] = {}
+        self._epochs: dict[int, int] = {}
+        self._bases: dict[int, int] = {}
+        """Offset → where the batch of the truth begins that has it."""
+        self._newest: dict[int, int] = {}
+
+    def fail(self, what: str) -> None:
+        """Report."""
+        raise ViolationError(f"{self._world.now_ms:.0f} ms, partition {self.name}: {what}")
+
+    # Exposure
+
+    def exposed(self, broker: int, before: int, after: int, *, isr: tuple[int, ...]) -> None:
+        """A replica lets its readers see up to ``after``; ``isr`` as metadata has it now."""
+        if after < before:
+            self.fail(f"broker {broker} moves its high watermark from {before} back to {after}")
+        log = self.logs[broker]
+        if after > log.seen.end:
+            self.fail(f"broker {broker} exposes {after}, its log ends at {log.seen.end}")
+        if after > self.committed:
+            self._commit(broker, after, isr)
+        self._agree(broker, log.seen, first=max(before, log.seen.start), after=after)
+
+    def started_over(self, broker: int, *, isr: tuple[int, ...]) -> None:
+        """A replica empties its log; nobody may rely on it, now or since its disk was new."""
+        if broker in isr or broker not in self.wiped:
+            self.fail(f"broker {broker} empties its log, ISR {isr}, wiped {sorted(self.wiped)}")
+
+    def _agree(self, broker: int, image: Image, *, first: int, after: int) -> None:
+        """Whether what a replica holds is what was exposed first."""
+        if self.is_compacted:
+            wrong = self._difference(image, first, after)
+            if wrong:
+                self.fail(f"broker {broker} {wrong}")
+            return
+        while first < after:
+            stored, known = image.at(first), self._known(first)
+            if known is None or stored is None:
+                self.fail(f"broker {broker} has no batch that begins at {first}")
+                return
+            if stored is not known and stored != known:
+                self.fail(f"broker {broker} has {stored} at {first}, exposed before: {known}")
+            first = known.ref.next_offset
+
+    def _known(self, offset: int) -> Stored | None:
+        """The truth from an offset on; a log may start within a batch."""
+        base = self._bases.get(offset)
+        if base is None:
+            return None
+        return self.truth[base] if base == offset else tail(self.truth[base], offset)
+
+    def _difference(self, image: Image, first: int, after: int) -> str:
+        """What is wrong with a compacted log, besides records that may be gone; empty: nothing."""
+        while first < after:
+            stored = image.at(first)
+            if stored is None:
+                return f"has no batch that begins at {first}"
+            for offset, value in stored.records:
+                known = self._records.get(offset, b"")
+                if self._epochs.get(offset) != stored.ref.leader_epoch:
+                    return f"has epoch {stored.ref.leader_epoch} at {offset}, not as exposed before"
+                if value != known and (value or not self._may_go(offset, known)):
+                    return f"has {value!r} at {offset}, exposed before: {known!r}"
+            first = stored.ref.next_offset
+        return ""
+
+    def _may_go(self, offset: int, value: bytes) -> bool:
+        """Whether compaction may have removed a record, as far as one offset tells."""
+        return is_null(value) or self._newest[key_of(value)] > offset
+
+    def _commit(self, broker: int, after: int, isr: tuple[int, ...]) -> None:
+        """Offsets are committed for the first time: note the truth and look at the disks."""
+        batches = self.logs[broker].seen.batches
+        first = offset = self.committed
+        while offset < after:
+            stored = batches.get(offset)
+            if stored is None:
+                self.fail(f"broker {broker} commits to {after} without a batch at {offset}")
+                return
+            self.truth[offset] = stored
+            self._note_records(stored)
+            offset = stored.ref.next_offset
+        self.committed = offset
+        for member in isr:
+            if not self._has_synced(member, first, after):
+                self.fail(f"committed to {after}, but not on the disk of {member}, ISR {isr}")
+        # A wiped disk may have been counted before anybody knew.
+        holders = [b for b in self.logs if b in self.wiped or self._has_synced(b, first, after)]
+        if len(holders) < self._min_isr:
+            self.fail(f"committed to {after} with {holders} only; min_isr is {self._min_isr}")
+
+    def joined(self, isr: tuple[int, ...]) -> None:
+        """Metadata changed the ISR: any of them may have to lead."""
+        for member in isr:
+            if not self._has_synced(member, 0, self.committed):
+                self.fail(f"ISR {isr}, but {member} lacks what is committed to {self.committed}")
+            self.same_state(member, self.committed)
+
+    def _has_synced(self, broker: int, first: int, after: int) -> bool:
+        """Whether the disk of a broker holds the new truth."""
+        disk = self.logs[broker].disk
+        if disk.end < after:
+            return False
+        if self.is_compacted:
+            return not self._difference(disk, max(first, disk.start), after)
+        while first < after:
+            known = self.truth[first]
+            if first >= disk.start and disk.batches.get(first) != known:
+                return False
+            first = known.ref.next_offset
+        return True
+
+    def _note_records(self, stored: Stored) -> None:
+        """A record is committed at one offset only."""
+        for offset, value in stored.records:
+            self.history.placed(value, offset)
+            self._records[offset], self._epochs[offset] = value, stored.ref.leader_epoch
+            self._bases[offset] = stored.ref.base_offset
+            self._newest[key_of(value)] = offset
+
+    # Publishers and readers
+
+    def ack(self, value: bytes, offset: int, *, floor: int) -> None:
+        """A publisher is told ``replicated``; ``floor``: what was acked before it was sent."""
+        committed = self.history.offset_of(value)
+        if committed != offset:
+            self.fail(f"{value!r} acked at {offset}, committed: {committed}")
+        self.history.ack(value, offset, floor=floor)
+
+    def read(self, broker: int, first: int, high_watermark: int) -> int:
+        """A reader reads on from ``first`` on some replica; returns where it goes on."""
+        log = self.logs[broker]
+        first = max(first, log.seen.start)
+        if first >= high_watermark:
+            return first
+        if not log.damaged:
+            self._agree(broker, log.seen, first=first, after=high_watermark)
+        return high_watermark
+
+    # The end
+
+    def settled(self, high_watermarks: dict[int, int]) -> None:
+        """Everything healed: all logs are one log, and everything acked is in it."""
+        ends = {broker: log.seen.end for broker, log in self.logs.items()}
+        if len({*ends.values(), *high_watermarks.values()}) != 1:
+            self.fail(f"not all caught up: ends {ends}, high watermarks {high_watermarks}")
+        for broker, log in self.logs.items():
+            for base in sorted(log.damaged):
+                # Where retention has left it nowhere else, nobody can help.
+                others = (other.seen for b, other in self.logs.items() if b != broker)
+                if any(base in other.batches and other.start <= base for other in others):
+                    self.fail(f"broker {broker} was not repaired at {base}")
+            self._agree(broker, log.seen, first=log.seen.start, after=log.seen.end)
+            self.same_state(broker, log.seen.end)
+        if self.history.acked_end > self.committed:
+            self.fail(f"acked to {self.history.acked_end}, committed to {self.committed} only")
+
+    def same_state(self, broker: int, exposed: int) -> None:
+        """Whether a compacted log says the same of every key as all records together.
+
+        One that has everything does. One that is behind may lack what newer records replaced.
+        """
+        image = self.logs[broker].seen
+        if not self.is_compacted or exposed < self.committed:
+            return
+        kept = range(image.start, exposed)
+        wanted = state_of((offset, self._records[offset]) for offset in kept)
+        found = state_of(
+            each
+            for stored in image.batches.values()
+            for each in stored.records
+            if image.start <= each[0] < exposed
+        )
+        wrong = {key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key)}
+        for key in sorted(wrong):
+            here, all_say = found.get(key), wanted.get(key)
+            self.fail(f"broker {broker} makes {here!r} of key {key}, all records make {all_say!r}")

@@ -1,0 +1,212 @@
+"""A partition's log on a simulated disk: what was not synced may be lost at a crash.
+
+Rules: changes reach the disk in the order in which they were made, so a crash leaves a prefix of
+those since the last sync; a batch that was torn counts as not written, as recovery cuts it. Damage
+at rest stays until it is repaired. Must not know who replicates what.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from simulation.replication_keys import Stored, filler, may_merge, survey, tail, without
+from strandline.types import LeaderEpoch, Offset
+
+
+class Reach(NamedTuple):
+    """How far a compaction goes: batches up to ``upto`` are rewritten, for keys up to ``below``."""
+
+    upto: int
+    below: int
+    tombstones_below: int
+
+
+@dataclass(slots=True)
+class Image:
+    """Batches by base offset, in order, and where the log starts and ends.
+
+    It may start within its first batch, whose first records were removed.
+    """
+
+    batches: dict[int, Stored] = field(default_factory=dict)
+    start: int = 0
+    end: int = 0
+
+    def append(self, stored: Stored) -> None:
+        """Add a batch at the end."""
+        if stored.ref.base_offset != self.end:
+            raise AssertionError(f"a batch at {stored.ref.base_offset}, the log ends at {self.end}")
+        self.batches[self.end] = stored
+        self.end = stored.ref.next_offset
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut the end off, at the end of a batch."""
+        while self.end > offset:
+            _, stored = self.batches.popitem()
+            self.end = max(stored.ref.base_offset, self.start)
+        if self.end != offset:
+            raise AssertionError(f"cut inside a batch: {offset}")
+
+    def reset_to(self, offset: int) -> None:
+        """Start again, empty."""
+        self.batches = {}
+        self.start = self.end = offset
+
+    def truncate_before(self, offset: int) -> None:
+        """Remove the records below; batches go as a whole."""
+        self.start = max(self.start, offset)
+        for base, stored in list(self.batches.items()):
+            if stored.ref.next_offset > self.start:
+                break
+            del self.batches[base]
+
+    def at(self, offset: int) -> Stored | None:
+        """The batch that begins at an offset, or what one there has from it on."""
+        stored = self.batches.get(offset)
+        if stored is not None:
+            return stored
+        for each in self.batches.values():
+            if each.ref.base_offset < offset < each.ref.next_offset:
+                return tail(each, offset)
+        return None
+
+    def compact(self, reach: Reach) -> None:
+        """Remove records as ``storage.compaction`` does; the log stays dense."""
+        keys = survey(self.batches.values(), reach.below)
+        compacted: dict[int, Stored] = {}
+        last: Stored | None = None
+        for stored in self.batches.values():
+            kept = stored
+            if stored.ref.next_offset <= reach.upto:
+                kept = without(stored, keys, tombstones_below=reach.tombstones_below)
+                if last is not None and may_merge(last, kept):
+                    kept = filler(last.ref.base_offset, kept.ref.next_offset, kept.ref.leader_epoch)
+            compacted[kept.ref.base_offset] = last = kept
+        self.batches = compacted
+
+    def replace(self, stored: Stored) -> None:
+        """Put a repaired batch in place."""
+        if stored.ref.base_offset in self.batches:
+            self.batches[stored.ref.base_offset] = stored
+
+    def between(self, first: int, after: int) -> list[Stored]:
+        """Batches from the one at ``first`` on that begin below ``after``."""
+        found = []
+        while first < after:
+            stored = self.at(first)
+            if stored is None:
+                raise AssertionError(f"no batch begins at {first}")
+            found.append(stored)
+            first = stored.ref.next_offset
+        return found
+
+    def copy(self) -> "Image":
+        """An image of its own."""
+        return Image(dict(self.batches), self.start, self.end)
+
+
+class SimLog:
+    """The log as its broker sees it, and what of it is on disk."""
+
+    def __init__(self) -> None:
+        self.seen = Image()
+        self.disk = Image()
+        self.damaged: set[int] = set()
+        self.high_watermark = 0
+        """As checkpointed."""
+        self._changes: list[tuple[Callable[..., None], object]] = []
+        self._sync_size = 0
+        self._sync_end: int | None = None
+        self._synced_end: int | None = None
+
+    # Changes
+
+    def append(self, stored: Stored) -> None:
+        """Write a batch."""
+        self._change(Image.append, stored)
+
+    def repair(self, stored: Stored) -> None:
+        """Put a batch in the place of a damaged one."""
+        self.damaged.discard(stored.ref.base_offset)
+        self._change(Image.replace, stored)
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut; a sync under way covers no more than is left."""
+        self._change(Image.truncate_to, offset)
+        self.damaged = {base for base in self.damaged if base < offset}
+        if self._sync_end is not None:
+            self._sync_end = min(self._sync_end, offset)
+        if self._synced_end is not None:
+            self._synced_end = min(self._synced_end, offset)
+
+    def reset_to(self, offset: int) -> None:
+        """Start again; a sync under way says nothing about the new log."""
+        self._change(Image.reset_to, offset)
+        self.damaged = set()
+        self._sync_end = self._synced_end = None
+
+    def compact(self, reach: Reach) -> None:
+        """Compaction; as a whole: what the real one does segment by segment, others test."""
+        self._change(Image.compact, reach)
+
+    def truncate_before(self, offset: int) -> None:
+        """Retention."""
+        self._change(Image.truncate_before, offset)
+        self.damaged = {base for base in self.damaged if base >= offset}
+
+    def _change(self, how: Callable[..., None], what: object) -> None:
+        how(self.seen, what)
+        self._changes.append((how, what))
+
+    # Durability
+
+    @property
+    def is_dirty(self) -> bool:
+        """Whether a sync would change anything."""
+        return bool(self._changes)
+
+    def begin_sync(self) -> None:
+        """What was changed so far will be durable when the sync ends."""
+        self._sync_size = len(self._changes)
+        self._sync_end = self.seen.end
+
+    def end_sync(self) -> None:
+        """It is; the broker hears of it later, and may cut the log before."""
+        for how, what in self._changes[: self._sync_size]:
+            how(self.disk, what)
+        del self._changes[: self._sync_size]
+        self._sync_size = 0
+        self._synced_end, self._sync_end = self._sync_end, None
+
+    def take_synced(self) -> Offset | None:
+        """How far the log as it is now is certain to survive; None if that is not known."""
+        end, self._synced_end = self._synced_end, None
+        return None if end is None else Offset(end)
+
+    def crash(self, rng: random.Random) -> int:
+        """Lose what was not synced, from some change on; returns how many changes were lost."""
+        kept = rng.choice((0, len(self._changes), rng.randint(0, len(self._changes))))
+        for how, what in self._changes[:kept]:
+            how(self.disk, what)
+        lost = len(self._changes) - kept
+        self._changes.clear()
+        self._sync_size, self._sync_end, self._synced_end = 0, None, None
+        self.seen = self.disk.copy()
+        return lost
+
+    def wipe(self) -> None:
+        """An empty disk."""
+        self.seen, self.disk = Image(), Image()
+        self._changes.clear()
+        self.damaged = set()
+        self.high_watermark = 0
+
+    def epochs(self) -> tuple[tuple[LeaderEpoch, Offset], ...]:
+        """Where each epoch begins, as recovery reads it from the batches."""
+        found: list[tuple[LeaderEpoch, Offset]] = []
+        for stored in self.seen.batches.values():
+            if not found or stored.ref.leader_epoch > found[-1][0]:
+                start = max(stored.ref.base_offset, Offset(self.seen.start))
+                found.append((stored.ref.leader_epoch, start))
+        return tuple(found)

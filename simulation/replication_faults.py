@@ -1,0 +1,253 @@
+"""What breaks in a simulated cluster of replicas: processes, disks, networks, clocks."""
+
+import random
+
+from simulation.replication_broker import SimBroker
+from simulation.replication_clock import JUMPS_MS
+from simulation.replication_cluster import Cluster
+from simulation.replication_disk import Image
+from simulation.replication_oracle import METADATA
+from simulation.world import NetworkFaults
+from strandline.core.replication import events as ev
+from strandline.types import BrokerId, Offset
+
+LOSSES_FROM_MS = 1_200
+FAULTS = (
+    *("crash", "crash", "crash", "crash all", "pause", "pause", "partition", "partition"),
+    *("flap", "network", "network", "slow disk", "slow disk", "damage", "retention", "resign"),
+    *("elections", "elections"),
+)
+NETWORKS = (
+    *((0.0, 0.0, 2.0, 0.0), (0.0, 0.0, 2.0, 0.0), (0.02, 0.02, 5.0, 0.0)),
+    *((0.1, 0.1, 10.0, 0.02), (0.0, 0.3, 30.0, 0.05)),
+)
+
+
+class Faults:
+    """Breaks a cluster, one fault after the other, until it is calm.
+
+    Args:
+        cluster: what is broken.
+        seed: the history's; compaction has a generator of its own, so that histories without it
+            are as they were before there was any.
+    """
+
+    def __init__(self, cluster: Cluster, seed: int) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._brokers, self._ids = cluster.brokers, cluster.ids
+        self._compaction = random.Random(seed)
+
+    def begin_compaction(self, number: int) -> None:
+        """Compact a partition from now on, and later lose disks while that goes on."""
+        if self._cluster.checkers[number].is_compacted:
+            self._compact(number)
+            if self._cluster.lazy is not None and not number:
+                self._world.after(LOSSES_FROM_MS, self._replace_disk, number)
+
+    def begin(self) -> None:
+        """Everything else breaks from soon on, and clocks jump if they drift."""
+        is_slow = self._cluster.lazy is not None
+        self._world.after(LOSSES_FROM_MS if is_slow else 200, self._misbehave)
+        if self._cluster.is_drifting:
+            self._jump()
+
+    def _flap(self, a: BrokerId, b: BrokerId, *, down_ms: float) -> None:
+        """A link breaks; both sides notice, and notice when it is back."""
+        for one, other in ((a, b), (b, a)):
+            self._cluster.tell(one, ev.PeerDisconnected(other))
+            self._world.after(down_ms, self._cluster.tell, one, ev.PeerConnected(other))
+
+    def _crash(self, broker: SimBroker, *, down_ms: float, is_wiped: bool = False) -> None:
+        """A broker dies and comes back."""
+        if not broker.alive:
+            return
+        world = self._world
+        world.counts["crashes"] += 1
+        world.note(f"crash {broker.id}")
+        broker.crash()
+        for other in self._ids:
+            if other != broker.id and world.rng.random() < 0.7:
+                self._cluster.tell(other, ev.PeerDisconnected(broker.id))
+        if is_wiped:
+            self._wipe(broker)
+        world.after(down_ms, self._restart, broker, broker.life)
+
+    def _restart(self, broker: SimBroker, life: int) -> None:
+        if broker.life == life and not broker.alive:
+            self._cluster.start(broker)
+
+    def _wipe(self, broker: SimBroker) -> None:
+        """Replace the disk, unless it is the last that has everything, or something, whole."""
+        if any(partition.isr == (broker.id,) for partition in self._cluster.oracle.partitions):
+            return
+        if any(log.damaged for checker in self._cluster.checkers for log in checker.logs.values()):
+            return
+        self._world.counts["wiped"] += 1
+        self._cluster.oracle.wipe(broker.id)
+        for number, log in enumerate(broker.logs):
+            self._cluster.checkers[number].wiped.add(broker.id)
+            log.wipe()
+
+    def _damage(self, number: int) -> None:
+        """Flip bits in one batch on one disk, if another in-sync replica has it whole."""
+        if self._cluster.checkers[number].is_compacted:
+            return  # a copy fits to the byte, or it is not put in place: unit tests show that
+        rng = self._world.rng
+        isr = self._cluster.isr(number)
+        broker = rng.choice(self._ids)
+        log = self._brokers[broker].logs[number]
+        whole = [b for b in isr if b != broker and not self._brokers[b].logs[number].damaged]
+        bases = [b for b in log.disk.batches if b in log.seen.batches and b >= log.seen.start]
+        if not whole or not bases or broker in (b for b in isr if len(isr) == 1):
+            return
+        base = rng.choice(bases)
+        others = [self._brokers[b].logs[number] for b in whole]
+        holders = [o.disk.batches.get(base) for o in others if o.seen.start <= base]
+        if (
+            log.disk.batches[base] != log.seen.batches[base]
+            or log.disk.batches[base] not in holders
+        ):
+            return
+        log.damaged.add(base)
+        self._world.counts["damaged"] += 1
+        after = log.seen.batches[base].ref.next_offset
+        if rng.random() < 0.5:
+            self._brokers[broker].take(number, ev.Damaged(Offset(base), after))
+
+    def _retain(self, number: int) -> None:
+        """On one replica, move the log start up to a record that is committed, or a batch.
+
+        Not over what is damaged elsewhere: this may be the last whole copy of it.
+        """
+        broker = self._brokers[self._world.rng.choice(self._ids)]
+        if not broker.alive:
+            return
+        hosted = broker.hosted[number]
+        damaged = set().union(
+            *(log.damaged for log in self._cluster.checkers[number].logs.values())
+        )
+        limit = min([hosted.exposed, *damaged])
+        bases = [base for base in hosted.log.seen.batches if base <= limit]
+        if bases:
+            everything = [limit] * 3 if limit == hosted.exposed else []
+            start = self._world.rng.choice([*bases, *everything])
+            if self._world.rng.random() < 0.7:
+                start = self._within_a_batch(hosted.log.seen, start)
+            hosted.log.truncate_before(start)
+            broker.take(number, ev.LogStartMoved(Offset(start)))
+
+    def _within_a_batch(self, image: Image, limit: int) -> int:
+        """A start of which the batch began earlier, up to a limit; the limit, if there is none."""
+        found = [
+            offset
+            for stored in image.batches.values()
+            for offset in range(stored.ref.base_offset + 1, stored.ref.next_offset)
+            if image.start < offset <= limit
+        ]
+        return self._world.rng.choice(found[-3:] or [limit])
+
+    def _compact(self, number: int) -> None:
+        """Compaction on one replica, and on another a little later."""
+        rng = self._compaction
+        broker = self._brokers[rng.choice(self._ids)]
+        is_ready = broker.alive and self._world.now_ms >= broker.paused_until
+        if is_ready and broker.id != self._cluster.lazy:
+            broker.compact(number, rng.choice((0.5, 1.0)))
+            if broker.id in self._cluster.isr(number):
+                self._cluster.checkers[number].same_state(broker.id, broker.hosted[number].exposed)
+        self._world.after(rng.uniform(20, 200), self._compact, number)
+
+    def _replace_disk(self, number: int) -> None:
+        """A disk is lost, and another leads while the new one is filled; again a little later."""
+        if self._cluster.is_calm:
+            return
+        rng = self._compaction
+        lost = self._brokers[rng.choice([b for b in self._ids if b != self._cluster.lazy])]
+        self._crash(lost, down_ms=rng.choice((20, 200)), is_wiped=True)
+        self._interrupt(lost, number, rng.uniform(0.1, 0.9))
+        self._world.after(rng.uniform(600, 1200), self._replace_disk, number)
+
+    def _interrupt(self, filled: SimBroker, number: int, share: float) -> None:
+        """Let the lazy one lead until a new disk has a share of what there is, and another then."""
+        partition = self._cluster.oracle.partitions[number]
+        if self._cluster.is_calm or filled.id not in partition.filling:
+            return
+        has_share = filled.logs[number].seen.end > share * self._cluster.checkers[number].committed
+        if has_share == (partition.leader == self._cluster.lazy):
+            self._elect(number)
+        if not has_share:
+            self._world.after(20, self._interrupt, filled, number, share)
+
+    def _elect_fast(self, number: int) -> None:
+        """Leaders change faster than they can replicate, as one of them is cut off."""
+        world = self._world
+        world.partition([world.rng.choice(self._ids)], self._ids, one_way=0.0)
+        for _ in range(3):
+            world.after(world.rng.uniform(1, 250), self._elect, number)
+        world.after(300, world.heal)
+
+    def _elect(self, number: int) -> None:
+        """Another leader, and everybody hears of it soon."""
+        self._cluster.oracle.elect_another(number)
+        for broker in self._brokers.values():
+            if broker.alive:
+                self._cluster.heard(broker, broker.life)
+
+    def _jump(self) -> None:
+        """A clock jumps, and another a little later."""
+        if not self._cluster.is_calm:
+            rng = self._cluster.clocks
+            self._brokers[rng.choice(self._ids)].clock.jump(rng.choice(JUMPS_MS))
+            self._world.counts["clock jumps"] += 1
+            self._world.after(rng.uniform(50, 800), self._jump)
+
+    def _resign(self, broker: SimBroker) -> None:
+        """A broker is asked to stop: it hands over, and is gone a little later."""
+        for number in range(len(self._cluster.checkers)):
+            broker.take(number, ev.Resign())
+        self._world.after(self._world.rng.uniform(20, 300), self._stop, broker, broker.life)
+
+    def _stop(self, broker: SimBroker, life: int) -> None:
+        if broker.life == life:
+            self._crash(broker, down_ms=200)
+
+    def _misbehave(self) -> None:
+        """One fault, and another a little later."""
+        if self._cluster.is_calm:
+            return
+        world, rng = self._world, self._world.rng
+        number = rng.randrange(len(self._cluster.checkers))
+        broker = self._brokers[rng.choice(self._ids)]
+        down_ms = rng.choice((20, 300, 1200))
+        fault = rng.choice(FAULTS)
+        world.counts[f"fault {fault}"] += 1
+        match fault:
+            case "crash":
+                self._crash(broker, down_ms=down_ms, is_wiped=rng.random() < 0.15)
+            case "crash all":
+                for each in self._brokers.values():
+                    self._crash(each, down_ms=rng.uniform(10, 600))
+            case "pause":
+                broker.paused_until = world.now_ms + rng.choice((50, 400, 1500))
+            case "partition":
+                everybody = [METADATA, *self._ids] if rng.random() < 0.5 else self._ids
+                side = rng.sample(self._ids, rng.randint(1, len(self._ids) - 1))
+                world.partition(side, everybody, one_way=rng.choice((0.0, 0.0, 0.5)))
+                world.after(rng.choice((100, 500, 1500)), world.heal)
+            case "flap":
+                a, b = rng.sample(self._ids, 2)
+                self._flap(a, b, down_ms=rng.choice((5, 100)))
+            case "network":
+                world.faults = NetworkFaults(*rng.choice(NETWORKS))
+            case "slow disk":
+                self._cluster.sync_ms[broker.id] = rng.choice((0.5, 5, 60, 500))
+            case "damage":
+                self._damage(number)
+            case "retention":
+                self._retain(number)
+            case "resign":
+                self._resign(broker)
+            case "elections":
+                self._elect_fast(number)
+        world.after(rng.expovariate(1 / 120), self._misbehave)

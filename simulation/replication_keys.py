@@ -1,0 +1,121 @@
+"""Keys and null values of simulated records, and what compaction leaves of batches.
+
+A batch's payload is its records, with commas between; a record is a number, which tells its key and
+whether it is a null value. One that was removed is empty, so that a batch goes on standing for its
+offsets; a batch of which nothing is left is a filler, and fillers of one epoch in a row are one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from strandline.core.replication.messages import BatchRef
+from strandline.types import LeaderEpoch, Offset
+
+KEYS = 101
+"""So many that a key is often left alone while a broker is away."""
+_NULL_EVERY = 4
+
+
+class Stored(NamedTuple):
+    """A batch as it is on disk."""
+
+    ref: BatchRef
+    payload: bytes
+
+    @property
+    def records(self) -> list[tuple[int, bytes]]:
+        """Offset and value of each; empty where it was removed."""
+        return list(enumerate(self.payload.split(b","), self.ref.base_offset))
+
+
+@dataclass(slots=True)
+class Keys:
+    """The newest offset of each key; whose newest is a null value that is not alone."""
+
+    newest: dict[int, int] = field(default_factory=dict)
+    shadowed: set[int] = field(default_factory=set)
+
+
+def key_of(value: bytes) -> int:
+    """The key of a record."""
+    return int(value) % KEYS
+
+
+def is_null(value: bytes) -> bool:
+    """Whether a record deletes its key."""
+    return int(value) % _NULL_EVERY == 0
+
+
+def is_filler(stored: Stored) -> bool:
+    """Whether nothing is left of a batch."""
+    return not stored.payload.strip(b",")
+
+
+def filler(base: int, after: int, epoch: LeaderEpoch) -> Stored:
+    """Stands for offsets of which nothing is left."""
+    payload = b"," * (after - base - 1)
+    return Stored(BatchRef(Offset(base), Offset(after), epoch, len(payload)), payload)
+
+
+def tail(stored: Stored, offset: int) -> Stored:
+    """What a batch has from an offset on, as a batch of its own."""
+    ref = stored.ref
+    payload = b",".join(stored.payload.split(b",")[offset - ref.base_offset :])
+    return Stored(
+        BatchRef(Offset(offset), ref.next_offset, ref.leader_epoch, len(payload)), payload
+    )
+
+
+def may_merge(before: Stored, after: Stored) -> bool:
+    """Whether two batches in a row are fillers of one leader epoch."""
+    is_one_epoch = before.ref.leader_epoch == after.ref.leader_epoch
+    return is_one_epoch and is_filler(before) and is_filler(after)
+
+
+def survey(batches: Iterable[Stored], below: int) -> Keys:
+    """The keys of records that are committed."""
+    keys = Keys()
+    for stored in batches:
+        if stored.ref.next_offset > below:
+            break
+        for offset, value in stored.records:
+            if value:
+                key = key_of(value)
+                if is_null(value) and key in keys.newest:
+                    keys.shadowed.add(key)
+                elif not is_null(value):
+                    keys.shadowed.discard(key)
+                keys.newest[key] = offset
+    return keys
+
+
+def without(stored: Stored, keys: Keys, *, tombstones_below: int) -> Stored:
+    """A batch without what may go."""
+    kept = [
+        value if value and _stays(offset, value, keys, tombstones_below=tombstones_below) else b""
+        for offset, value in stored.records
+    ]
+    payload = b",".join(kept)
+    ref = stored.ref
+    return Stored(
+        BatchRef(ref.base_offset, ref.next_offset, ref.leader_epoch, len(payload)), payload
+    )
+
+
+def _stays(offset: int, value: bytes, keys: Keys, *, tombstones_below: int) -> bool:
+    key = key_of(value)
+    if keys.newest.get(key, -1) > offset:
+        return False
+    return not is_null(value) or key in keys.shadowed or offset >= tombstones_below
+
+
+def state_of(records: Iterable[tuple[int, bytes]]) -> dict[int, bytes]:
+    """What records in order make of every key: its newest value, if it was not deleted."""
+    state: dict[int, bytes] = {}
+    for _, value in records:
+        if value and is_null(value):
+            state.pop(key_of(value), None)
+        elif value:
+            state[key_of(value)] = value
+    return state

@@ -1,0 +1,170 @@
+"""Plays the metadata group: one truth, linearizable, that gives leaders, epochs and ISRs.
+
+Rules, which are those of the real one: an epoch has one leader, of one life of a broker; a leader
+comes out of the ISR; the ISR never becomes empty; a change of the ISR is compare-and-set, decided
+once, and adds only brokers that are alive; to register is to lose the leaderships of one's earlier
+life; whose disk was replaced is *filling* until it is in the ISR. It is reached over the faulty
+network.
+"""
+
+from dataclasses import dataclass, field
+
+from simulation.world import World
+from strandline.core.replication.effects import ProposeIsr
+from strandline.core.replication.events import Assigned, IsrChanged, IsrRefused
+from strandline.types import BrokerId, LeaderEpoch
+
+DEAD_MS = 700
+METADATA = BrokerId(0)
+"""Its own place in the network."""
+
+
+@dataclass(slots=True)
+class Partition:
+    """What metadata holds of a partition."""
+
+    replicas: tuple[BrokerId, ...]
+    min_isr: int
+    isr: tuple[BrokerId, ...]
+    is_compacted: bool = False
+    leader: BrokerId | None = None
+    epoch: int = 0
+    version: int = 0
+    filling: set[BrokerId] = field(default_factory=set)
+    decided: dict[tuple[int, int], IsrChanged | IsrRefused] = field(default_factory=dict)
+
+    def assignment(self) -> Assigned:
+        """As brokers are told."""
+        return Assigned(
+            LeaderEpoch(self.epoch),
+            self.leader,
+            self.replicas,
+            self.isr,
+            self.version,
+            self.min_isr,
+            filling=tuple(sorted(self.filling)) if self.is_compacted else (),
+        )
+
+
+class Oracle:
+    """All partitions, and who is alive.
+
+    Args:
+        world: time and chance.
+        partitions: replicas, ISR and ``min_isr`` set; nobody leads yet.
+    """
+
+    def __init__(self, world: World, partitions: list[Partition]) -> None:
+        self.partitions = partitions
+        self._world = world
+        self._lives: dict[BrokerId, int] = {}
+        self._heard_ms: dict[BrokerId, float] = {}
+        self._fenced: set[BrokerId] = set()
+        self._wiped: set[BrokerId] = set()
+
+    def beat(self, broker: BrokerId, life: int) -> bool:
+        """A broker says that it lives; False: it is a life that was followed by another."""
+        known = self._lives.get(broker, -1)
+        if life < known:
+            return False
+        self._heard_ms[broker] = self._world.now_ms
+        if life > known:
+            self._lives[broker] = life
+            self._wiped.discard(broker)
+            for partition in self.partitions:
+                if partition.leader == broker:
+                    self._elect(partition, avoid=None)
+        if life > known or broker in self._fenced:
+            self._fenced.discard(broker)
+            for partition in self.partitions:
+                if partition.leader is None:
+                    self._elect(partition, avoid=None)
+        return True
+
+    def fence_silent(self) -> None:
+        """Take the dead, or unreachable, out of everything."""
+        for broker in sorted(self._heard_ms):
+            if self._world.now_ms - self._heard_ms[broker] > DEAD_MS:
+                self._fence(broker)
+
+    def _fence(self, broker: BrokerId) -> None:
+        if broker in self._fenced:
+            return
+        self._fenced.add(broker)
+        self._world.counts["fenced"] += 1
+        for partition in self.partitions:
+            self._remove(partition, broker)
+            if partition.leader == broker:
+                self._elect(partition, avoid=broker)
+
+    def wipe(self, broker: BrokerId) -> None:
+        """The operator is about to replace a disk: what was on it counts no more."""
+        self._wiped.add(broker)
+        for partition in self.partitions:
+            assert partition.isr != (broker,), "the last in-sync replica is not wiped"
+            self._remove(partition, broker)
+            partition.filling.add(broker)
+            if partition.leader == broker:
+                self._elect(partition, avoid=broker)
+
+    def elect_another(self, number: int) -> None:
+        """The controller moves a leadership, to a replica that is as good."""
+        partition = self.partitions[number]
+        if self._electable(partition) - {partition.leader}:
+            self._elect(partition, avoid=partition.leader)
+
+    def hand_over(self, number: int, epoch: int, candidates: tuple[BrokerId, ...]) -> None:
+        """A leader that wants to stop names successors."""
+        partition = self.partitions[number]
+        if partition.epoch == epoch and set(candidates) & self._electable(partition):
+            self._world.counts["handed over"] += 1
+            self._elect(partition, avoid=partition.leader)
+
+    def _remove(self, partition: Partition, broker: BrokerId) -> None:
+        """Out of the ISR, unless it is the last."""
+        rest = tuple(b for b in partition.isr if b != broker)
+        if rest and rest != partition.isr:
+            partition.isr = rest
+            partition.version += 1
+
+    def _electable(self, partition: Partition) -> set[BrokerId]:
+        return {b for b in partition.isr if b in self._lives and b not in self._fenced}
+
+    def _elect(self, partition: Partition, *, avoid: BrokerId | None) -> None:
+        """A new epoch, with any live in-sync replica as its leader, or with none."""
+        candidates = sorted(self._electable(partition) - {avoid})
+        partition.leader = self._world.rng.choice(candidates) if candidates else None
+        partition.epoch += 1
+        partition.version += 1
+        self._world.counts["elections"] += 1
+        self._world.note(f"elect {partition.leader} {partition.epoch}")
+        number = next(n for n, each in enumerate(self.partitions) if each is partition)
+        who = "nobody" if partition.leader is None else f"broker {partition.leader}"
+        self._world.tell(METADATA, f"s/{number}: epoch {partition.epoch}: elects {who}")
+
+    def propose(self, number: int, proposal: ProposeIsr) -> IsrChanged | IsrRefused:
+        """Decide on a change of the ISR, or repeat what was decided."""
+        partition = self.partitions[number]
+        key = (proposal.epoch, proposal.proposal)
+        if key not in partition.decided:
+            partition.decided[key] = self._decide(partition, proposal)
+        return partition.decided[key]
+
+    def _may_join(self, broker: BrokerId, incarnation: str) -> bool:
+        """Whether what the leader heard of a joining replica speaks for the disk it has now."""
+        if broker in self._fenced or broker in self._wiped:
+            return False
+        return incarnation == str(self._lives[broker])
+
+    def _decide(self, partition: Partition, proposal: ProposeIsr) -> IsrChanged | IsrRefused:
+        added = set(proposal.isr) - set(partition.isr)
+        is_current = proposal.epoch == partition.epoch and proposal.version == partition.version
+        if not is_current or not all(self._may_join(*member) for member in proposal.joining):
+            self._world.counts["isr refused"] += 1
+            return IsrRefused(proposal.epoch, proposal.proposal)
+        self._world.counts["isr grew" if added else "isr shrank"] += 1
+        partition.isr = proposal.isr
+        partition.filling -= set(proposal.isr)
+        partition.version += 1
+        self._world.note(f"isr {partition.isr} {partition.version}")
+        return IsrChanged(proposal.epoch, partition.version, partition.isr)

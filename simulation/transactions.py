@@ -1,0 +1,396 @@
+"""Histories of transactions, with the real coordinator and ledgers over logs of headers.
+
+Coordinators come and go, partitions change leaders, producers die and come back as zombies, and a
+driver publishes staged parts; both commit positions of consumer groups with what they write.
+
+Rules: as ``world``; what is checked is ``transactions_check``'s business, which hears only what
+clients and readers hear.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from simulation.transactions_check import Checker
+from simulation.transactions_clients import Zombie
+from simulation.transactions_driver import Driver
+from simulation.transactions_groups import GROUPS_PLACE, SimGroups
+from simulation.world import World
+from strandline.broker.read_path.transaction_visibility import (
+    PartitionTransactions,
+    marker_attributes,
+)
+from strandline.core.coordinator_effects import Answer, Forget, Refuse, Store, restore
+from strandline.core.transactions import effects as fx
+from strandline.core.transactions import events as ev
+from strandline.core.transactions.coordinator import Coordinator
+from strandline.core.transactions.effects import Mark, MarkerKind
+from strandline.core.transactions.state import (
+    CoordinatorState,
+    Producer,
+    TransactionEntry,
+    TransactionPartition,
+)
+from strandline.errors import ProducerFencedError
+from strandline.record.batch import HEADER, HEADER_BYTES, MAGIC, VERSION, Attributes
+from strandline.types import LogId, Offset
+
+PARTITIONS = 3
+STEPS = 600
+STORE_MS_MAX = 4.0
+COMMIT_MS_MAX = 15.0
+TICK_MS = 50.0
+BUSY_MS = 3_000.0
+CALM_MS = 30_000.0
+
+
+class Slice(NamedTuple):
+    """As ``storage.log.LogSlice``, as far as ledgers look at it."""
+
+    buffer: memoryview
+    next_offset: Offset
+
+
+class SimLog:
+    """A log of headers, one batch for each offset."""
+
+    def __init__(self) -> None:
+        self.batches: list[bytes] = []
+        self.values: list[str] = []
+        self.log_start_offset = Offset(0)
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """The offset of the next batch."""
+        return Offset(len(self.batches))
+
+    def append(self, attributes: int, producer: Producer, value: str) -> bytes:
+        """Add a batch; returns it."""
+        who = producer.producer_id, producer.epoch
+        head = (MAGIC, 0, HEADER_BYTES, VERSION, 0, attributes, len(self.batches), 1, 0, 0, 0, 0, 0)
+        batch = HEADER.pack(*head, *who, 1, -1)
+        self.batches.append(batch)
+        self.values.append(value)
+        return batch
+
+    def truncate_to(self, offset: int) -> None:
+        """Cut the end off."""
+        del self.batches[offset:], self.values[offset:]
+
+    def read(
+        self, offset: int, bytes_max: int, *, below: int = 1 << 60, verify: bool = True
+    ) -> Slice:
+        """Batches from ``offset`` on; a few at a time, so that readers go on in the middle."""
+        del bytes_max, verify
+        end = min(len(self.batches), below, offset + 3)
+        return Slice(memoryview(b"".join(self.batches[offset:end])), Offset(max(offset, end)))
+
+
+class SimPartition:
+    """A partition: its log, how far it is committed, and its ledger.
+
+    A change of leaders cuts off some of what is not committed, and the new leader's ledger begins
+    from its log, as the next broker's does.
+    """
+
+    def __init__(self, world: World, place: TransactionPartition) -> None:
+        self.world = world
+        self.place = place
+        self.log = SimLog()
+        self.high_watermark = Offset(0)
+        self.ledger = self._loaded()
+        self.epoch = 0
+        self.is_restless = True
+        """Whether its leaders change, as they like to while a marker is on its way."""
+        self.waiting: deque[tuple[int, Any]] = deque()
+
+    def _loaded(self) -> PartitionTransactions:
+        log: Any = self.log
+        return PartitionTransactions.loaded(
+            log, start=Offset(0), high_watermark=self.high_watermark
+        )
+
+    def write(self, producer: Producer, value: str, done: Any) -> None:
+        """Take a record of a transaction; ``done`` hears whether it is committed."""
+        try:
+            self.ledger.check(producer)
+        except ProducerFencedError:
+            done("fenced")
+            return
+        self._append(int(Attributes.TRANSACTIONAL), producer, value=value, done=done)
+
+    def mark(self, mark: Mark, done: Any) -> None:
+        """Take a marker, as ``Partition.mark`` does."""
+        if not self.ledger.needs(mark.kind, mark.producer):
+            done("ok")
+            return
+        attributes = marker_attributes(mark.kind)
+        self._append(attributes, mark.producer, value=mark.kind.value, done=done)
+
+    def _append(self, attributes: int, producer: Producer, *, value: str, done: Any) -> None:
+        self.ledger.written(self.log.append(attributes, producer, value))
+        self.waiting.append((len(self.log.batches), done))
+        rng = self.world.rng
+        self.world.after(rng.uniform(0.1, COMMIT_MS_MAX), self.commit, self.epoch)
+        if self.is_restless and attributes & Attributes.MARKER and rng.random() < 0.05:
+            self.world.after(rng.uniform(0.1, COMMIT_MS_MAX), self.change_leader)
+
+    def commit(self, epoch: int) -> None:
+        """Some more of the log is committed, unless its leadership ended; in the end all."""
+        if epoch != self.epoch or self.high_watermark == self.log.log_end_offset:
+            return
+        rng, end = self.world.rng, self.log.log_end_offset
+        self.high_watermark = Offset(rng.randint(self.high_watermark + 1, end))
+        self.ledger.commit(self.high_watermark)
+        if self.high_watermark < end:
+            self.world.after(rng.uniform(0.1, COMMIT_MS_MAX), self.commit, epoch)
+        while self.waiting and self.waiting[0][0] <= self.high_watermark:
+            _, done = self.waiting.popleft()
+            done("ok")
+
+    def change_leader(self) -> None:
+        """Somebody else leads: what was not committed is lost, or some of it is not."""
+        self.epoch += 1
+        self.world.counts["leaders"] += 1
+        end = self.world.rng.randint(self.high_watermark, self.log.log_end_offset)
+        self.log.truncate_to(end)
+        self.ledger.forget_from(Offset(end))
+        if self.world.rng.random() < 0.5:  # a broker that had no copy in memory
+            self.ledger = self._loaded()
+        waiting, self.waiting = self.waiting, deque()
+        for _, done in waiting:
+            done("unknown")
+        self.world.after(self.world.rng.uniform(0.1, COMMIT_MS_MAX), self.commit, self.epoch)
+
+    def visible(self) -> list[str]:
+        """What a reader sees now, from the beginning."""
+        found: list[str] = []
+        offset, end = Offset(0), self.ledger.last_stable_offset
+        while offset < end:
+            batches = bytes(self.ledger.readable(offset, 1, below=end))
+            if not batches:
+                break
+            for at in range(0, len(batches), HEADER_BYTES):
+                base = HEADER.unpack_from(batches, at)[6]
+                found.append(self.log.values[base])
+                offset = Offset(base + 1)
+        return found
+
+
+@dataclass
+class SimCoordinator:
+    """A coordinator and what it has under way; one that has ended hears nothing more."""
+
+    number: int
+    coordinator: Coordinator
+    waiting: dict[int, Any] = field(default_factory=dict)
+    is_over: bool = False
+
+
+class History:
+    """One history.
+
+    Args:
+        seed: decides everything.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.world = world = World(seed)
+        self.checker = Checker()
+        places = [
+            TransactionPartition("s", number, LogId(number + 1)) for number in range(PARTITIONS)
+        ]
+        self.partitions = {place: SimPartition(world, place) for place in places}
+        self.groups = SimGroups(world)
+        self.entries: list[TransactionEntry] = []
+        self.fresh_id = 0
+        self.tokens = 0
+        self.office = self._new_office(0)
+        self.clients = [Zombie(self, f"p{number}") for number in range(3)]
+        self.driver = Driver(self, "job")
+        self.is_calm = False
+
+    # The coordinator
+
+    def _new_office(self, number: int) -> SimCoordinator:
+        state = CoordinatorState()
+        restore(state, self.entries)
+        coordinator = Coordinator(state, now_ms=int(self.world.now_ms), sequence=len(self.entries))
+        office = SimCoordinator(number, coordinator)
+        self.world.after(0.0, self._resume, office)
+        self.world.after(TICK_MS, self._tick, office)
+        return office
+
+    def _resume(self, office: SimCoordinator) -> None:
+        self._carry_out(office, office.coordinator.resume())
+
+    def _tick(self, office: SimCoordinator) -> None:
+        if not office.is_over:
+            self._step(office, ev.TimePassed())
+            self.world.after(TICK_MS, self._tick, office)
+
+    def _step(self, office: SimCoordinator, event: ev.Event) -> None:
+        if not office.is_over:
+            effects = office.coordinator.step(event, int(self.world.now_ms))
+            self._carry_out(office, effects)
+
+    def _carry_out(self, office: SimCoordinator, effects: list[fx.Effect]) -> None:
+        world = self.world
+        for effect in effects:
+            match effect:
+                case Store(sequence, entry):
+                    if not self.is_calm and world.rng.random() < 0.02:  # just before it is stored
+                        world.after(world.rng.uniform(0.0, 1.0), self._crash_office, office)
+                    world.after(world.rng.uniform(0.1, STORE_MS_MAX), self._store, office, effect)
+                    office.waiting[-1 - sequence] = entry
+                case Answer(token, value):
+                    self._tell(office, token, (True, value))
+                case Refuse(token, error):
+                    self._tell(office, token, (False, error))
+                case fx.Mark():
+                    delay_ms = world.rng.uniform(0.1, 8.0) * world.rng.choice((1, 1, 1, 20))
+                    world.after(delay_ms, self._mark, office, effect)
+                case fx.TimedOut():
+                    world.counts["timed out"] += 1
+                case Forget():
+                    pass  # histories are too short for it
+
+    def _store(self, office: SimCoordinator, store: Store[Any]) -> None:
+        """An entry is stored, after those before it; not if the office has ended."""
+        if office.is_over or store.sequence < len(self.entries):
+            return
+        for sequence in range(len(self.entries), store.sequence + 1):
+            self.entries.append(office.waiting.pop(-1 - sequence))
+        self._step(office, ev.Stored(store.sequence))
+
+    def _crash_office(self, office: SimCoordinator) -> None:
+        if office is self.office:
+            self.crash_coordinator()
+
+    def crash_coordinator(self) -> None:
+        """Another broker takes the office over; entries under way are lost, or some are not."""
+        office, office.is_over = self.office, True
+        under_way = len([key for key in office.waiting if key < 0])
+        for _ in range(self.world.rng.randint(0, under_way)):
+            self.entries.append(office.waiting.pop(-1 - len(self.entries)))
+        for token, answer in list(office.waiting.items()):
+            if token >= 0:
+                answer((False, None))
+        self.world.counts["coordinators"] += 1
+        self.office = self._new_office(office.number + 1)
+
+    def ask(self, make: Any, answer: Any) -> None:
+        """Ask the coordinator; ``answer`` hears (True, value), (False, error) or (False, None).
+
+        Requests and answers may be lost, which the client notices as a silence.
+        """
+        self.tokens += 1
+        token, world = self.tokens, self.world
+        once = _Once(answer)
+        if not self.is_calm and world.rng.random() < 0.03:
+            world.after(20.0, once, (False, None))
+            return
+        loses_answer = not self.is_calm and world.rng.random() < 0.03
+
+        def arrive() -> None:
+            office = self.office
+            office.waiting[token] = (lambda _: once((False, None))) if loses_answer else once
+            self._step(office, make(token))
+
+        world.after(world.rng.uniform(0.1, 4.0), arrive)
+
+    def _tell(self, office: SimCoordinator, token: Any, answer: tuple[bool, Any]) -> None:
+        waiting = office.waiting.pop(token, None)
+        if waiting is not None:
+            self.world.after(self.world.rng.uniform(0.1, 4.0), waiting, answer)
+
+    def _mark(self, office: SimCoordinator, mark: Mark) -> None:
+        """A marker reaches its partition, also of a coordinator that has ended; or it is lost."""
+        is_begin = mark.kind is MarkerKind.BEGIN
+
+        def done(how: str) -> None:
+            kind = ev.Marked if how == "ok" else ev.NotMarked
+            self._step(office, kind(mark.id, mark.producer, mark.place, is_begin))
+
+        if not self.is_calm and self.world.rng.random() < 0.1:
+            self.world.counts["lost markers"] += 1
+            done("lost")
+        elif mark.place == GROUPS_PLACE:
+            self.groups.mark(mark, done)
+        else:
+            self.partitions[mark.place].mark(mark, done)
+
+    # The history
+
+    def live(self, steps: int) -> None:
+        """So many steps, then quiet, and then everything is judged.
+
+        Raises:
+            ViolationError: a promise was broken.
+        """
+        for actor in (*self.clients, self.driver):
+            actor.begin()
+        for _ in range(steps):
+            self.world.run_until(self.world.now_ms + self.world.rng.uniform(0.5, 8.0))
+            self._happen()
+        self._calm()
+
+    def _happen(self) -> None:
+        rng = self.world.rng
+        chance = rng.random()
+        if chance < 0.01:
+            self.crash_coordinator()
+        elif chance < 0.04:
+            rng.choice(list(self.partitions.values())).change_leader()
+        elif chance < 0.06:
+            rng.choice([*self.clients, self.driver]).crash()
+        elif chance < 0.07:
+            self.groups.crash()
+        elif chance < 0.3:
+            place = rng.choice(list(self.partitions))
+            self.checker.read(str(place), self.partitions[place].visible())
+
+    def _calm(self) -> None:
+        """No faults: everybody gets on. Then nobody begins anything, and nothing stays open."""
+        self.is_calm = True
+        for partition in self.partitions.values():
+            partition.is_restless = False
+        before = [client.decided for client in (*self.clients, self.driver)]
+        self.world.run_until(self.world.now_ms + BUSY_MS)
+        for actor, decided in zip((*self.clients, self.driver), before, strict=True):
+            self.checker.gets_on(actor.id, is_so=actor.decided > decided)
+            actor.stop()
+        self.world.run_until(self.world.now_ms + CALM_MS)
+        final = {}
+        for place, partition in self.partitions.items():
+            final[str(place)] = partition.visible()
+            self.checker.read(str(place), final[str(place)])
+            is_open = partition.ledger.last_stable_offset < partition.log.log_end_offset
+            self.checker.nothing_open(str(place), is_open=is_open)
+        self.checker.nothing_open(str(GROUPS_PLACE), is_open=self.groups.is_undecided())
+        self.checker.judge(final, self.groups.position)
+        self.world.counts.update(self.checker.counts)
+        self.world.note(str(sorted(final.items())))
+
+
+class _Once:
+    """An answer that is heard once, whichever comes first."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def __call__(self, outcome: tuple[bool, Any]) -> None:
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer(outcome)
+
+
+def run(seed: int) -> World:
+    """One history.
+
+    Raises:
+        ViolationError: a promise was broken.
+    """
+    history = History(seed)
+    history.live(STEPS)
+    return history.world

@@ -1,0 +1,306 @@
+"""Clients of simulated transactions: producers that die and come back, and what they write.
+
+Rules: a client knows only what it was answered. One that crashes is replaced by another with the
+same transactional id; what it had sent may still arrive, for it has not heard of its own death.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from simulation.transactions_check import ABORTED, COMMITTED, UNKNOWN
+from simulation.transactions_groups import GROUPS_PLACE
+from strandline.core.coordinator_effects import Answer, Refuse
+from strandline.core.transactions import events as ev
+from strandline.core.transactions.effects import Begun
+from strandline.core.transactions.state import Producer, TransactionPartition
+from strandline.errors import StrandlineError
+
+if TYPE_CHECKING:
+    from simulation.transactions import History
+
+RECORDS = 3
+RETRY_MS = 15.0
+REFUSED = {"producer_fenced", "transaction_aborted", "unknown_transaction"}
+
+
+class Zombie:
+    """A process that runs one transaction after the other under an id.
+
+    Args:
+        history: where it lives.
+        id_: its transactional id.
+    """
+
+    def __init__(self, history: "History", id_: str) -> None:
+        self.history = history
+        self.id = id_
+        self.life = 0
+        self.attempt = 0
+        self.decided = 0
+        """Transactions whose end it heard of."""
+        self.is_stopping = False
+        self.after: Producer | None = None
+        self.staged: tuple[str, Producer] | None = None
+        self.is_prepared = False
+        """Whether it heard that what is staged is prepared, and nobody has tried to end it."""
+
+    @property
+    def rng(self) -> Any:
+        """The history's luck."""
+        return self.history.world.rng
+
+    def crash(self) -> None:
+        """It dies, and another one takes its id over; a prepared transaction is remembered."""
+        self.life += 1
+        self.after = None
+        self.later(self._begin_next if self.rng.random() < 0.5 else self.begin)
+
+    def stop(self) -> None:
+        """Begin nothing more."""
+        self.is_stopping = True
+
+    def later(self, action: Any) -> None:
+        """Do something a little later, if still alive then."""
+        life = self.life
+
+        def if_alive() -> None:
+            if self.life == life:
+                action()
+
+        self.history.world.after(self.rng.uniform(0.1, RETRY_MS), if_alive)
+
+    def ask(self, make: Any, done: Any) -> None:
+        """Ask until there is an answer; ``done`` hears (is_done, value or error)."""
+        life = self.life
+
+        def answered(outcome: tuple[bool, Any]) -> None:
+            if self.life != life:
+                return
+            if outcome == (False, None):
+                self.later(lambda: self.history.ask(make, answered))
+            else:
+                done(*outcome)
+
+        self.history.ask(make, answered)
+
+    # A transaction
+
+    def begin(self) -> None:
+        """Begin the next one, after deciding what is left prepared."""
+        if self.staged is not None:
+            self._decide_staged()
+            return
+        if not self.is_stopping:
+            self._begin_next()
+
+    def _begin_next(self) -> None:
+        history, nonce = self.history, f"{self.id} {self.life} {self.attempt}"
+        self.attempt += 1
+        history.fresh_id += 1
+        fresh, after, timeout_ms = history.fresh_id, self.after, self.rng.choice((200, 2000))
+        self.ask(
+            lambda token: ev.Begin(token, self.id, after, nonce, timeout_ms, fresh), self._begun
+        )
+
+    def _begun(self, is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+        if not is_done:
+            if value.code == "producer_fenced":
+                self.after = None  # an operator starts it anew
+            if value.code == "transaction_prepared" and self.staged is None:
+                self._abort_forgotten()
+            else:
+                self.later(self.begin)  # one that is prepared is decided first
+            return
+        begun: Begun = value
+        self.after = begun.producer
+        name = f"{self.id}/{self.history.tokens}"
+        self.history.checker.begun(name)
+        Work(self, name, begun.producer, id_=self.id).go(lambda: self._written(name))
+
+    def _abort_forgotten(self) -> None:
+        """A prepare came late, when it had been given up: the coordinator tells its staged id."""
+
+        def told(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+            assert is_done, value
+            self.ask(
+                lambda token: ev.EndStaged(token, self.id, value, is_commit=False),
+                lambda *_: self.later(self.begin),
+            )
+
+        self.ask(lambda token: ev.Read(token, lambda s: s.transactions[self.id].producer), told)
+
+    def _written(self, name: str) -> None:
+        """Every record is stored: note a position, mostly, and decide."""
+        if self.rng.random() < 0.3:
+            self._decide(name)
+            return
+        producer, offset = self.after, self.attempt
+        assert producer is not None, "begun before"
+
+        def noted() -> None:
+            self.history.checker.moved(name, self.id, offset)
+            self._decide(name)
+
+        commit_position(self, self.id, producer, offset=offset, done=noted)
+
+    def _decide(self, name: str) -> None:
+        chance = self.rng.random()
+        producer = self.after
+        assert producer is not None, "begun before"
+        if chance < 0.2:
+            self._end(name, producer, is_commit=False)
+        elif chance < 0.5:
+            self.staged, self.is_prepared = (name, producer), False
+            self.history.checker.ended(name, UNKNOWN)
+            self.ask(lambda token: ev.Prepare(token, self.id, producer), self._prepared)
+        else:
+            self._end(name, producer, is_commit=True)
+
+    def _prepared(self, is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+        if is_done:
+            self.is_prepared = True
+            if self.rng.random() < 0.1:
+                self.crash()
+            else:
+                self.later(self._decide_staged)
+        else:
+            self._refused(value)
+
+    def _refused(self, error: StrandlineError) -> None:
+        """It was too late for a decision of ours: it is not committed."""
+        assert self.staged is not None, "prepared before"
+        assert error.code in REFUSED, error
+        self.history.checker.ended(self.staged[0], ABORTED)
+        self.staged = None
+        self.later(self.begin)
+
+    def _decide_staged(self) -> None:
+        """End what is prepared, from outside; a life may have passed since."""
+        assert self.staged is not None, "prepared before"
+        name, producer = self.staged
+        must_be_there, self.is_prepared = self.is_prepared, False
+        is_commit = len(name) % 2 == 0 or self.rng.random() < 0.7
+
+        def ended(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+            if is_done:
+                outcome = COMMITTED if is_commit else ABORTED
+                self.history.checker.ended(name, outcome)
+                self.staged = None
+                self.decided += 1
+                self.later(self.begin)
+            elif value.code == "unknown_transaction":
+                self.history.checker.may_be_gone(name, is_so=not must_be_there)
+                self._after_unknown(name)
+            else:
+                self._refused(value)
+
+        self.ask(lambda token: ev.EndStaged(token, self.id, producer, is_commit=is_commit), ended)
+
+    def _after_unknown(self, name: str) -> None:
+        """It was never prepared, or was decided the other way by an attempt before."""
+        self.history.checker.ended(name, UNKNOWN)
+        self.staged = None
+        self.later(self.begin)
+
+    def _end(self, name: str, producer: Producer, *, is_commit: bool) -> None:
+        self.history.checker.ended(name, UNKNOWN if is_commit else ABORTED)
+
+        def ended(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+            if is_done and is_commit:
+                self.history.checker.ended(name, COMMITTED)
+            elif not is_done:
+                assert value.code in REFUSED, value
+                self.history.checker.ended(name, ABORTED)
+            self.decided += is_done
+            self.later(self.begin)
+
+        self.ask(lambda token: ev.End(token, self.id, producer, is_commit), ended)
+
+
+def commit_position(
+    client: Zombie, id_: str, producer: Producer, *, offset: int, done: Callable[[], None]
+) -> None:
+    """Have a position of the client's group count with a transaction, and then ``done``.
+
+    What has been overtaken begins anew; what another transaction is in the way of is tried again.
+    """
+    history, life = client.history, client.life
+
+    def added(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+        del value
+        if is_done:
+            history.groups.commit(client.id, offset, producer, answer=noted)
+        else:
+            client.later(client.begin)
+
+    def noted(outcome: Answer | Refuse | None) -> None:
+        if client.life != life:
+            return
+        is_in_the_way = isinstance(outcome, Refuse) and outcome.error.code == "undecided_positions"
+        if outcome is None or is_in_the_way:
+            client.later(lambda: history.groups.commit(client.id, offset, producer, answer=noted))
+        elif isinstance(outcome, Answer):
+            done()
+        else:
+            assert outcome.error.code == "producer_fenced", outcome
+            client.later(client.begin)
+
+    client.ask(
+        lambda token: ev.AddTransactionPartitions(token, id_, producer, [GROUPS_PLACE]), added
+    )
+
+
+class Work:
+    """The records of one transaction or part, written to some partitions.
+
+    Args:
+        owner: whose; it dies with a life of the owner, but what was sent goes on.
+        name: of the transaction, for the checker.
+        producer: who writes.
+        id_: its transactional id.
+    """
+
+    def __init__(self, owner: Any, name: str, producer: Producer, *, id_: str) -> None:
+        self.owner = owner
+        self.name = name
+        self.producer = producer
+        self.id = id_
+        self.left = RECORDS
+
+    def go(self, done: Any) -> None:
+        """Be let in, write, and then ``done``; nothing follows if it fails."""
+        history, rng = self.owner.history, self.owner.rng
+        places = rng.sample(list(history.partitions), rng.randint(1, 2))
+
+        def added(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
+            del value
+            if not is_done:
+                self.owner.later(self.owner.begin)
+                return
+            for number in range(RECORDS):
+                self._write(rng.choice(places), f"{self.name}/{number}", done)
+
+        self.owner.ask(
+            lambda token: ev.AddTransactionPartitions(token, self.id, self.producer, places), added
+        )
+
+    def _write(self, place: TransactionPartition, value: str, done: Any) -> None:
+        """Send a record; it may take long, and arrive when its writer is dead."""
+        history, rng, life = self.owner.history, self.owner.rng, self.owner.life
+        history.checker.wrote(self.name, value)
+
+        def stored(how: str) -> None:
+            if how != "ok":
+                if self.owner.life == life and self.left > 0:
+                    self.left = -1  # not stored for certain: it gives up, and begins again
+                    self.owner.later(self.owner.begin)
+                return
+            if self.owner.life == life:
+                history.checker.stored(self.name, value)
+                self.left -= 1
+                if self.left == 0:
+                    done()
+
+        partition = history.partitions[place]
+        delay_ms = rng.uniform(0.1, 5.0) * rng.choice((1, 1, 1, 30))
+        history.world.after(delay_ms, partition.write, self.producer, value, stored)

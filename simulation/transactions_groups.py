@@ -1,0 +1,117 @@
+"""The coordinator of consumer groups in histories of transactions: it takes markers and positions.
+
+Rules: the real state machine, from the entries that are stored; it dies and begins again, and what
+it was asked then has no answer.
+"""
+
+from collections import deque
+from typing import Any, Final
+
+from simulation.world import World
+from strandline.core.coordinator_effects import Answer, Refuse, Store, restore
+from strandline.core.groups import events as ev
+from strandline.core.groups.coordinator import GroupCoordinator
+from strandline.core.groups.state import GroupEntry, GroupsState
+from strandline.core.groups.transactions import Mark as GroupMark
+from strandline.core.groups.transactions import Transaction
+from strandline.core.transactions.effects import Mark
+from strandline.core.transactions.state import Producer, TransactionPartition
+from strandline.types import LogId
+
+GROUPS_PLACE: Final = TransactionPartition("__groups", 0, LogId(1_000))
+STREAM: Final = "in"
+STORE_MS_MAX: Final = 4.0
+DELAY_MS_MAX: Final = 5.0
+
+
+class SimGroups:
+    """The coordinator of groups, in one life after the other.
+
+    Args:
+        world: of the history.
+    """
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.entries: list[GroupEntry] = []
+        self._tokens = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        state = GroupsState()
+        restore(state, self.entries)
+        self.coordinator = GroupCoordinator(
+            state, {}, created={}, now_ms=int(self.world.now_ms), sequence=len(self.entries)
+        )
+        self._unstored: deque[GroupEntry] = deque()
+        self._waiting: dict[object, Any] = {}
+
+    def crash(self) -> None:
+        """Another broker takes over; of the entries under way some are stored."""
+        for _ in range(self.world.rng.randint(0, len(self._unstored))):
+            self.entries.append(self._unstored.popleft())
+        waiting = list(self._waiting.values())
+        self._begin()
+        for answer in waiting:
+            answer(None)
+
+    def mark(self, mark: Mark, done: Any) -> None:
+        """Take a marker; ``done`` hears "ok" or "lost"."""
+        who, kind = _transaction(mark.producer), GroupMark(mark.kind.value)
+
+        def answered(outcome: object) -> None:
+            assert not isinstance(outcome, Refuse), outcome
+            done("lost" if outcome is None else "ok")
+
+        self._ask(lambda token: ev.MarkTransaction(token, who, kind), answered)
+
+    def commit(self, group: str, offset: int, producer: Producer, *, answer: Any) -> None:
+        """Positions on their way, perhaps for long; ``answer`` hears an effect, or None."""
+        who, positions = _transaction(producer), {STREAM: {0: offset}}
+        rng = self.world.rng
+        delay_ms = rng.uniform(0.1, DELAY_MS_MAX) * rng.choice((1, 1, 1, 30))
+
+        def make(token: object) -> ev.Request:
+            return ev.Commit(token, group, positions, transaction=who)
+
+        self.world.after(delay_ms, self._ask, make, answer)
+
+    def position(self, group: str) -> int:
+        """How far a group has come; -1: it has not begun."""
+        known = self.coordinator.state.groups.get(group)
+        return -1 if known is None else known.positions.get(STREAM, {}).get(0, -1)
+
+    def is_undecided(self) -> bool:
+        """Whether positions still wait for a transaction."""
+        return any(group.undecided for group in self.coordinator.state.groups.values())
+
+    def _ask(self, make: Any, answer: Any) -> None:
+        self._tokens += 1
+        token = self._tokens
+        self._waiting[token] = answer
+        self._step(make(token))
+
+    def _step(self, event: ev.Event) -> None:
+        coordinator = self.coordinator
+        for effect in coordinator.step(event, int(self.world.now_ms)):
+            match effect:
+                case Store(sequence, entry):
+                    self._unstored.append(entry)
+                    delay_ms = self.world.rng.uniform(0.1, STORE_MS_MAX)
+                    self.world.after(delay_ms, self._store, coordinator, sequence)
+                case Answer(token, _) | Refuse(token, _):
+                    waiting = self._waiting.pop(token, None)
+                    if waiting is not None:
+                        waiting(effect)
+
+    def _store(self, coordinator: GroupCoordinator, sequence: int) -> None:
+        """Entries up to one are stored, unless their coordinator is no more."""
+        if coordinator is not self.coordinator or sequence < len(self.entries):
+            return
+        while len(self.entries) <= sequence:
+            self.entries.append(self._unstored.popleft())
+        self._step(ev.Stored(sequence))
+
+
+def _transaction(producer: Producer) -> Transaction:
+    return Transaction(producer.producer_id, producer.epoch)

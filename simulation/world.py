@@ -1,0 +1,171 @@
+"""Virtual time and a faulty network: what every simulated cluster stands on.
+
+Rules: everything that happens is an event in one queue, ordered by time and then by when it was
+asked for; all randomness comes from one generator seeded once. Nothing here reads a clock, iterates
+a set or hashes a string, so a seed replays exactly under any hash seed. Must not know what the
+messages mean.
+"""
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from zlib import crc32
+
+from strandline.core.replication.trace import Trace
+
+
+class ViolationError(Exception):
+    """A promise was broken: what a checker raises, with what it saw."""
+
+
+@dataclass(slots=True)
+class NetworkFaults:
+    """How bad the network is; shares are of 1, times in milliseconds."""
+
+    loss: float = 0.0
+    repeat: float = 0.0
+    delay_ms_max: float = 5.0
+    straggler: float = 0.0
+    """Share of messages that take up to 60 times as long, and so overtake each other."""
+
+
+class World:
+    """The queue of events, the clock it drives and the network between numbered processes.
+
+    Args:
+        seed: decides everything random.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.now_ms = 0.0
+        self.events = 0
+        self.counts: Counter[str] = Counter()
+        self.faults = NetworkFaults()
+        self._queue: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
+        self._asked = 0
+        self.write_trace: Callable[[str], object] | None = None
+        """Takes the lines of a trace, if one is wanted; nothing else depends on it."""
+        self._traces: dict[int, Trace] = {}
+        self._cut: set[tuple[int, int]] = set()
+        self._fingerprint = 0
+
+    # Time
+
+    def after(self, delay_ms: float, action: Callable[..., None], *args: object) -> None:
+        """Call ``action(*args)`` in so many virtual milliseconds."""
+        self._asked += 1
+        heapq.heappush(self._queue, (self.now_ms + delay_ms, self._asked, action, args))
+
+    def run_until(self, end_ms: float) -> None:
+        """Let everything happen that is due before ``end_ms``."""
+        queue = self._queue
+        while queue and queue[0][0] < end_ms:
+            self.now_ms, _, action, args = heapq.heappop(queue)
+            self.events += 1
+            action(*args)
+        self.now_ms = end_ms
+
+    def note(self, what: str) -> None:
+        """Add to the history's fingerprint; equal histories have equal fingerprints."""
+        self._fingerprint = crc32(f"{self.now_ms:.6f} {what}".encode(), self._fingerprint)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of everything noted and how many events there were."""
+        return f"{self._fingerprint:08x}-{self.events}"
+
+    # Traces
+
+    def begin_trace(self, process: int, host: str) -> Trace | None:
+        """A process begins a life, under this name; None: no trace is wanted."""
+        if self.write_trace is None:
+            return None
+        self._traces[process] = Trace(host, self.write_trace)
+        return self._traces[process]
+
+    def tell(self, process: int, what: str) -> None:
+        """Something happened in a process, for the trace."""
+        if process in self._traces:
+            self._traces[process].note(what)
+
+    def stamped(self, link: tuple[int, int], deliver: Callable[..., None]) -> Callable[..., None]:
+        """What delivers a message that is sent now, and with it the sender's clock."""
+        sender, receiver = (self._traces.get(process) for process in link)
+        if sender is None or receiver is None:
+            return deliver
+        clock = sender.clock
+
+        def deliver_both(*args: object) -> None:
+            if link[1] in self._traces:
+                self._traces[link[1]].heard(clock)
+            deliver(*args)
+
+        return deliver_both
+
+    # The network
+
+    def send(self, link: tuple[int, int], deliver: Callable[..., None], *args: object) -> None:
+        """Call ``deliver(*args)`` later, once, twice or never, as the network pleases.
+
+        Args:
+            link: (sender, receiver).
+            deliver: takes the message in at the receiver.
+            args: its arguments.
+        """
+        faults, rng = self.faults, self.rng
+        copies = 2 if faults.repeat and rng.random() < faults.repeat else 1
+        for _ in range(copies):
+            if faults.loss and rng.random() < faults.loss:
+                self.counts["lost"] += 1
+                continue
+            delay_ms = rng.uniform(0.1, faults.delay_ms_max)
+            if faults.straggler and rng.random() < faults.straggler:
+                delay_ms *= rng.choice((5, 20, 60))
+            self.after(delay_ms, self._arrive, link, self.stamped(link, deliver), args)
+
+    def _arrive(
+        self, link: tuple[int, int], deliver: Callable[..., None], args: tuple[object, ...]
+    ) -> None:
+        if link in self._cut:
+            self.counts["cut"] += 1
+        else:
+            self.counts["delivered"] += 1
+            deliver(*args)
+
+    def is_cut(self, link: tuple[int, int]) -> bool:
+        """Whether messages from the first to the second are lost now."""
+        return link in self._cut
+
+    def partition(self, side: Iterable[int], everybody: Iterable[int], *, one_way: float) -> None:
+        """Cut the links between ``side`` and the others, instead of what was cut before.
+
+        Args:
+            side: processes on one side.
+            everybody: all processes.
+            one_way: share of links that stay open in their direction.
+        """
+        inside, all_of_them = frozenset(side), sorted(everybody)
+        self.counts["partitions"] += 1
+        self._cut = {
+            (a, b)
+            for a in all_of_them
+            for b in all_of_them
+            if (a in inside) != (b in inside) and self.rng.random() >= one_way
+        }
+
+    def cut(self, links: Iterable[tuple[int, int]]) -> None:
+        """Cut just these links, each one way, instead of what was cut before."""
+        self.counts["partitions"] += 1
+        self._cut = set(links)
+
+    def heal(self) -> None:
+        """Open every link."""
+        self._cut = set()
+
+    def calm(self) -> None:
+        """Heal, and lose, repeat and delay nothing any more."""
+        self.heal()
+        self.faults = NetworkFaults()

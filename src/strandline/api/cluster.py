@@ -1,0 +1,159 @@
+"""The admin API's actions that operate a cluster: their names, bodies and results.
+
+| action | body | results |
+|---|---|---|
+| cluster_status | empty | ClusterStatus |
+| admit_broker | AdmitBroker | none |
+| drain_broker | DrainBroker | none |
+| remove_broker | WhichBroker | none |
+| replace_disk | WhichBroker | none |
+| reassign | Reassign | Begun |
+| rebalance | empty | Begun |
+| elect_leader | ElectLeader | none |
+| add_partitions | AddPartitions | StreamInfo |
+
+Rules: as in ``admin``. An action is answered once it is committed to the metadata; the progress of
+what follows, such as copying replicas, is in the cluster's status.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from strandline.api.wire import Answer, Message, Name, PartitionNumber
+from strandline.config import PARTITIONS_MAX
+
+CLUSTER_STATUS = "cluster_status"
+ADMIT_BROKER = "admit_broker"
+DRAIN_BROKER = "drain_broker"
+REMOVE_BROKER = "remove_broker"
+REPLACE_DISK = "replace_disk"
+REASSIGN = "reassign"
+REBALANCE = "rebalance"
+ELECT_LEADER = "elect_leader"
+ADD_PARTITIONS = "add_partitions"
+
+ACTIONS: dict[str, str] = {
+    CLUSTER_STATUS: "Brokers, and each partition's leader and replicas; no body.",
+    ADMIT_BROKER: "Admit a new broker; body: {broker, peer_address}.",
+    DRAIN_BROKER: "Start or stop moving all replicas off a broker; body: {broker, is_on}.",
+    REMOVE_BROKER: "Remove a drained broker permanently; body: {broker}.",
+    REPLACE_DISK: "Let a broker that lost its disk rejoin empty; body: {broker}.",
+    REASSIGN: "Move partitions to other brokers; body: {stream, partition, to}.",
+    REBALANCE: "Move replicas to brokers that have fewer than their share; no body.",
+    ELECT_LEADER: "Elect another leader; body: {stream, partition, leader, is_unclean}.",
+    ADD_PARTITIONS: "Add partitions to a stream; body: {name, count}.",
+}
+"""Every action, with its description in ListActions."""
+
+BrokerNumber = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
+_Brokers = Annotated[tuple[BrokerNumber, ...], msgspec.Meta(max_length=100)]
+
+
+class WhichBroker(Message, frozen=True, kw_only=True):
+    """A reference to a broker."""
+
+    broker: BrokerNumber
+
+
+class AdmitBroker(Message, frozen=True, kw_only=True):
+    """A new broker and the address at which the others reach it."""
+
+    broker: BrokerNumber
+    peer_address: Annotated[str, msgspec.Meta(pattern=r"^.{1,190}:[0-9]{1,5}$")]
+
+
+class DrainBroker(Message, frozen=True, kw_only=True):
+    """Start moving all replicas off a broker, or stop (``is_on`` false)."""
+
+    broker: BrokerNumber
+    is_on: bool = True
+
+
+class Reassign(Message, frozen=True, kw_only=True):
+    """A request to move partitions of a stream.
+
+    Attributes:
+        stream: its name.
+        partition: its number; None: all.
+        to: brokers, preferred leader first (several partitions get different ones); empty: placed
+            like new streams, with few moves.
+    """
+
+    stream: Name
+    partition: PartitionNumber | None = None
+    to: _Brokers = ()
+
+
+class ElectLeader(Message, frozen=True, kw_only=True):
+    """A new leader of a partition; ``is_unclean``: even if committed records are lost."""
+
+    stream: Name
+    partition: PartitionNumber = 0
+    leader: BrokerNumber
+    is_unclean: bool = False
+
+
+class AddPartitions(Message, frozen=True, kw_only=True):
+    """A number of partitions to add to a stream."""
+
+    name: Name
+    count: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
+
+
+class Begun(Answer, frozen=True, kw_only=True):
+    """The number of partitions that have begun to move."""
+
+    moves: int
+
+
+class BrokerInfo(Answer, frozen=True, kw_only=True):
+    """One broker of a cluster."""
+
+    id: int
+    state: str
+    """``live``, ``fenced`` (no heartbeats), ``impaired`` (its disk takes no records), ``draining``,
+    ``stopping``, or ``unknown`` if the broker asked has no controller.
+    """
+    flight_address: str
+    rack: str
+    is_voter: bool = False
+    """Whether it is a voter of the metadata quorum."""
+
+
+class CopiesInfo(Answer, frozen=True, kw_only=True):
+    """The leader and the replicas of a partition."""
+
+    stream: str
+    partition: int
+    leader: int | None
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    isr: tuple[int, ...]
+    adding: tuple[int, ...] = ()
+    """Replicas that a move adds."""
+    removing: tuple[int, ...] = ()
+    """Replicas that are removed once the added ones are in sync."""
+    is_stranded: bool = False
+    """Whether a broker with a replica is being drained, and no other broker can take it."""
+
+    @property
+    def is_moving(self) -> bool:
+        """Return whether a move is in progress."""
+        return bool(self.adding or self.removing)
+
+
+class ClusterStatus(Answer, frozen=True, kw_only=True):
+    """A cluster as the broker asked knows it."""
+
+    cluster: str
+    broker: int
+    """The broker that answered."""
+    controller: int | None
+    """The controller; None while there is none."""
+    brokers: tuple[BrokerInfo, ...]
+    partitions: tuple[CopiesInfo, ...]
+    removed: tuple[int, ...] = ()
+    """Brokers that were removed; their numbers are not used again."""
+    age_ms: int = 0
+    """Time since the broker lost its controller, the age of the status; 0: current."""

@@ -1,0 +1,237 @@
+"""DoPut: appending record batches, pipelined, with acks as metadata.
+
+The descriptor's command is a ``PutRequest``. Each record batch may carry a ``BatchTag`` as
+metadata; for each the broker writes one ``PutAck`` once the batch is as safe as was asked, or was
+refused, in any order. A batch without a tag has the number of its place in the call, from 0.
+
+Columns: ``value`` (binary) is required; ``key`` (binary), ``subject`` (string), ``headers``
+(map<string, binary>) and ``message_id`` (string) are optional.
+
+Rules: bytes and types of a batch are checked before any of its rows is used. Pure.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Annotated, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from strandline.api.status import ErrorBody
+from strandline.api.wire import Answer, Count, Message, Name, PartitionNumber
+from strandline.config import Acks
+from strandline.errors import InvalidRecordError
+from strandline.record.schema import HEADERS_TYPE, RECORD_SCHEMA, SUBJECT_TYPE
+
+PUT_TYPES: dict[str, pa.DataType] = {
+    "value": pa.binary(),
+    "key": pa.binary(),
+    "subject": SUBJECT_TYPE,
+    "headers": HEADERS_TYPE,
+    "message_id": pa.string(),
+}
+"""Columns of a put and their types, in order."""
+NOT_STORED = -1
+IGNORED_COLUMNS = frozenset(RECORD_SCHEMA.names) - frozenset(PUT_TYPES) | {"partition"}
+"""Columns of a read that a put leaves to the broker, so that what was read can be put elsewhere."""
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+"""The column that Arrow makes of an index of pandas without a name: row numbers, no data."""
+_HEADER_FIELDS = ({"key", "value"}, {"name", "value"})
+"""Fields of a header, where a list of structs stands for a map: Polars and Parquet have no maps."""
+
+
+PRODUCER_EPOCH_MAX = (1 << 15) - 1
+SEQUENCE_MAX = (1 << 31) - 1
+"""A producer goes on in its next epoch before it needs a larger one."""
+PRODUCER_MEMORY_S = 600
+"""A partition knows a producer for at least so long after its last batch."""
+NUMBERED_RECORDS_MAX = 65_535
+"""Records in a batch with a ``ProducerTag``: it is stored as one."""
+
+
+class PutRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """The target of a DoPut call."""
+
+    stream: Name
+    partition: PartitionNumber | None = None
+    """For batches whose tag names none; None: each row goes where its key or subject says."""
+    acks: Acks | None = None
+    """Less than the stream's promise, to be told sooner; more is refused."""
+    transactional: bool = False
+    """The batches belong to the transaction of their producer, which was let into the partition."""
+
+
+class ProducerTag(Message, frozen=True, array_like=True):
+    """The numbers an idempotent producer gave to a batch; as ``types.ProducerStamp``."""
+
+    producer_id: Count
+    epoch: Annotated[int, msgspec.Meta(ge=0, le=PRODUCER_EPOCH_MAX)]
+    sequence: Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)]
+
+
+class BatchTag(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Metadata of one record batch."""
+
+    sequence: Count
+    """Comes back with the ack."""
+    partition: PartitionNumber | None = None
+    after: Count | None = None
+    """The batch before it in its partition, not answered yet: while that one is refused and may be
+    sent again in this call, this one is refused too, so that they keep their order."""
+    producer: ProducerTag | None = None
+    """Makes the batch stored once, however often it is sent; it names a partition then."""
+    expected_offset: Count | None = None
+    """Stored only if this is the next offset; a batch of one record that names a partition."""
+
+
+class AckedRange(NamedTuple):
+    """The offsets that rows got: ``records`` of them from ``offset`` on."""
+
+    partition: int
+    offset: int
+    records: int
+
+
+class PutAck(Answer, frozen=True, kw_only=True, omit_defaults=True):
+    """The outcome of one record batch."""
+
+    sequence: int
+    ranges: tuple[AckedRange, ...] = ()
+    """Empty after an error, and when ``offsets`` says it row by row."""
+    offsets: tuple[int, ...] = ()
+    """The offset of each row, if it has message ids; ``NOT_STORED`` where ``error`` holds."""
+    partitions: tuple[int, ...] = ()
+    """The partition of each row, with ``offsets``."""
+    duplicates: tuple[int, ...] = ()
+    """Rows that were stored before, under the same message id."""
+    error: ErrorBody | None = None
+
+
+def normalise(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch with exactly the columns it has of ``PUT_TYPES``, in their types and order.
+
+    Raises:
+        InvalidRecordError: no value column, an unknown column, or a type that does not convert.
+    """
+    names = batch.schema.names
+    if len(set(names)) != len(names):
+        raise InvalidRecordError("a column name appears twice in the batch")
+    if "value" not in names:
+        raise InvalidRecordError(
+            f"a batch needs a column 'value' of type binary or string; this one has {names[:10]}"
+        )
+    unknown = [name for name in names if name not in PUT_TYPES and not _is_ignored(name)]
+    if unknown:
+        raise InvalidRecordError(
+            f"unknown column {unknown[0][:80]!r}; a batch may have: {', '.join(PUT_TYPES)}. "
+            "Encode other columns into 'value', for example as JSON"
+        )
+    kept = [name for name in PUT_TYPES if name in names]
+    arrays = [convert(batch.column(name), name) for name in kept]
+    return pa.RecordBatch.from_arrays(arrays, schema=put_schema(kept))
+
+
+def put_schema(names: list[str]) -> pa.Schema:
+    """The schema of a put with these columns, in the order of ``PUT_TYPES``."""
+    return pa.schema([(name, kind) for name, kind in PUT_TYPES.items() if name in names])
+
+
+def convert(column: pa.Array, name: str) -> pa.Array:
+    """A column in the type a put gives it.
+
+    A column without any value converts, whatever its type: pandas has no other type for it.
+
+    Raises:
+        InvalidRecordError: the type does not convert, or a header has no value.
+    """
+    wanted = PUT_TYPES[name]
+    if not column.type.equals(wanted):
+        column = _converted(column, name)
+    if name == "headers":
+        _refuse_null_values(column)
+    return column
+
+
+def _is_ignored(name: str) -> bool:
+    return name in IGNORED_COLUMNS or _PANDAS_INDEX.fullmatch(name) is not None
+
+
+def _converted(column: pa.Array, name: str) -> pa.Array:
+    wanted = PUT_TYPES[name]
+    if column.null_count == len(column):
+        return pa.nulls(len(column), wanted)
+    refusal = InvalidRecordError(f"column {name!r} is {column.type}, not {wanted}")
+    try:
+        if name == "headers":
+            return _as_map(column, refusal).cast(wanted)
+        if not _is_bytes_or_text(column.type):
+            raise refusal
+        plain = pa.string() if wanted == SUBJECT_TYPE else wanted
+        if pa.types.is_dictionary(column.type):
+            # Arrow cannot look up views in a dictionary, which Polars has; plain values it can.
+            values = column.dictionary.cast(plain)
+            column = pa.DictionaryArray.from_arrays(column.indices, values)
+        column = column.cast(plain)
+        return column.dictionary_encode() if wanted == SUBJECT_TYPE else column
+    except pa.ArrowException as error:
+        raise refusal from error
+
+
+def _as_map(column: pa.Array, refusal: InvalidRecordError) -> pa.Array:
+    """Headers as a map, also from a list of structs.
+
+    Raises:
+        InvalidRecordError: ``refusal``, if they are neither; an entry is null.
+    """
+    if pa.types.is_map(column.type):
+        return column
+    is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
+    entry = column.type.value_type if is_list else None
+    if entry is None or not pa.types.is_struct(entry):
+        raise refusal
+    fields = [field.name for field in entry]
+    if len(fields) != len(set(fields)) or set(fields) not in _HEADER_FIELDS:
+        raise refusal
+    entries = column.flatten()
+    if entries.null_count:
+        raise InvalidRecordError("a header in column 'headers' is null; leave it out")
+    lengths = pc.fill_null(pc.list_value_length(column), 0).cast(pa.int32())
+    ends = pc.cumulative_sum(lengths)
+    starts = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    at = fields.index("value")
+    names, values = entries.field(1 - at), entries.field(at)
+    return pa.MapArray.from_arrays(starts, names, values, mask=column.is_null())
+
+
+def _refuse_null_values(headers: pa.Array) -> None:
+    """Refuse headers without a value, which neither NATS nor a batch can tell from an empty one.
+
+    Raises:
+        InvalidRecordError: naming the header.
+    """
+    if headers.null_count == len(headers) or not headers.items.null_count:
+        return
+    for pairs in headers.to_pylist():
+        for name, value in pairs or ():
+            if value is None:
+                raise InvalidRecordError(
+                    f"header {name!r} has no value (null); leave it out, or give it an empty one"
+                )
+
+
+def _is_bytes_or_text(kind: pa.DataType) -> bool:
+    """Whether values of a type mean the same as bytes or text."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    checks: tuple[Callable[[pa.DataType], bool], ...] = (
+        pa.types.is_null,
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_string_view,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
+        pa.types.is_fixed_size_binary,
+    )
+    return any(check(kind) for check in checks)

@@ -1,0 +1,126 @@
+"""The ticket of a read: which records, which columns, and how long to wait for them.
+
+A ticket is the JSON of ``ReadRequest``, as GetFlightInfo hands it out or as a client writes it.
+Decoding checks everything that can be checked without knowing the stream.
+
+Rules: every list and string has a cap; offsets are half-open; any bytes give a ``ReadRequest`` or
+an ``InvalidRequestError``. This module must not know Flight or the broker.
+"""
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from strandline.api.wire import Count, Int64, Message, Name, PartitionNumber, Text, decode
+from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
+from strandline.record.schema import COLUMNS
+from strandline.record.subjects import validate_subject
+
+KEYS_MAX = 10_000
+WAIT_MS_MAX = 60_000
+BYTES_MIN_MAX = 64 << 20
+BATCH_BYTES_DEFAULT = 2 << 20
+BATCH_BYTES_LEAST = 4 << 10
+BATCH_BYTES_MOST = 16 << 20
+
+_Column = Annotated[str, msgspec.Meta(max_length=32)]
+_Columns = Annotated[list[_Column], msgspec.Meta(max_length=len(COLUMNS) + 1)]
+_Keys = Annotated[list[bytes], msgspec.Meta(max_length=KEYS_MAX)]
+
+
+class AtTimestamp(Message, frozen=True, kw_only=True):
+    """The first record stored at or after a time."""
+
+    timestamp_ns: Int64
+
+
+Bound = Literal["earliest", "latest"] | Int64 | AtTimestamp
+"""A place in a partition: its first record, its end, an offset, or a time. An offset below 0, as a
+start, is that of the record so many before the end."""
+
+
+class ReadRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """A request to read."""
+
+    stream: Name
+    partition: PartitionNumber | None = None
+    """None reads every partition, or those of ``starts``."""
+    start: Bound = "earliest"
+    starts: dict[PartitionNumber, Int64] | None = None
+    """Read exactly these partitions, each from its offset; takes the place of ``start``."""
+    stop: Bound | None = None
+    """Exclusive. None: the high watermark at the time of the request, or never when following."""
+    order: Literal["ascending", "descending"] = "ascending"
+    """Descending: the same records of each partition, newest first."""
+    follow: bool = False
+    """Go on with records as they are stored, until ``stop`` or until the reader goes away."""
+    columns: _Columns | None = None
+    subject: Text | None = None
+    """Only records whose subject matches; may contain wildcards."""
+    keys: _Keys | None = None
+    """Only records with one of these keys."""
+    timestamp_from_ns: Int64 | None = None
+    """Only records stored at or after this time."""
+    timestamp_to_ns: Int64 | None = None
+    """Only records stored before this time."""
+    records_max: Count | None = None
+    """End after this many records."""
+    bytes_min: Annotated[int, msgspec.Meta(ge=0, le=BYTES_MIN_MAX)] = 0
+    """Wait until about this many bytes can be sent, or for ``wait_ms_max``."""
+    wait_ms_max: Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)] = 0
+    """Longest wait for ``bytes_min``; without ``follow``, one long poll at the start."""
+    batch_bytes: Annotated[int, msgspec.Meta(ge=BATCH_BYTES_LEAST, le=BATCH_BYTES_MOST)] = (
+        BATCH_BYTES_DEFAULT
+    )
+    """About how large record batches should be."""
+    skip_damaged: bool = False
+    """Go on after a damaged batch instead of failing there."""
+    of_copy: bool = False
+    """Read what the broker has on its disk and knows to be committed, also while it does not reach
+    the others, which may have more."""
+
+
+def decode_ticket(data: bytes) -> ReadRequest:
+    """The request in a ticket.
+
+    Raises:
+        InvalidRequestError: not a ticket, or one that asks for impossible things.
+    """
+    request = decode(data, ReadRequest, what="ticket")
+    check_request(request)
+    return request
+
+
+def check_request(request: ReadRequest) -> None:
+    """Check what types cannot say.
+
+    Raises:
+        InvalidRequestError: parts of the request contradict each other.
+        InvalidSubjectError: the subject is not one.
+        OffsetOutOfRangeError: a negative offset.
+    """
+    if request.subject is not None:
+        validate_subject(request.subject, wildcards=True)
+    if request.starts is not None and request.partition is not None:
+        raise InvalidRequestError("give 'partition' with 'start', or 'starts', not both")
+    if request.starts is not None and not request.starts:
+        raise InvalidRequestError("'starts' names no partition")
+    if request.follow and isinstance(request.stop, AtTimestamp):
+        raise InvalidRequestError("a read that follows stops at an offset, not at a time")
+    if request.order == "descending" and (request.follow or request.wait_ms_max):
+        raise InvalidRequestError(
+            "a descending read begins at the end of what is stored: leave 'follow' and "
+            "'wait_ms_max' out"
+        )
+    if counts_from_end(request.start) and request.stop not in (None, "latest"):
+        raise InvalidRequestError(
+            f"start {request.start} counts from the end of the partition: leave 'stop' out"
+        )
+    for bound in (request.stop, *(request.starts or {}).values()):
+        if isinstance(bound, int) and bound < 0:
+            raise OffsetOutOfRangeError(f"offset {bound} is negative; offsets begin at 0")
+
+
+def counts_from_end(bound: Bound | None) -> bool:
+    """Whether a place is so many records before the end."""
+    return isinstance(bound, int) and bound < 0

@@ -1,0 +1,170 @@
+"""Transactions on the wire: names of DoAction actions, their bodies and answers.
+
+| action | body | results |
+|---|---|---|
+| begin_transaction | BeginTransaction | TransactionBegun |
+| add_to_transaction | AddToTransaction | none |
+| prepare_transaction | PrepareTransaction | none |
+| end_transaction | EndTransaction | none |
+| end_prepared | EndPrepared | none |
+| commit_staged | CommitStaged | Publication |
+| last_published | TransactionName | Publication, or none |
+| list_transactions | empty | TransactionInfo, one per id |
+
+They are for the broker that leads ``COORDINATOR_STREAM``; others answer ``not_leader``. Each may be
+repeated when its answer was lost.
+
+Rules: as ``admin``.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from strandline.api.wire import Answer, Count, Message, Name, PartitionNumber
+
+COORDINATOR_STREAM = "__transactions"
+
+BEGIN_TRANSACTION = "begin_transaction"
+ADD_TO_TRANSACTION = "add_to_transaction"
+PREPARE_TRANSACTION = "prepare_transaction"
+END_TRANSACTION = "end_transaction"
+END_PREPARED = "end_prepared"
+COMMIT_STAGED = "commit_staged"
+LAST_PUBLISHED = "last_published"
+LIST_TRANSACTIONS = "list_transactions"
+
+ACTIONS: dict[str, str] = {
+    BEGIN_TRANSACTION: "Begin a transaction; body: {id, nonce, timeout_ms, after, batch}.",
+    ADD_TO_TRANSACTION: "Let it into partitions; body: {id, producer, partitions, positions}.",
+    PREPARE_TRANSACTION: "Let a decision from outside end it; body: {id, producer}.",
+    END_TRANSACTION: "Commit or abort it; body: {id, producer, commit}.",
+    END_PREPARED: "Commit or abort what is prepared; body: {id, staged, commit}.",
+    COMMIT_STAGED: "Commit parts together; body: {transaction_id, batch, parts, fingerprint}.",
+    LAST_PUBLISHED: "The last batch published; body: {transaction_id}.",
+    LIST_TRANSACTIONS: "Every transactional id and its last transaction; no body.",
+}
+"""As ``admin.ACTIONS``."""
+
+ID_BYTES_MAX = 400
+TIMEOUT_MS_MAX = 24 * 3600 * 1000
+PARTITIONS_MAX = 10_000
+PARTS_MAX = 5_000
+FINGERPRINT_BYTES_MAX = 1_000
+
+TransactionalId = Annotated[str, msgspec.Meta(min_length=1, max_length=ID_BYTES_MAX)]
+TimeoutMs = Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MS_MAX)]
+_Fingerprint = Annotated[str, msgspec.Meta(max_length=FINGERPRINT_BYTES_MAX)]
+
+
+class ProducerRef(Message, frozen=True, array_like=True):
+    """The producer of a transaction."""
+
+    producer_id: Count
+    epoch: Count
+
+
+class PartitionRef(Message, frozen=True, array_like=True):
+    """A partition by name."""
+
+    stream: Name
+    partition: PartitionNumber
+
+
+class BatchRef(Message, frozen=True, array_like=True):
+    """A numbered batch of many parts."""
+
+    transaction_id: TransactionalId
+    number: Count
+
+
+class BeginTransaction(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Begin a transaction."""
+
+    id: TransactionalId
+    nonce: Annotated[str, msgspec.Meta(min_length=8, max_length=64)]
+    """Random, and the same when this is repeated."""
+    timeout_ms: TimeoutMs
+    after: ProducerRef | None = None
+    """Of the caller's last transaction; without it the id is taken over."""
+    batch: BatchRef | None = None
+    """It is a part of this batch."""
+
+
+class TransactionBegun(Answer, frozen=True, kw_only=True):
+    """A transaction has begun."""
+
+    producer: ProducerRef | None
+    """None: the batch is published already, there is nothing to stage."""
+
+
+class AddToTransaction(Message, frozen=True, kw_only=True, omit_defaults=True):
+    """Let records of a transaction into partitions, or positions of groups be part of it."""
+
+    id: TransactionalId
+    producer: ProducerRef
+    partitions: Annotated[tuple[PartitionRef, ...], msgspec.Meta(max_length=PARTITIONS_MAX)] = ()
+    positions: bool = False
+    """Whether it is to commit positions, by ``commit_offsets`` of groups."""
+
+
+class PrepareTransaction(Message, frozen=True, kw_only=True):
+    """Everything is written; who decides comes from outside."""
+
+    id: TransactionalId
+    producer: ProducerRef
+
+
+class EndTransaction(Message, frozen=True, kw_only=True):
+    """Commit or abort."""
+
+    id: TransactionalId
+    producer: ProducerRef
+    commit: bool
+
+
+class EndPrepared(Message, frozen=True, kw_only=True):
+    """Commit or abort what is prepared."""
+
+    id: TransactionalId
+    staged: Annotated[str, msgspec.Meta(pattern=r"^\d{1,19}\.\d{1,5}$")]
+    commit: bool
+
+
+class CommitStaged(Message, frozen=True, kw_only=True):
+    """Commit parts together, under a number that grows."""
+
+    transaction_id: TransactionalId
+    batch: Count
+    parts: Annotated[tuple[TransactionalId, ...], msgspec.Meta(max_length=PARTS_MAX)]
+    fingerprint: _Fingerprint
+
+
+class TransactionName(Message, frozen=True, kw_only=True):
+    """Under which id batches are published."""
+
+    transaction_id: TransactionalId
+
+
+class Publication(Answer, frozen=True, kw_only=True):
+    """A batch that is published."""
+
+    transaction_id: str
+    batch_id: int
+    fingerprint: str
+    is_repeat: bool = False
+    """It had been published before."""
+
+
+class TransactionInfo(Answer, frozen=True, kw_only=True):
+    """The newest transaction of an id."""
+
+    id: str
+    status: str
+    """``open``, ``prepared``, ``committing``, ``aborting``, ``committed`` or ``aborted``."""
+    staged_id: str
+    """By which it is ended from outside once it is prepared."""
+    timeout_ms: int
+    partitions: tuple[PartitionRef, ...]
+    reason: str = ""
+    """Why it was aborted."""

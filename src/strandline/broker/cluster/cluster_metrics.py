@@ -1,0 +1,78 @@
+"""What a broker of a cluster tells whoever watches it: gauges, and whether it is ready.
+
+Rules: only looked at when somebody asks, on the loop, and changes nothing.
+"""
+
+from collections import defaultdict
+
+from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.replicas import Replicas
+from strandline.core.metadata.image import MetadataImage, PartitionImage
+from strandline.core.replication.effects import Refusal
+from strandline.telemetry import Telemetry
+from strandline.types import BrokerId
+
+
+def refresh(telemetry: Telemetry, membership: Membership) -> None:
+    """Bring the gauges of the cluster up to date."""
+    quorum, replicas = membership.quorum, membership.replicas
+    telemetry.controller = int(membership.office.is_held)
+    telemetry.consensus_term = quorum.term
+    telemetry.consensus_commit_index = quorum.commit_index
+    telemetry.offline_partitions = _offline(membership.machine.image)
+    telemetry.replicas = len(replicas.drivers)
+    _refresh_leaders(telemetry, replicas)
+
+
+def _offline(image: MetadataImage) -> int:
+    """Partitions that nobody leads, or that a broker out of service still does by name."""
+    in_service = {b.id for b in image.brokers.values() if not b.is_fenced}
+    return sum(partition.leader not in in_service for _, partition in image.partitions())
+
+
+def _refresh_leaders(telemetry: Telemetry, replicas: Replicas) -> None:
+    """What the leaders here know of their followers."""
+    led = under_replicated = under_min_isr = 0
+    records: dict[str, int] = defaultdict(int)
+    size: dict[str, int] = defaultdict(int)
+    for log_id, driver in replicas.drivers.items():
+        leader, given = driver.replica.leader, replicas.given(log_id)
+        if leader is None or given is None:
+            continue
+        led += 1
+        under_replicated += bool(behind(given))
+        under_min_isr += leader.refusal is Refusal.NOT_ENOUGH_REPLICAS
+        for broker, progress in leader.followers.items():
+            lag = leader.log.log_end_offset - progress.durable_offset
+            records[str(broker)] += lag
+            size[str(broker)] += driver.log.bytes_from(progress.durable_offset) if lag else 0
+    telemetry.led_partitions = led
+    telemetry.under_replicated_partitions = under_replicated
+    telemetry.under_min_isr_partitions = under_min_isr
+    telemetry.replica_lag_records, telemetry.replica_lag_bytes = records, size
+
+
+def behind(partition: PartitionImage) -> set[BrokerId]:
+    """Who should be in sync and is not; those that a move brings in take the time they take."""
+    return set(partition.replicas) - set(partition.adding) - set(partition.isr)
+
+
+def why_behind(replicas: Replicas) -> str:
+    """Why this broker does not do its part yet; empty: it does."""
+    me, late, to_lead, lost, too_few = replicas.me, 0, 0, 0, 0
+    for log_id, driver in replicas.drivers.items():
+        given = replicas.given(log_id)
+        late += given is None or me in behind(given)
+        to_lead += given is not None and given.leader == me and driver.replica.leader is None
+        lost += not replicas.has_way(log_id)
+        too_few += driver.replica.refusal is Refusal.NOT_ENOUGH_REPLICAS
+    if lost:
+        return f"no controller: {lost} of {len(replicas.drivers)} copies here take no records"
+    if too_few:
+        return (
+            f"{too_few} partitions led here take no records: fewer of their copies are in sync "
+            "than min_isr asks for"
+        )
+    if late:
+        return f"{late} of {len(replicas.drivers)} copies here are not in sync yet"
+    return f"{to_lead} leaderships here have not begun yet" if to_lead else ""

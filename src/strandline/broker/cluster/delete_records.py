@@ -1,0 +1,144 @@
+"""Where logs start, the same for all copies of a partition: decided by metadata, followed here.
+
+Rules: a copy lets go of records when the image says so, never by itself, so that readers find the
+same at every replica, and at the next leader. What is deleted is committed, and only the leader
+surely knows what is: it decides, on the partition as it was told of it, so that nothing is decided
+about a stream made anew or a leader elected since. A copy that has not come so far waits; one that
+is behind what is left starts anew at the leader's log start (``replication``).
+"""
+
+import logging
+from collections.abc import Iterable
+
+from strandline.broker.cluster.operations import Operations
+from strandline.broker.cluster.replicas import Replicas
+from strandline.broker.cluster.wanted import Wanted
+from strandline.broker.maintenance.cleaner import counted_removal
+from strandline.broker.maintenance.reclaimer import SpaceReclaimer
+from strandline.broker.write_path.partition import Partition
+from strandline.core.metadata.commands import LogStart, MoveLogStarts, PartitionAt
+from strandline.core.metadata.election import at
+from strandline.core.metadata.image import MetadataImage
+from strandline.errors import OffsetOutOfRangeError, StrandlineError
+from strandline.telemetry import Telemetry
+from strandline.types import Offset
+
+logger = logging.getLogger(__name__)
+
+
+class LogStarts:
+    """The log starts of this broker's copies.
+
+    Args:
+        replicas: of this broker.
+        operations: lets metadata decide.
+        reclaimer: removes records.
+        telemetry: counters.
+    """
+
+    def __init__(
+        self,
+        replicas: Replicas,
+        operations: Operations,
+        *,
+        reclaimer: SpaceReclaimer,
+        telemetry: Telemetry,
+    ) -> None:
+        self._replicas = replicas
+        self._operations = operations
+        self._reclaimer = reclaimer
+        self._telemetry = telemetry
+        self._given_up: Wanted[tuple[Partition, Offset]] = Wanted()
+        self._wanted: Wanted[LogStart] = Wanted()
+
+    def follow(self, image: MetadataImage, partitions: Iterable[Partition]) -> None:
+        """Let go of what the image has given up, as far as it is known here to be committed."""
+        for partition in partitions:
+            if partition.replica_hooks is None:
+                continue
+            stream, number = image.streams.get(partition.name.stream), partition.name.partition
+            if stream is None or number >= len(stream.partitions):
+                continue
+            wanted = stream.partitions[number]
+            if partition.log_id != wanted.log_id:
+                continue
+            offset = min(wanted.log_start_offset, partition.high_watermark)
+            if offset > partition.log_start_offset:
+                self._given_up.put(partition.log_id, (partition, offset))
+
+    async def shorten(self) -> None:
+        """Remove what the image has given up, until cancelled."""
+        while True:
+            for partition, offset in await self._given_up.taken():
+                await self._shorten(partition, offset)
+
+    async def _shorten(self, partition: Partition, offset: Offset) -> None:
+        log = partition.log
+        try:
+            with counted_removal(log, self._telemetry):
+                await self._reclaimer.truncate_before(log, min(offset, log.log_end_offset))
+        except StrandlineError as error:
+            logger.warning("%s cannot be shortened, will try again: %s", partition.name, error)
+        else:
+            if partition.replica_hooks is not None and partition.log is log:
+                partition.replica_hooks.log_start_moved()
+
+    def expired(self, partition: Partition, start: Offset) -> None:
+        """Retention gives up what is before ``start``; the leader's word counts."""
+        if self._leads(partition):
+            self._wanted.put(partition.log_id, self._change(partition, start))
+
+    async def run(self) -> None:
+        """Propose what retention gives up, until cancelled."""
+        while True:
+            wanted = await self._wanted.taken()
+            try:
+                # What is refused was overtaken by others; the next round of the cleaner sees to it.
+                await self._operations.outcome(MoveLogStarts(tuple(wanted)))
+            except StrandlineError as error:
+                logger.warning("retention could not be decided, will try again: %s", error)
+
+    async def truncate(self, partition: Partition, offset: Offset) -> None:
+        """Let all copies delete the records before an offset.
+
+        Raises:
+            NotLeaderError: the leader knows whether they are committed; it is named.
+            OffsetOutOfRangeError: they are not.
+            UnavailableError: the cluster cannot decide it now.
+        """
+
+        def decision() -> MoveLogStarts | None:
+            if not self._leads(partition):
+                raise self._replicas.not_leader(partition)
+            if not 0 <= offset <= partition.high_watermark:
+                raise OffsetOutOfRangeError(
+                    f"cannot truncate {partition.name} before {offset}: its high watermark is "
+                    f"{partition.high_watermark}"
+                )
+            is_done = offset <= partition.log_start_offset
+            return None if is_done else MoveLogStarts((self._change(partition, offset),))
+
+        await self._operations.decide(decision)
+
+    def led(self, partition: Partition) -> PartitionAt:
+        """The partition as metadata last told its leader here, for a decision about it.
+
+        Raises:
+            NotLeaderError: another broker leads it; it is named.
+        """
+        if not self._leads(partition):
+            raise self._replicas.not_leader(partition)
+        given = self._replicas.given(partition.log_id)
+        assert given is not None, "it is led here"
+        return at(partition.name, given)
+
+    def _leads(self, partition: Partition) -> bool:
+        """Whether this broker leads the partition, and metadata has nothing newer to say of it."""
+        driver = self._replicas.drivers.get(partition.log_id)
+        given = self._replicas.given(partition.log_id)
+        if driver is None or given is None or driver.replica.leader is None:
+            return False
+        return given.leader_epoch == driver.replica.epoch
+
+    def _change(self, partition: Partition, offset: Offset) -> LogStart:
+        return LogStart(self.led(partition), offset)

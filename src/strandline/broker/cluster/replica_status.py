@@ -1,0 +1,72 @@
+"""How far copies are: asked of those that may lead next, before one of them is elected.
+
+Rules: an answer is a help to choose, never needed: whoever says nothing in time counts as one that
+was not asked, and an election waits for nobody longer than ``ASK_S``. Only the controller asks, and
+only when a leader was lost, so that nothing is told while all is well.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping
+
+from strandline.broker.cluster.channels import AskLogEnds, LogEndsTold
+from strandline.broker.cluster.peer_rpc import PeerRpc
+from strandline.broker.cluster.replicas import Replicas
+from strandline.core.metadata.election import LogEnd, LogEnds
+from strandline.types import BrokerId, LogId
+
+ASK_S = 0.25
+Told = tuple[tuple[LogId, LogEnd], ...]
+
+
+class Survey:
+    """Questions to other brokers, and theirs to this one.
+
+    Args:
+        replicas: of this broker.
+        questions: to other brokers and theirs.
+    """
+
+    def __init__(self, replicas: Replicas, questions: PeerRpc) -> None:
+        self._replicas = replicas
+        self._questions = questions
+
+    async def ask(self, wanted: Mapping[BrokerId, tuple[LogId, ...]]) -> LogEnds:
+        """The ends of logs, as far as brokers tell them in time."""
+        found: dict[LogId, dict[BrokerId, LogEnd]] = defaultdict(dict)
+        asked = {}
+        for broker, log_ids in wanted.items():
+            if broker == self._replicas.me:
+                _note(found, broker, self._ends(log_ids))
+            elif (answer := self._ask(broker, log_ids)) is not None:
+                asked[answer] = broker
+        if asked:
+            await asyncio.wait(asked, timeout=ASK_S)
+        for answer, broker in asked.items():
+            if not answer.done():
+                answer.cancel()
+            elif answer.exception() is None:
+                _note(found, broker, answer.result().ends)
+        return found
+
+    def _ask(
+        self, broker: BrokerId, log_ids: tuple[LogId, ...]
+    ) -> asyncio.Future[LogEndsTold] | None:
+        return self._questions.ask(broker, lambda n: AskLogEnds(n, log_ids), LogEndsTold)
+
+    def _ends(self, log_ids: tuple[LogId, ...]) -> Told:
+        """How far the copies here are."""
+        drivers = self._replicas.drivers
+        logs = [(each, drivers[each].replica.log) for each in log_ids if each in drivers]
+        return tuple((log_id, (log.last_epoch, log.log_end_offset)) for log_id, log in logs)
+
+    # What comes from others
+
+    def serve(self, sender: BrokerId, question: AskLogEnds) -> None:
+        """Answer another broker."""
+        self._questions.answer(sender, LogEndsTold(question.number, self._ends(question.log_ids)))
+
+
+def _note(found: dict[LogId, dict[BrokerId, LogEnd]], broker: BrokerId, told: Told) -> None:
+    for log_id, end in told:
+        found[log_id][broker] = end

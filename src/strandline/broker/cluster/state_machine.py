@@ -1,0 +1,51 @@
+"""The metadata image as the state machine of the consensus group.
+
+Rules: deterministic, whatever an entry holds: one that is no command known here is refused like any
+other that does not apply. Must not know who listens.
+"""
+
+from collections.abc import Callable
+
+from strandline.core.metadata.apply import apply_entry
+from strandline.core.metadata.commands import decode_entry
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.metadata.outcome import Outcome, refused
+from strandline.core.metadata.snapshot import decode_image, encode_image
+from strandline.errors import InvalidRecordError
+
+
+class MetadataMachine:
+    """The newest image that is applied here.
+
+    Args:
+        on_change: told after each change, of which there may be many in a row.
+    """
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        self.image = MetadataImage()
+        self._on_change = on_change
+
+    def apply(self, command: bytes) -> Outcome:
+        """Apply an entry; what became of it."""
+        try:
+            entry = decode_entry(command)
+        except InvalidRecordError as error:
+            return refused(error)
+        before = self.image
+        self.image, outcome = apply_entry(before, entry)
+        if self.image is not before:
+            self._on_change()
+        return outcome
+
+    def snapshot(self) -> bytes:
+        """The image."""
+        return encode_image(self.image)
+
+    def restore(self, data: bytes) -> None:
+        """Take the image of a snapshot; without data the empty one.
+
+        Raises:
+            InvalidRecordError: a later version wrote it.
+        """
+        self.image = decode_image(data) if data else MetadataImage()
+        self._on_change()

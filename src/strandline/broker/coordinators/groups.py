@@ -1,0 +1,338 @@
+"""The office of the coordinator of consumer groups.
+
+Rules: as ``broker.office``. Positions that are asked for here are read from memory; in a cluster an
+entry is stored first, because another broker may have taken the office over without our knowing.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from strandline.api.groups import GROUPS_STREAM
+from strandline.broker.coordinators.runtime import (
+    CoordinatorHost,
+    CoordinatorRuntime,
+    CoordinatorTerm,
+    Token,
+)
+from strandline.broker.stream import Stream
+from strandline.core.coordinator_effects import restore
+from strandline.core.groups import effects as fx
+from strandline.core.groups import events as ev
+from strandline.core.groups.coordinator import GroupCoordinator
+from strandline.core.groups.effects import Assigned
+from strandline.core.groups.state import (
+    Group,
+    GroupsState,
+    Partitions,
+    Positions,
+    decode_entry,
+    encode_entry,
+)
+from strandline.core.groups.transactions import Mark, Transaction
+from strandline.errors import StrandlineError, UndecidedPositionsError, UnknownGroupError
+from strandline.telemetry import GroupSample
+
+logger = logging.getLogger(__name__)
+
+
+class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
+    """Consumer groups, coordinated here or elsewhere.
+
+    Args:
+        broker: whose.
+    """
+
+    def __init__(self, broker: CoordinatorHost) -> None:
+        super().__init__(broker, GROUPS_STREAM, "group coordinator", encode=encode_entry)
+        broker.on_streams_changed(self._streams_changed)
+
+    # Members
+
+    async def join(
+        self,
+        group: str,
+        member: str,
+        streams: Iterable[str],
+        *,
+        session_ms: int,
+        instance: str = "",
+        keeps: bool = False,
+        owner: str = "",
+    ) -> Assigned:
+        """Become a member; see ``events.Join``.
+
+        Raises:
+            UnknownStreamError: one of the streams does not exist.
+            NotAllowedError: another principal has that member id or instance name.
+            StrandlineError: as ``CoordinatorRuntime.request``.
+        """
+        names = tuple(streams)
+        assigned: Assigned = await self._ask(
+            lambda token: ev.Join(token, group, member, names, session_ms, instance, keeps, owner)
+        )
+        return assigned
+
+    async def heartbeat(
+        self,
+        group: str,
+        member: str,
+        *,
+        epoch: int,
+        held: Partitions,
+        instance: str = "",
+        owner: str = "",
+    ) -> Assigned:
+        """Say that a member is still there; see ``events.Heartbeat``.
+
+        Raises:
+            UnknownMemberError, MemberFencedError: it is none (any more).
+            NotAllowedError: it belongs to another principal.
+            StrandlineError: as ``CoordinatorRuntime.request``.
+        """
+        assigned: Assigned = await self._ask(
+            lambda token: ev.Heartbeat(token, group, member, epoch, held, instance, owner)
+        )
+        return assigned
+
+    async def leave(self, group: str, member: str, *, owner: str = "") -> None:
+        """Be a member no more.
+
+        Raises:
+            NotAllowedError: the member belongs to another principal.
+            StrandlineError: as ``CoordinatorRuntime.request``.
+        """
+        await self._ask(lambda token: ev.Leave(token, group, member, owner))
+
+    # Positions
+
+    async def commit(
+        self,
+        group: str,
+        positions: Positions,
+        *,
+        member: str = "",
+        epoch: int = 0,
+        number: int = 0,
+        transaction: Transaction | None = None,
+        owner: str = "",
+    ) -> None:
+        """Note positions; done when every in-sync replica has them.
+
+        Args:
+            group: whose.
+            positions: offsets of the next records to consume.
+            member: who consumed up to there; empty: nobody.
+            epoch: of the member's last answer.
+            number: of the commit among those of the member, from 1, the same in a repeat; 0: it
+                is never repeated.
+            transaction: they count when it is committed.
+            owner: the principal that commits; empty where access is not checked.
+
+        Raises:
+            NotAllowedError: the member belongs to another principal.
+            UnknownMemberError, StaleMemberError: it is not the member's to commit.
+            GroupInUseError: there are members, and this is none.
+            UndecidedPositionsError: a transaction is about to commit some of these positions.
+            ProducerFencedError: the transaction is over, or was not let in.
+            StrandlineError: as ``CoordinatorRuntime.request``; the outcome may be unknown.
+        """
+        await self._ask(
+            lambda token: ev.Commit(
+                token, group, positions, member, epoch, number, transaction, owner
+            )
+        )
+        self.broker.telemetry.group_commits += 1
+
+    async def committed_offsets(self, group: str) -> Positions:
+        """What was committed last.
+
+        Raises:
+            StrandlineError: as ``CoordinatorRuntime.request``.
+        """
+        found: Positions = await self._read(lambda state: _copy(state.groups.get(group, Group())))
+        return found
+
+    # Transactions
+
+    async def prepare_place(self) -> None:
+        """See to it that there is the stream that transactions name as the place of positions.
+
+        Raises:
+            StrandlineError: it cannot be made now.
+        """
+        await self.home()
+
+    def mark(
+        self, transaction: Transaction, mark: Mark, done: Callable[[StrandlineError | None], None]
+    ) -> None:
+        """Let a transaction commit positions, or let count what waits for it.
+
+        Args:
+            transaction: which.
+            mark: what becomes of it.
+            done: called once, later: None when it is stored, else why it may not be.
+        """
+
+        async def ask() -> None:
+            try:
+                await self._ask(lambda token: ev.MarkTransaction(token, transaction, mark))
+            except StrandlineError as error:
+                done(error)
+            else:
+                done(None)
+
+        self.spawn(ask(), "mark")
+
+    # Administration
+
+    async def groups(self) -> dict[str, int]:
+        """How many members each group has.
+
+        Raises:
+            StrandlineError: as ``CoordinatorRuntime.request``.
+        """
+        found: dict[str, int] = await self._read(
+            lambda state: {name: len(group.members) for name, group in state.groups.items()}
+        )
+        return found
+
+    def samples(self) -> list[GroupSample]:
+        """Where every group stands, if they are coordinated here; for metrics."""
+        if self.term is None:
+            return []
+        return [
+            GroupSample(name, stream, number, offset)
+            for name, group in self.term.machine.state.groups.items()
+            for stream, offsets in group.positions.items()
+            for number, offset in offsets.items()
+        ]
+
+    async def describe(self, group: str, *, must_be_decided: bool = False) -> Group:
+        """A group as it is now, a copy.
+
+        Args:
+            group: its name.
+            must_be_decided: whether to answer only when no positions wait for transactions: who
+                begins where they say must not be behind one that is committed.
+
+        Raises:
+            UnknownGroupError: there is none.
+            UndecidedPositionsError: positions wait for transactions.
+            StrandlineError: as ``CoordinatorRuntime.request``.
+        """
+
+        def question(state: GroupsState) -> Group | None:
+            known = state.groups.get(group)
+            if known is None:
+                return None
+            copy = Group()
+            copy.epoch, copy.members = known.epoch, dict(known.members)
+            copy.positions, copy.committed = _copy(known), dict(known.committed)
+            copy.undecided, copy.began_with = dict(known.undecided), dict(known.began_with)
+            return copy
+
+        found: Group | None = await self._read(question)
+        if found is None:
+            raise UnknownGroupError(f"no group {group!r}; 'strandline group list' names them")
+        if must_be_decided and found.undecided:
+            names = ", ".join(sorted({str(each.transaction) for each in found.undecided.values()}))
+            raise UndecidedPositionsError(
+                f"transactions are about to commit positions of group {group!r}: {names}; end "
+                "them, or retry when they are over"
+            )
+        return found
+
+    async def delete(self, group: str) -> None:
+        """Forget a group without members, and its positions.
+
+        Raises:
+            UnknownGroupError, GroupInUseError: as they say.
+            StrandlineError: as ``CoordinatorRuntime.request``.
+        """
+        await self._ask(lambda token: ev.Delete(token, group))
+
+    # The office
+
+    def maker(self) -> Callable[[Iterable[bytes], int], GroupCoordinator]:
+        """As ``CoordinatorRuntime.maker``."""
+        partitions, created = self._partitions(), self._created()
+
+        def make(entries: Iterable[bytes], sequence: int) -> GroupCoordinator:
+            state = GroupsState()
+            count = restore(state, map(decode_entry, entries))
+            return GroupCoordinator(
+                state,
+                partitions,
+                created=created,
+                now_ms=self._now_ms(),
+                sequence=sequence,
+                entries=count,
+            )
+
+        return make
+
+    def begun(self, term: CoordinatorTerm[GroupCoordinator]) -> None:
+        """As ``CoordinatorRuntime.begun``: streams may have changed in the meantime."""
+        self._step(term, ev.StreamsChanged(self._partitions(), self._created()))
+
+    def stored(self, term: CoordinatorTerm[GroupCoordinator], sequence: int) -> None:
+        """Entries up to here are stored."""
+        self._step(term, ev.Stored(sequence))
+
+    def tick(self, term: CoordinatorTerm[GroupCoordinator]) -> None:
+        """Look at the clock."""
+        self._step(term, ev.TimePassed())
+        groups = term.machine.state.groups
+        self.broker.telemetry.groups = len(groups)
+        self.broker.telemetry.group_members = sum(len(each.members) for each in groups.values())
+
+    def ended(self) -> None:
+        """Others count now."""
+        self.broker.telemetry.groups = self.broker.telemetry.group_members = 0
+
+    def _streams_changed(self) -> None:
+        term = self.term
+        if term is not None:
+            self._step(term, ev.StreamsChanged(self._partitions(), self._created()))
+
+    def _partitions(self) -> dict[str, int]:
+        """How many partitions each stream has."""
+        return {stream.name: len(stream.partitions) for stream in self._streams()}
+
+    def _created(self) -> dict[str, int]:
+        """When each stream was made."""
+        return {stream.name: stream.created_ns for stream in self._streams()}
+
+    def _streams(self) -> list[Stream]:
+        """What can be consumed: not our own."""
+        return [each for each in self.broker.streams() if each.name != GROUPS_STREAM]
+
+    async def _ask(self, make: Callable[[Token], ev.Request]) -> Any:
+        def ask(term: CoordinatorTerm[GroupCoordinator], token: Token) -> None:
+            self._step(term, make(token))
+
+        return await self.request(ask)
+
+    async def _read(self, question: Callable[[GroupsState], object]) -> Any:
+        is_alone = self.broker.stands_alone
+        return await self._ask(lambda token: ev.Read(token, question, must_confirm=not is_alone))
+
+    def _step(self, term: CoordinatorTerm[GroupCoordinator], event: ev.Event) -> None:
+        for effect in term.machine.step(event, self._now_ms()):
+            match effect:
+                case fx.Expired(group, member):
+                    self.broker.telemetry.group_members_expired += 1
+                    logger.warning(
+                        "member %s of group %s was not heard of and is removed", member, group
+                    )
+                case decision:
+                    self.carry_out(term, decision)
+
+    def _now_ms(self) -> int:
+        return int(self.broker.clock.monotonic_ms())
+
+
+def _copy(group: Group) -> Positions:
+    """Positions that do not change while they are looked at."""
+    return {stream: dict(offsets) for stream, offsets in group.positions.items()}

@@ -1,0 +1,57 @@
+"""What a coordinator has decided, read back from the partition that keeps it.
+
+Rules: on any thread. An entry that is damaged was a decision somebody was told of: nobody goes on
+without it unless the operator says so.
+"""
+
+import logging
+
+from strandline.broker.write_path.partition import Partition
+from strandline.errors import CorruptBatchError
+from strandline.record.decode import decode_batches
+from strandline.types import Offset
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES = 4 << 20
+
+
+def read_entries(partition: Partition, end: Offset, *, skips_damaged: bool) -> list[bytes]:
+    """The values of a partition's records below ``end``.
+
+    Args:
+        partition: of the coordinator.
+        end: where its next term begins.
+        skips_damaged: go on without what cannot be read, and say so.
+
+    Raises:
+        CorruptBatchError: some are damaged.
+        StrandlineError: they cannot be read.
+    """
+    found: list[bytes] = []
+    offset = first = partition.log_start_offset
+    while offset < end:
+        try:
+            part = partition.log.read_dense(offset, READ_BYTES, below=end)
+        except CorruptBatchError as damage:
+            partition.report_corruption(damage)
+            if not skips_damaged:
+                raise _with_advice(damage) from damage
+            logger.warning("%s goes on without what it decided there: %s", partition.name, damage)
+            offset = Offset(damage.next_offset)
+            continue
+        for batch in decode_batches(part.buffer, columns=["offset", "value"]):
+            offsets, values = (column.to_pylist() for column in batch.columns)
+            # The first batch may begin with entries that were forgotten.
+            found += [value for at, value in zip(offsets, values, strict=True) if at >= first]
+        offset = part.next_offset
+    return found
+
+
+def _with_advice(damage: CorruptBatchError) -> CorruptBatchError:
+    return CorruptBatchError(
+        f"{damage.message}; it is repaired if another replica has it, else set "
+        "allow_corrupt_coordinator_log to start the coordinator without it (docs/operations.md)",
+        first_offset=damage.first_offset,
+        next_offset=damage.next_offset,
+    )

@@ -1,0 +1,382 @@
+"""The office of a coordinator: lets a state machine decide on this broker while it may.
+
+The machine's entries are the records of an internal stream of one partition. Whoever leads that
+partition holds the office, so the partition's replicas are the machine's, and the leader epoch is
+the machine's term.
+
+Rules:
+- everything runs on the loop but the beginning of a term, which reads the log and makes the
+  machine; the sequence of an entry is the offset
+  of its record, since nobody else writes there;
+- an entry that was not stored, or a change of leaders, ends the term: who waits is told to try
+  again, and the next term begins from what is committed;
+- who comes while a new term reads the log waits for a moment and is then told so.
+
+Must not know what is decided.
+"""
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+from strandline.broker.coordinators.log import read_entries
+from strandline.broker.stream import Stream
+from strandline.broker.write_path.partition import Partition
+from strandline.clock import Clock
+from strandline.config import BrokerConfig, StreamConfig
+from strandline.core.coordinator_effects import Answer, Decision, Forget, Refuse, Store
+from strandline.errors import (
+    RequestTimeoutError,
+    StillLoadingError,
+    StrandlineError,
+    UnavailableError,
+    UnknownStreamError,
+)
+from strandline.telemetry import Telemetry
+from strandline.types import LeaderEpoch, Offset, PartitionName
+
+logger = logging.getLogger(__name__)
+
+SEGMENT_BYTES = 4 << 20
+"""Whole segments are deleted when the state was written anew."""
+LOAD_WAIT_S = 1.0
+TICK_S = 0.1
+POLL_S = 0.005
+RETRY_S = 1.0
+REQUEST_TIMEOUT_S = 30.0
+
+
+class CoordinatorHost(Protocol):
+    """What an office needs of its broker."""
+
+    clock: Clock
+    config: BrokerConfig
+    telemetry: Telemetry
+
+    @property
+    def stands_alone(self) -> bool:
+        """Whether there is no other broker."""
+        ...
+
+    def on_streams_changed(self, callback: Callable[[], None]) -> None:
+        """Call back after streams were created, deleted or grew."""
+        ...
+
+    def stream(self, name: str) -> Stream:
+        """The stream of this name, or ``UnknownStreamError``."""
+        ...
+
+    def streams(self) -> list[Stream]:
+        """All streams."""
+        ...
+
+    async def create_internal_stream(self, config: StreamConfig) -> None:
+        """Make a stream with as many copies as the cluster affords, if nobody has yet."""
+        ...
+
+    async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
+        """Delete the records of a partition below an offset."""
+        ...
+
+
+MachineT = TypeVar("MachineT")
+Token = object
+
+
+class CoordinatorTerm(Generic[MachineT]):
+    """One life of the machine, and who waits for its answers."""
+
+    def __init__(self, machine: MachineT, epoch: LeaderEpoch) -> None:
+        self.machine = machine
+        self.epoch = epoch
+        self.waiting: dict[Token, asyncio.Future[Any]] = {}
+        self.stored = -1
+
+
+class CoordinatorRuntime(ABC, Generic[MachineT]):
+    """Requests, answered by the machine if it is here.
+
+    Args:
+        broker: whose.
+        stream: name of the internal stream.
+        title: of who holds the office, for messages.
+        encode: an entry as it is stored.
+    """
+
+    def __init__(
+        self,
+        broker: CoordinatorHost,
+        stream: str,
+        title: str,
+        *,
+        encode: Callable[[Any], bytes],
+    ) -> None:
+        self.broker = broker
+        self.stream_name = stream
+        self._title = title
+        self._encode = encode
+        self.term: CoordinatorTerm[MachineT] | None = None
+        self._beginning: asyncio.Task[None] | None = None
+        self._failure: StrandlineError | None = None
+        self._not_before_ms = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # What each office adds
+
+    @abstractmethod
+    def maker(self) -> Callable[[Iterable[bytes], int], MachineT]:
+        """Return a function that makes the machine from stored entries and the next sequence.
+
+        It is called on a thread, since there may be many entries: what it needs of the broker is
+        taken before. It raises InvalidRecordError if one of the entries is none.
+        """
+
+    def begun(self, term: CoordinatorTerm[MachineT]) -> None:
+        """A term has begun: do what is owed from the last one."""
+
+    def ended(self) -> None:
+        """A term has ended."""
+
+    @abstractmethod
+    def stored(self, term: CoordinatorTerm[MachineT], sequence: int) -> None:
+        """Tell the machine that entries up to here are stored."""
+
+    @abstractmethod
+    def tick(self, term: CoordinatorTerm[MachineT]) -> None:
+        """Tell the machine that time has passed."""
+
+    # Requests
+
+    async def request(self, ask: Callable[[CoordinatorTerm[MachineT], Token], None]) -> Any:
+        """What the machine answers.
+
+        Args:
+            ask: hands the request over, with its token.
+
+        Raises:
+            NotLeaderError: another broker has the office; the message says which.
+            StillLoadingError: it is here, and not ready.
+            RequestTimeoutError: no answer in time; whether it was decided is unknown.
+            StrandlineError: what the machine refuses.
+        """
+        try:
+            async with asyncio.timeout(REQUEST_TIMEOUT_S):
+                term = await self._open()
+                token = Token()
+                answer = term.waiting[token] = asyncio.get_running_loop().create_future()
+                try:
+                    ask(term, token)
+                    return await answer
+                finally:
+                    term.waiting.pop(token, None)
+        except TimeoutError:
+            raise RequestTimeoutError(
+                f"the {self._title} did not answer within {REQUEST_TIMEOUT_S:g} s; repeat the "
+                "request"
+            ) from None
+
+    def carry_out(self, term: CoordinatorTerm[MachineT], decision: Decision[Any]) -> None:
+        """Do what every machine may want done."""
+        match decision:
+            case Store(sequence, entry):
+                self._store(term, sequence, self._encode(entry))
+            case Answer(token, value):
+                waiting = term.waiting.get(token)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(value)
+            case Refuse(token, error):
+                waiting = term.waiting.get(token)
+                if waiting is not None and not waiting.done():
+                    waiting.set_exception(error)
+            case Forget(before):
+                self.spawn(self._forget(Offset(before)), "forget")
+
+    def is_current(self, term: CoordinatorTerm[MachineT]) -> bool:
+        """Whether a term goes on: an effect of one that has ended is void."""
+        return term is self.term
+
+    # The term
+
+    async def _open(self) -> CoordinatorTerm[MachineT]:
+        """The term under way; begins one if that is due.
+
+        Raises:
+            StrandlineError: the office is not here, or not now.
+        """
+        partition = await self.home()
+        term = self._term_in(partition)
+        if term is not None:
+            return term
+        if partition.refusal is not None:
+            raise partition.refusal
+        await asyncio.wait({self._begin_soon(partition)}, timeout=LOAD_WAIT_S)
+        term = self._term_in(partition)
+        if term is not None:
+            return term
+        raise (
+            partition.refusal
+            or self._failure
+            or StillLoadingError(f"the {self._title} still reads what was stored; retry")
+        )
+
+    def _term_in(self, partition: Partition) -> CoordinatorTerm[MachineT] | None:
+        """The term, if it has not ended with the leadership."""
+        term = self.term
+        if term is None:
+            return None
+        if partition.refusal is not None:
+            self._resign(partition.refusal)
+        elif partition.leader_epoch != term.epoch:
+            self._resign(UnavailableError(f"another term of the {self._title} begins; retry"))
+        return self.term
+
+    async def home(self) -> Partition:
+        """The partition whose records are the entries; makes the stream if there is none.
+
+        Raises:
+            StrandlineError: it cannot be made now, or is not known here yet.
+        """
+        try:
+            return self.broker.stream(self.stream_name).partition(0)
+        except UnknownStreamError:
+            config = StreamConfig(
+                name=self.stream_name,
+                subject=self.stream_name,
+                segment_bytes=SEGMENT_BYTES,
+                dedup_window_ms=0,
+            )
+            await self.broker.create_internal_stream(config)
+        try:
+            return self.broker.stream(self.stream_name).partition(0)
+        except UnknownStreamError:
+            raise StillLoadingError(
+                f"the stream of the {self._title} is not known here yet; retry"
+            ) from None
+
+    def _begin_soon(self, partition: Partition) -> asyncio.Task[None]:
+        """Begin a term beside the loop; one that is beginning is waited for."""
+        if self._beginning is None:
+            self._beginning = self.spawn(self._begin(partition), "begin")
+            self._beginning.add_done_callback(self._has_begun)
+        return self._beginning
+
+    def _has_begun(self, _: asyncio.Task[None]) -> None:
+        self._beginning = None
+
+    async def _begin(self, partition: Partition) -> None:
+        """Begin a term from what is committed, once everything that may be in force is."""
+        try:
+            epoch = partition.leader_epoch
+            while partition.high_watermark < partition.next_offset:
+                if partition.refusal is not None or partition.leader_epoch != epoch:
+                    return
+                await asyncio.sleep(POLL_S)
+            end = partition.next_offset
+            skips = self.broker.config.allow_corrupt_coordinator_log
+            make = self.maker()
+
+            def load() -> tuple[MachineT, int]:
+                entries = read_entries(partition, end, skips_damaged=skips)
+                return make(entries, end), len(entries)
+
+            machine, entries = await asyncio.to_thread(load)
+            if partition.refusal is not None or partition.leader_epoch != epoch:
+                return
+            assert partition.next_offset == end, "only who holds the office writes here"
+            term = self.term = CoordinatorTerm(machine, epoch)
+            self._failure = None
+            logger.info("the %s is here, from %d entries", self._title, entries)
+            self.begun(term)
+        except StrandlineError as error:
+            self._failure = error
+            self._not_before_ms = self.broker.clock.monotonic_ms() + RETRY_S * 1e3
+            logger.warning("the %s cannot begin, will try again: %s", self._title, error)
+
+    def _resign(self, error: StrandlineError) -> None:
+        """End the term: what was not answered may or may not be decided."""
+        term, self.term = self.term, None
+        if term is None:
+            return
+        logger.info("the %s is not here any more: %s", self._title, error.message)
+        for answer in term.waiting.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self.ended()
+
+    async def run(self) -> None:
+        """Hold the office whenever it is here, until cancelled."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                partition = self.broker.stream(self.stream_name).partition(0)
+            except (UnknownStreamError, UnavailableError):
+                continue
+            term = self._term_in(partition)
+            if term is not None:
+                self.tick(term)
+            elif (
+                partition.refusal is None
+                and self.broker.clock.monotonic_ms() >= self._not_before_ms
+            ):
+                self._begin_soon(partition)
+
+    async def stop(self) -> None:
+        """Let go of what runs beside."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._resign(UnavailableError("the broker is stopping; retry"))
+
+    def spawn(self, coroutine: Any, what: str) -> asyncio.Task[None]:
+        """Run something beside until the stop."""
+        task: asyncio.Task[None] = asyncio.create_task(coroutine, name=f"{self.stream_name}-{what}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Entries
+
+    def _store(self, term: CoordinatorTerm[MachineT], sequence: int, entry: bytes) -> None:
+        """Append an entry; ``stored`` is called when it and those before it are."""
+        partition = self.broker.stream(self.stream_name).partition(0)
+        if not self.is_current(term) or partition.leader_epoch != term.epoch:
+            return  # the term has ended: what it still wanted to decide is void
+        if partition.refusal is None:
+            assert partition.next_offset == sequence, "only who holds the office writes here"
+        partition.append(entry, subject=self.stream_name, ack_sink=self, token=(term, sequence))
+
+    def acked(
+        self,
+        token: object,
+        partition: PartitionName,  # noqa: ARG002 - always the same
+        offset: Offset,  # noqa: ARG002 - its sequence
+        *,
+        duplicate: bool,  # noqa: ARG002 - there are none
+    ) -> None:
+        """An entry is stored, and so are those before it."""
+        term, sequence = cast("tuple[CoordinatorTerm[MachineT], int]", token)
+        if sequence > term.stored:
+            term.stored = sequence
+            asyncio.get_running_loop().call_soon(self._tell_stored, term, sequence)
+
+    def _tell_stored(self, term: CoordinatorTerm[MachineT], sequence: int) -> None:
+        if self.is_current(term) and sequence == term.stored:
+            self.stored(term, sequence)
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """An entry was not stored, or nobody knows: begin anew from what is."""
+        term, _ = cast("tuple[CoordinatorTerm[MachineT], int]", token)
+        asyncio.get_running_loop().call_soon(self._resign_from, term, error)
+
+    def _resign_from(self, term: CoordinatorTerm[MachineT], error: StrandlineError) -> None:
+        if self.is_current(term):
+            self._resign(error)
+
+    async def _forget(self, before: Offset) -> None:
+        """Delete entries that were written anew."""
+        try:
+            await self.broker.truncate_before(self.stream_name, 0, before)
+        except StrandlineError as error:
+            logger.warning("old entries of the %s stay: %s", self._title, error)

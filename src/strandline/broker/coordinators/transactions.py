@@ -1,0 +1,239 @@
+"""The office of the transaction coordinator.
+
+Rules: as ``broker.office``. A marker is written by whoever leads its partition; one that could not
+be is the coordinator's to give again, here only reported. The positions of consumer groups are a
+place like a partition, whose markers the office of groups takes.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, cast
+
+from strandline.api.groups import GROUPS_STREAM
+from strandline.api.transactions import COORDINATOR_STREAM
+from strandline.broker.coordinators.runtime import CoordinatorHost as OfficeSurroundings
+from strandline.broker.coordinators.runtime import CoordinatorRuntime, CoordinatorTerm, Token
+from strandline.broker.write_path.partition import Partition
+from strandline.core.coordinator_effects import restore
+from strandline.core.groups.transactions import Mark as GroupMark
+from strandline.core.groups.transactions import Transaction as GroupTransaction
+from strandline.core.transactions import effects as fx
+from strandline.core.transactions import events as ev
+from strandline.core.transactions.coordinator import Coordinator
+from strandline.core.transactions.state import (
+    CoordinatorState,
+    TransactionPartition,
+    decode_entry,
+    encode_entry,
+)
+from strandline.errors import StrandlineError, UnknownStreamError
+from strandline.telemetry import Telemetry
+from strandline.types import Offset, PartitionName
+
+logger = logging.getLogger(__name__)
+
+LABELS_MAX = 100
+"""Names of timed-out transactions told apart in metrics; more are counted together."""
+
+MarkerDone = Callable[[StrandlineError | None], None]
+"""Told None once a marker is committed, or is owed to nobody; else why it may not be."""
+
+
+class Positions(Protocol):
+    """Who lets transactions commit positions of consumer groups."""
+
+    def mark(self, transaction: GroupTransaction, mark: GroupMark, done: MarkerDone) -> None:
+        """As ``GroupCoordinatorService.mark``."""
+        ...
+
+
+class TransactionCoordinatorHost(OfficeSurroundings, Protocol):
+    """What the office needs of its broker."""
+
+    telemetry: Telemetry
+    groups: "Positions"
+
+    async def new_producer_id(self, owner: str) -> int:
+        """An id for a principal that nobody gets again."""
+        ...
+
+    def is_gone(self, place: TransactionPartition) -> bool:
+        """Whether a partition that is not here was deleted, for certain."""
+        ...
+
+    def mark_elsewhere(self, mark: fx.Mark, done: MarkerDone) -> None:
+        """Have the broker that leads a partition write a marker."""
+        ...
+
+
+class MarkerWriter:
+    """Has partitions that are led here write markers, and tells when they are committed."""
+
+    def write(self, mark: fx.Mark, partition: Partition, done: MarkerDone) -> None:
+        """Write a marker; ``done`` is called once, later."""
+        partition.mark(mark.kind, mark.producer, ack_sink=self, token=done)
+
+    def acked(
+        self,
+        token: object,
+        partition: PartitionName,  # noqa: ARG002 - the token knows
+        offset: Offset,  # noqa: ARG002 - readers never see it
+        *,
+        duplicate: bool,  # noqa: ARG002 - as good
+    ) -> None:
+        """The marker is committed."""
+        asyncio.get_running_loop().call_soon(cast("MarkerDone", token), None)
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """It is not, or nobody knows."""
+        asyncio.get_running_loop().call_soon(cast("MarkerDone", token), error)
+
+
+class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
+    """Transactions, coordinated here or elsewhere.
+
+    Args:
+        broker: whose.
+    """
+
+    broker: TransactionCoordinatorHost
+
+    def __init__(self, broker: TransactionCoordinatorHost) -> None:
+        title = "transaction coordinator"
+        super().__init__(broker, COORDINATOR_STREAM, title, encode=encode_entry)
+        self._markers = MarkerWriter()
+
+    # Requests
+
+    async def ask(self, make: Callable[[Token], ev.Request]) -> Any:
+        """What the coordinator answers to a request, which is given its token.
+
+        Raises:
+            StrandlineError: as ``CoordinatorRuntime.request``.
+        """
+        return await self.request(lambda term, token: self._step(term, make(token)))
+
+    async def begin_transaction(
+        self, make: Callable[[Token, int], ev.Begin], *, owner: str = ""
+    ) -> fx.Begun:
+        """As ``ask``, for a request that may need a producer id that nobody has.
+
+        Args:
+            make: makes the request.
+            owner: the principal who begins; empty where access is not checked.
+        """
+        fresh_id = await self.broker.new_producer_id(owner)
+        begun: fx.Begun = await self.ask(lambda token: make(token, fresh_id))
+        return begun
+
+    def places(self, names: Iterable[tuple[str, int]]) -> list[TransactionPartition]:
+        """The partitions of these names as they are now.
+
+        Raises:
+            UnknownStreamError, UnknownPartitionError: there is none.
+        """
+        return [
+            TransactionPartition(
+                stream, number, self.broker.stream(stream).partition(number).log_id
+            )
+            for stream, number in names
+        ]
+
+    def mark_here(self, mark: fx.Mark, done: MarkerDone) -> None:
+        """Write a marker that a coordinator, here or elsewhere, wants; ``done`` is called once."""
+        try:
+            partition = self._partition(mark.place)
+        except StrandlineError as error:
+            told = None if self.broker.is_gone(mark.place) else error
+            asyncio.get_running_loop().call_soon(done, told)
+            return
+        if mark.place.stream == GROUPS_STREAM:
+            who = GroupTransaction(mark.producer.producer_id, mark.producer.epoch)
+            self.broker.groups.mark(who, GroupMark(mark.kind.value), done)
+        else:
+            self._markers.write(mark, partition, done)
+
+    def _partition(self, place: TransactionPartition) -> Partition:
+        """The partition of a place, which may have been deleted and made again since.
+
+        Raises:
+            UnknownStreamError, UnknownPartitionError: there is none.
+        """
+        partition = self.broker.stream(place.stream).partition(place.partition)
+        if partition.log_id != place.log_id:
+            raise UnknownStreamError(f"{place} was deleted, and is another one now")
+        return partition
+
+    # The coordinator
+
+    def maker(self) -> Callable[[Iterable[bytes], int], Coordinator]:
+        """As ``CoordinatorRuntime.maker``."""
+
+        def make(entries: Iterable[bytes], sequence: int) -> Coordinator:
+            state = CoordinatorState()
+            count = restore(state, map(decode_entry, entries))
+            return Coordinator(state, now_ms=self._now_ms(), sequence=sequence, entries=count)
+
+        return make
+
+    def begun(self, term: CoordinatorTerm[Coordinator]) -> None:
+        """As ``CoordinatorRuntime.begun``: markers may be owed from the last term."""
+        self._carry_out(term, term.machine.resume())
+
+    def ended(self) -> None:
+        """As ``CoordinatorRuntime.ended``."""
+
+    def stored(self, term: CoordinatorTerm[Coordinator], sequence: int) -> None:
+        """As ``CoordinatorRuntime.stored``."""
+        self._step(term, ev.Stored(sequence))
+
+    def tick(self, term: CoordinatorTerm[Coordinator]) -> None:
+        """As ``CoordinatorRuntime.tick``."""
+        self._step(term, ev.TimePassed())
+
+    def _step(self, term: CoordinatorTerm[Coordinator], event: ev.Event) -> None:
+        if self.is_current(term):
+            self._carry_out(term, term.machine.step(event, self._now_ms()))
+
+    def _carry_out(self, term: CoordinatorTerm[Coordinator], effects: list[fx.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case fx.Mark():
+                    self._mark(term, effect)
+                case fx.TimedOut(name):
+                    self._count_timeout(name)
+                case decision:
+                    self.carry_out(term, decision)
+
+    @property
+    def open_count(self) -> int:
+        """How many transactions that are coordinated here are undecided; looks at all there are."""
+        return 0 if self.term is None else self.term.machine.undecided
+
+    def _mark(self, term: CoordinatorTerm[Coordinator], mark: fx.Mark) -> None:
+        """Have a marker written, here or where the partition is led."""
+        is_begin = mark.kind is fx.MarkerKind.BEGIN
+
+        def done(error: StrandlineError | None) -> None:
+            if error is not None:
+                logger.debug("marker for %s, will try again: %s", mark.place, error)
+            kind = ev.Marked if error is None else ev.NotMarked
+            self._step(term, kind(mark.id, mark.producer, mark.place, is_begin))
+
+        try:
+            is_here = self._partition(mark.place).absence is None
+        except StrandlineError:
+            is_here = True  # gone, perhaps: it is found out the same way
+        if is_here:
+            self.mark_here(mark, done)
+        else:
+            self.broker.mark_elsewhere(mark, done)
+
+    def _count_timeout(self, name: str) -> None:
+        logger.warning("transaction %r was aborted: its time was over", name)
+        counts = self.broker.telemetry.transactions_timed_out
+        counts[name if name in counts or len(counts) < LABELS_MAX else "others"] += 1
+
+    def _now_ms(self) -> int:
+        return int(self.broker.clock.monotonic_ms())

@@ -1,0 +1,227 @@
+"""When to take checkpoints: often enough that recovery is short, seldom enough to be cheap.
+
+``storage.recovery.Checkpointer`` knows how; only its middle step waits for the disk, and that one
+runs beside the loop. A checkpoint is due when a journal file is full, which then is the spare that
+the next roll needs; where none is in time a file is made here, so that no turn waits for one. It is
+due, too, when segments were given much that no journal has.
+
+Segments are written back a little at a time: all that a checkpoint syncs at once would keep the
+disk from the journal, and turns waiting, for a tenth of a second and more (docs/adr/0031).
+
+A broker that has refused records for lack of space is not ready, so that nobody may come to find
+out that there is space again: it looks for it here.
+
+Rule: whatever runs beside the loop does so under ``lock``; who holds it may cancel ``run``, reopen
+the journal or let go of the data directory, and no thread is still writing to it.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
+
+from strandline.broker.log_throttle import LogThrottle
+from strandline.broker.write_path.write_back import write_back
+from strandline.clock import Clock
+from strandline.config import JournalConfig
+from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
+from strandline.storage.descriptors import STORAGE_DESCRIPTORS, current_shares
+from strandline.storage.journal import Journal
+from strandline.storage.log import Log
+from strandline.storage.mapped_segments import MAPPED_SEGMENTS
+from strandline.storage.recovery import Recovered
+from strandline.telemetry import Telemetry
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05
+PENDING_STEP_BYTES = 512 << 10
+WRITE_BACK_BYTES = 4 << 20
+"""How much is written between two looks at what can be written back."""
+WRITE_BACK_PAUSE_S = 0.004
+WRITE_BACK_PARTS_MAX = 16
+BULK_BYTES_MAX = 256 << 20
+"""What recovery may have to look through that is in segments only."""
+LOGS_PER_FILE = 256
+"""A checkpoint syncs each log: where there are more, more files may be full before it is due."""
+SPACE_INTERVAL_MS = 5_000
+SPACE_BYTES = 1 << 20
+"""As much as a log may hold in memory: who finds less will soon refuse records again."""
+SPACE_NAME = "space"
+
+
+class CheckpointSchedule:
+    """Takes checkpoints when enough was written or enough time has passed.
+
+    Args:
+        config: how much and how long.
+        clock: for the time between checkpoints.
+        telemetry: counters.
+        on_poisoned: told when a sync of a segment failed.
+    """
+
+    def __init__(
+        self,
+        config: JournalConfig,
+        *,
+        clock: Clock,
+        telemetry: Telemetry,
+        on_poisoned: Callable[[StrandlineError], None],
+    ) -> None:
+        self._config = config
+        self._clock = clock
+        self._telemetry = telemetry
+        self._on_poisoned = on_poisoned
+        self._storage: Recovered | None = None
+        self.lock = asyncio.Lock()
+        """Held while a thread writes; whoever deletes, reopens or closes logs holds it too."""
+        self._last_ms = clock.monotonic_ms()
+        self._last_sequence = -1
+        self._last_bulk_bytes = 0
+        self._written_back_bytes = 0
+        self._retry_ms: dict[str, float] = {}
+        self._failures = LogThrottle()
+        self._full_since_ms = self._last_ms
+
+    def attach(self, storage: Recovered) -> None:
+        """Use this storage from now on."""
+        self._storage = storage
+        self._last_sequence = -1
+        self._written_back_bytes = storage.journal.written_bytes
+
+    async def run(self) -> None:
+        """Check for ever; what cannot be done now is tried again at the next interval."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            storage = self._storage
+            if storage is None or storage.journal.poisoned:
+                continue
+            if storage.journal.needs_spare:
+                await self._attempt("spare journal file", self._allocate_spare)
+            if self._is_due(storage):
+                await self._attempt("checkpoint", self.checkpoint)
+            if storage.journal.written_bytes - self._written_back_bytes >= WRITE_BACK_BYTES:
+                await self._attempt("writing back", self._write_back)
+            if self._is_space_wanted():
+                await self._attempt("space for records", self._look_for_space)
+
+    async def _attempt(self, what: str, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Do one of the four; one that fails does not keep the others from being done."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms < self._retry_ms.get(what, now_ms):
+            return
+        try:
+            await step()
+        except LogPoisonedError as error:
+            self._on_poisoned(error)
+        except UnavailableError as error:
+            if self._failures.is_due(what, now_ms / 1e3):
+                logger.warning("no %s now, will try again: %s", what, error)
+            self._retry_ms[what] = now_ms + self._config.checkpoint_interval_ms
+        else:
+            self._failures.forget(what)
+
+    async def _allocate_spare(self) -> None:
+        """Make a file, unless logs wait for the space: only what they have is checkpointed."""
+        async with self.lock:
+            storage = self._storage
+            assert storage is not None, "attached at start"
+            if not storage.journal.poisoned:
+                await _write_pending(storage.logs.values())
+                await asyncio.to_thread(storage.journal.allocate_spare)
+
+    async def _write_back(self) -> None:
+        """Let the disk begin with segments, with pauses in which it can sync the journal."""
+        async with self.lock:
+            storage = self._storage
+            assert storage is not None, "attached at start"
+            self._written_back_bytes = storage.journal.written_bytes
+            for log in list(storage.logs.values()):
+                await write_back(log, pause_s=WRITE_BACK_PAUSE_S, parts_max=WRITE_BACK_PARTS_MAX)
+
+    def _is_space_wanted(self) -> bool:
+        """Whether records were refused for a while, and none was stored since."""
+        now_ms = self._clock.monotonic_ms()
+        if not self._telemetry.disk_full:
+            self._full_since_ms = now_ms
+        return now_ms - self._full_since_ms >= SPACE_INTERVAL_MS
+
+    async def _look_for_space(self) -> None:
+        """Do what the next record would be refused for, and say so if it can be done."""
+        async with self.lock:
+            storage = self._storage
+            assert storage is not None, "attached at start"
+            self._full_since_ms = self._clock.monotonic_ms()
+            await _write_pending(storage.logs.values())
+            await asyncio.to_thread(_try_space, storage.journal)
+            self._telemetry.disk_full = 0
+            logger.info("there is space for records again")
+
+    def _is_due(self, storage: Recovered) -> bool:
+        """Whether journal files are full, or something was written and enough time has passed."""
+        journal = storage.journal
+        if journal.full_files and journal.full_files * LOGS_PER_FILE >= len(storage.logs):
+            return True
+        bulk_bytes = self._telemetry.bulk_bytes - self._last_bulk_bytes
+        if bulk_bytes >= BULK_BYTES_MAX:
+            return True
+        age_ms = self._clock.monotonic_ms() - self._last_ms
+        is_changed = bulk_bytes > 0 or journal.last_sequence != self._last_sequence
+        is_old = age_ms >= self._config.checkpoint_interval_ms
+        return is_changed and (is_old or _has_many_unsynced(storage))
+
+    async def checkpoint(self) -> None:
+        """Take one now.
+
+        Raises:
+            DiskFullError: no space; the one before stands and the journal keeps everything.
+            LogPoisonedError: a segment could not be synced.
+        """
+        async with self.lock:
+            storage = self._storage
+            assert storage is not None, "attached at start"
+            started_ms = self._clock.monotonic_ms()
+            await _write_pending(storage.logs.values())
+            pending = storage.checkpointer.begin(storage.logs)
+            bulk_bytes = self._telemetry.bulk_bytes
+            await asyncio.to_thread(storage.checkpointer.write, pending)
+            storage.checkpointer.finish(pending)
+            self._last_sequence = pending.checkpoint.sequence
+            self._last_ms, self._last_bulk_bytes = self._clock.monotonic_ms(), bulk_bytes
+            self._telemetry.checkpoint_seconds.observe((self._last_ms - started_ms) / 1e3)
+
+
+def _has_many_unsynced(storage: Recovered) -> bool:
+    """Whether so many sealed segments wait for a sync that they take the descriptors of others."""
+    unsynced = STORAGE_DESCRIPTORS.held - len(MAPPED_SEGMENTS) - len(storage.logs)
+    return unsynced > current_shares().unsynced
+
+
+def _try_space(journal: Journal) -> None:
+    """Make a file, of a size that records may need at once; one for the journal if it has none.
+
+    Raises:
+        DiskFullError: no space; nothing is left behind.
+        LogPoisonedError: the disk fails.
+    """
+    if journal.needs_spare:
+        journal.allocate_spare()
+    path = journal.directory / SPACE_NAME
+    journal.disk.write_durably(path, bytes(SPACE_BYTES))
+    journal.disk.unlink(path)
+
+
+async def _write_pending(logs: Iterable[Log]) -> None:
+    """Write what logs have in memory only, a little at a time: turns come in between.
+
+    Raises:
+        DiskFullError: no space.
+        LogPoisonedError: now or earlier a write failed.
+    """
+    room = PENDING_STEP_BYTES
+    for log in list(logs):
+        room -= log.pending_bytes
+        log.write_pending()
+        if room <= 0:
+            await asyncio.sleep(0)
+            room = PENDING_STEP_BYTES

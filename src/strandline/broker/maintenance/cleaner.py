@@ -1,0 +1,189 @@
+"""Retention and compaction of every partition, on a timer.
+
+Rules: the loop decides what goes and changes the log in memory, in microseconds; everything that
+reads or writes files runs beside it. Segments are rewritten one partition at a time, and never
+while a stream is being deleted.
+What is removed is gone durably, so the records that it goes for are made durable before, also those
+that were acked from memory.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+from strandline.api.put import PRODUCER_MEMORY_S
+from strandline.broker.maintenance.reclaimer import SpaceReclaimer
+from strandline.broker.write_path.partition import Partition
+from strandline.clock import Clock, SteadyTime
+from strandline.config import StreamConfig
+from strandline.errors import StrandlineError, UnavailableError
+from strandline.storage.compaction import Compactor
+from strandline.storage.disk import Disk
+from strandline.storage.log import Log
+from strandline.storage.retention import (
+    RetentionPolicy,
+    WriteTimes,
+    retention_start,
+    seal_if_old,
+)
+from strandline.telemetry import Telemetry
+from strandline.types import Offset
+
+logger = logging.getLogger(__name__)
+
+
+class Cleaner:
+    """Removes what streams need not keep.
+
+    Args:
+        partitions: asked at every round for the partitions there are.
+        turn_passed: waits for the turn under way, whose records may yet be undone.
+        sync: as ``turn_passed``, and then makes durable what no turn has synced.
+        reclaimer: removes records.
+        lock: held while a partition is compacted; whoever deletes streams holds it too.
+        disk: where compacted segments are written.
+        clock: for the age of records.
+        telemetry: counters.
+        interval_ms: between two rounds.
+    """
+
+    def __init__(
+        self,
+        partitions: Callable[[], list[Partition]],
+        *,
+        turn_passed: Callable[[], Awaitable[None]],
+        sync: Callable[[], Awaitable[object]],
+        reclaimer: SpaceReclaimer,
+        lock: asyncio.Lock,
+        disk: Disk,
+        clock: Clock,
+        telemetry: Telemetry,
+        interval_ms: int,
+    ) -> None:
+        self._partitions = partitions
+        self._turn_passed = turn_passed
+        self._sync = sync
+        self._reclaimer = reclaimer
+        self._lock = lock
+        self._disk = disk
+        self._clock = clock
+        self._telemetry = telemetry
+        self._interval_s = interval_ms / 1000
+        self.expired: Callable[[Partition, Offset], None] | None = None
+        """In a cluster: told up to where a copy has had its time. All copies of a partition let go
+        of it together, by the metadata; a broker alone does at once."""
+        self._compactors: dict[Log, Compactor] = {}
+        self._steady = SteadyTime(clock)
+        self._write_times: dict[Log, WriteTimes] = {}
+
+    async def run(self) -> None:
+        """Clean for ever; what fails is logged and tried again in the next round."""
+        while True:
+            await asyncio.sleep(self._interval_s)
+            await self.clean()
+
+    async def clean(self) -> None:
+        """One round."""
+        for partition in self._partitions():
+            await self._turn_passed()
+            if partition.closed or partition.remote_error is not None:
+                continue
+            try:
+                await self._retain(partition)
+                if partition.config.compact:
+                    await self._compact(partition)
+            except UnavailableError as error:
+                logger.warning("cleaning %s, will try again: %s", partition.name, error)
+            except StrandlineError as error:
+                logger.error("cleaning %s: %s", partition.name, error)  # noqa: TRY400  no trace
+        live = {partition.log for partition in self._partitions()}
+        self._compactors = {log: c for log, c in self._compactors.items() if log in live}
+        self._write_times = {log: t for log, t in self._write_times.items() if log in live}
+
+    async def _retain(self, partition: Partition) -> None:
+        """Delete what is too old or too much, of what is committed."""
+        policy = retention_policy(partition.config)
+        if not any(policy):
+            return
+        log = partition.log
+        now_ns = int(self._clock.monotonic_ms() * 1e6)
+        times = self._write_times.setdefault(log, WriteTimes())
+        times.note(log, wall_ns=self._clock.now_ns(), monotonic_ns=now_ns)
+        seal_if_old(log, policy, now_ns=now_ns, written_ns=times.of)
+        start = await asyncio.to_thread(
+            retention_start, log, policy, now_ns=now_ns, written_ns=times.of
+        )
+        if start is None or partition.log is not log:
+            return
+        start = min(start, partition.high_watermark)
+        if self.expired is not None:
+            self.expired(partition, start)
+            return
+        await self._sync()
+        if partition.closed or partition.log is not log:
+            return
+        with counted_removal(log, self._telemetry):
+            await self._reclaimer.truncate_before(log, start)
+
+    async def _compact(self, partition: Partition) -> None:
+        """Rewrite sealed segments so that only the newest record of each key remains."""
+        log = partition.log
+        compactor = self._compactors.get(log)
+        if compactor is None:
+            compactor = Compactor(
+                log,
+                disk=self._disk,
+                tombstone_delay_ms=partition.config.tombstone_delay_ms,
+                ids_ms=partition.config.dedup_window_ms,
+                numbers_ms=PRODUCER_MEMORY_S * 1000,
+            )
+            self._compactors[log] = compactor
+        # Null values that were kept too short cannot be brought back: take the earlier time.
+        now_ns = min(self._clock.now_ns(), self._steady.now_ns())
+        if not compactor.is_due(now_ns=now_ns, tombstones_below=_seen_by_all(partition)):
+            return
+        async with self._lock:
+            await self._sync()
+            if partition.closed or partition.log is not log:
+                return
+            started_ms = self._clock.monotonic_ms()
+            prepared = await asyncio.to_thread(
+                compactor.prepare,
+                below=partition.last_stable_offset,
+                tombstones_below=_seen_by_all(partition),
+                now_ns=now_ns,
+                counts=partition.counts,
+            )
+            if partition.log is not log:
+                return  # it was reopened meanwhile, and what was prepared is gone
+            await asyncio.to_thread(compactor.apply, prepared)
+        self._telemetry.compaction_records += prepared.records_removed
+        seconds = (self._clock.monotonic_ms() - started_ms) / 1e3
+        self._telemetry.compaction_seconds.observe(seconds)
+
+
+def _seen_by_all(partition: Partition) -> Offset:
+    """Null values below are on the disk of every replica."""
+    replica_hooks = partition.replica_hooks
+    return (
+        partition.last_stable_offset if replica_hooks is None else replica_hooks.min_replica_offset
+    )
+
+
+@contextmanager
+def counted_removal(log: Log, telemetry: Telemetry) -> Iterator[None]:
+    """Count what the block removes from a log."""
+    segments, size = len(log.segments), log.size_bytes
+    yield
+    telemetry.retention_segments += max(0, segments - len(log.segments))
+    telemetry.retention_bytes += max(0, size - log.size_bytes)
+
+
+def retention_policy(config: StreamConfig) -> RetentionPolicy:
+    """What a stream's settings keep."""
+    return RetentionPolicy(
+        age_ms=config.retention_age_ms,
+        bytes_max=config.retention_bytes,
+        records_max=config.retention_records,
+    )

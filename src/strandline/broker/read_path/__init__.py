@@ -1,0 +1,1 @@
+"""What readers may see of a partition."""

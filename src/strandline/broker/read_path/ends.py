@@ -1,0 +1,49 @@
+"""How far a partition is committed, as far as anybody was told: who asks waits for a new leader.
+
+A new leader may hear only from its followers' acks how far its predecessor had committed, moments
+after it was elected. Who asks for the end meanwhile waits, so that nothing is answered that is
+older than what was acknowledged. Must not know what is asked.
+"""
+
+import asyncio
+from typing import Final
+
+from strandline.broker.write_path.partition import Partition
+from strandline.errors import UnavailableError
+
+PATIENCE_S: Final = 5.0
+"""Longer than followers take to answer; where too few are left it would be for ever."""
+
+
+async def wait_until_caught_up(*partitions: Partition, patience_s: float = PATIENCE_S) -> None:
+    """Wait until everything that may have been acknowledged here is known to be committed.
+
+    Args:
+        *partitions: where; of one that this broker does not lead nothing is waited for.
+        patience_s: how long, for all of them.
+
+    Raises:
+        UnavailableError: not yet; retry.
+    """
+    deadline_s = asyncio.get_running_loop().time() + patience_s
+    for partition in partitions:
+        if not partition.knows_end:
+            await _know_end(partition, deadline_s)
+
+
+async def _know_end(partition: Partition, deadline_s: float) -> None:
+    changed = asyncio.Event()
+    partition.watch(changed)
+    try:
+        async with asyncio.timeout_at(deadline_s):
+            while not partition.knows_end and not partition.closed:
+                changed.clear()
+                await changed.wait()
+    except TimeoutError:
+        if partition.ledger is not None:
+            partition.ledger.check_loaded()
+        raise UnavailableError(
+            f"the new leader of {partition.name} does not know yet how far it is committed; retry"
+        ) from None
+    finally:
+        partition.unwatch(changed)

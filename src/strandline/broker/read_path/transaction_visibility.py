@@ -1,0 +1,295 @@
+"""What a partition keeps of transactions: an index beside its log, fed with every batch.
+
+Rules:
+- batches are noted when they are in the log, and count when they are committed; what is cut off the
+  log before that is forgotten, so the index itself never goes back;
+- records of a transaction are let in only while it is open here, and none behind its end, from the
+  moment the end was accepted: so no record can lie behind the end of its transaction;
+- the log knows everything, and a ledger that begins reads it back: headers only, without checksums,
+  as ``producer_state`` does. Until then nothing is stable, and no transaction is let in or ended.
+
+Threads: the loop's, except ``read_back``, ``readable``, and ``last_stable_offset``, which is read
+on any.
+"""
+
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NamedTuple
+
+from strandline.broker.read_path.visible import read_visible
+from strandline.core.transactions.effects import MarkerKind
+from strandline.core.transactions.hidden import HiddenOffsets
+from strandline.core.transactions.index import Aborted, TransactionIndex
+from strandline.core.transactions.state import Producer
+from strandline.errors import (
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    ProducerFencedError,
+    StillLoadingError,
+)
+from strandline.record.batch import Attributes, Buffer
+from strandline.storage.log import Log
+from strandline.types import Offset
+
+LOAD_READ_BYTES = 16 << 20
+_PARTS: Final = struct.Struct("<8xIxxHq4xi24xqh")
+"""Length, attributes, base offset, last offset's delta, producer id, producer epoch."""
+_OURS: Final = int(Attributes.TRANSACTIONAL | Attributes.MARKER)
+_KINDS: Final = {
+    MarkerKind.BEGIN: Attributes.MARKER,
+    MarkerKind.COMMIT: Attributes.MARKER | Attributes.COMMITTED,
+    MarkerKind.ABORT: Attributes.MARKER | Attributes.ABORTED,
+}
+
+
+_ENDS: Final = (MarkerKind.COMMIT, MarkerKind.ABORT)
+
+
+class Noted(NamedTuple):
+    """A batch of a transaction that is in the log; ``kind`` None: records."""
+
+    offset: Offset
+    offsets: int
+    """How many it stands for."""
+    producer: Producer
+    kind: MarkerKind | None
+
+
+def marker_attributes(kind: MarkerKind) -> int:
+    """How the header of a marker's batch says what it is."""
+    return int(_KINDS[kind])
+
+
+def _kind_of(attributes: int) -> MarkerKind | None:
+    if not attributes & Attributes.MARKER:
+        return None
+    if attributes & Attributes.COMMITTED:
+        return MarkerKind.COMMIT
+    return MarkerKind.ABORT if attributes & Attributes.ABORTED else MarkerKind.BEGIN
+
+
+def _noted_in(batches: Buffer) -> Iterator[Noted]:
+    """Those of whole batches that belong to a transaction, or begin or end one."""
+    unpack, size, position = _PARTS.unpack_from, len(batches), 0
+    while position < size:
+        length, attributes, base, last, producer_id, epoch = unpack(batches, position)
+        if attributes & _OURS:
+            producer = Producer(producer_id, epoch)
+            yield Noted(Offset(base), last + 1, producer, _kind_of(attributes))
+        position += length
+
+
+def has_transactions(batches: Buffer) -> bool:
+    """Whether any of whole batches belongs to a transaction, or begins or ends one."""
+    unpack, size, position = _PARTS.unpack_from, len(batches), 0
+    while position < size:
+        length, attributes, *_ = unpack(batches, position)
+        if attributes & _OURS:
+            return True
+        position += length
+    return False
+
+
+class PartitionTransactions:
+    """Transactions of one partition.
+
+    Args:
+        log: of the partition.
+        start: no batch below belongs to a transaction, as far as anybody knows.
+        high_watermark: as far as it is committed.
+    """
+
+    def __init__(self, log: Log, *, start: Offset, high_watermark: Offset) -> None:
+        self._log = log
+        self._high_watermark = high_watermark
+        self._stable_offset = Offset(0)
+        self.is_loading = True
+        """Whether the log is still to be read back."""
+        self.start = max(start, log.log_start_offset)
+        """From here on it is."""
+        self._end = self._kept_to = max(self.start, log.log_end_offset)
+        """Where that ends, and what is behind it was cut since."""
+        self._index = TransactionIndex(self.start)
+        self._noted: deque[Noted] = deque()
+        self._noted_to = self._end
+        """Batches below were noted: one that was read back may be told a second time."""
+        self._ending: set[Producer] = set()
+        self._hidden = HiddenOffsets()
+        self._undecided: dict[int, list[Noted]] = {}
+        """Committed records of open transactions, by producer id."""
+
+    @classmethod
+    def loaded(cls, log: Log, *, start: Offset, high_watermark: Offset) -> "PartitionTransactions":
+        """One that has read its log back.
+
+        Raises:
+            UnavailableError: the log cannot be read.
+        """
+        made = cls(log, start=start, high_watermark=high_watermark)
+        made.take(made.read_back())
+        return made
+
+    def read_back(self, is_wanted: Callable[[], bool] = lambda: True) -> list[Noted]:
+        """What the log had at the beginning; any thread, a third of a microsecond for each batch.
+
+        Args:
+            is_wanted: gives up when it turns False.
+
+        Raises:
+            UnavailableError: the log cannot be read.
+        """
+        log, offset, end = self._log, self.start, self._end
+        noted: list[Noted] = []
+        while offset < end and is_wanted():
+            try:
+                found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
+            except CorruptBatchError as damage:  # a marker in it is given again by nobody
+                offset = Offset(max(damage.next_offset, offset + 1))
+                continue
+            except OffsetOutOfRangeError:
+                if offset >= log.log_start_offset:
+                    break  # it was cut meanwhile
+                offset = log.log_start_offset
+                continue
+            noted += _noted_in(found.buffer)
+            if found.next_offset <= offset:
+                break  # likewise
+            offset = found.next_offset
+        return noted
+
+    def take(self, noted: Iterable[Noted]) -> None:
+        """Go on from what was read back; what came meanwhile is known, and follows."""
+        kept = [each for each in noted if each.offset < self._kept_to]
+        self._ending.update(each.producer for each in kept if each.kind in _ENDS)
+        self._noted.extendleft(reversed(kept))
+        self.is_loading = False
+        self.commit(self._high_watermark)
+
+    # What happens to the log
+
+    def written(self, batches: Buffer) -> None:
+        """Note whole batches that were added to the log."""
+        for noted in _noted_in(batches):
+            if noted.offset >= self._noted_to:
+                self._noted_to = Offset(noted.offset + 1)
+                self._noted.append(noted)
+                if noted.kind in _ENDS:
+                    # Not committed yet, as a new leader may find it: nothing gets behind it.
+                    self._ending.add(noted.producer)
+
+    def forget_from(self, offset: Offset) -> None:
+        """Batches at ``offset`` and after were cut off; they were not committed."""
+        while self._noted and self._noted[-1].offset >= offset:
+            self._noted.pop()
+        self._noted_to = min(self._noted_to, offset)
+        self._kept_to = min(self._kept_to, offset)
+
+    def commit(self, high_watermark: Offset) -> None:
+        """Batches below ``high_watermark`` are committed."""
+        self._high_watermark = high_watermark
+        if self.is_loading:
+            return
+        index, noted = self._index, self._noted
+        while noted and noted[0].offset < high_watermark:
+            each = noted.popleft()
+            offset, _, producer, kind = each
+            if kind is None:
+                index.note_records(producer, offset)
+                self._undecided.setdefault(producer.producer_id, []).append(each)
+            else:
+                index.note(kind, producer, offset)
+                self._hidden.add(*each[:2])
+                self._hide_aborted(producer.producer_id)
+                if kind is not MarkerKind.BEGIN:
+                    self._ending.discard(producer)
+        index.next_offset = high_watermark
+        index.forget_below(self._log.log_start_offset)
+        self._hidden.forget_below(self._log.log_start_offset)
+        # Last: who reads up to here must find what was aborted below.
+        self._stable_offset = index.last_stable_offset(high_watermark)
+
+    def _hide_aborted(self, producer_id: int) -> None:
+        """After a marker: count out the records of a producer that an abort ended."""
+        still_open = []
+        for each in self._undecided.pop(producer_id, ()):
+            if self._index.is_aborted(producer_id, each.offset):
+                self._hidden.add(each.offset, each.offsets)
+            elif self._index.is_open(each.producer):
+                still_open.append(each)
+        if still_open:
+            self._undecided[producer_id] = still_open
+
+    def hidden_between(self, start: int, stop: int) -> int:
+        """How many committed offsets are markers, or belong to aborted transactions; any thread."""
+        return self._hidden.between(start, stop)
+
+    @property
+    def last_stable_offset(self) -> Offset:
+        """Where reading ends: the high watermark, or the first open transaction that is kept."""
+        return max(self._stable_offset, self._log.log_start_offset)
+
+    def is_stale(self, high_watermark: Offset) -> bool:
+        """Whether the log was restarted elsewhere: what was taken for committed is not in it."""
+        known = self._index.next_offset
+        return known > high_watermark or known < self._log.log_start_offset
+
+    def check_loaded(self) -> None:
+        """Refuse what needs to know all transactions; any thread.
+
+        Raises:
+            StillLoadingError: the log is still read back.
+        """
+        if (why := self.why_loading) is not None:
+            raise why
+
+    @property
+    def why_loading(self) -> StillLoadingError | None:
+        """Why it cannot tell yet what is stable; None: it can. Any thread."""
+        if not self.is_loading:
+            return None
+        return StillLoadingError("transactions are still read back from the log; retry")
+
+    # Who may write
+
+    def check(self, producer: Producer) -> None:
+        """Let records of a transaction in.
+
+        Raises:
+            ProducerFencedError: it is not open here.
+            StillLoadingError: that is not known yet.
+        """
+        self.check_loaded()
+        if producer in self._ending or not self._index.is_open(producer):
+            raise ProducerFencedError(
+                f"no transaction of producer {producer} is open here: it has ended, or another "
+                "one took its id over"
+            )
+
+    def needs(self, kind: MarkerKind, producer: Producer) -> bool:
+        """Whether a marker is still to be written; from now on nothing gets behind an end."""
+        if kind is MarkerKind.BEGIN:
+            return producer not in self._ending and self._index.may_begin(producer)
+        if self._index.has_ended(producer):
+            return False
+        self._ending.add(producer)
+        return True
+
+    @property
+    def open_count(self) -> int:
+        """How many transactions are open."""
+        return self._index.open_count
+
+    # Reading
+
+    def counts(self, producer_id: int, offset: int) -> bool:
+        """Whether records of a transaction count; they are below the stable offset."""
+        return not self._index.is_aborted(producer_id, offset)
+
+    def aborted(self, start: int, stop: int) -> tuple[Aborted, ...]:
+        """What readers of these offsets may not see, of what is below the stable offset."""
+        return self._index.aborted_between(start, stop)
+
+    def readable(self, offset: Offset, bytes_max: int, *, below: Offset) -> Buffer:
+        """As ``read_visible``, which says more."""
+        return read_visible(self._log, offset, bytes_max, below=below, counts=self.counts)

@@ -1,0 +1,1 @@
+"""From an accepted record to its acknowledgement: partitions, group commit, journal sync."""

@@ -1,0 +1,80 @@
+"""What a turn takes: chunks of the partitions that accepted something, up to a turn's limits.
+
+What goes to other replicas is gathered while two chunks of its partition are on their way there: a
+turn costs each of them as much as dozens of records do (docs/adr/0032).
+
+Rules: on the loop's thread. Whoever is left with chunks stays in line; whoever is gathering gets
+back into it when something was committed, or after a moment.
+"""
+
+import asyncio
+from typing import NamedTuple
+
+from strandline.broker.write_path.admission import Admission
+from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.pending import Chunk
+
+GATHERING_MS_MAX = 20.0
+"""Longer than most commits take; behind a replica that is slower turns go on as they come."""
+
+
+class DrainedBatch(NamedTuple):
+    """What a turn has taken of one partition; chunks leave the list when they are given up."""
+
+    partition: Partition
+    chunks: list[Chunk]
+
+
+class AppendQueue:
+    """The partitions that wait for a turn.
+
+    Args:
+        loop: the broker's.
+        admission: its ``dirty`` list is the line they stand in.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, admission: Admission) -> None:
+        self._loop = loop
+        self._admission = admission
+        self._gathering: set[Partition] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no partition has anything for a turn."""
+        gathering = any(partition.has_pending for partition in self._gathering)
+        return not (self._admission.dirty or gathering)
+
+    @property
+    def partitions(self) -> tuple[Partition, ...]:
+        """All that may have something, now or soon."""
+        return (*self._admission.dirty, *self._gathering)
+
+    def take(self) -> list[DrainedBatch]:
+        """Chunks for one turn."""
+        admission = self._admission
+        dirty, admission.dirty = admission.dirty, []
+        room = admission.limits.turn_bytes
+        records = admission.limits.turn_records
+        taken = []
+        for index, partition in enumerate(dirty):
+            if room <= 0 or records <= 0:
+                admission.dirty = dirty[index:] + admission.dirty
+                break
+            if partition.replica_hooks is not None and partition.replica_hooks.is_gathering:
+                self._gathering.add(partition)
+                self._loop.call_later(GATHERING_MS_MAX / 1e3, self.go_on_with, partition)
+                continue
+            chunks, taken_bytes, taken_records = partition.take(room, records)
+            room -= taken_bytes
+            records -= taken_records
+            taken.append(DrainedBatch(partition, chunks))
+            if partition.has_pending:
+                admission.dirty.append(partition)
+        return taken
+
+    def go_on_with(self, partition: Partition) -> None:
+        """Gather no longer: something was committed, or that takes too long."""
+        if partition in self._gathering:
+            self._gathering.remove(partition)
+            self._admission.dirty.append(partition)
+            self._admission.wake()

@@ -1,0 +1,163 @@
+"""Large copies on their way past the journal: into their segments, which are synced instead.
+
+What a replica that catches up is sent would else go to the disk twice, and the syncs for which
+publishers wait would have to wait for both (docs/adr/0034). Recovery finds such batches where they
+are, as it finds those whose journal entry was lost. The disk gets them a part at a time, for the
+same publishers' sake.
+
+A log is cut beside the loop, too, since file systems take long for large files.
+
+Rules: on the loop's thread, but for the sync; whoever submits is told exactly once. What is
+submitted for a log meanwhile waits for the sync, so that no later batch of it is durable before an
+earlier one. A log that cannot do without the journal now, or has something on its way there, goes
+on using it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final
+
+from strandline.broker.write_path.replica_writes import Done, RawWrite, append_whole
+from strandline.broker.write_path.write_back import write_back
+from strandline.errors import LogPoisonedError, StrandlineError
+from strandline.storage.log import Log
+from strandline.telemetry import Telemetry
+from strandline.types import LogId
+
+BULK_BYTES: Final = 1 << 20
+"""From so much on it is the bytes that cost, not the sync."""
+STEP_PAUSE_S: Final = 0.003
+"""Between two parts that the disk is given, so that a sync of a journal need not wait for all."""
+
+
+class BulkWrites:
+    """What is being synced in its segments, and what waits for that.
+
+    Args:
+        loop: the broker's.
+        telemetry: counters.
+        on_poisoned: told when a write or sync failed.
+        go_on: takes a write that has waited, and is for the journal.
+        is_busy: whether something for a log is on its way to the journal.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        telemetry: Telemetry,
+        on_poisoned: Callable[[StrandlineError], None],
+        go_on: Callable[[RawWrite], None],
+        is_busy: Callable[[LogId], bool],
+    ) -> None:
+        self._loop = loop
+        self._telemetry = telemetry
+        self._on_poisoned = on_poisoned
+        self._go_on = go_on
+        self._is_busy = is_busy
+        self._held: dict[LogId, list[RawWrite]] = {}
+        self._syncs: set[asyncio.Task[None]] = set()
+        self.changing: set[Log] = set()
+        """Logs that are being cut."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being synced or cut."""
+        return not self._held and not self.changing
+
+    async def passed(self) -> None:
+        """Wait until what is being synced or cut now was answered."""
+        if self._syncs:
+            await asyncio.wait(set(self._syncs))
+
+    def change(self, log: Log, work: Coroutine[Any, Any, None], done: Done) -> None:
+        """Cut a log of which nothing is on its way, and nothing is submitted until ``done``."""
+        assert log not in self.changing, "one change at a time"
+        self.changing.add(log)
+        task = self._loop.create_task(work)
+        self._syncs.add(task)
+
+        def changed(task: asyncio.Task[None]) -> None:
+            self._syncs.remove(task)
+            self.changing.remove(log)
+            if not task.cancelled():  # else the loop is being closed
+                done(self._failure_of(task))
+
+        task.add_done_callback(changed)
+
+    def holds(self, write: RawWrite) -> bool:
+        """Take what has to wait for its log's sync."""
+        held = self._held.get(write.log_id)
+        if held is not None:
+            held.append(write)
+        return held is not None
+
+    def begin(self, writes: Sequence[RawWrite]) -> bool:
+        """Take writes of one log, in order, if they are large and nothing of it is elsewhere.
+
+        Returns:
+            False if they are for the journal.
+        """
+        log_id, log = writes[0].log_id, writes[0].log
+        batches = [batch for write in writes for batch in write.batches]
+        size = sum(map(len, batches))
+        if size < BULK_BYTES or not log.can_do_without_journal or self._is_busy(log_id):
+            return False
+        try:
+            error = append_whole(log, batches, is_written=True)
+        except LogPoisonedError as failure:
+            self._on_poisoned(failure)
+            error = failure
+        self._held[log_id] = []
+        if error is None:
+            self._telemetry.bulk_bytes += size
+            sync = self._loop.create_task(self._sync(log))
+            self._syncs.add(sync)
+            sync.add_done_callback(lambda done: self._synced(writes, done))
+        else:
+            self._loop.call_soon(self._end, writes, error)
+        return True
+
+    def refuse(self, error: StrandlineError) -> None:
+        """Storage has failed: give up what waits; what is being synced may still be in time."""
+        for held in self._held.values():
+            refused = held.copy()
+            held.clear()
+            for write in refused:
+                write.done(error)
+
+    async def _sync(self, log: Log) -> None:
+        """Make what was written durable, a part at a time.
+
+        Raises:
+            LogPoisonedError: a sync failed, now or earlier.
+            ShuttingDownError: the log was closed or deleted.
+        """
+        await write_back(log, pause_s=STEP_PAUSE_S)
+        await self._loop.run_in_executor(None, log.sync_written)
+
+    def _synced(self, writes: Sequence[RawWrite], sync: asyncio.Task[None]) -> None:
+        self._syncs.remove(sync)
+        if not sync.cancelled():  # else the loop is being closed
+            self._end(writes, self._failure_of(sync))
+
+    def _failure_of(self, task: asyncio.Task[None]) -> StrandlineError | None:
+        """Why it failed, if it did; what poisons the log poisons all."""
+        failure = task.exception()
+        if failure is not None and not isinstance(failure, StrandlineError):
+            failure = LogPoisonedError(f"internal error, the log is reopened: {failure!r}")
+        if isinstance(failure, LogPoisonedError):
+            self._on_poisoned(failure)
+        return failure
+
+    def _end(self, writes: Sequence[RawWrite], error: StrandlineError | None) -> None:
+        """Tell them, and go on with what came meanwhile."""
+        for write in writes:
+            write.done(error)
+        held = self._held.pop(writes[0].log_id)
+        if error is not None:
+            for write in held:
+                write.done(error)
+        elif held and not self.begin(held):
+            for write in held:
+                self._go_on(write)

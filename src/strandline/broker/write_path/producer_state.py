@@ -1,0 +1,283 @@
+"""What a partition remembers of idempotent producers, so that a batch sent twice is stored once.
+
+A producer numbers the records that it sends to a partition: 0, 1, 2 … in each of its epochs. What
+is next is stored, what was stored lately is answered with its first offset again, and anything
+else is refused: an earlier batch is missing, or a later epoch has taken over.
+
+Rules:
+- a batch is noted when it gets its offsets, before it is durable, and forgotten from an offset on
+  if it is not stored, or cut off when leaders change;
+- the headers of the log hold everything that is known here, so a restart and every replica know
+  what the leader knew; ``load_producers`` reads them back;
+- a producer is forgotten when the partition has stored records for ``MEMORY_NS`` without any of
+  its, or when ``PRODUCERS_MAX`` others were heard later. One that is not known begins at 0.
+
+Invariant: the ranges of a producer ascend by epoch and sequence, and by offset; no two of them meet
+in both.
+"""
+
+import struct
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from strandline.api.put import PRODUCER_MEMORY_S
+from strandline.errors import (
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    OutOfOrderSequenceError,
+    ProducerFencedError,
+)
+from strandline.record.batch import NO_PRODUCER, Attributes, Buffer, read_header
+from strandline.storage.log import Log
+from strandline.types import Offset, ProducerStamp, TimestampNs
+
+MEMORY_NS = PRODUCER_MEMORY_S * 1_000_000_000
+PRODUCERS_MAX = 10_000
+RANGES_MAX = 64
+"""Batches of a producer that alternates with others; one that is alone needs a single range."""
+LOAD_READ_BYTES = 16 << 20
+_MARKER = int(Attributes.MARKER)  # a plain integer: flags are slow to compare
+_HEADER_PARTS = struct.Struct("<8xIxxHq4xI24xqhxxi")
+"""Length, attributes, base offset, last offset delta, producer id, epoch, base sequence."""
+
+
+class _Range:
+    """Records of one producer and epoch, consecutive in sequence and in offset."""
+
+    __slots__ = ("epoch", "next_sequence", "offset", "sequence")
+
+    def __init__(self, stamp: ProducerStamp, records: int, offset: int) -> None:
+        self.epoch = stamp.epoch
+        self.sequence = stamp.sequence
+        self.next_sequence = stamp.sequence + records
+        self.offset = offset
+
+    def is_before(self, stamp: ProducerStamp, offset: int) -> bool:
+        """Whether a batch of this stamp, stored at ``offset``, goes on where the range ends."""
+        return (
+            self.epoch == stamp.epoch
+            and self.next_sequence == stamp.sequence
+            and self.offset + self.next_sequence - self.sequence == offset
+        )
+
+
+class _Producer:
+    """What is known of one producer."""
+
+    __slots__ = ("heard_ns", "is_whole", "ranges")
+
+    def __init__(self) -> None:
+        self.ranges: deque[_Range] = deque()
+        self.heard_ns = 0
+        self.is_whole = True
+        """Whether no range has been forgotten."""
+
+
+class Producers:
+    """Producer id → what of it was stored where.
+
+    Args:
+        producers_max: more are forgotten, those that were silent for longest first.
+        ranges_max: so many are kept for each.
+    """
+
+    def __init__(self, *, producers_max: int = PRODUCERS_MAX, ranges_max: int = RANGES_MAX) -> None:
+        self._producers_max = producers_max
+        self._ranges_max = ranges_max
+        self._known: OrderedDict[int, _Producer] = OrderedDict()
+        """In the order in which they were heard last."""
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def check(self, stamp: ProducerStamp, records: int) -> Offset | None:
+        """Whether ``records`` records are the producer's next.
+
+        Returns:
+            None if they are; where they begin if they were stored before.
+
+        Raises:
+            OutOfOrderSequenceError: they are neither.
+            ProducerFencedError: a later epoch of the producer was here.
+        """
+        known = self._known.get(stamp.producer_id)
+        if known is None:
+            _check_first(stamp, "it is not known here (any more)")
+            return None
+        newest = known.ranges[-1]
+        if stamp.epoch < newest.epoch:
+            raise ProducerFencedError(
+                f"producer {stamp.producer_id} of epoch {stamp.epoch} was fenced off by epoch "
+                f"{newest.epoch}"
+            )
+        if stamp.epoch > newest.epoch:
+            _check_first(stamp, f"it was in epoch {newest.epoch}")
+            return None
+        if stamp.sequence == newest.next_sequence:
+            return None
+        for stored in reversed(known.ranges):
+            is_here = stored.epoch == stamp.epoch and stored.sequence <= stamp.sequence
+            if is_here and stamp.sequence + records <= stored.next_sequence:
+                return Offset(stored.offset + stamp.sequence - stored.sequence)
+        raise OutOfOrderSequenceError(
+            f"sequence {stamp.sequence} of producer {stamp.producer_id} in epoch {stamp.epoch}; "
+            f"the next one is {newest.next_sequence}"
+        )
+
+    def note(
+        self, stamp: ProducerStamp, records: int, *, offset: Offset, now_ns: TimestampNs
+    ) -> None:
+        """Remember a batch that begins at ``offset``; the caller has checked it, or the log has."""
+        known = self._known.get(stamp.producer_id)
+        if known is None:
+            known = self._known[stamp.producer_id] = _Producer()
+        else:
+            self._known.move_to_end(stamp.producer_id)
+        known.heard_ns = now_ns
+        ranges = known.ranges
+        if ranges and ranges[-1].is_before(stamp, offset):
+            ranges[-1].next_sequence += records
+        else:
+            ranges.append(_Range(stamp, records, offset))
+            if len(ranges) > self._ranges_max:
+                ranges.popleft()
+                known.is_whole = False
+        self._forget_silent(now_ns)
+
+    def _forget_silent(self, now_ns: TimestampNs) -> None:
+        """Forget who was not heard for long, and who is too many."""
+        while True:
+            first = next(iter(self._known))
+            is_old = self._known[first].heard_ns < now_ns - MEMORY_NS
+            if not is_old and len(self._known) <= self._producers_max:
+                return
+            del self._known[first]
+
+    def forget_from(self, offset: Offset) -> bool:
+        """Forget records at ``offset`` and after: they were not stored.
+
+        Returns:
+            False if what was before them is not remembered: then all must be loaded again.
+        """
+        is_whole = True
+        for producer_id, known in list(self._known.items()):
+            ranges = known.ranges
+            while ranges and ranges[-1].offset >= offset:
+                ranges.pop()
+            if not ranges:
+                is_whole = is_whole and known.is_whole
+                del self._known[producer_id]
+                continue
+            newest = ranges[-1]
+            room = offset - newest.offset
+            newest.next_sequence = min(newest.next_sequence, newest.sequence + room)
+        return is_whole
+
+
+def _check_first(stamp: ProducerStamp, why: str) -> None:
+    """Accept sequence 0 only.
+
+    Raises:
+        OutOfOrderSequenceError: it is another.
+    """
+    if stamp.sequence:
+        raise OutOfOrderSequenceError(
+            f"producer {stamp.producer_id} begins epoch {stamp.epoch} at sequence "
+            f"{stamp.sequence}, not 0: {why}"
+        )
+
+
+def note_batches(
+    producers: "Producers | NotedMeanwhile", batches: Buffer, now_ns: TimestampNs
+) -> None:
+    """Remember whole batches as the log has them; looks at their headers only."""
+    unpack, size = _HEADER_PARTS.unpack_from, len(batches)
+    position = 0
+    while position < size:
+        length, attributes, base, delta, producer_id, epoch, sequence = unpack(batches, position)
+        if producer_id != NO_PRODUCER and not attributes & _MARKER:
+            stamp = ProducerStamp(producer_id, epoch, sequence)
+            producers.note(stamp, delta + 1, offset=Offset(base), now_ns=now_ns)
+        position += length
+
+
+class NotedMeanwhile:
+    """Numbered batches that were stored while the ones before them are read back on a thread.
+
+    Args:
+        start: batches below are read back.
+    """
+
+    def __init__(self, start: Offset) -> None:
+        self._start = start
+        self._batches: list[tuple[ProducerStamp, int, Offset, TimestampNs]] = []
+
+    def note(
+        self, stamp: ProducerStamp, records: int, *, offset: Offset, now_ns: TimestampNs
+    ) -> None:
+        """As ``Producers.note``."""
+        if offset >= self._start:
+            self._batches.append((stamp, records, offset, now_ns))
+
+    def move_to(self, producers: Producers) -> None:
+        """Note them where the earlier ones are known now."""
+        for stamp, records, offset, now_ns in self._batches:
+            producers.note(stamp, records, offset=offset, now_ns=now_ns)
+        self._batches.clear()
+
+
+def load_producers(
+    log: Log,
+    now_ns: TimestampNs,
+    *,
+    end: Offset | None = None,
+    is_wanted: Callable[[], bool] = lambda: True,
+) -> Producers:
+    """What the batches of a log say of producers; any thread.
+
+    As far back as a producer that was heard last then would be known still; costs about a
+    microsecond for each batch.
+
+    Args:
+        log: of the partition.
+        now_ns: stands in for the time of the last record if that is damaged, or ahead of it.
+        end: batches below are looked at; None: all there are.
+        is_wanted: gives up when it turns False.
+
+    Raises:
+        UnavailableError: the log cannot be read.
+    """
+    producers = Producers()
+    end = log.log_end_offset if end is None else end
+    offset, last_ns = producers_from(log, now_ns)
+    while offset < end and is_wanted():
+        try:
+            found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
+        except CorruptBatchError as damage:  # who was in it cannot be known any more
+            offset = Offset(max(damage.next_offset, offset + 1))
+            continue
+        except OffsetOutOfRangeError:
+            if offset >= log.log_start_offset:
+                raise
+            offset = log.log_start_offset  # retention was quicker
+            continue
+        note_batches(producers, found.buffer, last_ns)
+        offset = found.next_offset
+    return producers
+
+
+def producers_from(log: Log, now_ns: TimestampNs) -> tuple[Offset, TimestampNs]:
+    """Return where ``load_producers`` begins to read, and by which time it judges silence."""
+    last_ns = _last_timestamp(log, now_ns)
+    return log.offset_since(TimestampNs(last_ns - MEMORY_NS)), last_ns
+
+
+def _last_timestamp(log: Log, now_ns: TimestampNs) -> TimestampNs:
+    """The time of the last record, by which a partition judges who was silent."""
+    if log.log_end_offset == log.log_start_offset:
+        return now_ns
+    try:
+        found = log.read(log.log_end_offset - 1, 1, verify=False)
+    except CorruptBatchError:
+        return now_ns
+    return min(read_header(found.buffer).last_timestamp, now_ns) if found.buffer else now_ns

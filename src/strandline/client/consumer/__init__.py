@@ -1,0 +1,1 @@
+"""Consumers, their group membership and their committed offsets."""

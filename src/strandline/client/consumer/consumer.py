@@ -1,0 +1,460 @@
+"""A consumer: a member of a group that reads its share of streams and commits offsets.
+
+    with client.consumer("billing", ["orders"]) as consumer:
+        while True:
+            for batch in consumer.poll(1.0):
+                ...  # batch.records, an Arrow record batch of one partition
+
+Every record is delivered to a member of the group at least once: offsets are committed after the
+records before them were returned and the next ``poll`` (or ``commit``) was called, and the next
+owner of a partition begins at its committed offset.
+
+Rules:
+- members whose partitions do not move are not disturbed when others come and go;
+- callbacks run inside ``poll`` and ``close``, on the caller's thread; ``on_revoked`` may still
+  commit the partitions it is called with;
+- one thread uses a consumer; heartbeats and prefetching have threads of their own.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from math import inf
+from typing import NamedTuple, Self
+
+from strandline.api.wire import INT64_MAX
+from strandline.client.arguments import (
+    check_number,
+    offsets_by_partition,
+    text,
+    wait,
+    whole_number,
+)
+from strandline.client.consumer.fetcher import Source
+from strandline.client.consumer.membership import GroupMembership, MemberAssignment
+from strandline.client.consumer.offset_committer import OffsetCommitter
+from strandline.client.consumer.offset_store import CommitCall, LogOffsetStore, Offsets, OffsetStore
+from strandline.client.consumer.prefetcher import ConsumedBatch, Prefetcher
+from strandline.client.coordinator_client import CoordinatorClient
+from strandline.client.reader.reading import OffsetSpec
+from strandline.client.retry import RetrySchedule
+from strandline.errors import (
+    DisconnectedError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    StaleMemberError,
+    StrandlineError,
+    UnavailableError,
+    UnknownMemberError,
+    UnknownStreamError,
+)
+from strandline.types import PartitionName
+
+logger = logging.getLogger(__name__)
+
+Partitions = frozenset[PartitionName]
+OnAssigned = Callable[["Consumer", Partitions], None]
+OnRevoked = Callable[["Consumer", Partitions], None]
+
+
+class Options(NamedTuple):
+    """The options of a consumer.
+
+    Attributes:
+        start: where to begin in partitions without a committed offset: ``"earliest"``, ``"latest"``
+            or a time; also where the log ends before the committed offset. A group that has fallen
+            behind retention continues at the first record kept, whatever this says. Partitions
+            added after the group had begun with a stream are read from their beginning.
+        commit_interval_s: ``poll`` commits offsets at this interval; None: only ``commit`` does. A
+            member that does not start at ``"earliest"`` commits its start at once.
+        instance: name of a static member, which keeps its partitions if it returns within its
+            session.
+        session_timeout_s: a member without a heartbeat for this long loses its partitions.
+        poll_interval_max_s: a consumer that does not poll for this long leaves the group.
+        on_assigned: called with new partitions, before any record of them is returned.
+        on_revoked: called with removed partitions, after the last record of them was returned.
+        offset_store: where committed offsets are kept; by default in the log.
+    """
+
+    start: OffsetSpec = "earliest"
+    commit_interval_s: float | None = 5.0
+    instance: str = ""
+    session_timeout_s: float = 10.0
+    poll_interval_max_s: float = 300.0
+    on_assigned: OnAssigned | None = None
+    on_revoked: OnRevoked | None = None
+    offset_store: OffsetStore | None = None
+
+
+class Consumer:
+    """A member of a consumer group. Use it as a context manager, or ``close`` it.
+
+    Args:
+        source: the client to read with.
+        coordinator: of the group.
+        group: its name.
+        streams: streams to consume.
+        options: options of the consumer.
+
+    Raises:
+        UnknownStreamError: there is no such stream.
+        StrandlineError: the coordinator refuses, or cannot be reached.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        coordinator: CoordinatorClient,
+        group: str,
+        *,
+        streams: Iterable[str],
+        options: Options,
+    ) -> None:
+        if options.start not in ("earliest", "latest") and isinstance(options.start, str | int):
+            raise InvalidRequestError(
+                f"start must be 'earliest', 'latest' or a datetime, got {options.start!r}"
+            )
+        if options.commit_interval_s is not None:
+            check_number(options.commit_interval_s, "commit_interval_s")
+        check_number(options.poll_interval_max_s, "poll_interval_max_s")
+        self.group = text(group, "a group")
+        self._source = source
+        self._options = options
+        self._store = options.offset_store or LogOffsetStore(coordinator)
+        self._next: dict[PartitionName, int] = {}
+        """The position of each assigned partition: the next offset to return."""
+        self._ahead = Prefetcher(source, self._next, restart=options.start)
+        self._paused: set[PartitionName] = set()
+        self._beginning = RetrySchedule()
+        """When to look up starting offsets again after a failure."""
+        self._is_woken_up = threading.Event()
+        self._is_closed = False
+        self._is_deposed = False
+        self._membership = GroupMembership(
+            coordinator,
+            group,
+            [text(stream, "a stream") for stream in streams],
+            instance=text(options.instance, "an instance"),
+            keeps=options.offset_store is not None,
+            session_s=options.session_timeout_s,
+            poll_interval_max_s=options.poll_interval_max_s,
+            on_change=self._ahead.wake,
+        )
+        self._commits = OffsetCommitter(
+            group,
+            self._membership,
+            self._next,
+            commit_call=self._store.commit,
+            interval_s=options.commit_interval_s,
+        )
+        self._membership.join()
+
+    # Records
+
+    def poll(self, timeout_s: float = 1.0) -> list[ConsumedBatch]:
+        """Return records as soon as there are any; records of the previous poll count as processed.
+
+        Args:
+            timeout_s: the longest wait.
+
+        Returns:
+            Batches of one partition each, in order; none after ``timeout_s``.
+
+        Raises:
+            MemberFencedError: another consumer took the place of this static member.
+            DisconnectedError: the consumer is closed.
+            InvalidRequestError: ``timeout_s`` is not a number.
+            StrandlineError: a partition cannot be read, at every poll until it is paused or
+                sought past; or a callback's error.
+        """
+        if self._is_closed:
+            raise DisconnectedError("this consumer is closed; create another")
+        deadline_s = time.monotonic() + wait(timeout_s, "timeout_s")
+        while True:
+            self._settle()
+            self._ahead.raise_failure()
+            if self._is_woken_up.is_set():
+                return []
+            # Retries partitions that could not be begun within the poll, too.
+            batches = self._ahead.take(min(deadline_s, self._beginning.not_before_s or deadline_s))
+            if batches or time.monotonic() >= deadline_s:
+                return batches
+
+    def wakeup(self) -> None:
+        """Let the current poll return, from any thread; ``unread`` must follow."""
+        self._is_woken_up.set()
+        self._ahead.wake()
+
+    def unread(self, batches: Iterable[ConsumedBatch]) -> None:
+        """Return the batches of the last poll again at the next one."""
+        self._is_woken_up.clear()
+        self._ahead.unread(batches)
+
+    # Assignment and positions
+
+    def assignment(self) -> Partitions:
+        """Return the partitions of this member."""
+        return frozenset(self._next)
+
+    def positions(self) -> dict[PartitionName, int]:
+        """Return the next offset of each partition of this member."""
+        return dict(self._next)
+
+    def seek(self, stream: str, partition: int, to: OffsetSpec) -> None:
+        """Continue a partition at another offset.
+
+        Args:
+            stream: its name.
+            partition: one of this member's partitions.
+            to: an offset, ``"earliest"``, ``"latest"`` or a time.
+
+        Raises:
+            InvalidRequestError: not one of this member's partitions, or ``to`` is none of these.
+            StrandlineError: the offset of ``to`` cannot be looked up.
+        """
+        name = self._own(stream, partition)
+        if isinstance(to, str | datetime):
+            at = self._source.offsets(stream, to)[name.partition]
+        else:
+            at = whole_number(to, "an offset")
+        if not 0 <= at <= INT64_MAX:
+            raise OffsetOutOfRangeError(f"offset {at} is not between 0 and {INT64_MAX}")
+        self._next[name] = at
+        self._ahead.begin_anew(name)
+
+    def pause(self, stream: str, partition: int) -> None:
+        """Return no records of a partition until ``resume``; it stays assigned to this member.
+
+        Raises:
+            InvalidRequestError: not one of this member's partitions.
+        """
+        name = self._own(stream, partition)
+        self._paused.add(name)
+        self._ahead.stop([name])
+
+    def resume(self, stream: str, partition: int) -> None:
+        """Return records of a paused partition again, from its position.
+
+        Raises:
+            InvalidRequestError: not one of this member's partitions.
+        """
+        name = self._own(stream, partition)
+        if name in self._paused:
+            self._paused.discard(name)
+            self._ahead.begin([name])
+
+    def lag(self) -> dict[PartitionName, int]:
+        """Return how many offsets each partition of this member has left to return.
+
+        Raises:
+            StrandlineError: a leader cannot be asked.
+        """
+        ends = {stream: self._source.offsets(stream) for stream in {n.stream for n in self._next}}
+        return {
+            name: max(0, ends[name.stream].get(name.partition, 0) - at)
+            for name, at in sorted(self._next.items())
+        }
+
+    # Commits
+
+    def commit(self, offsets: Mapping[PartitionName, int] | None = None) -> None:
+        """Commit offsets, at which other members begin.
+
+        Args:
+            offsets: the next offset to consume by partition; by default everything returned by
+                ``poll`` counts as processed.
+
+        Raises:
+            InvalidRequestError: these are not offsets of partitions.
+            DisconnectedError: the consumer is closed.
+            UnknownMemberError: this is no longer a member; others consume those records again.
+            StaleMemberError: one of the partitions belongs to another member now.
+            StrandlineError: whether they were committed is unknown; commit again.
+        """
+        self._check_open()
+        if offsets is None:
+            offsets = self._commits.pending(self._next)
+        self._commits.commit(offsets_by_partition(offsets))
+
+    def commit_in_transaction(self, commit: CommitCall, offsets: Offsets) -> None:
+        """Commit offsets in a transaction; called by ``Transaction``.
+
+        Args:
+            commit: commits the offsets of a group in the transaction, with this member as owner.
+            offsets: the next offset to consume by partition.
+
+        Raises:
+            InvalidRequestError: this consumer commits periodically, or has its own offset store.
+            StrandlineError: as ``commit``.
+        """
+        options = self._options
+        if options.commit_interval_s is not None or options.offset_store is not None:
+            raise InvalidRequestError(
+                f"a transaction cannot commit offsets of this consumer of group {self.group!r}: "
+                "create it with commit_interval_s=None and without offset_store"
+            )
+        self._commits.commit(offsets, commit)
+
+    # Changes of the assignment
+
+    def _settle(self) -> None:
+        """Apply what the coordinator decided since the last poll."""
+        self._ahead.awoken()
+        self._membership.polled()
+        view = self._membership.assignment()
+        if view.is_lost:
+            self._lose()
+            return
+        self._commits.commit_if_due()
+        going = view.held - view.assigned
+        if going:
+            self._revoke(going)
+        coming = view.assigned - self._next.keys()
+        if not coming:
+            self._beginning.succeeded()
+        elif self._beginning.is_due(time.monotonic()):
+            self._assign(coming, view)
+
+    def _revoke(self, going: Partitions) -> None:
+        """Give up partitions: stop reading, commit, call back, notify the coordinator."""
+        ours = going & self._next.keys()
+        self._ahead.stop(ours)
+        if ours:
+            self._commits.commit_softly(ours)
+            if self._options.on_revoked is not None:
+                self._options.on_revoked(self, ours)
+            self._forget(ours)
+        self._membership.give_up(going)
+
+    def _assign(self, coming: Partitions, view: MemberAssignment) -> None:
+        """Begin to read partitions at their committed offsets."""
+        try:
+            starts = self._starts(coming, view)
+        except StrandlineError as error:
+            has_moved = isinstance(error, StaleMemberError | UnknownMemberError)
+            # The coordinator revokes partitions of a deleted stream.
+            is_gone = isinstance(error, UnknownStreamError)
+            if not (error.retriable or has_moved or is_gone):
+                raise
+            now_s = time.monotonic()
+            self._beginning.failed(now_s)
+            if self._beginning.should_log(now_s):
+                logger.warning("group %s: cannot start reading, will retry: %s", self.group, error)
+            if has_moved:
+                self._membership.heartbeat_soon()  # the next poll sees the new assignment
+            return
+        self._beginning.succeeded()
+        self._next |= starts
+        try:
+            if self._options.on_assigned is not None:
+                self._options.on_assigned(self, coming)
+        except BaseException:
+            self._forget(coming)  # the next poll assigns them again
+            raise
+        self._ahead.begin(coming - self._paused)
+
+    def _starts(self, coming: Partitions, view: MemberAssignment) -> dict[PartitionName, int]:
+        """Return the offset at which each partition begins.
+
+        Raises:
+            StrandlineError: offsets cannot be looked up now.
+        """
+        if self._options.offset_store is None:
+            starts = {name: view.starts[name] for name in coming if name in view.starts}
+        else:
+            starts = self._store.claim(self.group, coming, view.owner)
+        self._commits.found(starts)
+        fresh = coming - starts.keys()
+        counts = view.began_with
+        added = frozenset(name for name in fresh if name.partition >= counts.get(name.stream, inf))
+        late = self._resolve_offsets(fresh - added)
+        if late and self._options.start != "earliest":
+            # Otherwise the next owner would start later and skip records returned here.
+            self._commits.commit(late)
+        return starts | self._resolve_offsets(added, "earliest") | late
+
+    def _resolve_offsets(
+        self, names: Partitions, at: OffsetSpec | None = None
+    ) -> dict[PartitionName, int]:
+        """Look up the offsets of ``at``, by default of the start option.
+
+        Raises:
+            StrandlineError: they cannot be looked up now.
+        """
+        found: dict[PartitionName, int] = {}
+        for stream in {name.stream for name in names}:
+            offsets = self._source.offsets(stream, self._options.start if at is None else at)
+            for name in names:
+                if name.stream == stream:
+                    if name.partition not in offsets:  # just added
+                        raise UnavailableError(
+                            f"the broker does not know partition {name} yet; retry"
+                        )
+                    found[name] = offsets[name.partition]
+        return found
+
+    def _lose(self) -> None:
+        """Drop all partitions after the membership was lost, and join again."""
+        ours = self.assignment()
+        self._ahead.stop(ours)
+        if ours and self._options.on_revoked is not None:
+            self._options.on_revoked(self, ours)
+        self._forget(ours)
+        self._membership.give_up_all()
+
+    def _forget(self, partitions: Partitions) -> None:
+        for name in partitions:
+            self._next.pop(name, None)
+            self._paused.discard(name)
+        self._commits.forget(partitions)
+
+    def _own(self, stream: str, partition: int) -> PartitionName:
+        self._check_open()
+        name = PartitionName(stream, whole_number(partition, "a partition"))
+        if name not in self._next:
+            raise InvalidRequestError(f"{name} is not assigned to this consumer")
+        return name
+
+    # Closing
+
+    def _check_open(self) -> None:
+        """Raise after the consumer has left; it has not yet while ``on_revoked`` runs.
+
+        Raises:
+            DisconnectedError: it has left.
+        """
+        if self._is_deposed:
+            raise DisconnectedError("this consumer is closed; create another")
+
+    def close(self, *, commit: bool = True) -> None:
+        """Leave the group; has no effect when repeated.
+
+        Args:
+            commit: commit what was returned, if offsets are committed periodically.
+
+        Raises:
+            StrandlineError: offsets cannot be committed, or a callback's error.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            ours = self.assignment()
+            self._ahead.stop(ours)
+            if commit:
+                self._commits.commit_softly(ours)
+            if ours and self._options.on_revoked is not None:
+                self._options.on_revoked(self, ours)
+        finally:
+            self._is_deposed = True
+            self._ahead.close()
+            self._membership.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # After an exception the records count as unprocessed; the next owner gets them.
+        self.close(commit=kind is None)

@@ -1,0 +1,1 @@
+"""From an appended record to its acknowledgement: batches, sequences, a sender per broker."""

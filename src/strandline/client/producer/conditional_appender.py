@@ -1,0 +1,142 @@
+"""Compare-and-append: a record is stored only if its offset is the expected one.
+
+Each record is a call of its own to its partition's leader. Rules: the call is retried while there
+is no leader or it is still loading. A record that was sent without an answer is never sent again:
+a second attempt could not distinguish its own first from another writer's record.
+"""
+
+import queue
+import time
+
+from strandline.api.put import BatchTag, PutAck, PutRequest
+from strandline.api.status import from_body
+from strandline.client.cluster_client import ClusterClient
+from strandline.client.deadline import within
+from strandline.client.producer.accumulator import ProducerRecord, RecordProducerBatch
+from strandline.client.producer.put_stream import PutStream
+from strandline.client.producer.table_batches import batch_of_records
+from strandline.client.reader.results import Ack, AckFuture
+from strandline.client.retry import RetryBackoff, is_refusal
+from strandline.errors import (
+    DisconnectedError,
+    InvalidRequestError,
+    NotLeaderError,
+    RequestTimeoutError,
+    StrandlineError,
+    UnknownPartitionError,
+)
+
+UNKNOWN = "whether the record was stored is unknown: read the record at the expected offset"
+
+
+class ConditionalAppender:
+    """Appends single records to partitions; safe to use from several threads.
+
+    Args:
+        brokers: of the cluster.
+        timeout_s: how long a record is tried for.
+    """
+
+    def __init__(self, brokers: ClusterClient, *, timeout_s: float) -> None:
+        self._brokers = brokers
+        self._timeout_s = timeout_s
+
+    def close(self) -> None:
+        """Close the connections; has no effect when repeated."""
+        self._brokers.close()
+
+    def append(
+        self, stream: str, partition: int, record: ProducerRecord, *, expected_offset: int | None
+    ) -> Ack:
+        """Append a record and return its offset.
+
+        Args:
+            stream: its name.
+            partition: its number.
+            record: the record to store.
+            expected_offset: the offset it must get; None: any.
+
+        Raises:
+            WrongLastSequenceError: another offset is next.
+            DisconnectedError, RequestTimeoutError: whether it was stored is unknown.
+            StrandlineError: it was not stored.
+        """
+        pending: RecordProducerBatch[AckFuture[Ack]] = RecordProducerBatch(
+            partition, now_s=0, deadline_s=0
+        )
+        pending.records.append(record)
+        tag = BatchTag(sequence=0, partition=partition, expected_offset=expected_offset)
+        backoff = RetryBackoff()
+        with within(self._timeout_s) as deadline_s:
+            while True:
+                try:
+                    return self._attempt(stream, pending, tag, deadline_s=deadline_s)
+                except StrandlineError as error:
+                    now_s = time.monotonic()
+                    backoff.failed(now_s)
+                    # Only after a refusal it is certainly not stored.
+                    if not is_refusal(error) or backoff.not_before_s >= deadline_s:
+                        raise
+                    self._brokers.ask_another()
+                    time.sleep(backoff.wait_s(now_s))
+
+    def _attempt(
+        self,
+        stream: str,
+        pending: RecordProducerBatch[AckFuture[Ack]],
+        tag: BatchTag,
+        *,
+        deadline_s: float,
+    ) -> Ack:
+        """Send the record once.
+
+        Raises:
+            StrandlineError: as ``append``; after a refusal it may be sent again.
+        """
+        batch = batch_of_records(pending)
+        answers: queue.SimpleQueue[PutAck | None] = queue.SimpleQueue()
+        address = self._leader(stream, pending.partition)
+        connection = self._brokers.connection(address)
+        try:
+            put = PutStream(
+                connection,
+                PutRequest(stream=stream, partition=pending.partition),
+                batch.schema,
+                on_ack=answers.put,
+                on_end=lambda _: answers.put(None),
+            )
+        except DisconnectedError as error:  # nothing was sent
+            connection.reset()
+            raise NotLeaderError(f"cannot reach {address}: {error.message}") from error
+        put.write(batch, tag)
+        try:
+            ack = answers.get(timeout=max(0.1, deadline_s - time.monotonic()))
+        except queue.Empty:
+            connection.reset()
+            raise RequestTimeoutError(f"{address} did not answer; {UNKNOWN}") from None
+        failure = put.finish()
+        if ack is None:
+            connection.reset()
+            if isinstance(failure, InvalidRequestError):
+                raise failure  # the broker refused the call and stored nothing
+            why = "closed the call" if failure is None else f"did not answer: {failure.message}"
+            raise DisconnectedError(f"{address} {why}; {UNKNOWN}")
+        if ack.error is not None:
+            raise from_body(ack.error)
+        if ack.ranges:
+            return Ack.at(ack.ranges[0].offset, ack.ranges[0].partition)
+        return Ack.at(ack.offsets[0], ack.partitions[0], duplicate=bool(ack.duplicates))
+
+    def _leader(self, stream: str, partition: int) -> str:
+        """Return the address of a partition's leader.
+
+        Raises:
+            NotLeaderError: it has none now.
+            StrandlineError: there is no such partition, or no broker answers.
+        """
+        leaders = self._brokers.leaders(self._brokers.routes(stream))
+        if partition not in leaders:
+            raise UnknownPartitionError(f"stream {stream!r} has no partition {partition}")
+        if not leaders[partition]:
+            raise NotLeaderError(f"{stream}/{partition} has no leader now; retry")
+        return leaders[partition]

@@ -1,0 +1,544 @@
+"""Delivery of a producer's records: buffers, sends in order to leaders, retries, times out.
+
+Threads: callers add; one sender per leader sends batches and receives acks; ``PartitionMetadata``
+looks up leaders while a partition lacks one; a watchdog fails expired batches, even while a sender
+blocks in a write. One lock guards the accumulator, the batches in flight and the leaders; futures
+are resolved without it, because their callbacks are the user's code.
+
+Rule: in a cluster a leader that has not answered for ``SILENCE_S`` is left, and used again when
+other brokers still name it.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+from strandline.api import admin
+from strandline.api.put import NUMBERED_RECORDS_MAX, PutAck, PutRequest
+from strandline.api.status import from_body
+from strandline.client.cluster_client import ClusterClient, Routes
+from strandline.client.deadline import limited
+from strandline.client.in_flight_batch import ExpiredBatch, InFlightBatch
+from strandline.client.in_flight_batches import InFlightBatches
+from strandline.client.partition_metadata import FAILED, PartitionMetadata
+from strandline.client.producer.accumulator import ProducerRecord, RecordAccumulator
+from strandline.client.producer.broker_sender import BrokerSender
+from strandline.client.producer.table_batches import (
+    AnyProducerBatch,
+    TableProducerBatch,
+    fail,
+    resolve,
+)
+from strandline.client.reader.results import Ack, AckFuture
+from strandline.client.retry import is_worth_a_retry, unknown_outcome
+from strandline.client.transactions.transaction_context import TransactionContext
+from strandline.errors import (
+    DisconnectedError,
+    InvalidRequestError,
+    OutOfOrderSequenceError,
+    RequestTimeoutError,
+    StrandlineError,
+    UnavailableError,
+    UnknownStreamError,
+)
+
+logger = logging.getLogger(__name__)
+
+BATCH_RECORDS_MAX = 32_768
+WINDOW_BYTES = 16 << 20
+WINDOW_BATCHES = 64
+KEPT_FAILURES_MAX = 1000
+WATCH_INTERVAL_S = 0.5
+JOIN_TIMEOUT_S = 10.0
+IDLE_S = 0.5
+IDLE_PUT_S = 5.0
+"""After this idle time a producer ends its puts, and with them threads here and at the brokers."""
+SILENCE_S = 5.0
+LOG_DELAY_S = 5.0
+"""A missing ack is logged after this time; an election takes less."""
+
+_THREAD = threading.local()
+"""Whether the current thread resolves futures, and so runs users' callbacks."""
+
+assert BATCH_RECORDS_MAX <= NUMBERED_RECORDS_MAX, "the broker stores a producer batch as one batch"
+
+
+class DeliveryOptions(NamedTuple):
+    """How a producer batches and how long it tries."""
+
+    batch_bytes: int
+    buffer_bytes: int
+    linger_s: float
+    timeout_s: float
+    is_idempotent: bool = True
+    transaction: TransactionContext | None = None
+    """The transaction that numbers the records, if any."""
+
+
+class ProducerDelivery:
+    """The path of records from a producer to a stream.
+
+    Args:
+        brokers: of the cluster.
+        request: the request of each put.
+        routes: the leaders of the stream's partitions, as far as known.
+        options: sizes and times.
+    """
+
+    def __init__(
+        self,
+        brokers: ClusterClient,
+        request: PutRequest,
+        *,
+        routes: Routes,
+        options: DeliveryOptions,
+    ) -> None:
+        self._brokers = brokers
+        self._request = request
+        self._options = options
+        self._changed = threading.Condition()
+        self._accumulator: RecordAccumulator[AckFuture[Ack]] = RecordAccumulator(
+            batch_bytes=options.batch_bytes,
+            batch_records=BATCH_RECORDS_MAX,
+            linger_s=options.linger_s,
+            delivery_timeout_s=options.timeout_s,
+        )
+        self._in_flight: InFlightBatches[AnyProducerBatch] = InFlightBatches(
+            window_bytes=WINDOW_BYTES,
+            window_batches=WINDOW_BATCHES,
+            is_numbered=options.is_idempotent,
+            only_epoch=options.transaction.epoch if options.transaction is not None else None,
+        )
+        self._resolving: list[int] = []
+        """Ids of the threads that resolve futures, and so run users' callbacks."""
+        self._is_watched = False
+        self._is_gone = False
+        self._is_delay_logged = False
+        """Whether the reason of missing acks has been logged."""
+        self._failures: list[tuple[AckFuture[Any], StrandlineError]] = []
+        self._closing = threading.Event()
+        self._is_over = threading.Event()
+        transaction = options.transaction
+        self._producer_ids = [] if transaction is None else [transaction.producer_id]
+        self._producer_lock = threading.Lock()
+        self._senders: dict[str, BrokerSender] = {}
+        self._leaders = PartitionMetadata(
+            brokers, request.stream, self, changed=self._changed, is_over=self._is_over
+        )
+        with self._changed:
+            self._leaders.take(routes)
+            self._watch_over()
+
+    # Callers
+
+    def add_record(
+        self, partition: int | None, record: ProducerRecord, *, partitions: int, size: int
+    ) -> AckFuture[Ack]:
+        """Add a record.
+
+        Args:
+            partition: its partition; None: any of ``partitions``.
+            record: the record to append.
+            partitions: number of partitions.
+            size: bytes to count for it.
+
+        Raises:
+            RequestTimeoutError: the buffer stayed full.
+            DisconnectedError: the producer is closed.
+        """
+        future: AckFuture[Ack] = AckFuture()
+        accumulator = self._accumulator
+        with self._changed:
+            if not self.has_room or self._closing.is_set():
+                self._wait_for_room()
+            if partition is None:
+                partition = accumulator.sticky_partition(partitions)
+            if accumulator.add(partition, record, future, size=size, now_s=time.monotonic()):
+                self._awake(partition)
+        return future
+
+    def add_batch(self, batch: TableProducerBatch) -> None:
+        """Add rows of a table, behind the records added to their partition before.
+
+        Raises:
+            RequestTimeoutError, DisconnectedError: as ``add_record``.
+        """
+        with self._changed:
+            self._wait_for_room()
+            now_s = time.monotonic()
+            batch.deadline_s = now_s + self._options.timeout_s
+            self._accumulator.seal(batch.partition)
+            self._collect(now_s)
+            self._in_flight.put(batch)
+            self._awake(batch.partition)
+
+    def add_partitions(self, routes: Routes) -> None:
+        """Note the leaders of partitions added to the stream."""
+        with self._changed:
+            self._leaders.take(routes)
+
+    @property
+    def partitions(self) -> int:
+        """Return the number of partitions known; it only grows."""
+        return self._leaders.partitions
+
+    @property
+    def is_usable(self) -> bool:
+        """Return whether it accepts records and the stream exists, as far as known."""
+        return not (self._closing.is_set() or self._is_gone)
+
+    @property
+    def has_room(self) -> bool:
+        """Return whether adding a record would not block."""
+        return self._accumulator.size + self._in_flight.size < self._options.buffer_bytes
+
+    def wait_for_room(self) -> None:
+        """Wait until adding a record would not block.
+
+        Raises:
+            RequestTimeoutError, DisconnectedError: as ``add_record``.
+        """
+        with self._changed:
+            self._wait_for_room()
+
+    def flush(self) -> None:
+        """Send everything added so far and wait until all of it is acknowledged or failed.
+
+        Raises:
+            InvalidRequestError: called in a future's callback, for which it would have to wait.
+            StrandlineError: the first failure whose future nobody examined.
+        """
+        with self._changed:
+            if threading.get_ident() in self._resolving:
+                raise InvalidRequestError(
+                    "a producer cannot be flushed or closed in a callback of its own futures; use "
+                    "another thread"
+                )
+            self._collect(time.monotonic(), everything=True)
+            mark = self._in_flight.next_number
+            self._changed.notify_all()
+            while self._in_flight.holds_below(mark) or self._resolving:
+                self._changed.wait()
+            failures, self._failures = self._failures, []
+        unseen = [error for future, error in failures if not future.seen]
+        if not unseen:
+            return
+        if len(unseen) > 1:
+            unseen[0].add_note(f"and {len(unseen) - 1} more failed")
+        raise unseen[0]
+
+    def close(self) -> None:
+        """Flush and end the threads; has no effect when repeated.
+
+        Raises:
+            StrandlineError: as ``flush``.
+        """
+        try:
+            self.flush()
+        finally:
+            self.end_when_empty()
+            deadline_s = time.monotonic() + JOIN_TIMEOUT_S
+            for sender in list(self._senders.values()):
+                # A sender without a put may wait long for a broker, and has nothing to end.
+                sender.join(max(0.0, deadline_s - time.monotonic()) if sender.has_put else IDLE_S)
+
+    def end_when_empty(self) -> None:
+        """Accept no more records; those accepted are still delivered. Does not wait."""
+        self._closing.set()
+        self.wake()
+
+    def _wait_for_room(self) -> None:
+        """Wait while the buffer is full; the lock is held.
+
+        A future's callback does not wait: only its own thread, or one that waits for it, could make
+        room. What a callback appends may exceed the limit.
+        """
+        is_callback = getattr(_THREAD, "is_resolving", False)
+        limit_s = limited(self._options.timeout_s)
+        deadline_s = time.monotonic() + limit_s
+        while not (self.has_room or is_callback or self._closing.is_set()):
+            now_s = time.monotonic()
+            if now_s >= deadline_s:
+                raise RequestTimeoutError(
+                    f"the buffer of {self._options.buffer_bytes} bytes stayed full for "
+                    f"{limit_s:.3g} s: append more slowly, or raise buffer_bytes"
+                )
+            self._changed.wait(deadline_s - now_s)
+        if self._closing.is_set():
+            raise DisconnectedError("this producer is closed; create another")
+
+    def _awake(self, partition: int) -> None:
+        """Wake the threads that deliver records of a partition; the lock is held."""
+        if leader := self._leaders[partition]:
+            self.send_to((leader,))  # an idle sender ends
+        if not self._is_watched:
+            self._watch_over()
+        self._changed.notify_all()
+
+    def _watch_over(self) -> None:
+        """Start the watchdog; the lock is held."""
+        self._is_watched = True
+        # Not a daemon: the program ends only after its records are delivered or time out.
+        threading.Thread(target=self._watch, name="strandline-watchdog").start()
+
+    def _collect(self, now_s: float, *, everything: bool = False) -> None:
+        """Move ready batches from the accumulator to the queues; the lock is held."""
+        for batch in self._accumulator.take_ready(now_s, everything=everything):
+            self._in_flight.put(batch)
+
+    # Outcomes, on an ack thread, the watchdog or a sender, without the lock
+
+    def acked(self, sender: BrokerSender, ack: PutAck) -> None:
+        """Resolve a batch by its ack; see ``SenderCallbacks``."""
+        error = None if ack.error is None else from_body(ack.error)
+        with self._changed:
+            answered = self._in_flight.complete(sender, ack.sequence, error)
+            sender.waits_since_s = time.monotonic() if self._in_flight.in_flight(sender) else None
+            if error is None:
+                self._leaders.answered()
+                self._is_delay_logged = False
+            self._is_gone = self._is_gone or isinstance(error, UnknownStreamError)
+            if answered is None:
+                partition = self._in_flight.partition_of(ack.sequence)
+                # A batch behind one that is sent again needs no lookup of its own.
+                is_behind = isinstance(error, OutOfOrderSequenceError)
+                if error is not None and partition is not None and not is_behind:
+                    self._leaders.look_up([partition], error)
+                self._changed.notify_all()
+                return
+            self._resolving.append(threading.get_ident())
+        _THREAD.is_resolving = True
+        try:
+            resolve(answered[0], ack, self._failed, error=answered[1])
+        finally:
+            self._resolved()
+
+    def refused(self, sender: BrokerSender, number: int, error: StrandlineError) -> None:
+        """Fail a batch that cannot be sent; see ``SenderCallbacks``."""
+        with self._changed:
+            answered = self._in_flight.complete(sender, number, error)
+            self._resolving.append(threading.get_ident())
+        self._give_up([] if answered is None else [(answered[0], answered[1] or error)])
+
+    def _give_up(self, batches: Iterable[tuple[AnyProducerBatch, StrandlineError]]) -> None:
+        """Fail batches already removed; the caller has added its thread to ``_resolving``."""
+        _THREAD.is_resolving = True
+        try:
+            for batch, error in batches:
+                fail(batch, error, self._failed)
+        finally:
+            self._resolved()
+
+    def _resolved(self) -> None:
+        _THREAD.is_resolving = False
+        with self._changed:
+            self._resolving.remove(threading.get_ident())
+            self._changed.notify_all()
+
+    def _failed(self, future: AckFuture[Any], error: StrandlineError) -> None:
+        """Fail a future, and remember it for ``flush`` unless it was examined."""
+        with self._changed:
+            if not future.seen and len(self._failures) < KEPT_FAILURES_MAX:
+                self._failures.append((future, error))
+        future.set_exception(error)
+
+    # The watchdog
+
+    def _watch(self) -> None:
+        """Fail expired batches; when the program ends, have the rest sent."""
+        main, is_exit, looked = threading.main_thread(), False, 0
+        while not self._is_over.wait(WATCH_INTERVAL_S):
+            if not main.is_alive() and not self._closing.is_set():
+                is_exit = True
+                self.end_when_empty()
+            with self._changed:
+                now_s = time.monotonic()
+                self._collect(now_s, everything=self._closing.is_set())
+                expired = self._in_flight.expire(now_s)
+                if expired:
+                    self._resolving.append(threading.get_ident())
+                self._leave_silent(now_s)
+                self._log_delay(now_s)
+                if self._in_flight.next_number > looked:  # an idle producer asks nobody
+                    looked = self._in_flight.next_number
+                    self._leaders.refresh_partitions(now_s)
+                self._note_end()
+                self._changed.notify_all()
+                if not (self._holds_any or self._senders or self._failures or expired):
+                    self._is_watched = False
+                    return
+            if expired:
+                self._give_up([(each.batch, self._timeout(each)) for each in expired])
+        if is_exit and self._failures:
+            logger.error("records failed: %s", self._failures[0][1])
+
+    def _note_end(self) -> None:
+        """Set ``_is_over`` once closing and empty; the lock is held."""
+        if self._closing.is_set() and not self._holds_any:
+            self._is_over.set()
+
+    @property
+    def _holds_any(self) -> bool:
+        """Return whether any record is held; the lock is held."""
+        return bool(self._in_flight or self._accumulator)
+
+    def _log_delay(self, now_s: float) -> None:
+        """Log once why acks are missing, long before records time out; the lock is held."""
+        oldest = self._in_flight.oldest
+        if oldest is None or self._is_delay_logged:
+            return
+        since_s = oldest.deadline_s - self._options.timeout_s
+        loss = self._leaders.loss_since(since_s)
+        if now_s - since_s >= LOG_DELAY_S and loss is not None:
+            self._is_delay_logged = True
+            logger.warning(
+                "no ack for records of %s in %.0f s; they time out in %.0f s: %s",
+                self._request.stream,
+                now_s - since_s,
+                oldest.deadline_s - now_s,
+                loss.message,
+            )
+
+    def _leave_silent(self, now_s: float) -> None:
+        """Send batches elsewhere whose broker has not answered for long; the lock is held."""
+        if not self._brokers.is_cluster:
+            return
+        for sender in list(self._senders.values()):
+            since_s = sender.waits_since_s
+            if since_s is not None and now_s - since_s > SILENCE_S:
+                error = DisconnectedError(f"{sender.address} does not answer")
+                self._in_flight.lost(sender)
+                sender.is_over = True
+                del self._senders[sender.address]
+                self._leaders.look_up(self._leaders.led_by(sender.address), error)
+                sender.reset()
+
+    def _timeout(self, expired: ExpiredBatch[AnyProducerBatch]) -> StrandlineError:
+        """Return the error of a batch past its deadline."""
+        limit = f"{self._options.timeout_s:g} s"
+        reason = expired.error or self._leaders.last_loss
+        if expired.is_in_flight:
+            what = f"no ack from {self._leaders[expired.batch.partition]} within {limit}"
+            loss = self._leaders.loss_since(expired.batch.deadline_s - self._options.timeout_s)
+            before = f"; before that: {loss.message}" if loss is not None else ""
+            error: StrandlineError = RequestTimeoutError(what + before)
+        elif isinstance(reason, UnavailableError):
+            error = type(reason)(f"not delivered within {limit}: {reason.message}")
+        else:
+            error = RequestTimeoutError(f"not sent within {limit}: the broker is too slow")
+        if expired.in_doubt:
+            return unknown_outcome(error)
+        return type(error)(f"{error.message}; it was not stored")
+
+    # Senders
+
+    def next_for(self, sender: BrokerSender) -> InFlightBatch[AnyProducerBatch] | None:
+        """Wait for a sender's next batch; see ``SenderCallbacks``."""
+        with self._changed:
+            while True:
+                now_s = time.monotonic()
+                self._collect(now_s, everything=self._closing.is_set())
+                if sender.is_over or sender.has_lost_put:
+                    return None
+                entry = self._in_flight.next_batch(
+                    sender, lambda p: self._leaders.may_send(p, sender.address)
+                )
+                if entry is not None:
+                    sender.waits_since_s = sender.waits_since_s or now_s
+                    sender.used_s = now_s
+                    return entry
+                self._note_end()
+                if self._is_over.is_set():
+                    sender.is_over = True
+                    self._changed.notify_all()
+                    return None
+                idle_s = sender.used_s + IDLE_PUT_S - now_s
+                if not self._holds_any and idle_s <= 0:
+                    sender.is_over = True
+                    del self._senders[sender.address]
+                    return None
+                due_s = self._accumulator.due_s()
+                if due_s is not None:
+                    self._changed.wait(max(0.0, due_s - now_s))
+                else:
+                    self._changed.wait(None if self._in_flight else idle_s)
+
+    def writes(self, sender: BrokerSender, entry: InFlightBatch[AnyProducerBatch]) -> bool:
+        """Note that a batch is about to be written; see ``SenderCallbacks``."""
+        with self._changed:
+            return self._in_flight.writes(sender, entry)
+
+    def in_flight(self, sender: BrokerSender) -> int:
+        """Return how many batches of a sender are not answered; see ``SenderCallbacks``."""
+        with self._changed:
+            return self._in_flight.in_flight(sender)
+
+    def producer_id(self, sender: BrokerSender, producer: int) -> int:
+        """Return a producer id, requested once each; see ``SenderCallbacks``."""
+        with self._producer_lock:
+            while len(self._producer_ids) <= producer:
+                sender.waits_since_s = None  # nothing is sent yet, so its broker is not silent
+                try:
+                    [info] = self._brokers.ask(admin.NEW_PRODUCER, None, admin.ProducerInfo)
+                except RequestTimeoutError as error:  # nothing was sent, so it is retried
+                    raise UnavailableError(error.message) from error
+                self._producer_ids.append(info.producer_id)
+                sender.waits_since_s = time.monotonic()
+            return self._producer_ids[producer]
+
+    def lost(self, sender: BrokerSender, error: StrandlineError) -> None:
+        """Send the batches of a failed put again, or fail them all; see ``SenderCallbacks``."""
+        is_unknown = self._brokers.is_cluster and isinstance(error, UnknownStreamError)
+        if sender.is_over:
+            return
+        if is_worth_a_retry(error) or is_unknown:
+            with self._changed:
+                self._in_flight.lost(sender)
+                sender.waits_since_s = None
+                self._leaders.look_up(self._leaders.led_by(sender.address), error)
+            sender.reset()
+            return
+        with self._changed:
+            if isinstance(error, InvalidRequestError):
+                self._in_flight.refused(sender)
+            batches = self._in_flight.drop(lambda p: self._leaders[p] == sender.address)
+            self._in_flight.lost(sender)  # of partitions that another broker leads by now
+            sender.waits_since_s = None
+            self._resolving.append(threading.get_ident())
+        self._give_up(_outcomes(batches, error))
+
+    def wake(self) -> None:
+        """Wake all waiting threads; see ``SenderCallbacks``."""
+        with self._changed:
+            self._note_end()
+            self._changed.notify_all()
+
+    def failed(self) -> None:
+        """Fail everything after a bug, so that nobody waits; see ``SenderCallbacks``."""
+        self.give_all_up(StrandlineError(FAILED))
+
+    def give_all_up(self, error: StrandlineError) -> None:
+        """Fail everything that is not delivered; see ``MetadataListener``."""
+        self._closing.set()
+        with self._changed:
+            self._collect(time.monotonic(), everything=True)
+            batches = self._in_flight.drop(lambda _: True)
+            self._resolving.append(threading.get_ident())
+        self._give_up(_outcomes(batches, error))
+
+    def send_to(self, addresses: Iterable[str]) -> None:
+        """Start a sender to each address that has none; the lock is held."""
+        for address in addresses:
+            if address not in self._senders:
+                sender = BrokerSender(self._brokers.connection(address), self._request, self)
+                self._senders[sender.address] = sender
+                sender.start()
+
+
+def _outcomes(
+    dropped: Iterable[ExpiredBatch[AnyProducerBatch]], error: StrandlineError
+) -> list[tuple[AnyProducerBatch, StrandlineError]]:
+    """Pair dropped batches with their error; that of a batch in doubt says so."""
+    return [(each.batch, unknown_outcome(error) if each.in_doubt else error) for each in dropped]

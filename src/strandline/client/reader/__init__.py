@@ -1,0 +1,1 @@
+"""Reads of streams from brokers and local files, as Arrow."""

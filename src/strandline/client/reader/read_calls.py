@@ -1,0 +1,225 @@
+"""The reading calls of a client, as a part of ``Client``.
+
+Offsets are resolved once, so that a reconnect does not change which records are read.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from strandline.api import admin
+from strandline.api.tickets import ReadRequest
+from strandline.client.cluster_client import ClusterClient
+from strandline.client.deadline import within
+from strandline.client.reader.cluster_reader import ClusterReader
+from strandline.client.reader.local import begin_read
+from strandline.client.reader.reading import BatchStream, EndlessReader, OffsetSpec, read_request
+from strandline.client.reader.replica_selector import Replica
+from strandline.client.reader.subscription import SUBSCRIPTION_COLUMNS, Subscription
+from strandline.client.retry import is_connection_loss
+from strandline.errors import (
+    DisconnectedError,
+    InvalidRequestError,
+    StrandlineError,
+    UnavailableError,
+)
+
+FOLLOWED_S = 60.0
+"""How long an endless read waits for unreachable brokers, which may all be restarting."""
+
+
+class ReadCalls(ABC):
+    """The reading calls of a client."""
+
+    _brokers: ClusterClient
+
+    @property
+    @abstractmethod
+    def _known(self) -> ClusterClient:
+        """Return the brokers, after finding out whether this is a cluster."""
+
+    @abstractmethod
+    def _offsets(
+        self, stream: str, at: OffsetSpec, numbers: Collection[int] | None = None
+    ) -> dict[int, int]:
+        """Return the offset of ``at`` in some partitions; None: in all."""
+
+    def read(
+        self,
+        stream: str,
+        *,
+        partition: int | None = None,
+        start: OffsetSpec = "earliest",
+        stop: OffsetSpec | None = None,
+        columns: Sequence[str] | None = None,
+        follow: bool = False,
+        replica: Replica = "leader",
+        **options: Any,
+    ) -> pa.RecordBatchReader | EndlessReader:
+        """Read records as Arrow.
+
+        The reader can be passed to ``polars.from_arrow`` and ``duckdb.from_arrow``, read with
+        ``.read_pandas()``, or iterated for record batches. Dropping it ends the read; closing it
+        does, too, if the read has no end (a plain ``pyarrow.RecordBatchReader`` ignores ``close``).
+
+        Args:
+            stream: its name.
+            partition: None reads all, one after another (interleaved when following), with a
+                ``partition`` column if there are several.
+            start: ``"earliest"``, ``"latest"``, an offset (of one partition), a time (in UTC if it
+                has no zone), or ``-n``: the last n records of each partition.
+            stop: exclusive; the same values. By default ``"latest"``, the end at the time of the
+                call, or none when following.
+            columns: names, in order, of offset, timestamp, subject, key, value, headers and
+                partition; None: all.
+            follow: continue with records as they are stored.
+            replica: ``"leader"``; ``"any"`` in-sync replica, to spread load; or ``"this"``, that of
+                the connected broker only, to inspect it. The records are the same, perhaps a moment
+                later.
+            **options: filters on the broker: ``subject`` (a pattern), ``keys``,
+                ``timestamp_from``, ``timestamp_to``; ``order`` (``"descending"``: each partition
+                newest first), ``starts`` ({partition: offset}, instead of ``start``),
+                ``records_max``, ``bytes_min`` with ``wait_ms_max`` (long poll), ``batch_bytes``,
+                ``skip_damaged``.
+
+        Raises:
+            OffsetOutOfRangeError: the offset does not exist; the message names those that do.
+            UnknownStreamError, UnknownPartitionError: there is no such stream or partition.
+            InvalidRequestError: another argument is invalid.
+            UnavailableError: ``"this"`` broker has no in-sync replica.
+        """
+        return self.open_read(
+            stream,
+            partition=partition,
+            start=start,
+            stop=stop,
+            columns=columns,
+            follow=follow,
+            replica=replica,
+            **options,
+        ).reader()
+
+    def open_read(
+        self, stream: str, *, replica: Replica = "leader", **options: Any
+    ) -> BatchStream | ClusterReader:
+        """Begin a read that another thread can cancel; arguments as ``read``.
+
+        Raises:
+            StrandlineError: as ``read``.
+        """
+        request = read_request(stream, **options)
+        timeout_s = self._brokers.timeout_s
+        can_wait = request.follow and replica != "this"
+        retry_timeout_s = max(timeout_s, FOLLOWED_S) if can_wait else timeout_s
+        return self._begin(
+            request, replica=replica, timeout_s=timeout_s, retry_timeout_s=retry_timeout_s
+        )
+
+    def _begin(
+        self,
+        request: ReadRequest,
+        *,
+        replica: Replica,
+        timeout_s: float,
+        retry_timeout_s: float | None = None,
+        is_of_all: bool = False,
+    ) -> BatchStream | ClusterReader:
+        """Begin a read at the only broker, or across the cluster.
+
+        Args:
+            request: what to read.
+            replica: which replicas to read.
+            timeout_s: how long it may take to begin.
+            retry_timeout_s: how long a partition may be unreachable later; None: as ``timeout_s``.
+            is_of_all: whether it covers all partitions although its ``starts`` names them.
+        """
+        with within(timeout_s):
+            is_routed, address = self._known.is_cluster, self._brokers.home
+            if is_routed and replica == "this":
+                address = self._brokers.named_broker()
+                is_routed = self._knows_streams(address, request.stream)
+                request = msgspec.structs.replace(request, of_copy=not is_routed)
+            if is_routed:
+                return ClusterReader(
+                    self._brokers,
+                    request,
+                    replica=replica,
+                    timeout_s=retry_timeout_s or timeout_s,
+                    is_of_all=is_of_all,
+                )
+            connection = self._brokers.connection(address)
+            try:
+                return begin_read(connection, request)
+            except StrandlineError as error:
+                if is_connection_loss(error):
+                    connection.reset()
+                raise
+
+    def _knows_streams(self, address: str, stream: str) -> bool:
+        """Return whether a broker has the cluster's metadata; its replicas are readable anyway."""
+        body = admin.StreamInfoRequest(name=stream)
+        try:
+            self._brokers.connection(address).action(admin.STREAM_INFO, body, admin.StreamInfo)
+        except DisconnectedError:
+            raise
+        except UnavailableError:
+            return False
+        except StrandlineError:
+            return True  # the read raises it
+        return True
+
+    def subscribe(
+        self,
+        stream: str,
+        *,
+        partition: int | None = None,
+        start: OffsetSpec = "latest",
+        starts: Mapping[int, int] | None = None,
+        reconnect_timeout_s: float = FOLLOWED_S,
+        replica: Replica = "leader",
+        **options: Any,
+    ) -> Subscription:
+        """Iterate records as objects, as they are stored.
+
+        Args:
+            stream: its name.
+            partition: None: all.
+            start: as ``read``; by default records stored from now on.
+            starts: offset by partition, instead of ``start``: where another subscription ended.
+            reconnect_timeout_s: how long brokers may be unreachable before it is an error.
+            replica: as ``read``.
+            **options: filters as ``read``.
+
+        Raises:
+            StrandlineError: as ``read``.
+        """
+        for name in ("columns", "follow"):
+            if name in options:
+                raise InvalidRequestError(f"a subscription takes no {name!r}; omit it, or use read")
+        request = read_request(
+            stream,
+            starts=self._positions(stream, partition, start) if starts is None else starts,
+            columns=SUBSCRIPTION_COLUMNS,
+            follow=True,
+            **options,
+        )
+        begin = partial(
+            self._begin,
+            replica=replica,
+            timeout_s=reconnect_timeout_s,
+            is_of_all=partition is None and starts is None,
+        )
+        return Subscription(begin, request, reconnect_timeout_s=reconnect_timeout_s)
+
+    def _positions(self, stream: str, partition: int | None, start: OffsetSpec) -> dict[int, int]:
+        """Resolve the first offsets of a subscription once, so that a reconnect changes nothing."""
+        if partition is None:
+            return self._offsets(stream, start)
+        if isinstance(start, int) and start >= 0:
+            return {partition: start}
+        found = self._offsets(stream, start, (partition,))
+        return {partition: found.get(partition, 0)}

@@ -1,0 +1,264 @@
+"""The replica selector of a read: chooses where each partition is read, and at which offsets.
+
+Rules:
+- relative bounds are resolved once, at the leaders, so that switching replicas changes nothing;
+- a replica that has not yet committed what was read elsewhere is waited for, or avoided;
+- a read of ``"this"`` broker's replicas waits for them and never reads elsewhere.
+"""
+
+import random
+import threading
+import time
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from strandline.api import admin
+from strandline.api.admin import PartitionInfo
+from strandline.api.tickets import Bound, ReadRequest, counts_from_end
+from strandline.client.cluster_client import ClusterClient, group
+from strandline.client.coordinator_client import ATTEMPT_S
+from strandline.client.deadline import within
+from strandline.client.reader.local import begin_read
+from strandline.client.reader.read_checks import (
+    check_offsets,
+    has_offset,
+    may_exist_later,
+    numbers_of,
+)
+from strandline.client.reader.reading import BatchStream
+from strandline.client.retry import RetryDeadline, is_passing
+from strandline.errors import (
+    DisconnectedError,
+    NotLeaderError,
+    OffsetOutOfRangeError,
+    StrandlineError,
+    UnavailableError,
+    UnknownStreamError,
+)
+from strandline.record.schema import project
+
+Replica = Literal["leader", "any", "this"]
+"""The replica to read: a partition's leader, any in-sync one, or that of the connected broker."""
+
+
+class ReadTarget(NamedTuple):
+    """A broker and the partitions read there."""
+
+    address: str
+    partitions: tuple[int, ...]
+
+
+class ReplicaSelector:
+    """The bounds of a read's partitions and the brokers where they are read.
+
+    Args:
+        brokers: of the cluster.
+        request: what to read.
+        replica: which replicas to read.
+        timeout_s: how long a partition may be unreachable.
+
+    Raises:
+        StrandlineError: the request is invalid, or a partition cannot be reached.
+    """
+
+    def __init__(
+        self, brokers: ClusterClient, request: ReadRequest, *, replica: Replica, timeout_s: float
+    ) -> None:
+        self._brokers = brokers
+        self._request = request
+        self._replica = replica
+        self._timeout_s = timeout_s
+        self._is_cancelled = threading.Event()
+        self._streams: dict[BatchStream, ReadTarget] = {}
+        self._read: set[int] = set()
+        """Partitions of which a record was read."""
+        self._avoided = ""
+        """The replica that failed last."""
+        self._only = brokers.named_broker() if replica == "this" else ""
+        """The only broker to read at; empty: any."""
+        routes = brokers.routes(request.stream)
+        numbers = numbers_of(request, sorted(routes))
+        check_offsets(request, numbers)
+        is_whole = request.partition is None and len(routes) > 1
+        self.schema: pa.Schema = project(
+            request.columns, with_partition=is_whole and request.columns is None
+        )
+        self._positions = self._resolved(request.start, numbers, request.starts)
+        self._stops = self._resolved_stops(numbers)
+        self._has_resolved_stops = not isinstance(request.stop, int)
+        """Whether leaders resolved the ends."""
+        self._left = request.records_max
+        extra = [name for name in ("partition", "offset") if name not in self.schema.names]
+        self._columns = [*self.schema.names, *extra]
+
+    # Where it begins and ends
+
+    def _resolved(
+        self, bound: Bound, numbers: list[int], starts: dict[int, int] | None
+    ) -> dict[int, Bound]:
+        """Return each partition's start; "earliest" stays relative, as retention moves it."""
+        if starts is not None:
+            return dict(starts)
+        is_fixed = isinstance(bound, int) and not counts_from_end(bound)
+        if is_fixed or (bound == "earliest" and not self._request.follow):
+            return dict.fromkeys(numbers, bound)
+        return dict(self._offsets(bound, numbers))
+
+    def _resolved_stops(self, numbers: list[int]) -> dict[int, Bound | None]:
+        """Return each partition's end; None: resolved when it is read."""
+        stop = self._request.stop
+        is_fixed = isinstance(stop, int)
+        if is_fixed or (stop is None and (self._request.follow or self._request.wait_ms_max)):
+            return dict.fromkeys(numbers, stop)
+        return dict(self._offsets("latest" if stop is None else stop, numbers))
+
+    def _offsets(self, at: Bound, numbers: list[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for _, answer in self._brokers.ask_leaders(
+            self._request.stream,
+            admin.OFFSETS,
+            admin.Offsets,
+            body=lambda of: admin.OffsetsRequest(
+                name=self._request.stream, at=at, partitions=of, of_leader=True
+            ),
+            numbers=numbers,
+        ):
+            found |= answer.offsets
+        return {number: found[number] for number in numbers}
+
+    # Where it is read
+
+    def _targets(self, numbers: Iterable[int]) -> dict[str, tuple[int, ...]]:
+        """Group partitions by the broker to read them at, as far as they are readable now.
+
+        Raises:
+            UnavailableError: none of them is.
+        """
+        routes = self._brokers.routes(self._request.stream)
+        targets = group({number: self._target_of(routes[number]) for number in numbers})
+        nowhere = targets.pop("", ())
+        if not targets:
+            raise self._unavailable(nowhere[0])
+        return targets
+
+    def _unavailable(self, number: int) -> UnavailableError:
+        """Return the error of a partition that no replica can serve now."""
+        name = f"{self._request.stream}/{number}"
+        if self._only:
+            return UnavailableError(
+                f"{self._only} has no in-sync replica of {name}; retry, or read with "
+                "replica='leader' or 'any'"
+            )
+        return NotLeaderError(f"{name} has no leader now; retry")
+
+    def _target_of(self, partition: PartitionInfo) -> str:
+        if self._replica == "leader":
+            return partition.leader
+        if self._only:
+            return self._only if self._only in partition.in_sync else ""
+        nearest = self._brokers.home
+        able = [a for a in partition.in_sync if a != self._avoided] or list(partition.in_sync)
+        if nearest in able:
+            return nearest
+        return random.choice(able) if able else partition.leader  # noqa: S311 - balances load
+
+    def _open(self, address: str, numbers: tuple[int, ...]) -> BatchStream:
+        """Read some partitions at a broker, each from its position.
+
+        Raises:
+            StrandlineError: the broker's error.
+        """
+        request = self._request
+        target: dict[str, object] = {"starts": {n: self._positions[n] for n in numbers}}
+        if len(numbers) == 1:
+            target = {"partition": numbers[0], "start": self._positions[numbers[0]], "starts": None}
+        asked = msgspec.structs.replace(
+            request,
+            **{"partition": None, "start": "earliest", **target},
+            stop=self._stops[numbers[0]],
+            columns=self._columns,
+            records_max=self._left,
+        )
+        if self._is_cancelled.is_set():
+            raise DisconnectedError("the read was cancelled")
+        connection = self._brokers.connection(address)
+        try:
+            stream = begin_read(connection, asked)
+        except OffsetOutOfRangeError as error:
+            raise self._classify_out_of_range(error, address, numbers) from error
+        except UnknownStreamError as error:  # just created: other brokers know it
+            raise NotLeaderError(f"{address} does not know {request.stream} yet; retry") from error
+        except StrandlineError as error:
+            self._avoid(address, error)
+            raise
+        self._streams[stream] = ReadTarget(address, numbers)
+        return stream
+
+    def _avoid(self, address: str, error: StrandlineError) -> None:
+        """Avoid a broker after an error."""
+        self._avoided = address
+        if isinstance(error, DisconnectedError):
+            self._brokers.connection(address).reset()
+
+    def _classify_out_of_range(
+        self, error: OffsetOutOfRangeError, address: str, numbers: tuple[int, ...]
+    ) -> StrandlineError:
+        """Return the error, or a retriable one if the offset is only not known there yet."""
+        body = admin.StreamName(name=self._request.stream)
+        connection = self._brokers.connection(address)
+        [info] = connection.action(admin.STREAM_INFO, body, admin.StreamInfo)
+        self._avoided = address
+        for number in numbers:
+            part = info.partitions[number]
+            position, stop = self._positions[number], self._stops[number]
+            if isinstance(position, int) and position < part.log_start_offset:
+                return error
+            # Offsets read or resolved before are committed, even if a new leader lags.
+            is_sure = number in self._read or (
+                self._has_resolved_stops and isinstance(stop, int) and stop > part.high_watermark
+            )
+            if is_sure or any(may_exist_later(at, part, address) for at in (position, stop)):
+                return NotLeaderError(
+                    f"{address} has {self._request.stream}/{number} only up to offset "
+                    f"{part.high_watermark}, behind what was read elsewhere; retry"
+                )
+            if any(isinstance(at, int) and not has_offset(at, part) for at in (position, stop)):
+                return error
+        return NotLeaderError(f"{address} knows the requested offset by now; retry")
+
+    def _open_one(self, number: int, retry_deadline: RetryDeadline) -> BatchStream:
+        """Read one partition, as soon as possible.
+
+        Raises:
+            StrandlineError: it was not possible in time, or the request is invalid.
+        """
+        while True:
+            try:
+                left_s = retry_deadline.left_s(time.monotonic())
+                with within(left_s):
+                    [address] = self._targets((number,))
+                    with within(max(ATTEMPT_S, left_s / 2)):
+                        return self._open(address, (number,))
+            except StrandlineError as error:
+                self._is_cancelled.wait(self._pause_s(retry_deadline, error))
+
+    def _pause_s(self, retry_deadline: RetryDeadline, error: StrandlineError) -> float:
+        """Return the pause before another attempt.
+
+        Raises:
+            StrandlineError: ``error``, if another attempt is useless.
+        """
+        self._check_passing(error)
+        return retry_deadline.pause_s(error, time.monotonic())
+
+    def _check_passing(self, error: StrandlineError) -> None:
+        """Raise a permanent error, or any error of a cancelled read.
+
+        Raises:
+            StrandlineError: ``error``, if another attempt is useless.
+        """
+        if self._is_cancelled.is_set() or not is_passing(error):
+            raise error

@@ -1,0 +1,103 @@
+"""Return values of the client: acks, records, and the future of an ack. Plain data."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple, Self, TypeVar
+
+from strandline.api.put import AckedRange
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+Headers = list[tuple[str, bytes]]
+R = TypeVar("R")
+
+
+class Ack(int):
+    """The offset of an acknowledged record, with its partition.
+
+    ``duplicate`` is true if the record was stored earlier under the same message id.
+    """
+
+    partition: int
+    duplicate: bool
+
+    @classmethod
+    def at(cls, offset: int, partition: int, *, duplicate: bool = False) -> Self:
+        """Make the ack of the record at ``offset`` of ``partition``."""
+        ack = cls(offset)
+        ack.partition = partition
+        ack.duplicate = duplicate
+        return ack
+
+    @property
+    def offset(self) -> int:
+        """Return the offset as a plain integer."""
+        return int(self)
+
+    def __repr__(self) -> str:
+        """Return the offset and partition."""
+        suffix = ", duplicate=True" if self.duplicate else ""
+        return f"Ack(offset={int(self)}, partition={self.partition}{suffix})"
+
+
+class BatchAck(NamedTuple):
+    """The ack of a table's rows."""
+
+    records: int
+    ranges: tuple[AckedRange, ...]
+    """(partition, offset of the first, records), in the order of the rows within a partition."""
+
+
+class Record(NamedTuple):
+    """A record as a Python object."""
+
+    stream: str
+    partition: int
+    offset: int
+    timestamp_ns: int
+    """Time at which the broker stored it: Unix time in nanoseconds."""
+    subject: str
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    """(name, value) pairs, in order and with repeats."""
+
+    @property
+    def timestamp(self) -> datetime:
+        """Return the time at which the broker stored it, in UTC, to the microsecond."""
+        return EPOCH + timedelta(microseconds=self.timestamp_ns // 1000)
+
+
+class AckFuture(Future[R]):
+    """A future that notes whether its outcome was examined; it cannot be cancelled.
+
+    Flushing a producer raises failures that nobody examined, so that none is lost.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def cancel(self) -> bool:
+        """Refuse: the record may already be stored."""
+        return False
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the ack.
+
+        Raises:
+            StrandlineError: the record was not stored, or whether it was is unknown.
+            TimeoutError: no outcome within ``timeout`` seconds.
+        """
+        self.seen = True
+        return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait for the outcome; return None if the record was acknowledged."""
+        self.seen = True
+        return super().exception(timeout)
+
+    def add_done_callback(self, fn: Callable[[Future[R]], Any]) -> None:
+        """Call ``fn`` with this future once it is done."""
+        self.seen = True
+        super().add_done_callback(fn)

@@ -1,0 +1,150 @@
+"""A subscription: iterates records as Python objects as they are stored, and reconnects.
+
+Rules: it remembers the next offset of each partition, so that no record is repeated or skipped
+after a reconnect. It fails when brokers are unreachable for ``reconnect_timeout_s``. A read in a
+cluster reconnects by itself.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import msgspec
+import pyarrow as pa
+
+from strandline.api.tickets import ReadRequest
+from strandline.client.reader.cluster_reader import ClusterReader
+from strandline.client.reader.reading import BatchStream
+from strandline.client.reader.results import Record
+from strandline.client.retry import RetryBackoff, is_connection_loss
+from strandline.errors import StrandlineError
+from strandline.record.schema import COLUMNS
+
+SUBSCRIPTION_COLUMNS = ["partition", *COLUMNS]
+
+
+class Subscription:
+    """An endless iterator of records. Use it as a context manager, or ``close`` it.
+
+    Several threads may iterate it: each record goes to one of them.
+
+    Args:
+        begin: begins a read.
+        request: what to read, with ``starts``.
+        reconnect_timeout_s: how long the broker may be unreachable.
+    """
+
+    def __init__(
+        self,
+        begin: Callable[[ReadRequest], BatchStream | ClusterReader],
+        request: ReadRequest,
+        *,
+        reconnect_timeout_s: float,
+    ) -> None:
+        assert request.starts is not None, "a subscription knows its positions"
+        assert request.follow, "a subscription follows"
+        self._begin = begin
+        self._request = request
+        self._timeout_s = reconnect_timeout_s
+        self._left = request.records_max
+        """Number of records still wanted; None: no limit."""
+        self._is_closed = threading.Event()
+        self._stream = begin(request)
+        self._records = self._generate()
+        self._taking = threading.Lock()
+        self._positions: dict[int, int] = dict(request.starts)
+
+    @property
+    def added(self) -> Mapping[int, int]:
+        """Return the partitions added since it began, with the first offset read of each."""
+        return self._stream.added
+
+    @property
+    def positions(self) -> dict[int, int]:
+        """Return the next offset of each partition; pass it as ``starts`` to continue later."""
+        return {**self.added, **self._positions}
+
+    def __iter__(self) -> Iterator[Record]:
+        return self
+
+    def __next__(self) -> Record:
+        """Wait for the next record and return it.
+
+        Raises:
+            StrandlineError: the subscription failed.
+            StopIteration: it was closed.
+        """
+        with self._taking:
+            if self._is_closed.is_set():
+                raise StopIteration
+            return next(self._records)
+
+    def close(self) -> None:
+        """End it, from any thread; has no effect when repeated."""
+        self._is_closed.set()
+        self._stream.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _generate(self) -> Iterator[Record]:
+        """Yield records, from one connection after another."""
+        while True:
+            try:
+                yield from self._records_of(self._stream)
+            except StrandlineError as error:
+                if self._is_closed.is_set() or self._left == 0:
+                    return
+                if self._stream.resumes or not is_connection_loss(error):
+                    raise
+            else:
+                return
+            stream = self._reopen()
+            if stream is None:
+                return
+            self._stream = stream
+            if self._is_closed.is_set():  # ``close`` cancelled the previous read
+                stream.cancel()
+                return
+
+    def _records_of(self, stream: BatchStream | ClusterReader) -> Iterator[Record]:
+        for batch in stream.batches():
+            for record in records_of(batch, self._request.stream):
+                self._positions[record.partition] = record.offset + 1
+                if self._left is not None:
+                    self._left -= 1
+                yield record
+
+    def _reopen(self) -> BatchStream | ClusterReader | None:
+        """Reconnect and continue at the positions; None if it was closed meanwhile."""
+        backoff = RetryBackoff()
+        deadline_s = time.monotonic() + self._timeout_s
+        while not self._is_closed.is_set():
+            try:
+                return self._begin(self._resumed())
+            except StrandlineError as error:
+                now_s = time.monotonic()
+                if not is_connection_loss(error) or now_s >= deadline_s:
+                    raise
+                backoff.failed(now_s)
+                self._is_closed.wait(backoff.wait_s(now_s))
+        return None
+
+    def _resumed(self) -> ReadRequest:
+        """Return the request, starting at the positions reached."""
+        return msgspec.structs.replace(self._request, starts=self.positions, records_max=self._left)
+
+
+def records_of(batch: pa.RecordBatch, stream: str) -> Iterator[Record]:
+    """Yield the rows of a batch with ``SUBSCRIPTION_COLUMNS`` as records."""
+    columns: dict[str, list[Any]] = {}
+    for name in SUBSCRIPTION_COLUMNS:
+        column = batch.column(name)
+        # As integers: Python's datetime has no nanoseconds.
+        columns[name] = (column.cast(pa.int64()) if name == "timestamp" else column).to_pylist()
+    for *plain, headers in zip(*columns.values(), strict=True):
+        yield Record._make((stream, *plain, headers or []))

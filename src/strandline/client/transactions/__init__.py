@@ -1,0 +1,1 @@
+"""Transactions, and writes that are staged for one."""

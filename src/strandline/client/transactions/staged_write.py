@@ -1,0 +1,103 @@
+"""Staged writes of the client: parts of a batch that many processes write and one commits.
+
+Rules: as ``transactional_writer``. A part of a batch that is already committed stores nothing.
+"""
+
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from strandline.client.arguments import offsets_by_partition, text
+from strandline.client.close_on_exit import close_on_exit
+from strandline.client.consumer.offset_store import Offsets, Owner
+from strandline.client.producer.table_batches import arrow_batches
+from strandline.client.transactions.transactional_writer import TransactionalWriter
+
+
+class StagedPart(NamedTuple):
+    """A finished part; plain data, to be sent to the process that commits."""
+
+    ref: str
+    """Empty: the batch was already committed, and nothing was staged."""
+    rows: int
+
+
+class StagedWrite:
+    """One part of a batch. Made by ``Client.stage``.
+
+    Leaving its context without ``finish`` discards it.
+    """
+
+    def __init__(self, writer: TransactionalWriter | None) -> None:
+        self._writer = writer
+        self._rows = 0
+        self._part: StagedPart | None = None
+
+    @property
+    def is_published(self) -> bool:
+        """Return whether the batch is already committed, so that nothing is stored."""
+        return self._writer is None
+
+    def append(self, stream: str, value: bytes | str | None, **record: Any) -> None:
+        """Append a record; as ``Transaction.append``, but ``finish`` raises its failure.
+
+        Raises:
+            StrandlineError: as ``Transaction.append``.
+        """
+        if self._writer is not None:
+            self._writer.watch(self._writer.producer_of(stream).append(value, **record))
+        self._rows += 1
+
+    def append_batch(self, stream: str, data: Any, *, partition: int | None = None) -> None:
+        """Append rows, as ``Producer.append_batch`` takes them.
+
+        Raises:
+            StrandlineError: as ``Transaction.append_batch``.
+        """
+        batches = arrow_batches(data)
+        if self._writer is not None:
+            producer = self._writer.producer_of(stream)
+            for batch in batches:
+                self._writer.watch(producer.append_batch(batch, partition=partition))
+        self._rows += sum(batch.num_rows for batch in batches)
+
+    def commit_offsets(self, group: str, offsets: Offsets) -> None:
+        """Commit offsets of a group without members with the part.
+
+        Raises:
+            StrandlineError: as ``TransactionalWriter.commit_offsets``.
+        """
+        name, given = text(group, "a group"), offsets_by_partition(offsets)
+        if self._writer is not None:
+            self._writer.commit_offsets(name, given, Owner())
+
+    def finish(self) -> StagedPart:
+        """Wait until everything is stored, and leave the part to be committed.
+
+        Raises:
+            ProducerFencedError, TransactionAbortedError: the part was discarded, because the batch
+                was committed without it or its timeout passed.
+            StrandlineError: a record was not stored.
+        """
+        if self._part is None:
+            ref = ""
+            if self._writer is not None:
+                self._writer.check_open()
+                self._writer.flush()
+                self._writer.end("finished")
+                self._writer.calls.prepare(self._writer.id, self._writer.producer)
+                ref = self._writer.id
+            self._part = StagedPart(ref, self._rows)
+        return self._part
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._part is not None or self._writer is None:
+            return
+        close_on_exit(self._writer.abort, error, otherwise="the part is discarded at its timeout")

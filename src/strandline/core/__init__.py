@@ -1,0 +1,1 @@
+"""Cores without input or output: consensus, replication, metadata, groups and transactions."""

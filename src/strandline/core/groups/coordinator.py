@@ -1,0 +1,452 @@
+"""The coordinator of consumer groups: who is a member, who reads what, and where each has come to.
+
+Rules:
+- a decision counts when its entry is stored, and nobody hears of it before (``DecisionLog``);
+- a partition has one holder. Who is to lose it is told so with its next heartbeat, and somebody
+  else gets it when it has confirmed with a later one, has left or has expired: so a member whose
+  partitions do not move is never stopped, and the last position of the one before is known;
+- every change moves the epoch, which no two changes share even in different groups, and a member
+  commits only under the epoch at which its partitions changed last: what was delayed on its way
+  changes nothing any more, and stores outside can tell who came later;
+- a position may wait for a transaction (KIP-98): it counts when that is committed, whoever is a
+  member by then. Until it is decided nobody is given the partition who does not have it, and
+  nobody else commits there: where the next one begins is not known before (KIP-447);
+- how many partitions a stream has when a group first consumes it, or has a position in it, is kept
+  with the group: what is added later was there for nobody to skip. A stream that is made anew under
+  its name is another one;
+- a member belongs to the principal that joined: no other one commits, heartbeats or leaves for it,
+  nor takes its static name while it is a member;
+- a member that is not heard of for its session is removed. Whoever takes a static member's name
+  takes its partitions at once, and the one before is fenced off.
+
+Invariants: no partition is held by two members; ``_targets`` has every member of every group.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from strandline.core.coordinator_effects import Answer, DecisionLog, Refuse
+from strandline.core.groups import events as ev
+from strandline.core.groups.assignment import Readers, assign
+from strandline.core.groups.effects import Assigned, Effect, Expired
+from strandline.core.groups.state import Group, GroupEntry, GroupsState, Member, Partitions
+from strandline.core.groups.transactions import Mark
+from strandline.errors import (
+    GroupInUseError,
+    InvalidRequestError,
+    MemberFencedError,
+    NotAllowedError,
+    ProducerFencedError,
+    StaleMemberError,
+    StrandlineError,
+    UnavailableError,
+    UndecidedPositionsError,
+    UnknownGroupError,
+    UnknownMemberError,
+    UnknownStreamError,
+)
+from strandline.types import PartitionName
+
+GROUPS_MAX = 10_000
+MEMBERS_MAX = 1_000
+"""Of one group."""
+SESSION_MS_MIN = 1_000
+SESSION_MS_MAX = 3_600_000
+ITEMS_PER_ENTRY = 500
+NOTHING: Partitions = frozenset()
+
+
+class _Begun(NamedTuple):
+    """Streams that a group begins with: how many partitions they have, and when they were made."""
+
+    partitions: dict[str, int]
+    created: dict[str, int]
+
+
+class GroupCoordinator:
+    """Decides about consumer groups.
+
+    Args:
+        state: as the stored entries say.
+        partitions: how many each stream has.
+        created: when each was made.
+        now_ms: every member has its whole session again from here on.
+        sequence: of the next entry.
+        entries: how many were stored already.
+    """
+
+    def __init__(
+        self,
+        state: GroupsState,
+        partitions: Mapping[str, int],
+        *,
+        created: Mapping[str, int],
+        now_ms: int,
+        sequence: int = 0,
+        entries: int = 0,
+    ) -> None:
+        self.state = state
+        self._partitions = dict(partitions)
+        self._created = dict(created)
+        self._now_ms = now_ms
+        self._log: DecisionLog[GroupEntry, Effect] = DecisionLog(
+            state, items_per_entry=ITEMS_PER_ENTRY, sequence=sequence, entries=entries
+        )
+        self._targets: dict[str, Readers] = {}
+        self._deadlines: dict[tuple[str, str], int] = {}
+        for name, group in state.groups.items():
+            self._retarget(name)
+            for member in group.members.values():
+                self._heard(name, member)
+
+    def step(self, event: ev.Event, now_ms: int) -> list[Effect]:
+        """Take an event in; returns what follows, in order."""
+        self._now_ms = now_ms
+        match event:
+            case ev.Stored():
+                self._log.stored(event.sequence)
+            case ev.TimePassed():
+                self._time_passed()
+            case ev.StreamsChanged():
+                self._streams_changed(event)
+            case _:
+                self._request(event)
+        return self._log.taken()
+
+    # Requests
+
+    def _request(self, request: ev.Request) -> None:
+        try:
+            self._log.give(Answer(request.token, self._done(request)))
+        except StrandlineError as error:
+            self._log.give(Refuse(request.token, error))
+        self._log.rewrite_if_due()
+
+    def _done(self, request: ev.Request) -> object:
+        """Return the answer to a request.
+
+        Raises:
+            StrandlineError: it is refused.
+        """
+        match request:
+            case ev.Join():
+                return self._join(request)
+            case ev.Heartbeat():
+                return self._heartbeat(request)
+            case ev.Read():
+                if request.must_confirm:
+                    self._log.store(GroupEntry())
+                return request.question(self.state)
+            case ev.Leave():
+                self._leave(request)
+            case ev.Commit():
+                self._commit(request)
+            case ev.MarkTransaction():
+                self._mark(request)
+            case ev.Delete():
+                self._delete(request)
+        return None
+
+    def _join(self, request: ev.Join) -> Assigned:
+        self._check_join(request)
+        group = self.state.groups.get(request.group, Group())
+        known = group.members.get(request.member)
+        predecessor = group.by_instance(request.instance)
+        _check_owner(request, known, predecessor)
+        if known is None and predecessor is None and len(group.members) >= MEMBERS_MAX:
+            raise UnavailableError(f"group {request.group!r} has {MEMBERS_MAX} members, the most")
+        epoch = self.state.epoch + 1
+        streams = tuple(sorted(set(request.streams)))
+        if known is not None:
+            member = msgspec.structs.replace(known, streams=streams, session_ms=request.session_ms)
+        else:
+            member = Member(
+                id=request.member,
+                instance=request.instance,
+                streams=streams,
+                session_ms=request.session_ms,
+                epoch=epoch,
+                owner=request.owner,
+                # What a static member was giving up is free: whoever consumed it is fenced off.
+                assigned=NOTHING
+                if predecessor is None
+                else predecessor.assigned.difference(group.undecided),
+            )
+        if member != known:
+            gone: tuple[str, ...] = ()
+            if known is None and predecessor is not None:
+                gone = (predecessor.id,)
+                self._succeed(request.group, predecessor.id, member.id)
+            begun = self._begun(group, streams)
+            entry = GroupEntry(
+                group=request.group,
+                epoch=epoch,
+                members=(member,),
+                gone=gone,
+                began_with=begun.partitions,
+                created=begun.created,
+                keeps=request.keeps,
+            )
+            self._log.store(entry)
+            self._retarget(request.group)
+        self._heard(request.group, member)
+        return self._reconciled(request.group, member, held=NOTHING)
+
+    def _begun(self, group: Group, streams: Iterable[str]) -> _Begun:
+        """Those of the streams that are new to the group."""
+        new = [s for s in streams if s in self._partitions and not self._knows(group, s)]
+        return _Begun(
+            {stream: self._partitions[stream] for stream in new},
+            {stream: self._created[stream] for stream in new},
+        )
+
+    def _knows(self, group: Group, stream: str) -> bool:
+        """Whether a group has begun with a stream, and that was not made anew since."""
+        created = self._created[stream]
+        # Of groups of before this was noted nobody can tell.
+        return stream in group.began_with and group.created.get(stream, created) == created
+
+    def _check_join(self, request: ev.Join) -> None:
+        if not SESSION_MS_MIN <= request.session_ms <= SESSION_MS_MAX:
+            raise InvalidRequestError(
+                f"a session of {request.session_ms} ms; {SESSION_MS_MIN} to {SESSION_MS_MAX} work"
+            )
+        for stream in request.streams:
+            if stream not in self._partitions:
+                raise UnknownStreamError(f"no stream {stream!r} to consume; create it first")
+        if request.group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
+            raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
+
+    def _heartbeat(self, request: ev.Heartbeat) -> Assigned:
+        group = self.state.groups.get(request.group, Group())
+        member = group.members.get(request.member)
+        if member is None:
+            raise _gone(request.group, group, request.instance)
+        _check_owner(request, member)
+        self._heard(request.group, member)
+        if request.epoch == member.epoch and not member.revoking <= request.held:
+            # Under an older epoch it may not have heard yet what it is to give up.
+            member = msgspec.structs.replace(member, revoking=member.revoking & request.held)
+            self._log.store(GroupEntry(group=request.group, members=(member,)))
+        return self._reconciled(request.group, member, held=request.held)
+
+    def _leave(self, request: ev.Leave) -> None:
+        group = self.state.groups.get(request.group)
+        if group is not None and request.member in group.members:
+            _check_owner(request, group.members[request.member])
+            self._remove(request.group, request.member)
+
+    def _commit(self, request: ev.Commit) -> None:
+        group = self.state.groups.get(request.group, Group())
+        if request.member:
+            self._check_committer(group, request)
+            if request.number and request.number == group.committed.get(request.member):
+                return  # a repeat, of which the answer was lost
+        elif group.members:
+            raise GroupInUseError(
+                f"group {request.group!r} has {len(group.members)} members, who commit its "
+                "positions; stop them first"
+            )
+        elif request.group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
+            raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
+        self._check_transaction(group, request)
+        is_numbered = bool(request.member and request.number)
+        committed = {request.member: request.number} if is_numbered else {}
+        begun = self._begun(group, request.positions)
+        self._log.store(
+            GroupEntry(
+                group=request.group,
+                positions=request.positions,
+                committed=committed,
+                transaction=request.transaction,
+                began_with=begun.partitions,
+                created=begun.created,
+            )
+        )
+
+    def _check_transaction(self, group: Group, request: ev.Commit) -> None:
+        """Refuse to commit for a transaction that is over, or in the way of another one.
+
+        Raises:
+            ProducerFencedError, UndecidedPositionsError: as they say.
+        """
+        ours = request.transaction
+        if ours is not None and not self.state.transactions.is_open(ours):
+            raise ProducerFencedError(f"transaction {ours} is over, or has not begun; end it")
+        for stream, offsets in request.positions.items():
+            for number in offsets:
+                known = group.undecided.get(PartitionName(stream, number))
+                if known is not None and known.transaction != ours:
+                    raise UndecidedPositionsError(
+                        f"transaction {known.transaction} is about to commit the position of group "
+                        f"{request.group!r} in {stream}/{number}; end it, or retry when it is over"
+                    )
+
+    def _mark(self, request: ev.MarkTransaction) -> None:
+        transaction, mark = request.transaction, request.mark
+        known = self.state.transactions
+        if mark is Mark.BEGIN:
+            if known.may_begin(transaction):
+                self._log.store(GroupEntry(transaction=transaction, mark=mark))
+        elif not known.has_ended(transaction):
+            waiting = known.waiting(transaction)
+            self._log.store(GroupEntry(transaction=transaction, mark=mark))
+            for name in waiting:
+                if self.state.groups[name].is_over:
+                    self._forget_group(name)
+
+    def _check_committer(self, group: Group, request: ev.Commit) -> None:
+        member = group.members.get(request.member)
+        if member is None:
+            raise _gone(request.group, group, "")
+        _check_owner(request, member)
+        if request.epoch != member.epoch:
+            raise StaleMemberError(
+                f"the partitions of member {member.id!r} changed with epoch {member.epoch}, after "
+                f"{request.epoch}; heartbeat, and commit what it still has"
+            )
+        if 0 < request.number < group.committed.get(member.id, 0):
+            raise StaleMemberError(f"a later commit of member {member.id!r} came before this one")
+        for stream, offsets in request.positions.items():
+            for number in offsets:
+                if PartitionName(stream, number) not in member.held:
+                    raise StaleMemberError(
+                        f"{stream}/{number} is not, or no more, assigned to member {member.id!r}"
+                    )
+
+    def _delete(self, request: ev.Delete) -> None:
+        group = self.state.groups.get(request.group)
+        if group is None:
+            raise UnknownGroupError(f"no group {request.group!r}")
+        if group.members:
+            raise GroupInUseError(
+                f"group {request.group!r} has {len(group.members)} members; stop them first"
+            )
+        if group.undecided:
+            raise UndecidedPositionsError(
+                f"transactions are about to commit positions of group {request.group!r}; end them"
+            )
+        self._forget_group(request.group)
+
+    # Members
+
+    def _heard(self, group: str, member: Member) -> None:
+        self._deadlines[group, member.id] = self._now_ms + member.session_ms
+
+    def _remove(self, name: str, member: str) -> None:
+        """Take a member out; what it held is free."""
+        group = self.state.groups[name]
+        del self._deadlines[name, member]
+        self._log.store(GroupEntry(group=name, epoch=self.state.epoch + 1, gone=(member,)))
+        if group.is_over:
+            self._forget_group(name)
+        else:
+            self._retarget(name)
+
+    def _forget_group(self, name: str) -> None:
+        self._log.store(GroupEntry(group=name, is_deleted=True))
+        self._targets.pop(name, None)
+
+    def _succeed(self, name: str, old: str, new: str) -> None:
+        """A member takes the place of another one."""
+        del self._deadlines[name, old]
+        targets = self._targets[name]
+        targets[new] = targets.pop(old)
+
+    def _retarget(self, name: str) -> None:
+        """Work out who is to read what, beginning with who was to, or else with who does."""
+        members = self.state.groups[name].members
+        before = self._targets.get(name, {})
+        current = {id_: before.get(id_, member.assigned) for id_, member in members.items()}
+        subscriptions = {id_: member.streams for id_, member in members.items()}
+        self._targets[name] = assign(subscriptions, self._partitions, current)
+
+    def _reconciled(self, name: str, member: Member, *, held: Partitions) -> Assigned:
+        """Bring a member closer to what it is to read, as far as others let go; what it has then.
+
+        Args:
+            name: of the group.
+            member: as it is.
+            held: what it says it consumes: it knows where it is there.
+        """
+        target = frozenset(self._targets[name][member.id])
+        if target != member.assigned:
+            others = self.state.groups[name].members.values()
+            # What it is giving up it gets again only when it has: it may have stopped half-way.
+            taken = member.revoking.union(*(m.held for m in others if m.id != member.id))
+            taken |= self.state.groups[name].undecided.keys() - member.assigned
+            assigned = target - taken
+            revoking = member.revoking | (member.assigned - target)
+            if (assigned, revoking) != (member.assigned, member.revoking):
+                member = msgspec.structs.replace(member, assigned=assigned, revoking=revoking)
+                member = self._change(name, member)
+        group, fresh = self.state.groups[name], member.assigned - held
+        begun = self._begun(group, {each.stream for each in fresh})
+        if begun.partitions:  # a stream that was made anew while it had its readers
+            entry = GroupEntry(group=name, began_with=begun.partitions, created=begun.created)
+            self._log.store(entry)
+        streams = sorted({each.stream for each in fresh})
+        return Assigned(
+            member.epoch,
+            member.assigned,
+            group.positions_of(fresh),
+            {stream: group.began_with[stream] for stream in streams},
+            target != member.assigned,
+        )
+
+    def _change(self, name: str, member: Member) -> Member:
+        """Store a member as it is from now on, under a new epoch."""
+        epoch = self.state.epoch + 1
+        member = msgspec.structs.replace(member, epoch=epoch)
+        self._log.store(GroupEntry(group=name, epoch=epoch, members=(member,)))
+        return member
+
+    # The world
+
+    def _streams_changed(self, event: ev.StreamsChanged) -> None:
+        """Members hear of what they gain and lose with their next heartbeats."""
+        changed = {
+            stream
+            for stream in {*self._partitions, *event.partitions}
+            if self._partitions.get(stream) != event.partitions.get(stream)
+        }
+        self._partitions, self._created = dict(event.partitions), dict(event.created)
+        for name, group in self.state.groups.items():
+            if any(not changed.isdisjoint(m.streams) for m in group.members.values()):
+                self._retarget(name)
+
+    def _time_passed(self) -> None:
+        late = [at for at, due_ms in self._deadlines.items() if due_ms <= self._now_ms]
+        for group, member in late:
+            self._remove(group, member)
+            self._log.give(Expired(group, member))
+        self._log.rewrite_if_due()
+
+
+def _check_owner(
+    request: ev.Join | ev.Heartbeat | ev.Leave | ev.Commit, *members: Member | None
+) -> None:
+    """Refuse to speak for members that another principal joined as.
+
+    Raises:
+        NotAllowedError: one of them is.
+    """
+    for member in members:
+        if member is not None and member.owner != request.owner:
+            name = f"{member.id!r}" + (f" (instance {member.instance!r})" * bool(member.instance))
+            raise NotAllowedError(
+                f"member {name} of group {request.group!r} belongs to another principal than "
+                f"{request.owner!r}; join with a member id and instance name of your own"
+            )
+
+
+def _gone(name: str, group: Group, instance: str) -> StrandlineError:
+    """Why somebody is not a member."""
+    if group.by_instance(instance) is not None:
+        return MemberFencedError(
+            f"another consumer has joined group {name!r} as instance {instance!r}; end this one, "
+            "or give it an instance name of its own"
+        )
+    return UnknownMemberError(f"not, or no more, a member of group {name!r}; join again")

@@ -1,0 +1,247 @@
+"""State of the group coordinator, and the entries that change it.
+
+The state is exactly what its entries say, applied in the order in which they were stored, so a
+coordinator that begins anew knows what the one before it knew: members, what each may consume, and
+the positions that were committed. Who was heard of when is not kept.
+
+Rules: entries carry results, not requests, so that applying them decides nothing. Pure.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from strandline.core.groups.transactions import Mark, Transaction, Transactions
+from strandline.errors import UNDECODABLE, InvalidRecordError
+from strandline.types import PartitionName
+
+Positions = dict[str, dict[int, int]]
+"""Stream → partition → offset of the next record to consume."""
+Partitions = frozenset[PartitionName]
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A consumer of a group, as long as it is heard of."""
+
+    id: str
+    """Made by the member, another one for each life of it."""
+    instance: str = ""
+    """A static member's name, the same in each life of it; empty for others."""
+    streams: tuple[str, ...]
+    session_ms: int
+    """It is removed when it was not heard of for so long."""
+    epoch: int
+    """The group's when this member's partitions changed last."""
+    assigned: Partitions = frozenset()
+    """What it may consume."""
+    revoking: Partitions = frozenset()
+    """What it was told to give up and may still be consuming: nobody else gets it before."""
+    owner: str = ""
+    """The principal that joined, which alone may speak for it; empty: access was not checked."""
+
+    @property
+    def held(self) -> Partitions:
+        """Return the partitions that nobody else may consume now."""
+        return self.assigned | self.revoking
+
+
+class Undecided(NamedTuple):
+    """A position that counts when a transaction is committed."""
+
+    transaction: Transaction
+    offset: int
+
+
+class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One atomic change of one group, or the beginning or end of a transaction.
+
+    Without either it moves the epoch at most.
+    """
+
+    group: str = ""
+    epoch: int = 0
+    members: tuple[Member, ...] = ()
+    """New, or as they are from now on."""
+    gone: tuple[str, ...] = ()
+    positions: Positions = {}
+    committed: dict[str, int] = {}
+    """Member → number of its last commit."""
+    is_deleted: bool = False
+    transaction: Transaction | None = None
+    """Which begins or ends; or for which the positions wait."""
+    mark: Mark | None = None
+    """What becomes of the transaction."""
+    ended: tuple[Transaction, ...] = ()
+    """Have ended, whatever became of them."""
+    began_with: dict[str, int] = {}
+    """Stream → how many partitions it had when the group began with it."""
+    created: dict[str, int] = {}
+    """Stream → when that was made; another one of its name is begun with anew."""
+    keeps: bool = False
+    """The group stays without members and positions: it has those elsewhere."""
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(GroupEntry).decode
+
+
+def encode_entry(entry: GroupEntry) -> bytes:
+    """The entry as a record's value."""
+    return _encode(entry)
+
+
+def decode_entry(value: bytes) -> GroupEntry:
+    """The entry in a record.
+
+    Raises:
+        InvalidRecordError: there is none.
+    """
+    try:
+        return _decode(value)
+    except UNDECODABLE as error:
+        raise InvalidRecordError(f"not an entry of the group coordinator: {error}") from error
+
+
+class Group:
+    """One consumer group."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.members: dict[str, Member] = {}
+        self.positions: Positions = {}
+        self.committed: dict[str, int] = {}
+        """Number of each member's last commit: one that was overtaken on its way is void."""
+        self.began_with: dict[str, int] = {}
+        """How many partitions each stream had at first: who begins late leaves nothing of others
+        out, as they are newer than the group."""
+        self.created: dict[str, int] = {}
+        """When the streams of ``began_with`` were made: another one of the name is another one."""
+        self.keeps = False
+        """Whether it has positions elsewhere, and so stays."""
+        self.undecided: dict[PartitionName, Undecided] = {}
+        """Positions that wait for transactions: nobody else begins there before."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody misses it."""
+        return not (self.members or self.positions or self.undecided or self.keeps)
+
+    def by_instance(self, instance: str) -> Member | None:
+        """The static member of that name."""
+        if not instance:
+            return None
+        return next((m for m in self.members.values() if m.instance == instance), None)
+
+    def position(self, partition: PartitionName) -> int | None:
+        """The offset of the next record to consume; None if none was committed."""
+        return self.positions.get(partition.stream, {}).get(partition.partition)
+
+    def positions_of(self, partitions: Partitions) -> Positions:
+        """Return the committed offsets of these partitions."""
+        found: Positions = {}
+        for name in sorted(partitions):
+            offset = self.position(name)
+            if offset is not None:
+                found.setdefault(name.stream, {})[name.partition] = offset
+        return found
+
+
+class GroupsState:
+    """Everything that entries have said so far."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Group] = {}
+        self.epoch = 0
+        """The last one given to any group; groups that are forgotten do not take it along."""
+        self.transactions = Transactions()
+
+    def apply(self, entry: GroupEntry) -> None:
+        """Take a change over."""
+        self.epoch = max(self.epoch, entry.epoch)
+        for transaction in entry.ended:
+            self._end(transaction, is_commit=False)
+        if entry.transaction is not None and entry.mark is not None:
+            self._mark(entry.transaction, entry.mark)
+        if not entry.group:
+            return
+        if entry.is_deleted:
+            self.groups.pop(entry.group, None)
+            return
+        group = self.groups.setdefault(entry.group, Group())
+        group.epoch = max(group.epoch, entry.epoch)
+        for member in entry.members:
+            group.members[member.id] = member
+        for gone in entry.gone:
+            group.members.pop(gone, None)
+            group.committed.pop(gone, None)
+        group.committed |= entry.committed
+        group.began_with |= entry.began_with
+        group.created |= entry.created
+        group.keeps = group.keeps or entry.keeps
+        if entry.transaction is not None:
+            self._wait(entry.group, entry.positions, entry.transaction)
+            return
+        for stream, offsets in entry.positions.items():
+            group.positions.setdefault(stream, {}).update(offsets)
+
+    def _mark(self, transaction: Transaction, mark: Mark) -> None:
+        if mark is Mark.BEGIN:
+            self.transactions.begin(transaction)
+        else:
+            self._end(transaction, is_commit=mark is Mark.COMMIT)
+
+    def _wait(self, name: str, positions: Positions, transaction: Transaction) -> None:
+        """Positions count when the transaction is committed."""
+        self.transactions.wait(transaction, name)
+        if not self.transactions.is_open(transaction):
+            return
+        undecided = self.groups[name].undecided
+        for stream, offsets in positions.items():
+            for number, offset in offsets.items():
+                undecided[PartitionName(stream, number)] = Undecided(transaction, offset)
+
+    def _end(self, transaction: Transaction, *, is_commit: bool) -> None:
+        """Positions that waited count from now on, or are forgotten."""
+        for name in self.transactions.end(transaction):
+            group = self.groups.get(name)
+            if group is None:
+                continue
+            waited = [at for at, each in group.undecided.items() if each.transaction == transaction]
+            for at in waited:
+                offset = group.undecided.pop(at).offset
+                if is_commit:
+                    group.positions.setdefault(at.stream, {})[at.partition] = offset
+
+    def entries(self, per_entry: int) -> Iterator[GroupEntry]:
+        """The whole state anew, as entries of a limited number of items; nothing else is needed.
+
+        Entries that are older and still there do no harm: whatever they say of a member or a
+        position was overruled among them, or is said here again.
+        """
+        yield GroupEntry(epoch=self.epoch)
+        ended = self.transactions.ended()
+        for start in range(0, len(ended), per_entry):
+            yield GroupEntry(ended=tuple(ended[start : start + per_entry]))
+        for transaction in self.transactions.opened():
+            yield GroupEntry(transaction=transaction, mark=Mark.BEGIN)
+        for name, group in self.groups.items():
+            yield GroupEntry(group=name, epoch=group.epoch, keeps=group.keeps)
+            members = list(group.members.values())
+            for start in range(0, len(members), per_entry):
+                some = tuple(members[start : start + per_entry])
+                numbers = {m.id: group.committed[m.id] for m in some if m.id in group.committed}
+                yield GroupEntry(group=name, members=some, committed=numbers)
+            counts = list(group.began_with.items())
+            for start in range(0, len(counts), per_entry):
+                some_counts = dict(counts[start : start + per_entry])
+                created = {s: group.created[s] for s in some_counts if s in group.created}
+                yield GroupEntry(group=name, began_with=some_counts, created=created)
+            for stream, offsets in group.positions.items():
+                items = sorted(offsets.items())
+                for start in range(0, len(items), per_entry):
+                    part = dict(items[start : start + per_entry])
+                    yield GroupEntry(group=name, positions={stream: part})
+            for at, (transaction, offset) in sorted(group.undecided.items()):
+                positions = {at.stream: {at.partition: offset}}
+                yield GroupEntry(group=name, positions=positions, transaction=transaction)

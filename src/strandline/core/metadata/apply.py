@@ -1,0 +1,214 @@
+"""``apply_entry(image, entry)``: the deterministic state machine of the metadata.
+
+The same entry on the same image gives the same image and the same outcome on every broker, whatever
+the entry says: a command that does not apply is an outcome like any other.
+
+Rules of sessions: a proposer opens a session, then gives its commands growing sequences, one under
+way at a time. Each is applied once; proposing it again gives the recorded outcome. Sessions that
+were not used for longest are forgotten; their ids are never given out again, so that a late retry
+is refused, not applied again.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from strandline.core.metadata import (
+    access,
+    activity,
+    brokers,
+    changes,
+    groups,
+    quotas,
+    skips,
+    states,
+    stream_keys,
+    streams,
+)
+from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
+from strandline.core.metadata.commands import (
+    AddPartitions,
+    AdmitBroker,
+    AllocateProducerIds,
+    BeginShutdown,
+    ChangeIsr,
+    Command,
+    CreateStream,
+    DeleteStream,
+    Drain,
+    ElectLeader,
+    Entry,
+    Fence,
+    FinishReassignment,
+    ForgetDirectory,
+    ForgetEvents,
+    JoinGroup,
+    KeepStreamKeys,
+    LeaveGroup,
+    MoveGroup,
+    MoveLogStarts,
+    OpenSession,
+    PausePartitions,
+    Proposed,
+    ReassignReplicas,
+    RegisterBroker,
+    RemoveBroker,
+    ReportStorage,
+    SetReadonly,
+    SkipTo,
+    Unfence,
+)
+from strandline.core.metadata.image import MetadataImage, SessionImage
+from strandline.core.metadata.outcome import Outcome, RefusedError, refused
+from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
+from strandline.errors import InvalidRequestError, StrandlineError
+from strandline.security.producer_ids import OWNERS_MAX, producer_id_of
+
+SESSIONS_MAX = 256
+PRODUCER_IDS_MAX = 1_000_000
+
+_WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
+    CreateStream: streams.create_stream,
+    KeepStreamKeys: stream_keys.keep_stream_keys,
+    DeleteStream: streams.delete_stream,
+    AddPartitions: streams.add_partitions,
+    AdmitBroker: brokers.admit,
+    RegisterBroker: brokers.register,
+    Fence: brokers.fence_brokers,
+    Unfence: brokers.unfence_brokers,
+    BeginShutdown: brokers.begin_shutdown,
+    Drain: brokers.drain,
+    ReportStorage: brokers.report_storage,
+    ForgetDirectory: brokers.forget_directory,
+    RemoveBroker: brokers.remove,
+    SkipTo: skips.skip_to,
+    SetReadonly: states.set_readonly,
+    PausePartitions: states.pause_partitions,
+    JoinGroup: groups.join,
+    LeaveGroup: groups.leave,
+    MoveGroup: groups.move,
+    ForgetEvents: activity.forget_events,
+    Grant: access.grant,
+    Revoke: access.revoke,
+    AddToken: access.add_token,
+    RevokeToken: access.revoke_token,
+    SetQuota: quotas.set_quota,
+    RemoveQuota: quotas.remove_quota,
+}
+"""Commands that are applied or refused whole."""
+
+_ANSWERING: dict[type[Any], Callable[[MetadataImage, Any], tuple[MetadataImage, Outcome]]] = {
+    ChangeIsr: changes.change_isrs,
+    ElectLeader: changes.elect_leaders,
+    ReassignReplicas: changes.reassign,
+    FinishReassignment: changes.finish,
+    MoveLogStarts: changes.move_log_starts,
+}
+"""Commands that have more to say than whether they applied."""
+
+
+def apply(image: MetadataImage, command: Command) -> MetadataImage:
+    """The image after the command: for a broker alone, which asks first and stores then.
+
+    Raises:
+        StreamExistsError: the name is taken.
+        UnknownStreamError: no such stream.
+        InvalidConfigError: a setting is out of range.
+        InvalidSubjectError: the stream's subject is not one.
+        InvalidRequestError: another command does not apply.
+    """
+    try:
+        after, outcome = _run(image, command)
+    except RefusedError as error:
+        raise InvalidRequestError(error.message) from error
+    outcome.raise_if_refused()
+    return after
+
+
+def apply_entry(image: MetadataImage, entry: Entry) -> tuple[MetadataImage, Outcome]:
+    """The image after an entry of the metadata log, and what is answered to who proposed it."""
+    if not isinstance(entry, Proposed):
+        return _outcome(image, entry)
+    session = image.sessions.get(entry.client_id)
+    if session is None:
+        why = (
+            f"session {entry.client_id} was forgotten; whether its last command applied is unknown"
+        )
+        return image, refused(RefusedError("session_expired", why))
+    if was_seen(session, entry):
+        return image, recorded_outcome(session, entry)
+    if isinstance(entry.command, OpenSession):
+        return image, refused(RefusedError("limit", "a session is opened outside of one"))
+    after, outcome = _outcome(image, entry.command)
+    return _recorded(after, entry, outcome), outcome
+
+
+def was_seen(session: SessionImage, entry: Proposed) -> bool:
+    """Whether this command, or a later one of its session, was applied before."""
+    return entry.sequence <= session.sequence
+
+
+def recorded_outcome(session: SessionImage, entry: Proposed) -> Outcome:
+    """Return the recorded outcome of a command that was applied or passed over before."""
+    if entry.sequence == session.sequence and entry.sequence > 0:
+        return session.outcome
+    why = f"sequence {entry.sequence} is not above {session.sequence}, the last one"
+    return refused(RefusedError("sequence_passed", why))
+
+
+def _recorded(image: MetadataImage, entry: Proposed, outcome: Outcome) -> MetadataImage:
+    """Remember what became of a session's command, be it applied or refused."""
+    used = image.proposals + 1
+    session = SessionImage(used=used, sequence=entry.sequence, outcome=outcome)
+    sessions = {**image.sessions, entry.client_id: session}
+    return msgspec.structs.replace(image, proposals=used, sessions=sessions)
+
+
+def _outcome(image: MetadataImage, command: Command) -> tuple[MetadataImage, Outcome]:
+    """Run a command; a refusal leaves the image as it was."""
+    try:
+        return _run(image, command)
+    except (RefusedError, StrandlineError) as error:
+        return image, refused(error)
+
+
+def _run(image: MetadataImage, command: Command) -> tuple[MetadataImage, Outcome]:
+    kind = type(command)
+    if kind in _WHOLE:
+        return activity.noted(image, _WHOLE[kind](image, command), command), Outcome()
+    if kind in _ANSWERING:
+        return _ANSWERING[kind](image, command)
+    if isinstance(command, AllocateProducerIds):
+        return _allocate_producer_ids(image, command)
+    assert isinstance(command, OpenSession), command
+    return _open_session(image)
+
+
+def _allocate_producer_ids(
+    image: MetadataImage, command: AllocateProducerIds
+) -> tuple[MetadataImage, Outcome]:
+    if not 1 <= command.count <= PRODUCER_IDS_MAX:
+        raise RefusedError("limit", f"1 to {PRODUCER_IDS_MAX} producer ids, not {command.count}")
+    owners, first = image.producer_owners, image.next_producer_id
+    if command.owner and command.owner not in owners:
+        if len(owners) >= OWNERS_MAX:
+            raise RefusedError("limit", f"{OWNERS_MAX} principals have producer ids, the most")
+        owners = {**owners, command.owner: len(owners) + 1}
+    after = msgspec.structs.replace(
+        image, next_producer_id=first + command.count, producer_owners=owners
+    )
+    return after, Outcome(value=producer_id_of(first, owners.get(command.owner, 0)))
+
+
+def _open_session(image: MetadataImage) -> tuple[MetadataImage, Outcome]:
+    """A session under a new id; the one not used for longest makes room for it."""
+    client_id, used = image.next_client_id, image.proposals + 1
+    sessions = dict(image.sessions)
+    if len(sessions) >= SESSIONS_MAX:
+        del sessions[min(sessions, key=lambda client: sessions[client].used)]
+    sessions[client_id] = SessionImage(used=used)
+    after = msgspec.structs.replace(
+        image, next_client_id=client_id + 1, proposals=used, sessions=sessions
+    )
+    return after, Outcome(value=client_id)

@@ -1,0 +1,294 @@
+"""Brokers coming and going: admission, registration, fencing, draining, removal.
+
+Rules:
+- a broker is known by its id and its data directory. Another directory under a known id is refused:
+  two brokers would take each other's place. A lost disk is told apart by an operator, by name;
+- a start has an incarnation. What an earlier one asks for, or is suspected of, does not apply;
+- a broker comes in fenced, also after a restart: it led with a memory that is gone, so its
+  leaderships end first;
+- a fenced broker leads nothing and is in no ISR, but where the ISR has nobody left;
+- the id of a removed broker is never used again: what is still under way to or from it, or stands
+  in somebody's settings, must not be taken for another's.
+
+Every function takes an image and returns the next, or raises ``RefusedError``.
+"""
+
+from collections.abc import Collection
+
+import msgspec
+
+from strandline.core.metadata.commands import (
+    AdmitBroker,
+    BeginShutdown,
+    BrokerRun,
+    Drain,
+    Fence,
+    ForgetDirectory,
+    RegisterBroker,
+    RemoveBroker,
+    ReportStorage,
+    Unfence,
+)
+from strandline.core.metadata.image import BrokerImage, MetadataImage
+from strandline.core.metadata.outcome import RefusedError
+from strandline.core.metadata.partitions import fence, forget_replica
+from strandline.types import BrokerId
+
+BROKERS_MAX = 100
+TEXT_MAX = 200
+PORT_MAX = 65_535
+_TEXTS = (
+    "directory_id",
+    "incarnation",
+    "peer_address",
+    "flight_address",
+    "grpc_address",
+    "rack",
+    "beam_address",
+)
+
+
+def known_broker(image: MetadataImage, broker: BrokerId) -> BrokerImage:
+    """The broker of an id.
+
+    Raises:
+        RefusedError: there is none.
+    """
+    if broker not in image.brokers:
+        known = ", ".join(str(b) for b in sorted(image.brokers)) or "none"
+        raise RefusedError(
+            "unknown_broker", f"no broker {broker} is registered; there are: {known}"
+        )
+    return image.brokers[broker]
+
+
+def known_run(image: MetadataImage, run: BrokerRun) -> BrokerImage:
+    """The broker of a run that is its latest.
+
+    Raises:
+        RefusedError: no such broker, or it was started again since.
+    """
+    found = known_broker(image, run.broker)
+    if found.incarnation != run.incarnation or not run.incarnation:
+        raise RefusedError(
+            "stale_incarnation",
+            f"broker {run.broker} runs as {found.incarnation!r}, not {run.incarnation!r}",
+        )
+    return found
+
+
+def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
+    """Expect a new broker at an address."""
+    known = image.brokers.get(command.broker)
+    if known is not None and known.directory_id:
+        raise RefusedError(
+            "duplicate_broker",
+            f"broker {known.id} exists ({known.state}, at {known.peer_address or 'no address'}); "
+            "give the new one another id",
+        )
+    host, _, port = command.peer_address.rpartition(":")
+    is_address = host and port.isdecimal() and 0 < int(port) <= PORT_MAX
+    if not is_address or len(command.peer_address) > TEXT_MAX or command.broker < 1:
+        raise RefusedError("limit", "a broker has an id above 0 and an address HOST:PORT")
+    _check_id(image, command.broker)
+    expected = BrokerImage(
+        id=command.broker, directory_id="", incarnation="", peer_address=command.peer_address
+    )
+    return image.with_broker(expected)
+
+
+def _check_id(image: MetadataImage, broker: BrokerId) -> None:
+    """Refuse an id that may not be used (again), or for which there is no room."""
+    if broker in image.removed:
+        raise RefusedError(
+            "removed_broker",
+            f"broker {broker} was removed from the cluster, and its id is not used again; give "
+            "this broker another id and an empty data directory",
+        )
+    if broker not in image.brokers and len(image.brokers) >= BROKERS_MAX:
+        raise RefusedError("limit", f"there are {BROKERS_MAX} brokers; remove one first")
+
+
+def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
+    """Take a broker in, or take note that it started again."""
+    _check_registration(image, command)
+    known = image.brokers.get(command.broker)
+    told = {name: getattr(command, name) for name in (*_TEXTS, "partitions_max")}
+    if known is None:
+        return image.with_broker(BrokerImage(id=command.broker, **told))
+    check_directory(known, command)
+    if known.incarnation == command.incarnation:
+        return image.with_broker(msgspec.structs.replace(known, **told))
+    check_not_older(known, command)
+    again = msgspec.structs.replace(known, **told, is_fenced=True, is_stopping=False)
+    return _without_service(image, {known.id}).with_broker(again)
+
+
+def _check_registration(image: MetadataImage, command: RegisterBroker) -> None:
+    if command.broker < 1 or not command.directory_id or not command.incarnation:
+        raise RefusedError("limit", "a broker has an id above 0, a directory and an incarnation")
+    if max(len(getattr(command, name)) for name in _TEXTS) > TEXT_MAX:
+        raise RefusedError("limit", f"addresses and labels have at most {TEXT_MAX} characters")
+    _check_id(image, command.broker)
+    for other in image.brokers.values():
+        if other.id != command.broker and other.directory_id == command.directory_id:
+            raise RefusedError(
+                "duplicate_broker",
+                f"this data directory is that of broker {other.id}; start it with id {other.id}, "
+                "or give this broker a directory of its own",
+            )
+
+
+def check_directory(known: BrokerImage, command: RegisterBroker) -> None:
+    """Refuse a second broker of one id.
+
+    Raises:
+        RefusedError: the directory is another one.
+    """
+    if known.directory_id not in ("", command.directory_id):
+        raise RefusedError(
+            "duplicate_broker",
+            f"broker {known.id} exists ({known.state}, at {known.peer_address or 'no address'}) "
+            "with another data directory; give this broker another id, or, if that disk is lost, "
+            f"run 'strandline cluster replace-disk {known.id}' first",
+        )
+
+
+def check_not_older(known: BrokerImage, command: RegisterBroker) -> None:
+    """Refuse a broker that has forgotten what it acknowledged: its votes, and perhaps records.
+
+    Raises:
+        RefusedError: its data directory is an older copy.
+    """
+    # Why a broker with its own directory is never refused. ``known.stored_index`` was reported by
+    # an earlier run of this broker: an entry that was on its disk (synced, not only sent or
+    # written), and committed. What was acknowledged and is not committed does not count, since
+    # another leader may rightly overwrite it. What is committed does: every later leader has it,
+    # so nobody ever makes this broker cut it off its log (Raft, 5.4), and a snapshot that replaces
+    # it counts as its last entry. So each later start finds it again, and ``command.stored_index``,
+    # the last entry that was found at the start of the run that registers, is no smaller.
+    #
+    # It must be "an earlier run". Whatever the quorum's leader knows of a broker (its ``match``)
+    # is of the newest run, which follows from its first moment, long before it registers: when the
+    # controller fences the run before, that has more on its disk than it found at its start. So
+    # each run reports for itself, in its heartbeats, which begin after it has registered; and a
+    # registration that is repeated, since its answer was lost, is not compared.
+    if command.stored_index < known.stored_index:
+        raise RefusedError(
+            "older_copy",
+            f"the data directory of broker {known.id} is an older copy: it has the metadata up to "
+            f"entry {command.stored_index}, and had acknowledged entry {known.stored_index}. "
+            "Start it with the newest directory; or, if that is lost, run 'strandline cluster "
+            f"replace-disk {known.id}' and start it again: what it lacks is copied from the others",
+        )
+
+
+def _with_stored(broker: BrokerImage, stored: tuple[int, ...], number: int) -> BrokerImage:
+    """The broker, of which it is known how much is on its disk; that only grows."""
+    index = stored[number] if number < len(stored) else 0
+    return msgspec.structs.replace(broker, stored_index=max(index, broker.stored_index))
+
+
+def fence_brokers(image: MetadataImage, command: Fence) -> MetadataImage:
+    """Take brokers out of service, together: the ISR of each partition shrinks once."""
+    found = [
+        _with_stored(known_run(image, run), command.stored, number)
+        for number, run in enumerate(command.runs)
+    ]
+    gone = {broker.id: broker for broker in found if not broker.is_fenced}
+    if not gone:
+        return image
+    image = _without_service(image, gone.keys())
+    fenced = {b: msgspec.structs.replace(broker, is_fenced=True) for b, broker in gone.items()}
+    return msgspec.structs.replace(image, brokers={**image.brokers, **fenced})
+
+
+def _without_service(image: MetadataImage, gone: Collection[BrokerId]) -> MetadataImage:
+    """End the leaderships and ISR memberships of brokers."""
+    # Those fenced before count as gone too: an ISR of which nobody is in service stays as it was.
+    out = {*gone, *(b.id for b in image.brokers.values() if b.is_fenced)}
+    changed = {}
+    for name, partition in image.partitions():
+        if partition.leader in gone or not out.isdisjoint(partition.isr):
+            after = fence(partition, out, min_isr=image.streams[name.stream].config.min_isr)
+            if after is not partition:
+                changed[name] = after
+    return image.with_partitions(changed)
+
+
+def unfence_brokers(image: MetadataImage, command: Unfence) -> MetadataImage:
+    """Take brokers into service; leaders and ISRs follow by commands of their own."""
+    brokers = dict(image.brokers)
+    for number, run in enumerate(command.runs):
+        found = _with_stored(known_run(image, run), command.stored, number)
+        if found.is_stopping:
+            raise RefusedError(
+                "not_eligible", f"broker {run.broker} is stopping; it has to restart"
+            )
+        brokers[found.id] = msgspec.structs.replace(found, is_fenced=False)
+    return msgspec.structs.replace(image, brokers=brokers)
+
+
+def begin_shutdown(image: MetadataImage, command: BeginShutdown) -> MetadataImage:
+    """Note that a broker is about to stop."""
+    found = known_run(image, command.run)
+    return image.with_broker(msgspec.structs.replace(found, is_stopping=True))
+
+
+def drain(image: MetadataImage, command: Drain) -> MetadataImage:
+    """Note that everything is to be moved off a broker, or no more."""
+    found = known_broker(image, command.broker)
+    return image.with_broker(msgspec.structs.replace(found, is_draining=command.is_on))
+
+
+def report_storage(image: MetadataImage, command: ReportStorage) -> MetadataImage:
+    """Note whether a broker's disk takes records; who leads follows by commands of their own."""
+    found = known_run(image, command.run)
+    return image.with_broker(msgspec.structs.replace(found, is_impaired=command.is_impaired))
+
+
+def forget_directory(image: MetadataImage, command: ForgetDirectory) -> MetadataImage:
+    """Count nothing of what a broker had; its id is free for another directory.
+
+    Or for the one it had: what that holds is believed no more than what any copy brings along, and
+    so coming back with it is how an order that was a mistake is taken back.
+    """
+    found = known_broker(image, command.broker)
+    if not found.is_fenced:
+        raise RefusedError("broker_in_use", f"broker {found.id} is {found.state}; stop it first")
+    changed = {}
+    for name, partition in image.partitions():
+        if found.id in partition.replicas:
+            try:
+                changed[name] = forget_replica(partition, found.id)
+            except RefusedError as error:
+                raise RefusedError(
+                    error.reason,
+                    f"broker {found.id} cannot be forgotten: in {name} {error.message}; elect "
+                    "another leader there first, which loses records, or delete the stream",
+                ) from error
+    empty = msgspec.structs.replace(
+        found, directory_id="", incarnation="", is_impaired=False, stored_index=0
+    )
+    return image.with_partitions(changed).with_broker(empty)
+
+
+def remove(image: MetadataImage, command: RemoveBroker) -> MetadataImage:
+    """Let go of a broker that is out of use, for ever."""
+    found = known_broker(image, command.broker)
+    if found.may_take_replicas:
+        raise RefusedError("broker_in_use", f"broker {found.id} is live; drain it first")
+    kept = [str(name) for name, p in image.partitions() if found.id in p.replicas]
+    if kept:
+        raise RefusedError(
+            "broker_in_use",
+            f"broker {found.id} keeps {len(kept)} partitions, such as {kept[0]}; drain it first",
+        )
+    brokers = {b: broker for b, broker in image.brokers.items() if b != found.id}
+    removed = removed_with(image, found.id)
+    return msgspec.structs.replace(image, brokers=brokers, removed=removed)
+
+
+def removed_with(image: MetadataImage, broker: BrokerId) -> tuple[BrokerId, ...]:
+    """Everybody that was removed, and one more."""
+    return tuple(sorted({*image.removed, broker}))

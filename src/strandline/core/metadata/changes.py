@@ -1,0 +1,195 @@
+"""Commands that carry many partitions: each stands for itself, refused ones are listed.
+
+Rule: a change names the partition as it was when it was decided. If the log id is another one (the
+stream was deleted and made again) or the version is (somebody else was first), it is left out, and
+who decided decides anew. That is the compare-and-set by which leaders and the controller never
+overwrite each other.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TypeVar
+
+from strandline.core.metadata.brokers import known_broker, known_run
+from strandline.core.metadata.commands import (
+    ChangeIsr,
+    ElectionReason,
+    ElectLeader,
+    FinishReassignment,
+    IsrChange,
+    LeaderChange,
+    LogStart,
+    Move,
+    MoveLogStarts,
+    PartitionAt,
+    ReassignReplicas,
+)
+from strandline.core.metadata.image import MetadataImage, PartitionImage
+from strandline.core.metadata.internal_streams import adapt_settings
+from strandline.core.metadata.outcome import Outcome, Reason, Refusal, RefusedError
+from strandline.core.metadata.partitions import (
+    begin_move,
+    change_isr,
+    elect,
+    finish_move,
+    move_log_start,
+)
+from strandline.core.metadata.streams import check_replicas
+from strandline.errors import InvalidRequestError
+from strandline.types import BrokerId, PartitionName
+
+Item = TypeVar("Item")
+Changed = dict[PartitionName, PartitionImage]
+CHANGES_MAX = 10_000
+MESSAGES_MAX = 20
+
+
+def change_isrs(image: MetadataImage, command: ChangeIsr) -> tuple[MetadataImage, Outcome]:
+    """The ISRs as the leader of their partitions wants them."""
+    leader = known_run(image, command.leader).id
+    one = partial(_change_isr, image, leader)
+    return _each(image, command.changes, at=lambda item: item.at, change=one)
+
+
+def _change_isr(image: MetadataImage, leader: BrokerId, change: IsrChange) -> PartitionImage:
+    found = find_partition(image, change.at)
+    if found.leader != leader or found.leader_epoch != change.leader_epoch:
+        raise RefusedError(
+            "not_leader",
+            f"broker {found.leader} leads in epoch {found.leader_epoch}, not broker {leader} in "
+            f"epoch {change.leader_epoch}",
+        )
+    for broker in change.isr:
+        known_broker(image, broker)
+    return change_isr(found, change.isr, brokers=image.brokers, min_isr=_min_isr(image, change.at))
+
+
+def elect_leaders(image: MetadataImage, command: ElectLeader) -> tuple[MetadataImage, Outcome]:
+    """New leaders; only the reason ``unclean`` lets one lead that may lack committed records."""
+    one = partial(_elect, image, reason=command.reason)
+    return _each(image, command.changes, at=lambda item: item.at, change=one)
+
+
+def _elect(image: MetadataImage, change: LeaderChange, *, reason: ElectionReason) -> PartitionImage:
+    return elect(
+        find_partition(image, change.at),
+        change.leader,
+        brokers=image.brokers,
+        min_isr=_min_isr(image, change.at),
+        is_unclean=reason == "unclean",
+        has_failed=reason == "leader_failed",
+    )
+
+
+def reassign(image: MetadataImage, command: ReassignReplicas) -> tuple[MetadataImage, Outcome]:
+    """Begin moves."""
+    one = partial(_begin_move, image)
+    return _each(image, command.moves, at=lambda item: item.at, change=one)
+
+
+def _begin_move(image: MetadataImage, move: Move) -> PartitionImage:
+    found = find_partition(image, move.at)
+    if not found.replicas:
+        raise RefusedError("bad_assignment", "it has no replicas: it was made by a broker alone")
+    check_replicas(image, move.target)
+    min_isr = _min_isr(image, move.at)
+    if len(move.target) < min_isr:
+        raise RefusedError("bad_assignment", f"min_isr needs {min_isr} replicas")
+    for broker in move.target:
+        if broker not in found.replicas and not image.brokers[broker].may_take_replicas:
+            state = image.brokers[broker].state
+            raise RefusedError("not_eligible", f"broker {broker} is {state}")
+    return begin_move(found, move.target)
+
+
+def finish(image: MetadataImage, command: FinishReassignment) -> tuple[MetadataImage, Outcome]:
+    """End moves whose new replicas are in sync."""
+    one = partial(_finish, image)
+    after, outcome = _each(image, command.partitions, at=lambda item: item, change=one)
+    return adapt_settings(after, command.partitions), outcome
+
+
+def _finish(image: MetadataImage, at: PartitionAt) -> PartitionImage:
+    return finish_move(find_partition(image, at), min_isr=_min_isr(image, at))
+
+
+def move_log_starts(image: MetadataImage, command: MoveLogStarts) -> tuple[MetadataImage, Outcome]:
+    """Records deleted from the beginning of logs."""
+    one = partial(_move_log_start, image)
+    return _each(image, command.changes, at=lambda item: item.at, change=one)
+
+
+def _move_log_start(image: MetadataImage, change: LogStart) -> PartitionImage:
+    return move_log_start(find_partition(image, change.at), change.offset)
+
+
+def find_partition(image: MetadataImage, at: PartitionAt) -> PartitionImage:
+    """The partition a decision was about, if it is still as it was then.
+
+    Raises:
+        RefusedError: it is gone, or has changed since.
+        UnknownStreamError, UnknownPartitionError: it is gone.
+    """
+    found = image.partition(at.stream, at.partition)
+    if found.log_id != at.log_id:
+        raise RefusedError("stale_partition", "the stream was deleted and made again")
+    if not is_current(found, at):
+        raise RefusedError(
+            "stale_partition", f"its version is {found.version}, not {at.version}; look again"
+        )
+    return found
+
+
+def is_current(partition: PartitionImage, at: PartitionAt) -> bool:
+    """Whether nothing happened to the partition since the decision."""
+    return partition.version == at.version
+
+
+def _min_isr(image: MetadataImage, at: PartitionAt) -> int:
+    return image.streams[at.stream].config.min_isr
+
+
+def _each(
+    image: MetadataImage,
+    items: tuple[Item, ...],
+    *,
+    at: Callable[[Item], PartitionAt],
+    change: Callable[[Item], PartitionImage],
+) -> tuple[MetadataImage, Outcome]:
+    """Apply what fits; a command of which nothing fits is refused with its first reason."""
+    _check_each(items, at)
+    changed: Changed = {}
+    left_out: list[Refusal] = []
+    for item in items:
+        where = at(item)
+        try:
+            changed[where.name] = change(item)
+        except RefusedError as error:
+            left_out.append(_refusal(where, error.reason, error.message, count=len(left_out)))
+        except InvalidRequestError as error:
+            gone = _refusal(where, "stale_partition", error.message, count=len(left_out))
+            left_out.append(gone)
+    if changed:
+        return image.with_partitions(changed), Outcome(refused=tuple(left_out))
+    first = left_out[0]
+    return image, Outcome(
+        code=InvalidRequestError.code,
+        reason=first.reason,
+        message=first.message,
+        refused=tuple(left_out),
+    )
+
+
+def _refusal(at: PartitionAt, reason: Reason, message: str, *, count: int) -> Refusal:
+    """One partition left out; outcomes are kept in the image, so only the first ones explain."""
+    text = f"{at.stream}/{at.partition}: {message}" if count < MESSAGES_MAX else ""
+    return Refusal(at.stream, at.partition, reason, text)
+
+
+def _check_each(items: tuple[Item, ...], at: Callable[[Item], PartitionAt]) -> None:
+    """Refuse a command whose items would get in each other's way."""
+    if not 1 <= len(items) <= CHANGES_MAX:
+        raise RefusedError("limit", f"1 to {CHANGES_MAX} partitions, not {len(items)}")
+    names: Iterable[PartitionName] = (at(item).name for item in items)
+    if len(set(names)) != len(items):
+        raise RefusedError("stale_partition", "a partition is named twice")

@@ -1,0 +1,414 @@
+"""The controller: decides the next proposals from the image and the brokers' last heartbeats.
+
+Pure: ``decide`` looks and proposes, nothing else. It works on the image as its own commands will
+leave it, so that fencing a broker and electing its successors are two commands in one go, whatever
+the number of partitions.
+
+Rules, in this order:
+1. a broker not heard of for ``session_ms`` is fenced, and one whose connections broke after
+   ``away_ms`` without them; one that is heard again is unfenced;
+2. a partition without a leader gets one, if anybody may lead without a loss; never otherwise;
+3. brokers that stop, are drained or whose disk takes no records hand their leaderships to others
+   in the ISR; one that stops and leads no more is fenced, so that no commit waits for it, and one
+   with an impaired disk leaves the ISR for the same reason;
+4. moves whose new replicas are in sync are finished, then more begin, a few at a time: off brokers
+   that are drained, and to give streams of our own more copies when brokers have joined;
+5. leaders are shared evenly again once the set of brokers in service has not changed for
+   ``reshare_delay_ms``, so that one that comes and goes moves nothing.
+
+Invariant: decided again on the image that results, with the same view, there is nothing to do. Time
+alone brings only brokers that are late or back, and the sharing of leaders: the controller looks at
+partitions again when one of these, or the image, is new. An idle cluster costs nothing by their
+number.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from strandline.core.metadata.apply import apply_entry
+from strandline.core.metadata.commands import (
+    BrokerRun,
+    Command,
+    ElectionReason,
+    ElectLeader,
+    Fence,
+    FinishReassignment,
+    LeaderChange,
+    ReassignReplicas,
+    Unfence,
+)
+from strandline.core.metadata.election import (
+    LogEnds,
+    at,
+    choose_leader,
+    leader_change,
+    led_partitions,
+)
+from strandline.core.metadata.image import BrokerImage, MetadataImage, PartitionImage
+from strandline.core.metadata.internal_streams import widen_plan
+from strandline.core.metadata.partitions import why_move_waits
+from strandline.core.metadata.placement import drain_plan, rebalance_leaders
+from strandline.types import BrokerId
+
+ROUNDS_MAX = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerLimits:
+    """How patient the controller is and how much it moves at once."""
+
+    session_ms: float = 2_000
+    """Silence after which a broker is taken for dead."""
+    away_ms: float = 600
+    """The same once its connections broke, as they do when a process ends, not when it waits."""
+    reshare_delay_ms: float = 10_000
+    """How long brokers must have neither come nor gone before leaderships move for evenness."""
+    moves_max: int = 5
+    """Partitions that are moved at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The last heartbeat of a broker."""
+
+    incarnation: str
+    at_ms: float
+    stored_index: int = 0
+    """The last entry of the metadata log that is committed and on its disk, as it reported."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """State of the controller besides the image."""
+
+    now_ms: float
+    heard: Mapping[BrokerId, Heard]
+    listening_since_ms: float
+    """Who was silent before counts as heard then: perhaps it was not listened to."""
+    settled_since_ms: float
+    """When the set of brokers in service changed last."""
+    log_ends: LogEnds = field(default_factory=dict)
+    away: Mapping[BrokerId, float] = field(default_factory=dict)
+    """Since when there is no connection with brokers that had one."""
+
+
+def decide(
+    image: MetadataImage, view: View, limits: ControllerLimits | None = None
+) -> tuple[Command, ...]:
+    """Commands to propose, in this order; none if all is as it should be."""
+    plan = _Plan(image, view, limits or ControllerLimits())
+    plan.fence_and_unfence()
+    # What one step does may make room for an earlier one: a move that ends lets another begin, and
+    # one sent elsewhere may end at once.
+    for _ in range(ROUNDS_MAX):
+        known = len(plan.commands)
+        plan.elect()
+        plan.hand_over()
+        plan.fence_stopped()
+        plan.finish_moves()
+        plan.begin_moves()
+        if len(plan.commands) == known:
+            break
+    plan.share_leaders()
+    return tuple(plan.commands)
+
+
+def is_late(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
+    """Whether a broker has been silent for too long; what an earlier run said does not count."""
+    if is_away(broker, view, limits):
+        return True
+    heard = view.heard.get(broker.id)
+    if heard is None or heard.incarnation != broker.incarnation:
+        return view.now_ms - view.listening_since_ms > limits.session_ms
+    return view.now_ms - max(heard.at_ms, view.listening_since_ms) > limits.session_ms
+
+
+def is_away(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
+    """Whether a broker's connections broke a while ago."""
+    since_ms = view.away.get(broker.id)
+    return since_ms is not None and view.now_ms - since_ms > limits.away_ms
+
+
+def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
+    """Whether a fenced broker is there: this very run of it was heard a moment ago."""
+    heard = view.heard.get(broker.id)
+    if not broker.incarnation or broker.is_stopping:
+        return False  # its directory was forgotten, or it is on its way out: it has to register
+    if heard is None or heard.incarnation != broker.incarnation:
+        return False
+    return view.now_ms - heard.at_ms <= limits.session_ms and not is_away(broker, view, limits)
+
+
+def reported_index(broker: BrokerImage, heard: Heard | None) -> int:
+    """Return how much this very run has on its disk: see ``brokers.check_not_older``."""
+    if heard is None or heard.incarnation != broker.incarnation:
+        return 0
+    return heard.stored_index
+
+
+def came_and_went(
+    image: MetadataImage, view: View, limits: ControllerLimits
+) -> tuple[list[BrokerImage], list[BrokerImage]]:
+    """Return the brokers to fence and to unfence."""
+    known = [image.brokers[broker] for broker in sorted(image.brokers)]
+    dead = [b for b in known if not b.is_fenced and is_late(b, view, limits)]
+    back = [b for b in known if b.is_fenced and is_back(b, view, limits)]
+    return dead, back
+
+
+def may_share_leaders(view: View, limits: ControllerLimits) -> bool:
+    """Whether brokers have stayed put for long enough."""
+    return view.now_ms - view.settled_since_ms >= limits.reshare_delay_ms
+
+
+class _Plan:
+    """Commands so far and the image as they will leave it."""
+
+    def __init__(self, image: MetadataImage, view: View, limits: ControllerLimits) -> None:
+        self.image = image
+        self.view = view
+        self.limits = limits
+        self.commands: list[Command] = []
+
+    def propose(self, command: Command) -> None:
+        """Add a command that applies; one that does not would be a bug here."""
+        self.image, outcome = apply_entry(self.image, command)
+        assert outcome.is_applied, outcome
+        assert not outcome.refused, outcome
+        self.commands.append(command)
+
+    def fence_and_unfence(self) -> None:
+        """Rule 1."""
+        dead, back = came_and_went(self.image, self.view, self.limits)
+        if dead:
+            self.propose(Fence(_runs(dead), self._stored(dead)))
+        if back:
+            self.propose(Unfence(_runs(back), self._stored(back)))
+
+    def _stored(self, brokers: list[BrokerImage]) -> tuple[int, ...]:
+        found = tuple(reported_index(b, self.view.heard.get(b.id)) for b in brokers)
+        return found if any(found) else ()
+
+    def elect(self) -> None:
+        """Rule 2."""
+        led = led_partitions(self.image)
+        changes = []
+        for name, partition in self.image.partitions():
+            if partition.leader is None and partition.replicas:
+                leader = choose_leader(
+                    partition, self.image.brokers, led=led, log_ends=self.view.log_ends
+                )
+                if leader is not None:
+                    changes.append(leader_change(name, partition, leader, led=led))
+        self._elect(changes, "leader_lost")
+
+    def hand_over(self) -> None:
+        """Rule 3, and who leads a partition it is about to leave."""
+        led = led_partitions(self.image)
+        handed: list[LeaderChange] = []
+        moved: list[LeaderChange] = []
+        failed: list[LeaderChange] = []
+        for name, partition in self.image.partitions():
+            min_isr = self.image.streams[name.stream].config.min_isr
+            among = successors(partition, self.image.brokers, min_isr=min_isr)
+            if not among or partition.leader is None:
+                continue
+            leader = choose_leader(
+                partition, self.image.brokers, led=led, log_ends=self.view.log_ends, among=among
+            )
+            if leader is not None and may_hand_to(partition, leader):
+                change = leader_change(name, partition, leader, led=led)
+                if partition.leader in partition.removing:
+                    moved.append(change)
+                elif self.image.brokers[partition.leader].is_impaired:
+                    failed.append(change)
+                else:
+                    handed.append(change)
+        self._elect(failed, "leader_failed")
+        self._elect(handed, "handover")
+        self._elect(moved, "reassignment")
+
+    def fence_stopped(self) -> None:
+        """Rule 3: whoever stops and leads nothing may go."""
+        led = led_partitions(self.image)
+        done = [
+            broker
+            for _, broker in sorted(self.image.brokers.items())
+            if broker.is_stopping and not broker.is_fenced and not led[broker.id]
+        ]
+        if done:
+            self.propose(Fence(_runs(done), self._stored(done)))
+
+    def finish_moves(self) -> None:
+        """Rule 4, the second half."""
+        done = []
+        for name, partition in self.image.partitions():
+            if partition.is_moving:
+                min_isr = self.image.streams[name.stream].config.min_isr
+                if not why_move_waits(partition, min_isr=min_isr):
+                    done.append(at(name, partition))
+        if done:
+            self.propose(FinishReassignment(tuple(done)))
+
+    def begin_moves(self) -> None:
+        """Rule 4, the first half."""
+        for plan in (drain_plan, widen_plan):
+            moves = plan(self.image, moves_max=self.limits.moves_max)
+            if moves:
+                self.propose(ReassignReplicas(moves))
+
+    def share_leaders(self) -> None:
+        """Rule 5."""
+        if may_share_leaders(self.view, self.limits):
+            command = rebalance_leaders(self.image)
+            if command is not None:
+                self.propose(command)
+
+    def _elect(self, changes: list[LeaderChange], reason: ElectionReason) -> None:
+        if changes:
+            self.propose(ElectLeader(tuple(changes), reason))
+
+
+def successors(
+    partition: PartitionImage, brokers: Mapping[BrokerId, BrokerImage], *, min_isr: int
+) -> tuple[BrokerId, ...]:
+    """Replicas that would be better leaders than the present one; none if it may stay.
+
+    A leadership passes only from one that stops to others, from one that leaves the partition to
+    those that stay, from one with an impaired disk to those without, if enough are in sync to take
+    records, from one being drained to those that are neither: never back, so that it settles.
+    """
+    if partition.leader is None:
+        return ()
+    leader = brokers[partition.leader]
+    if leader.is_stopping:
+        return partition.replicas
+    if leader.id in partition.removing:
+        return partition.target
+    healthy = tuple(b for b in partition.target if not brokers[b].is_impaired)
+    if leader.is_impaired:
+        able = [b for b in partition.isr if b in healthy and brokers[b].may_lead]
+        return healthy if len(able) >= min_isr else ()
+    if leader.is_draining:
+        return tuple(b for b in healthy if not brokers[b].is_draining)
+    return ()
+
+
+def may_hand_to(partition: PartitionImage, leader: BrokerId) -> bool:
+    """Whether a leadership that works may end for this one: only for somebody in sync."""
+    return leader in partition.isr
+
+
+def _runs(brokers: list[BrokerImage]) -> tuple[BrokerRun, ...]:
+    return tuple(BrokerRun(b.id, b.incarnation) for b in brokers)
+
+
+class _Done(NamedTuple):
+    """Partitions at which nothing was left to do.
+
+    Attributes:
+        image: the object that was looked at.
+        shares: whether leaders were to be shared evenly.
+    """
+
+    image: MetadataImage
+    shares: bool
+
+
+class Controller:
+    """The view of a broker that holds the office, from when it took it.
+
+    Made anew with each term; dropped when the office is lost. All times come from one clock. A
+    process that was paused has heard of nobody for a while and must not take all for dead: after a
+    gap between decisions everybody gets time to be heard again.
+
+    Args:
+        now_ms: the time.
+        limits: how patient to be.
+        away: since when brokers have no connection with this one.
+    """
+
+    def __init__(
+        self,
+        now_ms: float,
+        limits: ControllerLimits | None = None,
+        away: Mapping[BrokerId, float] | None = None,
+    ) -> None:
+        self.limits = limits or ControllerLimits()
+        self._listening_since_ms = now_ms
+        self._decided_ms = now_ms
+        self._settled_since_ms = now_ms
+        self._heard: dict[BrokerId, Heard] = {}
+        self._away = dict(away or {})
+        self._serving: frozenset[BrokerRun] | None = None
+        self._done: _Done | None = None
+
+    @property
+    def interval_ms(self) -> float:
+        """How often to decide at least; twice that is a gap. More than that gains little."""
+        return self.limits.session_ms / 4
+
+    def heartbeat(self, run: BrokerRun, now_ms: float, stored_index: int = 0) -> None:
+        """A broker reports that it is there; the controller's own broker has to report too.
+
+        Args:
+            run: of the broker.
+            now_ms: the time.
+            stored_index: the last entry of the metadata log that is committed and on its disk.
+        """
+        self._heard[run.broker] = Heard(run.incarnation, now_ms, stored_index)
+
+    def lost(self, broker: BrokerId, now_ms: float) -> None:
+        """The connections with a broker broke."""
+        self._away[broker] = now_ms
+
+    def found(self, broker: BrokerId) -> None:
+        """They are back."""
+        self._away.pop(broker, None)
+
+    def decide(
+        self,
+        image: MetadataImage,
+        now_ms: float,
+        log_ends: LogEnds | None = None,
+    ) -> tuple[Command, ...]:
+        """Commands to propose now.
+
+        Args:
+            image: the newest that is applied here.
+            now_ms: of the clock that heartbeats were stamped with.
+            log_ends: of partitions that lost their leader, as far as brokers answered.
+        """
+        self._note_changes(image, now_ms)
+        view = View(
+            now_ms=now_ms,
+            heard=self._heard,
+            listening_since_ms=self._listening_since_ms,
+            settled_since_ms=self._settled_since_ms,
+            log_ends=log_ends or {},
+            away=self._away,
+        )
+        done = _Done(image, may_share_leaders(view, self.limits))
+        if self._is_done(done) and not any(came_and_went(image, view, self.limits)):
+            return ()
+        commands = decide(image, view, self.limits)
+        self._done = None if commands else done
+        return commands
+
+    def _is_done(self, done: _Done) -> bool:
+        """Whether nothing was left here; images, which are large, are compared as objects."""
+        known = self._done
+        return known is not None and known.image is done.image and known.shares == done.shares
+
+    def _note_changes(self, image: MetadataImage, now_ms: float) -> None:
+        """Begin to wait anew after a gap, and when somebody came or went."""
+        if now_ms - self._decided_ms > 2 * self.interval_ms:
+            self._listening_since_ms = now_ms
+            self._away = dict.fromkeys(self._away, now_ms)
+        self._decided_ms = now_ms
+        serving = frozenset(_runs([b for b in image.brokers.values() if b.may_take_replicas]))
+        if serving != self._serving:
+            self._serving = serving
+            self._settled_since_ms = now_ms
+        self._heard = {b: heard for b, heard in self._heard.items() if b in image.brokers}

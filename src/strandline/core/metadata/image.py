@@ -1,0 +1,288 @@
+"""The image: everything the metadata says at one moment, never changed in place.
+
+Two forms of life share it. One broker alone registers nobody, and its partitions have no replicas.
+In a cluster brokers are registered and every partition names those that keep it.
+
+Invariants (``check.py`` states them as code):
+- the ids of logs, producers, clients and events are given out once and never again, so that journal
+  entries of a deleted stream can never be replayed into another; nor is the id of a removed broker;
+- a stream has at least one partition, numbered from 0 without gaps;
+- the leader epoch of a partition only grows, and with every other change its version does;
+- the leader is in the ISR, the ISR within the replicas, and an ISR that was ever filled is never
+  empty again: its last member stays in it, alive or not, because it alone has what was committed.
+"""
+
+import difflib
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Literal
+
+import msgspec
+
+from strandline.config import StreamConfig
+from strandline.core.metadata.commands import (
+    CreateStream,
+    DeleteStream,
+    JoinGroup,
+    LeaveGroup,
+    PausePartitions,
+    SetReadonly,
+)
+from strandline.core.metadata.outcome import Outcome
+from strandline.errors import UnknownPartitionError, UnknownStreamError
+from strandline.security.acl import Rule
+from strandline.security.quota import Quota
+from strandline.security.tokens import Token
+from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName, WrappedKey
+
+IMAGE_VERSION = 4
+"""Of the stored form. 1 had no brokers, 2 forgot who was removed, 3 knew no rules, tokens, keys and
+events; all are read and become 4."""
+
+SIMILAR_MAX = 200
+"""So many names are compared with one that is unknown: that takes 5 ms."""
+BrokerState = Literal["live", "fenced", "draining", "stopping", "impaired"]
+
+
+class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
+    """One broker: who it is, where it is reached and whether it may be counted on."""
+
+    id: BrokerId
+    directory_id: str
+    """Random, made with the data directory: the same after a restart, another on another disk.
+    Empty: the broker was admitted, or lost its disk, and has not come with a directory yet."""
+    incarnation: str
+    """Random, made at each start: what an earlier run still has under way does not count."""
+    peer_address: str = ""
+    flight_address: str = ""
+    grpc_address: str = ""
+    """Where clients of Liftbridge dial it; empty: it does not serve them."""
+    beam_address: str = ""
+    """Where clients of Beam's log do; likewise."""
+    rack: str = ""
+    """Brokers of one rack fail together; without a label a broker is a rack of its own."""
+    is_fenced: bool = True
+    """Not heard of: leads nothing and is in no ISR but as its last member."""
+    is_draining: bool = False
+    """Everything is to be moved off it; outlives a restart."""
+    is_stopping: bool = False
+    """Its leaderships are to be handed over before it stops; ends with its next start."""
+    stored_index: int = 0
+    """The metadata log is on its disk at least up to this entry: if it comes with less, its data
+    directory is an older copy, which lacks what it has acknowledged."""
+    is_impaired: bool = False
+    """Its disk takes no records: it leads only what no other broker can. Outlives a restart, until
+    the broker reports that its disk has worked again for a while."""
+
+    partitions_max: int = 0
+    """How many partitions it can keep with the files that it may have open; 0: it did not say."""
+
+    @property
+    def state(self) -> BrokerState:
+        """One word for a person: what matters most."""
+        if self.is_fenced:
+            return "fenced"
+        if self.is_stopping:
+            return "stopping"
+        if self.is_impaired:
+            return "impaired"
+        return "draining" if self.is_draining else "live"
+
+    @property
+    def may_lead(self) -> bool:
+        """Whether it may become a leader; a draining one may, if nobody else can."""
+        return not self.is_fenced and not self.is_stopping
+
+    @property
+    def may_take_replicas(self) -> bool:
+        """Whether new replicas may be placed on it."""
+        return self.may_lead and not self.is_draining
+
+
+class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One partition: its log, who keeps it and who leads it."""
+
+    log_id: LogId
+    leader_epoch: LeaderEpoch = LeaderEpoch(0)
+    replicas: tuple[BrokerId, ...] = ()
+    """In order of preference for the leadership; empty with one broker alone."""
+    leader: BrokerId | None = None
+    isr: tuple[BrokerId, ...] = ()
+    """Ascending."""
+    last_known_safe: tuple[BrokerId, ...] = ()
+    """Not in the ISR, and yet sure to have all that is committed (KIP-966); ascending."""
+    version: int = 0
+    """Grows with every change of the partition: what a change must name to be the next."""
+    adding: tuple[BrokerId, ...] = ()
+    """Replicas that a reassignment brings in; members of ``replicas``."""
+    removing: tuple[BrokerId, ...] = ()
+    """Replicas that leave once those being added are in sync; members of ``replicas``."""
+    filling: tuple[BrokerId, ...] = ()
+    """Replicas that were never in sync since they were added or lost their disk: what they have is
+    a part, which one leadership has to fill whole if the log is compacted; ascending."""
+    unclean_epoch: LeaderEpoch = LeaderEpoch(0)
+    """The last one whose leader an operator ordered although it may lack committed records: a copy
+    that comes from before it agrees with the leader at any price."""
+    log_start_offset: Offset = Offset(0)
+    """Records before it are deleted on every replica, also on one that comes back later."""
+
+    @property
+    def target(self) -> tuple[BrokerId, ...]:
+        """The replicas as they are to be when the reassignment is over."""
+        return tuple(broker for broker in self.replicas if broker not in self.removing)
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a reassignment is under way."""
+        return bool(self.adding or self.removing)
+
+
+class PartitionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Whether a partition takes records, and since when; times are first and latest, 0: never."""
+
+    is_readonly: bool = False
+    is_paused: bool = False
+    resumes_all: bool = False
+    """When it is resumed, so is every other partition of the stream."""
+    readonly_ns: tuple[int, int] = (0, 0)
+    paused_ns: tuple[int, int] = (0, 0)
+
+
+class StreamImage(msgspec.Struct, frozen=True, kw_only=True):
+    """One stream."""
+
+    config: StreamConfig
+    created_ns: int
+    partitions: tuple[PartitionImage, ...]
+    states: dict[int, PartitionState] = {}
+    """Of partitions that were ever readonly or paused."""
+    keys: tuple[WrappedKey, ...] = ()
+    """Of an encrypted stream: its data keys, numbered from 1, the newest last."""
+
+
+class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
+    """A consumer group."""
+
+    coordinator: BrokerId
+    epoch: int = 0
+    members: dict[str, tuple[str, ...]] = {}
+    """Member → the streams it reads, ascending."""
+    owners: dict[str, str] = {}
+    """Member → the principal that joined as it, where access was checked."""
+
+
+Told = CreateStream | DeleteStream | PausePartitions | SetReadonly | JoinGroup | LeaveGroup
+"""Commands that the activity stream tells of."""
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    """A command that was applied, for the activity stream."""
+
+    id: int
+    command: Told
+
+
+class SessionImage(msgspec.Struct, frozen=True, kw_only=True):
+    """A proposer's last command, so that its retry is answered and not applied again."""
+
+    used: int
+    """The count of proposals when it was last used; the least is forgotten first."""
+    sequence: int = 0
+    outcome: Outcome = Outcome()
+
+
+class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
+    """Streams by name, brokers and sessions by id, and the next numbers to give out."""
+
+    version: int = IMAGE_VERSION
+    next_log_id: int = 1
+    streams: dict[str, StreamImage] = {}
+    brokers: dict[BrokerId, BrokerImage] = {}
+    removed: tuple[BrokerId, ...] = ()
+    """Brokers that were removed, ascending: whoever comes with such a number is not let in."""
+    next_producer_id: int = 1
+    """The next number; an id holds the number of its owner too."""
+    producer_owners: dict[str, int] = {}
+    """Principals that were given producer ids, each with the number that stands for it there."""
+    next_client_id: int = 1
+    proposals: int = 0
+    sessions: dict[int, SessionImage] = {}
+    groups: dict[str, GroupImage] = {}
+    next_group_epoch: int = 0
+    events: tuple[Event, ...] = ()
+    """What the activity stream does not have yet, in the order in which it happened."""
+    next_event_id: int = 1
+    rules: tuple[Rule, ...] = ()
+    """Who may do what, each once and ascending; they count where ``auth.enabled`` is set."""
+    tokens: dict[str, Token] = {}
+    """By id."""
+    quotas: dict[str, Quota] = {}
+    """What principals may use of each broker."""
+
+    def stream(self, name: str) -> StreamImage:
+        """The stream called ``name``.
+
+        Raises:
+            UnknownStreamError: there is none; the message lists what there is.
+        """
+        try:
+            return self.streams[name]
+        except KeyError:
+            raise UnknownStreamError(unknown_stream_message(name, self.streams)) from None
+
+    def partition(self, name: str, number: int) -> PartitionImage:
+        """Partition ``number`` of stream ``name``.
+
+        Raises:
+            UnknownStreamError: no such stream.
+            UnknownPartitionError: no such partition.
+        """
+        partitions = self.stream(name).partitions
+        if not 0 <= number < len(partitions):
+            raise UnknownPartitionError(
+                f"stream {name!r} has partitions 0 to {len(partitions) - 1}, not {number}"
+            )
+        return partitions[number]
+
+    def partitions(
+        self, names: Iterable[str] | None = None
+    ) -> Iterator[tuple[PartitionName, PartitionImage]]:
+        """Every partition, or those of some streams, in the order in which these were created."""
+        for name in self.streams if names is None else names:
+            for number, partition in enumerate(self.streams[name].partitions):
+                yield PartitionName(name, number), partition
+
+    def with_partitions(self, changed: Mapping[PartitionName, PartitionImage]) -> "MetadataImage":
+        """The image with some partitions replaced; copies each stream concerned once."""
+        by_stream: dict[str, dict[int, PartitionImage]] = {}
+        for (name, number), partition in changed.items():
+            by_stream.setdefault(name, {})[number] = partition
+        streams = dict(self.streams)
+        for name, numbers in by_stream.items():
+            parts = list(streams[name].partitions)
+            for number, partition in numbers.items():
+                parts[number] = partition
+            streams[name] = msgspec.structs.replace(streams[name], partitions=tuple(parts))
+        return msgspec.structs.replace(self, streams=streams)
+
+    def flight_addresses(self, brokers: Iterable[BrokerId]) -> tuple[str, ...]:
+        """Return the client addresses of brokers that are in service."""
+        known = [self.brokers[broker] for broker in brokers if broker in self.brokers]
+        return tuple(b.flight_address for b in known if b.flight_address and not b.is_fenced)
+
+    def with_broker(self, broker: BrokerImage) -> "MetadataImage":
+        """The image with one broker put in or replaced."""
+        return msgspec.structs.replace(self, brokers={**self.brokers, broker.id: broker})
+
+
+def unknown_stream_message(name: str, streams: Collection[str]) -> str:
+    """The sentence for an unknown stream: what to do instead, and which there are."""
+    if not streams:
+        return f"no stream {name!r}; create it with 'strandline stream create {name} --subject …'"
+    similar = (s for s in streams if s[:1] == name[:1] and abs(len(s) - len(name)) <= 3)
+    near = difflib.get_close_matches(name, itertools.islice(similar, SIMILAR_MAX), n=1)
+    if near:
+        return f"no stream {name!r}; did you mean {near[0]!r}?"
+    some = ", ".join(sorted(streams)[:5])
+    more = ", …" if len(streams) > 5 else ""
+    return f"no stream {name!r}; there are: {some}{more}"

@@ -1,0 +1,319 @@
+"""Replica placement: computed before a command is proposed, the same for the same image.
+
+Rules: the first of a partition's replicas is its preferred leader: the broker that is preferred
+least often, then the one with the fewest replicas, then the smallest id. The others are those with
+the fewest replicas, and no two in one rack while racks suffice. New replicas go only to brokers in
+service that are not being drained.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from strandline.core.metadata.commands import ElectLeader, Move, Replicas
+from strandline.core.metadata.election import at, leader_change, led_partitions
+from strandline.core.metadata.image import MetadataImage, PartitionImage
+from strandline.errors import InvalidConfigError, UnavailableError
+from strandline.types import BrokerId, PartitionName
+
+
+class Loads:
+    """How many replicas each broker is to keep, and of how many it is the preferred leader."""
+
+    def __init__(self, image: MetadataImage) -> None:
+        self._brokers = image.brokers
+        self.replicas: Counter[BrokerId] = Counter()
+        self.preferred: Counter[BrokerId] = Counter()
+        # Plain loops: it is counted anew for each stream that is created.
+        replicas, preferred = dict[BrokerId, int](), dict[BrokerId, int]()
+        for stream in image.streams.values():
+            for partition in stream.partitions:
+                target = partition.target if partition.removing else partition.replicas
+                for broker in target:
+                    replicas[broker] = replicas.get(broker, 0) + 1
+                for broker in target[:1]:
+                    preferred[broker] = preferred.get(broker, 0) + 1
+        self.replicas.update(replicas)
+        self.preferred.update(preferred)
+
+    def add(self, replicas: Replicas) -> None:
+        """Count a partition."""
+        self.replicas.update(replicas)
+        self.preferred.update(replicas[:1])
+
+    def remove(self, replicas: Replicas) -> None:
+        """Count a partition no more."""
+        self.replicas.subtract(replicas)
+        self.preferred.subtract(replicas[:1])
+
+    def has_room(self, broker: BrokerId) -> bool:
+        """Whether a broker can keep one more, as far as it has said how many it can."""
+        most = self._brokers[broker].partitions_max
+        return not most or self.replicas[broker] < most
+
+    def check_room(self, targets: Iterable[Replicas], before: Iterable[Replicas] = ()) -> None:
+        """Refuse what a broker could not open; the targets are counted already.
+
+        Args:
+            targets: where replicas are to be.
+            before: where the same ones are.
+
+        Raises:
+            InvalidConfigError: a broker would keep more than it can; it says how many it can.
+        """
+        more = Counter(broker for replicas in targets for broker in replicas)
+        more.subtract(broker for replicas in before for broker in replicas)
+        for broker, count in sorted(more.items()):
+            most = self._brokers[broker].partitions_max if broker in self._brokers else 0
+            if most and count > 0 and self.replicas[broker] > most:
+                room = max(0, most - self.replicas[broker] + count)
+                raise InvalidConfigError(
+                    f"broker {broker} would get {count} more partitions, and there is room for "
+                    f"{room}: with the files that it may have open it can keep {most}. Raise that "
+                    "with 'ulimit -n' (systemd: LimitNOFILE) and start it again, or add a broker"
+                )
+
+    def rack(self, broker: BrokerId) -> str:
+        """The rack of a broker; one without a label is a rack of its own."""
+        return self._brokers[broker].rack or f"\0{broker}"
+
+    def best(self, allowed: Iterable[BrokerId], beside: Iterable[BrokerId]) -> BrokerId | None:
+        """Return the broker for the next replica of a partition, given those it has.
+
+        Args:
+            allowed: brokers that may take it.
+            beside: brokers that keep the partition already.
+        """
+        taken = set(beside)
+        racks = Counter(self.rack(broker) for broker in taken)
+
+        def cost(broker: BrokerId) -> tuple[int, int, int, BrokerId]:
+            crowd = racks[self.rack(broker)]
+            # Of equals one that leads much already: the others are soon chosen as leaders.
+            return (crowd, self.replicas[broker], -self.preferred[broker], broker)
+
+        return min((b for b in allowed if b not in taken), key=cost, default=None)
+
+    def first(self, allowed: Iterable[BrokerId]) -> BrokerId:
+        """Return the next preferred leader."""
+        return min(allowed, key=lambda b: (self.preferred[b], self.replicas[b], b))
+
+    def leader_first(self, replicas: Iterable[BrokerId]) -> Replicas:
+        """The replicas with the one first that is preferred least often; the others ascending."""
+        members = sorted(replicas)
+        first = self.first(members)
+        return (first, *(b for b in members if b != first))
+
+
+def open_brokers(image: MetadataImage) -> list[BrokerId]:
+    """Brokers that may take new replicas, ascending."""
+    return sorted(b for b, broker in image.brokers.items() if broker.may_take_replicas)
+
+
+def place(image: MetadataImage, *, partitions: int, replicas: int) -> tuple[Replicas, ...]:
+    """Replicas for new partitions: the assignment of ``CreateStream`` and ``AddPartitions``.
+
+    Raises:
+        UnavailableError: fewer brokers are in service than replicas are asked for.
+        InvalidConfigError: a broker would keep more than it can.
+    """
+    if not image.brokers:
+        return ()
+    allowed, loads = open_brokers(image), Loads(image)
+    if len(allowed) < replicas:
+        raise _too_few(replicas, len(allowed))
+    placed = []
+    for _ in range(partitions):
+        free = [broker for broker in allowed if loads.has_room(broker)]
+        if len(free) < replicas:
+            free = allowed  # the check tells which has no room
+        chosen = [loads.first(free)]
+        while len(chosen) < replicas:
+            broker = loads.best(free, chosen)
+            assert broker is not None, "there are enough brokers"
+            chosen.append(broker)
+        placed.append(tuple(chosen))
+        loads.add(placed[-1])
+    loads.check_room(placed)
+    return tuple(placed)
+
+
+def _too_few(replicas: int, brokers: int) -> UnavailableError:
+    return UnavailableError(
+        f"{replicas} replicas need as many brokers in service; there are {brokers}"
+    )
+
+
+def rotated(replicas: Replicas, number: int) -> Replicas:
+    """The replicas of one of several partitions, so that each prefers another leader."""
+    first = number % len(replicas)
+    return replicas[first:] + replicas[:first]
+
+
+def well_placed(
+    image: MetadataImage, partition: PartitionImage, *, replicas: int, loads: Loads
+) -> Replicas:
+    """Return a partition's replicas by the rules, moving as little as possible.
+
+    Who keeps it now stays, unless out of service, drained, or in the rack of another that stays
+    while there is a free one.
+
+    Raises:
+        UnavailableError: fewer brokers are in service than replicas are asked for.
+    """
+    allowed = open_brokers(image)
+    if len(allowed) < replicas:
+        raise _too_few(replicas, len(allowed))
+    staying: list[BrokerId] = []
+    for broker in partition.target:
+        is_alone = loads.rack(broker) not in map(loads.rack, staying)
+        if broker in allowed and is_alone and len(staying) < replicas:
+            staying.append(broker)
+    while len(staying) < replicas:
+        racks = Counter(map(loads.rack, staying))
+        staying.append(
+            min(
+                (b for b in allowed if b not in staying),
+                key=lambda b: (
+                    racks[loads.rack(b)],
+                    b not in partition.target,
+                    loads.replicas[b],
+                    b,
+                ),
+            )
+        )
+    return tuple(staying)
+
+
+def rebalance_leaders(image: MetadataImage) -> ElectLeader | None:
+    """Give leaderships back to the preferred leaders that can take them.
+
+    Preferred leaders are spread evenly when partitions are placed, so that this shares leaderships
+    evenly, and settles: done again it finds nothing to do.
+    """
+    led = led_partitions(image)
+    changes = []
+    for name, partition in image.partitions():
+        preferred = next(iter(partition.target), None)
+        if preferred is None or partition.leader in (None, preferred):
+            continue
+        broker = image.brokers[preferred]
+        if preferred in partition.isr and broker.may_take_replicas and not broker.is_impaired:
+            changes.append(leader_change(name, partition, preferred, led=led))
+    return ElectLeader(tuple(changes), "preferred") if changes else None
+
+
+def is_under_way(partition: PartitionImage, image: MetadataImage) -> bool:
+    """Whether records of a partition are being copied to where it moves.
+
+    A move that waits for a broker to come back, or for a leader, copies nothing: it must not keep
+    others waiting for its place.
+    """
+    copying = [b for b in partition.adding if b not in partition.isr]
+    return partition.leader is not None and any(not image.brokers[b].is_fenced for b in copying)
+
+
+def moving(image: MetadataImage) -> int:
+    """How many partitions are being copied to where they move."""
+    return sum(is_under_way(partition, image) for _, partition in image.partitions())
+
+
+def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
+    """The next moves off brokers that are being drained.
+
+    Args:
+        image: as it is.
+        moves_max: how many partitions may be moving at once, those that are included.
+
+    A partition for which no other broker is left stays, until there is one.
+    """
+    leaving = {b for b, broker in image.brokers.items() if broker.is_draining}
+    if not leaving:
+        return ()
+    room = moves_max - moving(image)
+    allowed, loads = open_brokers(image), Loads(image)
+    moves: list[Move] = []
+    for name, partition in image.partitions():
+        # One that is moving to a broker that is now to be drained is sent elsewhere at once.
+        has_place = is_under_way(partition, image)
+        if leaving.isdisjoint(partition.target) or (room <= 0 and not has_place):
+            continue
+        target = _without(partition, leaving, loads=loads, allowed=allowed)
+        if target != partition.target:
+            room -= not has_place
+            loads.remove(partition.target)
+            loads.add(target)
+            moves.append(Move(at(name, partition), target))
+    return tuple(moves)
+
+
+def stranded(image: MetadataImage) -> tuple[PartitionName, ...]:
+    """Partitions that cannot leave a broker that is being drained, for want of another broker."""
+    leaving = {b for b, broker in image.brokers.items() if broker.is_draining}
+    allowed, loads = open_brokers(image), Loads(image)
+    found = []
+    for name, partition in image.partitions():
+        if leaving.isdisjoint(partition.target):
+            continue
+        target = _without(partition, leaving, loads=loads, allowed=allowed)
+        if not leaving.isdisjoint(target):
+            found.append(name)
+    return tuple(found)
+
+
+def _without(
+    partition: PartitionImage,
+    leaving: set[BrokerId],
+    *,
+    loads: Loads,
+    allowed: list[BrokerId],
+) -> Replicas:
+    """The replicas with each that is leaving replaced in its place, if there is somebody."""
+    target = list(partition.target)
+    for index, broker in enumerate(partition.target):
+        if broker in leaving:
+            beside = [b for b in target if b != broker]
+            other = loads.best(allowed, beside)
+            target[index] = broker if other is None else other
+    return tuple(target)
+
+
+def rebalance_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
+    """Moves that fill up brokers that keep less than their share, as one that has just joined.
+
+    Ordered by an operator, for it copies records. It moves one replica of a partition at a time,
+    from the fullest broker to the emptiest, while that lessens the difference and no rack gets two
+    replicas that did not have them; it settles when no broker has two replicas more than another.
+    """
+    loads, allowed = Loads(image), open_brokers(image)
+    still = {name: p for name, p in image.partitions() if p.replicas and not p.is_moving}
+    moves: dict[PartitionName, Move] = {}
+    for _ in range(moves_max - moving(image)):
+        found = _next_spread(still, loads, allowed)
+        if found is None:
+            break
+        name, target = found
+        partition = still.pop(name)
+        loads.remove(partition.replicas)
+        target = loads.leader_first(target)
+        loads.add(target)
+        moves[name] = Move(at(name, partition), target)
+    return tuple(moves.values())
+
+
+def _next_spread(
+    still: dict[PartitionName, PartitionImage], loads: Loads, allowed: list[BrokerId]
+) -> tuple[PartitionName, Replicas] | None:
+    """A partition of the fullest broker that the emptiest one could keep instead."""
+    by_load = sorted(allowed, key=lambda b: (loads.replicas[b], b))
+    for empty in by_load:
+        for full in reversed(by_load):
+            if loads.replicas[full] - loads.replicas[empty] < 2:
+                break
+            for name, partition in still.items():
+                if full not in partition.replicas or empty in partition.replicas:
+                    continue
+                others = [b for b in partition.replicas if b != full]
+                racks = {loads.rack(b) for b in others}
+                if loads.rack(empty) not in racks or loads.rack(full) in racks:
+                    return name, (*others, empty)
+    return None

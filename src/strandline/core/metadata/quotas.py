@@ -1,0 +1,35 @@
+"""Quotas in the image: for each principal that has one, what it may use of each broker.
+
+Invariant: a quota that is there limits something.
+"""
+
+import msgspec
+
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.metadata.outcome import RefusedError
+from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
+from strandline.security.principal import check_user_name
+from strandline.security.quota import check_quota
+
+QUOTAS_MAX = 10_000
+
+
+def set_quota(image: MetadataImage, command: SetQuota) -> MetadataImage:
+    """Limit a principal."""
+    check_user_name(command.principal)
+    check_quota(command.quota)
+    if command.principal not in image.quotas and len(image.quotas) >= QUOTAS_MAX:
+        raise RefusedError("limit", f"there are {QUOTAS_MAX} quotas; remove some")
+    quotas = {**image.quotas, command.principal: command.quota}
+    return msgspec.structs.replace(image, quotas=quotas)
+
+
+def remove_quota(image: MetadataImage, command: RemoveQuota) -> MetadataImage:
+    """Limit a principal no more."""
+    if command.principal not in image.quotas:
+        raise RefusedError(
+            "unknown_quota",
+            f"{command.principal!r} has no quota; 'strandline quota list' shows those there are",
+        )
+    quotas = {name: quota for name, quota in image.quotas.items() if name != command.principal}
+    return msgspec.structs.replace(image, quotas=quotas)

@@ -1,0 +1,35 @@
+"""Going on beyond the end of a partition's log: a new log, which begins there, takes its place.
+
+Every copy makes the new one from the image, so no copy has to be told where another is; records of
+the old log, acknowledged or not, are below the offset and gone. Who decides it leads the partition
+and takes no records until it is decided, or some might be beyond the offset.
+"""
+
+import msgspec
+
+from strandline.core.metadata.changes import find_partition
+from strandline.core.metadata.commands import SkipTo
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.metadata.outcome import RefusedError
+from strandline.core.metadata.partitions import OFFSET_MAX, next_epoch, next_version
+from strandline.core.metadata.streams import log_id_after
+from strandline.types import LogId
+
+
+def skip_to(image: MetadataImage, command: SkipTo) -> MetadataImage:
+    """Give a partition a new log; who keeps it, leads it and is in sync stays the same.
+
+    With nothing in the new log every copy has all of it.
+    """
+    partition = find_partition(image, command.at)
+    if not partition.log_start_offset < command.offset <= OFFSET_MAX:
+        raise RefusedError("limit", f"{command.offset} is not beyond the log's start")
+    fresh = msgspec.structs.replace(
+        partition,
+        log_id=LogId(image.next_log_id),
+        log_start_offset=command.offset,
+        leader_epoch=next_epoch(partition.leader_epoch),
+        version=next_version(partition.version),
+    )
+    image = image.with_partitions({command.at.name: fresh})
+    return msgspec.structs.replace(image, next_log_id=log_id_after(image, (fresh,)))

@@ -1,0 +1,47 @@
+"""Data keys of encrypted streams, as the metadata keeps them: wrapped by a master key.
+
+Rule: a data key, once there, never goes and never becomes another one, or what was encrypted with
+it were lost. Only who wraps it may change; its fingerprint shows that it is the same. So orders of
+two operators at once do no harm: the later one is refused.
+"""
+
+import msgspec
+
+from strandline.config import StreamConfig
+from strandline.core.metadata.commands import KeepStreamKeys
+from strandline.core.metadata.image import MetadataImage
+from strandline.core.metadata.outcome import RefusedError
+from strandline.types import WrappedKey
+
+
+def check_new_keys(config: StreamConfig, keys: tuple[WrappedKey, ...]) -> None:
+    """Refuse an encrypted stream without its first data key, and any other with one.
+
+    Raises:
+        RefusedError: the keys do not fit the settings.
+    """
+    if [key.number for key in keys] != [1] * config.encryption:
+        raise RefusedError(
+            "stale_keys", "an encrypted stream, and no other, begins with data key 1"
+        )
+
+
+def keep_stream_keys(image: MetadataImage, command: KeepStreamKeys) -> MetadataImage:
+    """Take data keys that were wrapped anew, or one more."""
+    stream = image.stream(command.name)
+    if not stream.config.encryption:
+        raise RefusedError("stale_keys", f"stream {command.name!r} is not encrypted")
+    keys = list(stream.keys)
+    for key in command.keys:
+        if key.number == len(keys) + 1:
+            keys.append(key)
+        elif 1 <= key.number <= len(keys) and keys[key.number - 1].fingerprint == key.fingerprint:
+            keys[key.number - 1] = key
+        else:
+            raise RefusedError(
+                "stale_keys",
+                f"data key {key.number} of stream {command.name!r} is another one: somebody else "
+                "gave the stream a key at the same time; repeat the order",
+            )
+    kept = msgspec.structs.replace(stream, keys=tuple(keys))
+    return msgspec.structs.replace(image, streams={**image.streams, command.name: kept})

@@ -1,0 +1,208 @@
+"""Streams coming and going: their settings checked, their partitions numbered and placed.
+
+Rule: where replicas go was decided before (``placement.py``); here it is only checked that the
+brokers named exist and that the copies are as many as the stream asks for.
+"""
+
+import re
+
+import msgspec
+
+from strandline.config import NAME_BYTES_MAX, PARTITIONS_MAX, StreamConfig
+from strandline.core.metadata.brokers import known_broker
+from strandline.core.metadata.commands import AddPartitions, CreateStream, DeleteStream, Replicas
+from strandline.core.metadata.groups import with_more_partitions, without_stream
+from strandline.core.metadata.image import MetadataImage, PartitionImage, StreamImage
+from strandline.core.metadata.outcome import RefusedError
+from strandline.core.metadata.partitions import new_partition
+from strandline.core.metadata.stream_keys import check_new_keys
+from strandline.errors import InvalidConfigError, InvalidSubjectError, StreamExistsError
+from strandline.record.subjects import validate_subject
+from strandline.types import LogId
+
+REPLICAS_MAX = 7
+RESERVED_ROOTS = ("$JS", "$SYS", "_INBOX")
+"""First tokens of subjects that are NATS' own: its API, its system account, and replies."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
+_AMOUNTS = (
+    "retention_age_ms",
+    "retention_bytes",
+    "retention_records",
+    "tombstone_delay_ms",
+    "dedup_window_ms",
+    "auto_pause_ms",
+)
+_SEGMENT_BYTES_MIN = 64 << 10
+_AMOUNT_MAX = (1 << 63) - 1
+"""What the log of the metadata, and clients in other languages, can hold."""
+
+
+def create_stream(image: MetadataImage, command: CreateStream) -> MetadataImage:
+    """Check the settings, give every partition a log id and its replicas their places."""
+    config = command.config
+    check_stream_config(config, is_cluster=bool(image.brokers))
+    if config.name in image.streams:
+        raise StreamExistsError(f"stream {config.name!r} exists; choose another name or delete it")
+    check_new_keys(config, command.keys)
+    partitions = _new_partitions(image, command.assignment, config=config, count=config.partitions)
+    config = msgspec.structs.replace(config, partition_by=config.partition_rule)
+    stream = StreamImage(
+        config=config, created_ns=command.now_ns, partitions=partitions, keys=command.keys
+    )
+    return msgspec.structs.replace(
+        image,
+        next_log_id=log_id_after(image, partitions),
+        streams={**image.streams, config.name: stream},
+    )
+
+
+def delete_stream(image: MetadataImage, command: DeleteStream) -> MetadataImage:
+    """Forget a stream; its log ids stay used."""
+    image.stream(command.name)
+    streams = {name: s for name, s in image.streams.items() if name != command.name}
+    return without_stream(msgspec.structs.replace(image, streams=streams), command.name)
+
+
+def add_partitions(image: MetadataImage, command: AddPartitions) -> MetadataImage:
+    """Append partitions to a stream."""
+    stream = image.stream(command.name)
+    if command.count < 1:
+        raise RefusedError("bad_assignment", "at least one partition must be added")
+    config = msgspec.structs.replace(
+        stream.config, partitions=len(stream.partitions) + command.count
+    )
+    check_stream_config(config, is_cluster=bool(image.brokers))
+    added = _new_partitions(image, command.assignment, config=config, count=command.count)
+    grown = msgspec.structs.replace(stream, config=config, partitions=stream.partitions + added)
+    image = msgspec.structs.replace(
+        image,
+        next_log_id=log_id_after(image, added),
+        streams={**image.streams, command.name: grown},
+    )
+    return with_more_partitions(image, command.name)
+
+
+def log_id_after(image: MetadataImage, added: tuple[PartitionImage, ...]) -> int:
+    """The next log id to give out; it never falls, whatever is deleted."""
+    return image.next_log_id + len(added)
+
+
+def _new_partitions(
+    image: MetadataImage, assignment: tuple[Replicas, ...], *, config: StreamConfig, count: int
+) -> tuple[PartitionImage, ...]:
+    """Partitions without records, on the brokers they were assigned to."""
+    if len(assignment) != (count if image.brokers else 0):
+        raise RefusedError(
+            "bad_assignment", f"{len(assignment)} partitions are assigned, {count} are needed"
+        )
+    logs = [PartitionImage(log_id=LogId(image.next_log_id + i)) for i in range(count)]
+    if not image.brokers:
+        return tuple(logs)
+    for replicas in assignment:
+        check_replicas(image, replicas)
+        if len(replicas) != config.replicas:
+            raise RefusedError(
+                "bad_assignment", f"{len(replicas)} replicas are assigned, not {config.replicas}"
+            )
+    return tuple(
+        new_partition(partition, replicas, image.brokers)
+        for partition, replicas in zip(logs, assignment, strict=True)
+    )
+
+
+def check_replicas(image: MetadataImage, replicas: Replicas) -> None:
+    """Refuse replicas that are not distinct known brokers.
+
+    Raises:
+        RefusedError: naming what is wrong.
+    """
+    for broker in replicas:
+        known_broker(image, broker)
+    if not replicas or len(set(replicas)) != len(replicas) or len(replicas) > REPLICAS_MAX:
+        raise RefusedError(
+            "bad_assignment", f"1 to {REPLICAS_MAX} distinct brokers keep a partition"
+        )
+
+
+def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
+    """Refuse settings no stream can have.
+
+    Raises:
+        InvalidConfigError: naming the setting and its range.
+        InvalidSubjectError: the subject is not a NATS subject.
+    """
+    if not _NAME.fullmatch(config.name) or len(config.name) > NAME_BYTES_MAX:
+        shown = config.name[:NAME_BYTES_MAX]
+        raise InvalidConfigError(
+            f"stream name {shown!r}: use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' or "
+            "'.', not starting with '-' or '.'"
+        )
+    validate_subject(config.subject, wildcards=True)
+    _check_answers(config)
+    group = config.queue_group
+    if group and (not _NAME.fullmatch(group) or len(group) > NAME_BYTES_MAX):
+        raise InvalidConfigError(
+            f"queue_group: use 1 to {NAME_BYTES_MAX} letters, digits, '_', '-' or '.'"
+        )
+    if not 1 <= config.partitions <= PARTITIONS_MAX:
+        raise InvalidConfigError(f"partitions is {config.partitions}; 1 to {PARTITIONS_MAX} work")
+    for field in _AMOUNTS:
+        if getattr(config, field) < 0:
+            raise InvalidConfigError(f"{field} is negative; 0 turns it off")
+    for field in (*_AMOUNTS, "segment_bytes", "segment_age_ms"):
+        if getattr(config, field) > _AMOUNT_MAX:
+            raise InvalidConfigError(f"{field} is above its maximum of {_AMOUNT_MAX}")
+    if config.segment_bytes < _SEGMENT_BYTES_MIN:
+        raise InvalidConfigError(f"segment_bytes is below its minimum of {_SEGMENT_BYTES_MIN}")
+    if config.segment_age_ms <= 0:
+        raise InvalidConfigError("segment_age_ms must be above 0")
+    if config.partition_rule == "suffix" and config.partitions > 1 and ">" in config.subject:
+        raise InvalidConfigError(
+            "partition_by 'suffix' puts '.N' after the subject, which '>' forbids; use 'subject' "
+            "or 'key'"
+        )
+    _check_queue_group(config, is_cluster=is_cluster)
+    _check_copies(config, is_cluster=is_cluster)
+
+
+def _check_answers(config: StreamConfig) -> None:
+    """Refuse subjects on which a stream would store or answer what is meant for others."""
+    first, _, rest = config.subject.partition(".")
+    if first in RESERVED_ROOTS and rest == ">":
+        raise InvalidSubjectError(
+            f"subject '{config.subject}' is all of NATS' own messages: name the part to store"
+        )
+    if first in ("*", ">") and config.pub_ack:
+        raise InvalidConfigError(
+            f"subject '{config.subject}' covers requests to any service, and a stream with pub_ack "
+            "would answer them: set pub_ack to false (--no-pub-ack), or name the first token"
+        )
+    if first in RESERVED_ROOTS and config.pub_ack:
+        raise InvalidConfigError(
+            f"subject '{config.subject}' is NATS' own, and a stream with pub_ack would answer its "
+            "requests: set pub_ack to false (--no-pub-ack)"
+        )
+
+
+def _check_queue_group(config: StreamConfig, *, is_cluster: bool) -> None:
+    """In a cluster a message to a queue group reaches one leader: it must be the partition's."""
+    is_hashed = config.partition_rule != "suffix" and config.partitions > 1
+    if is_cluster and config.queue_group and is_hashed:
+        raise InvalidConfigError(
+            f"queue_group with {config.partitions} partitions needs partition_by 'suffix' in a "
+            "cluster: what is shared reaches one leader, which cannot choose another's partition"
+        )
+
+
+def _check_copies(config: StreamConfig, *, is_cluster: bool) -> None:
+    """Refuse numbers of copies, and promises about them, that cannot be kept."""
+    if not is_cluster and config.acks == "replicated":
+        raise InvalidConfigError("acks 'replicated' needs several brokers; this one has 'disk'")
+    if not is_cluster and config.replicas != 1:
+        raise InvalidConfigError(f"replicas is {config.replicas}; a broker alone keeps 1 copy")
+    if not 1 <= config.replicas <= REPLICAS_MAX:
+        raise InvalidConfigError(f"replicas is {config.replicas}; 1 to {REPLICAS_MAX} work")
+    if not 1 <= config.min_isr <= config.replicas:
+        raise InvalidConfigError(
+            f"min_isr is {config.min_isr}; it is 1 to {config.replicas}, the number of replicas"
+        )

@@ -1,0 +1,359 @@
+"""A member of the group: messages, ticks and proposals in, ``Ready`` out.
+
+Roles are types; a member has exactly one:
+
+- ``Follower``: knows the leader or waits for one;
+- ``Candidate``: asks for votes, first on trial (pre-vote: an election that cannot be won disturbs
+  nobody, thesis 9.6), then for real;
+- ``Leader``: see ``leader.py``.
+
+Rules: a message of a newer term makes a follower of anybody, one of an older term is answered with
+the newer term at most. Nothing here waits, and nothing is promised before it is on disk: see
+``ready.py`` for what the driver does in which order.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from strandline.core.raft.leader import Leader
+from strandline.core.raft.log import RaftLog
+from strandline.core.raft.messages import (
+    Append,
+    AppendReply,
+    Campaign,
+    Entry,
+    Envelope,
+    HardState,
+    Index,
+    InstallSnapshot,
+    Members,
+    Message,
+    Snapshot,
+    Term,
+    VoteReply,
+    VoteRequest,
+)
+from strandline.core.raft.ready import Ready
+from strandline.core.raft.state import RaftSettings, State
+from strandline.errors import NotLeaderError
+from strandline.types import BrokerId
+
+
+@dataclass(slots=True)
+class Follower:
+    """Waits for a leader's messages; ``leader`` is None until one is known."""
+
+    leader: BrokerId | None = None
+
+
+@dataclass(slots=True)
+class Candidate:
+    """Asks for votes; ``pre``: only whether it would get them."""
+
+    pre: bool
+    votes: set[BrokerId] = field(default_factory=set)
+
+
+class Raft:
+    """One member, from what its disk holds.
+
+    Args:
+        me: this member.
+        jitter: ``jitter(n)`` is at random from 0 to n - 1.
+        hard: term and vote.
+        snapshot: the newest one; for a new group, one at index 0 with its first members.
+        base: index and term of the entry before ``entries``; the snapshot's by default.
+        entries: the log after ``base``.
+        settings: timing and sizes.
+    """
+
+    def __init__(
+        self,
+        me: BrokerId,
+        jitter: Callable[[int], int],
+        *,
+        snapshot: Snapshot,
+        hard: HardState = HardState(),  # noqa: B008 -- frozen
+        base: tuple[Index, Term] | None = None,
+        entries: Iterable[Entry] = (),
+        settings: RaftSettings = RaftSettings(),  # noqa: B008 -- frozen
+    ) -> None:
+        log = RaftLog(snapshot, base=base or (snapshot.index, snapshot.term), entries=entries)
+        self.state = State(me, log, hard=hard, settings=settings, jitter=jitter)
+        self.role: Follower | Candidate | Leader = Follower()
+        self._quiet_ticks = 0
+        self._patience_ticks = 0
+        self._restart_timer()
+
+    @property
+    def leader(self) -> BrokerId | None:
+        """The leader known to this member."""
+        match self.role:
+            case Leader():
+                return self.state.me
+            case Follower(leader):
+                return leader
+            case _:
+                return None
+
+    # Inputs
+
+    def tick(self) -> None:
+        """Let one tick pass."""
+        if isinstance(self.role, Leader):
+            self.role.tick()
+            self._step_down_if_deposed()
+            return
+        self._quiet_ticks += 1
+        if self._quiet_ticks >= self._patience_ticks and self.state.may_stand:
+            self._campaign(pre=True)
+
+    def propose(self, data: bytes) -> tuple[Index, Term]:
+        """Append a command to the log; its outcome is known when it, or another, is applied there.
+
+        Returns:
+            Index and term of its entry.
+
+        Raises:
+            NotLeaderError: another member leads, or none.
+            UnavailableError: too much waits, or leadership is being handed over.
+        """
+        index, term = self._leader().propose(data)
+        return index, term
+
+    def read(self, context: object) -> None:
+        """Ask for a linearizable read; ``context`` comes back in a ``Ready``.
+
+        Raises:
+            NotLeaderError: another member leads, or none.
+        """
+        self._leader().read(context)
+
+    def change_members(self, members: Members) -> tuple[Index, Term]:
+        """Propose another membership: one voter more or less, learners at will.
+
+        Raises:
+            NotLeaderError: another member leads, or none.
+            InvalidRequestError: no such change is allowed.
+            UnavailableError: not now; retry.
+        """
+        return self._leader().change_members(members)
+
+    def hand_over(self, heir: BrokerId) -> None:
+        """Let another voter lead.
+
+        Raises:
+            NotLeaderError: another member leads, or none.
+            InvalidRequestError: ``heir`` is no other voter.
+        """
+        self._leader().hand_over(heir)
+
+    def compact(self, index: Index, data: bytes, *, keep: int = 0) -> Snapshot:
+        """Replace the entries up to ``index`` (applied) by the state after it; see ``RaftLog``."""
+        return self.state.log.compact(index, data, keep=keep)
+
+    def _leader(self) -> Leader:
+        if not isinstance(self.role, Leader):
+            known = self.leader
+            where = f"broker {known} is" if known is not None else "none is known now"
+            raise NotLeaderError(f"this broker is not the controller; {where}")
+        return self.role
+
+    # Outputs
+
+    def ready(self) -> Ready:
+        """Return the work to do now; it is falsy when there is none."""
+        return self.state.take_ready()
+
+    def persisted(self, ready: Ready) -> None:
+        """The ``Ready`` is on disk, as far as it had to be."""
+        self.state.mark_persisted(ready)
+        if isinstance(self.role, Leader):
+            self.role.advance_commit()
+            self._step_down_if_deposed()
+
+    # Elections
+
+    def _restart_timer(self) -> None:
+        ticks = self.state.settings.election_ticks
+        self._quiet_ticks, self._patience_ticks = 0, ticks + self.state.jitter(ticks)
+
+    def _become_follower(self, term: Term, leader: BrokerId | None) -> None:
+        if isinstance(self.role, Leader):
+            self.state.lost_reads += self.role.give_up_reads()
+        if term != self.state.term:
+            self.state.hard = HardState(term)
+        self.role = Follower(leader)
+        self._restart_timer()
+
+    def _step_down_if_deposed(self) -> None:
+        if isinstance(self.role, Leader) and self.role.is_deposed:
+            self._become_follower(self.state.term, None)
+
+    def _campaign(self, *, pre: bool, forced: bool = False) -> None:
+        """Ask every voter."""
+        state = self.state
+        term = Term(state.term + 1)
+        if not pre:
+            state.hard = HardState(term, state.me)
+        self.role = Candidate(pre)
+        self._restart_timer()
+        log = state.log
+        request = VoteRequest(term, log.last_index, log.last_term, pre, forced)
+        for voter in state.members.voters:
+            if voter != state.me:
+                state.send(voter, request)
+        self._count_vote(self.role, state.me)
+
+    def _count_vote(self, candidate: Candidate, voter: BrokerId) -> None:
+        members = self.state.members
+        if voter in members.voters:
+            candidate.votes.add(voter)
+        if len(candidate.votes) < members.quorum:
+            return
+        if candidate.pre:
+            self._campaign(pre=False)
+        else:
+            self.role = Leader(self.state)
+
+    # Messages
+
+    def step(self, envelope: Envelope) -> None:
+        """Take in a message from another member."""
+        sender, message = envelope.sender, envelope.message
+        assert envelope.receiver == self.state.me, "delivered to whom it is for"
+        if isinstance(message, VoteRequest) and self._is_content and not message.forced:
+            return  # we hear from a leader: whoever does not is alone with that (thesis 4.2.3)
+        if message.term > self.state.term:
+            if not _is_trial(message):
+                leads = isinstance(message, Append | InstallSnapshot)
+                self._become_follower(message.term, sender if leads else None)
+        elif message.term < self.state.term:
+            self._answer_stale(sender, message)
+            return
+        self._handle(sender, message)
+        self._step_down_if_deposed()
+
+    @property
+    def _is_content(self) -> bool:
+        """Whether there is a leader, heard from lately."""
+        if isinstance(self.role, Leader):
+            return True
+        return self.leader is not None and self._quiet_ticks < self.state.settings.election_ticks
+
+    def _answer_stale(self, sender: BrokerId, message: Message) -> None:
+        """Let the sender know the newer term."""
+        term = self.state.term
+        if isinstance(message, Append | InstallSnapshot):
+            self.state.send(sender, AppendReply(term, accepted=False, index=Index(0)))
+        elif isinstance(message, VoteRequest) and message.pre:
+            self.state.send(sender, VoteReply(term, granted=False, pre=True))
+
+    def _handle(self, sender: BrokerId, message: Message) -> None:
+        """A message of our term, or a trial of the next."""
+        match message:
+            case VoteRequest():
+                self._on_vote_request(sender, message)
+            case VoteReply():
+                self._on_vote_reply(sender, message)
+            case Append():
+                self._follow(sender)
+                self._on_append(sender, message)
+            case InstallSnapshot():
+                self._follow(sender)
+                self._on_snapshot(sender, message)
+            case AppendReply():
+                if isinstance(self.role, Leader):
+                    self.role.on_reply(sender, message)
+            case Campaign():
+                if self.leader == sender and self.state.is_voter:
+                    self._campaign(pre=False, forced=True)
+            case _:
+                assert_never(message)
+
+    def _follow(self, leader: BrokerId) -> None:
+        """It leads this term."""
+        assert not isinstance(self.role, Leader), "one leader in a term"
+        if isinstance(self.role, Follower):
+            self.role.leader = leader
+            self._restart_timer()
+        else:
+            self._become_follower(self.state.term, leader)
+
+    def _on_vote_request(self, candidate: BrokerId, request: VoteRequest) -> None:
+        """Grant it if the candidate's log is no older than ours (paper, 5.4.1)."""
+        state, log = self.state, self.state.log
+        is_new = (request.last_term, request.last_index) >= (log.last_term, log.last_index)
+        is_free = request.term > state.term or state.hard.vote in (None, candidate)
+        granted = is_new and is_free
+        if granted and not request.pre:
+            state.hard = HardState(state.term, candidate)
+            self._restart_timer()
+        term = request.term if granted else state.term
+        state.send(candidate, VoteReply(term, granted, request.pre))
+
+    def _on_vote_reply(self, voter: BrokerId, reply: VoteReply) -> None:
+        role = self.role
+        if not isinstance(role, Candidate) or not reply.granted or reply.pre != role.pre:
+            return
+        asked = self.state.term + 1 if role.pre else self.state.term
+        if reply.term == asked:
+            self._count_vote(role, voter)
+
+    def _on_append(self, leader: BrokerId, message: Append) -> None:
+        """Take the entries if they follow on what we have; say how far we are, once on disk."""
+        state, log = self.state, self.state.log
+        if message.prev_index < log.commit_index:
+            # What is committed is equal everywhere; the entries before may be gone here.
+            reply = AppendReply(state.term, accepted=True, index=log.commit_index)
+        elif log.has(message.prev_index, message.prev_term):
+            self._take(message.entries)
+            index = Index(message.prev_index + len(message.entries))
+            log.commit_index = max(log.commit_index, min(message.commit, index))
+            reply = AppendReply(state.term, accepted=True, index=index)
+        else:
+            hint = self._last_possible(message.prev_index, message.prev_term)
+            reply = AppendReply(state.term, accepted=False, index=message.prev_index, hint=hint)
+        state.send(leader, _with_round(reply, message.round))
+
+    def _take(self, entries: tuple[Entry, ...]) -> None:
+        """Append what is new; cut our own log only where it differs, for messages come late too."""
+        log = self.state.log
+        for position, entry in enumerate(entries):
+            if log.has(entry.index, entry.term):
+                continue
+            if entry.index <= log.last_index:
+                self.state.truncate_from(entry.index)
+            self.state.append(entries[position:])
+            return
+
+    def _last_possible(self, prev_index: Index, prev_term: Term) -> Index:
+        """The last index that may be equal: before it, skip a whole term that the leader lacks."""
+        log = self.state.log
+        index = min(prev_index - 1, log.last_index)
+        term = log.term_at(index)
+        while index > log.commit_index and term is not None and term > prev_term:
+            index -= 1
+            term = log.term_at(index)
+        return Index(index)
+
+    def _on_snapshot(self, leader: BrokerId, message: InstallSnapshot) -> None:
+        """Take the leader's state instead of entries it has dropped."""
+        state = self.state
+        if message.snapshot.index > state.log.commit_index:
+            state.log.install(message.snapshot)
+            state.install()
+        reply = AppendReply(state.term, accepted=True, index=state.log.commit_index)
+        state.send(leader, _with_round(reply, message.round))
+
+
+def _is_trial(message: Message) -> bool:
+    """Whether its term is one to come, which binds nobody."""
+    if isinstance(message, VoteRequest):
+        return message.pre
+    return isinstance(message, VoteReply) and message.pre and message.granted
+
+
+def _with_round(reply: AppendReply, read_round: int) -> AppendReply:
+    return AppendReply(reply.term, reply.accepted, reply.index, reply.hint, read_round)

@@ -1,0 +1,44 @@
+"""The work that a member asks for, in the order that is safe.
+
+1. Send ``early`` at any time: nothing in it promises what is not on disk yet.
+2. Make ``hard_state``, ``snapshot`` and ``entries`` durable, together or in this order.
+3. Call ``Raft.persisted(ready)``.
+4. Only now send ``late``: these messages vouch for what step 2 wrote. Losing one is no harm.
+5. Apply ``committed`` in order (or take the state of ``snapshot`` first, if there is one).
+6. A read in ``reads`` may be answered once the entry it names is applied; those in ``lost_reads``
+   will not be: ask the new leader.
+
+One ``Ready`` at a time: messages and ticks may come in meanwhile, their outcome is in the next.
+"""
+
+from typing import NamedTuple
+
+from strandline.core.raft.messages import Entry, Envelope, HardState, Index, Snapshot
+
+
+class ReadAllowed(NamedTuple):
+    """A linearizable read that may be answered from the state after the entry at ``after``."""
+
+    context: object
+    after: Index
+
+
+class Ready(NamedTuple):
+    """See the module for the order; false if there is nothing to do."""
+
+    hard_state: HardState | None
+    snapshot: Snapshot | None
+    entries: tuple[Entry, ...]
+    early: tuple[Envelope, ...]
+    late: tuple[Envelope, ...]
+    committed: tuple[Entry, ...]
+    reads: tuple[ReadAllowed, ...]
+    lost_reads: tuple[object, ...]
+
+    def __bool__(self) -> bool:
+        return any(each is not None and each != () for each in self)
+
+    @property
+    def must_persist(self) -> bool:
+        """Whether step 2 has anything to write."""
+        return self.hard_state is not None or self.snapshot is not None or bool(self.entries)

@@ -1,0 +1,159 @@
+"""Events: inputs of a replica. Times are milliseconds of the monotonic clock.
+
+The broker's duties are written at each event; the safety of the protocol rests on them.
+"""
+
+import msgspec
+
+from strandline.core.replication.messages import BatchRef, Buffer, Message, Session
+from strandline.types import BrokerId, LeaderEpoch, Offset
+
+
+class Assigned(msgspec.Struct, frozen=True):
+    """Metadata gave the partition a leader, or takes it away.
+
+    The broker hands over only assignments of a metadata image that holds its own registration
+    since it started, and registering must end every leadership the broker had before. So a replica
+    never leads again in an epoch in which it may have lost unsynced batches that a follower kept,
+    and never follows an older epoch than before it stopped.
+    """
+
+    epoch: LeaderEpoch
+    leader: BrokerId | None
+    replicas: tuple[BrokerId, ...]
+    isr: tuple[BrokerId, ...]
+    version: int
+    """Of the partition, for compare-and-set of the ISR."""
+    min_isr: int = 1
+    unclean: bool = False
+    """An operator ordered this leader by name: committed records may be lost to agree with it."""
+    filling: tuple[BrokerId, ...] = ()
+    """Of a compacted log: replicas never in sync since they were added or lost their disk. Nothing
+    in the ISR of this or a later version is among them."""
+
+
+class IsrChanged(msgspec.Struct, frozen=True):
+    """Metadata changed the ISR within ``epoch``, on our proposal or without."""
+
+    epoch: LeaderEpoch
+    version: int
+    isr: tuple[BrokerId, ...]
+
+
+class IsrRefused(msgspec.Struct, frozen=True):
+    """A proposal was decided: no. It must never be applied afterwards, not from a repeat either."""
+
+    epoch: LeaderEpoch
+    proposal: int
+
+
+class Received(msgspec.Struct, frozen=True):
+    """A message of another replica, as ``messages.decode`` returned it."""
+
+    sender: BrokerId
+    message: Message
+    buffers: tuple[Buffer, ...] = ()
+
+
+class Appended(msgspec.Struct, frozen=True):
+    """Leader: batches were written to the log and the journal, not yet synced.
+
+    Not before the journal took them: what a full disk takes back must not have reached a follower.
+    """
+
+    batches: tuple[BatchRef, ...]
+    buffers: tuple[Buffer, ...]
+
+
+class Synced(msgspec.Struct, frozen=True):
+    """A sync ended. ``offset``: the log end when it began, lowered by truncations until it is told.
+
+    After a reset since it began it says nothing, and is not told.
+    """
+
+    offset: Offset
+
+
+class Undone(msgspec.Struct, frozen=True):
+    """Follower: batches could not be stored (disk full); the log ends at ``log_end_offset``."""
+
+    log_end_offset: Offset
+
+
+class BatchesRead(msgspec.Struct, frozen=True):
+    """Leader: answer to ``ReadLog``; no batches if they could not be read."""
+
+    follower: BrokerId
+    session: Session
+    from_offset: Offset
+    batches: tuple[BatchRef, ...]
+    buffers: tuple[Buffer, ...]
+
+
+class RangeRead(msgspec.Struct, frozen=True):
+    """Answer to ``ReadRange``; told only if all of the range could be read."""
+
+    to: BrokerId
+    first_offset: Offset
+    batches: tuple[BatchRef, ...]
+    buffers: tuple[Buffer, ...]
+
+
+class Damaged(msgspec.Struct, frozen=True):
+    """Batches from ``first_offset`` to ``next_offset`` (exclusive) do not match their checksums."""
+
+    first_offset: Offset
+    next_offset: Offset
+
+
+class LogStartMoved(msgspec.Struct, frozen=True):
+    """Retention removed what is below ``log_start_offset``."""
+
+    log_start_offset: Offset
+
+
+class PeerDisconnected(msgspec.Struct, frozen=True):
+    """The link to a broker broke. ``PeerConnected`` must follow once it works again.
+
+    Told before anything that came over a newer link, on both sides: a session dies with its link.
+    """
+
+    broker: BrokerId
+
+
+class PeerConnected(msgspec.Struct, frozen=True):
+    """The link to a broker works (again); what was under way before may be lost."""
+
+    broker: BrokerId
+
+
+class Resign(msgspec.Struct, frozen=True):
+    """The broker wants to stop: take no more records and hand over once all are safe."""
+
+
+class Flush(msgspec.Struct, frozen=True):
+    """Send what has gathered. Once per turn after the journal write, and once after a sync."""
+
+
+class TimePassed(msgspec.Struct, frozen=True):
+    """``deadline_ms`` is reached."""
+
+
+Event = (
+    Assigned
+    | IsrChanged
+    | IsrRefused
+    | Received
+    | Appended
+    | Synced
+    | Undone
+    | BatchesRead
+    | RangeRead
+    | Damaged
+    | LogStartMoved
+    | PeerDisconnected
+    | PeerConnected
+    | Resign
+    | Flush
+    | TimePassed
+)

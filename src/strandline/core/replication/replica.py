@@ -1,0 +1,371 @@
+"""A broker's copy of a partition: one state machine, whichever role it has.
+
+``step(event, now_ms)`` returns effects, ``deadline_ms`` says when to step ``TimePassed``.
+
+Rules:
+- Fencing is here and nowhere else. A message of an older epoch is answered with ours, so that a
+  deposed leader learns of it; one of a newer epoch makes us ask metadata, and a leader stop. The
+  roles only ever see messages of their own epoch.
+- The epoch comes from metadata alone, and never goes back.
+- A role is made by an assignment and dropped by the next: nothing but the log outlives it.
+"""
+
+from typing import assert_never
+
+from strandline.core.replication.effects import (
+    AskMetadata,
+    Effect,
+    ReadRange,
+    Refusal,
+    Refusing,
+    Send,
+)
+from strandline.core.replication.events import (
+    Appended,
+    Assigned,
+    BatchesRead,
+    Damaged,
+    Event,
+    Flush,
+    IsrChanged,
+    IsrRefused,
+    LogStartMoved,
+    PeerConnected,
+    PeerDisconnected,
+    RangeRead,
+    Received,
+    Resign,
+    Synced,
+    TimePassed,
+    Undone,
+)
+from strandline.core.replication.follower import Follower, FollowerState
+from strandline.core.replication.leader import Leader
+from strandline.core.replication.limits import ReplicationLimits
+from strandline.core.replication.messages import (
+    NO_EPOCH,
+    Acked,
+    Buffer,
+    Diverged,
+    Fenced,
+    Fetch,
+    FetchRange,
+    Message,
+    Range,
+    Replicate,
+    Session,
+    StartAt,
+)
+from strandline.core.replication.repair import Repairs
+from strandline.core.replication.state import LogState
+from strandline.types import BrokerId, LeaderEpoch, Offset
+
+
+class Replica:
+    """One replica of a partition, from the start of its broker to its end.
+
+    Args:
+        me: this broker.
+        log: as recovered.
+        limits: how patient to be.
+        session: larger than any session of an earlier life of this replica, for instance the number
+            of starts of the broker times 2**32: an old answer must not be taken for a new one. With
+            a new disk it may begin anew: the links of the old one have broken.
+        incarnation: as the broker registered with metadata at this start.
+    """
+
+    def __init__(
+        self,
+        me: BrokerId,
+        log: LogState,
+        *,
+        limits: ReplicationLimits,
+        session: Session,
+        incarnation: str,
+    ) -> None:
+        self.me = me
+        self.log = log
+        self.epoch: LeaderEpoch = NO_EPOCH
+        self._limits = limits
+        self._repairs = Repairs(resend_ms=limits.resend_ms)
+        self._role: Leader | Follower = Follower(
+            log, NO_EPOCH, None, session=session, incarnation=incarnation, limits=limits
+        )
+        self._session = session
+        self._incarnation = incarnation
+        self._replicas: tuple[BrokerId, ...] = ()
+        self._version = -1
+        self._filled_by: LeaderEpoch | None = None
+        """While our copy is being filled: the leadership that does so."""
+
+    # What the broker may ask
+
+    @property
+    def leader(self) -> Leader | None:
+        """The leadership, if it is ours."""
+        return self._role if isinstance(self._role, Leader) else None
+
+    @property
+    def follower(self) -> Follower | None:
+        """The following, if another leads, or nobody."""
+        return self._role if isinstance(self._role, Follower) else None
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """Why records are refused now; None: they are accepted."""
+        leader = self.leader
+        return Refusal.NOT_LEADER if leader is None else leader.refusal
+
+    @property
+    def can_defer_flush(self) -> bool:
+        """Whether a flush may wait a little: it would tell no more than what is committed."""
+        leader = self.leader
+        return leader is not None and leader.can_defer_flush
+
+    @property
+    def memory_offset(self) -> Offset:
+        """Records below are safe as ``memory`` acks promise."""
+        return self.log.log_end_offset
+
+    @property
+    def disk_offset(self) -> Offset:
+        """Records below are safe as ``disk`` acks promise."""
+        return self.log.durable_offset
+
+    @property
+    def replicated_offset(self) -> Offset:
+        """Records below are safe as ``replicated`` acks promise, and may be read."""
+        return self.log.high_watermark
+
+    @property
+    def min_replica_offset(self) -> Offset:
+        """Records below are committed, and on the disk of every replica: none can miss them."""
+        return min(self._role.min_replica_offset, self.log.high_watermark)
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """When to step ``TimePassed``; None: nothing is being waited for."""
+        mine, repairs = self._role.deadline_ms, self._repairs.deadline_ms
+        if mine is None or repairs is None:
+            return repairs if mine is None else mine
+        return min(mine, repairs)
+
+    # Events
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """Take an event in; carry the effects out in order (``effects`` says what that means)."""
+        match event:
+            case Received():
+                return self._received(event, now_ms)
+            case Flush():
+                return self._role.flush(now_ms)
+            case Synced():
+                return self._role.synced(event.offset, now_ms)
+            case Assigned():
+                return self._assigned(event, now_ms)
+            case PeerDisconnected():
+                return self._role.peer_disconnected(event.broker)
+            case PeerConnected():
+                return self._role.peer_connected(event.broker, now_ms)
+            case TimePassed():
+                return self._role.time_passed(now_ms) + self._mend(now_ms, due_only=True)
+            case LogStartMoved():
+                self.log.truncate_before(event.log_start_offset)
+                return []
+            case Damaged():
+                self._repairs.note(event.first_offset, event.next_offset)
+                return self._mend(now_ms)
+            case RangeRead():
+                answer = Range(self.epoch, event.first_offset, event.batches)
+                return [Send(event.to, answer, event.buffers)]
+            case Undone():
+                follower = self.follower
+                assert follower is not None, "a leader hears of batches only once they are kept"
+                effects = follower.undone(event.log_end_offset, now_ms)
+                self._forget_damage()
+                return effects
+            case Appended() | BatchesRead() | IsrChanged() | IsrRefused() | Resign():
+                return [] if self.leader is None else self._lead(self.leader, event, now_ms)
+            case _:
+                assert_never(event)
+
+    def _lead(
+        self,
+        leader: Leader,
+        event: Appended | BatchesRead | IsrChanged | IsrRefused | Resign,
+        now_ms: int,
+    ) -> list[Effect]:
+        """Handle events for a leader; those meant for an earlier leadership are dropped."""
+        match event:
+            case Appended():
+                return leader.appended(event, now_ms)
+            case BatchesRead():
+                return leader.batches_read(event, now_ms)
+            case Resign():
+                return leader.resign(now_ms)
+            case _ if event.epoch != self.epoch:
+                return []
+            case IsrChanged():
+                return leader.isr_changed(event.version, event.isr, now_ms)
+            case IsrRefused():
+                return leader.isr_refused(event.proposal, now_ms)
+            case _:
+                assert_never(event)
+
+    # Roles
+
+    def _assigned(self, event: Assigned, now_ms: int) -> list[Effect]:
+        """Take the role that metadata gives; what is not newer is old news, whoever repeats it."""
+        if event.epoch <= self.epoch:
+            return self._assigned_again(event, now_ms)
+        assert event.epoch >= self.log.epochs.last, "registered before it was assigned"
+        was_accepting = self.refusal is not Refusal.NOT_LEADER
+        if self.follower is not None:
+            self._session = self.follower.session
+        self.epoch = event.epoch
+        self._replicas, self._version = event.replicas, event.version
+        if event.leader == self.me:
+            leader = Leader(self.log, event, me=self.me, limits=self._limits, now_ms=now_ms)
+            self._role = leader
+            return leader.start()
+        follower = Follower(
+            self.log,
+            event.epoch,
+            event.leader,
+            session=self._session,
+            incarnation=self._incarnation,
+            limits=self._limits,
+            may_lose=event.unclean,
+        )
+        self._role = follower
+        refusing: list[Effect] = [Refusing(Refusal.NOT_LEADER)] if was_accepting else []
+        return refusing + self._start_over(follower, event) + follower.start(now_ms)
+
+    def _assigned_again(self, event: Assigned, now_ms: int) -> list[Effect]:
+        """The same epoch again: the ISR or the replicas may have changed in it."""
+        if event.epoch != self.epoch:
+            return []
+        effects: list[Effect] = []
+        if self.follower is not None and event.version > self._version:
+            # Somebody new may lack what all had: the leader will say.
+            self.follower.min_replica_offset = Offset(0)
+            effects = self._start_over(self.follower, event)
+            if effects:
+                effects += self.follower.start(now_ms)
+        self._version, self._replicas = max(event.version, self._version), event.replicas
+        return self.leader.reassigned(event, now_ms) if self.leader is not None else effects
+
+    def _start_over(self, follower: Follower, event: Assigned) -> list[Effect]:
+        """Empty our copy if it is being filled and this leadership did not begin it.
+
+        Whoever lives again does not know who began it, which is seldom and costs time only.
+        """
+        before = self._filled_by
+        self._filled_by = event.epoch if self.me in event.filling else None
+        if self._filled_by in (None, before):
+            return []
+        effects = follower.start_over()
+        self._forget_damage()
+        return effects
+
+    # Messages
+
+    def _received(self, event: Received, now_ms: int) -> list[Effect]:
+        """Fence, then let the role answer."""
+        message = event.message
+        if message.epoch > self.epoch:
+            deposed = self.leader.depose() if self.leader is not None else []
+            return [*deposed, AskMetadata(message.epoch)]
+        if message.epoch < self.epoch:
+            return self._fence(event)
+        if isinstance(message, FetchRange):
+            return self._lend(event.sender, message)
+        if isinstance(message, Range):
+            return self._repairs.take(message, event.buffers) + self._mend(now_ms)
+        leader = self.leader
+        if leader is not None:
+            return _to_leader(leader, event.sender, message, now_ms=now_ms)
+        follower = self.follower
+        assert follower is not None, "one or the other"
+        if event.sender != follower.leader:
+            return []
+        effects = _to_follower(follower, message, event.buffers, now_ms=now_ms)
+        self._forget_damage()
+        return effects
+
+    def _fence(self, event: Received) -> list[Effect]:
+        """Tell who spoke in an older epoch; not for what was only an answer."""
+        if isinstance(event.message, Fetch | Replicate | FetchRange):
+            return [Send(event.sender, Fenced(self.epoch))]
+        return []
+
+    # Damage
+
+    def _mend(self, now_ms: int, *, due_only: bool = False) -> list[Effect]:
+        """Ask for the next damaged range, of a replica that is known to hold it."""
+        deadline_ms = self._repairs.deadline_ms
+        if due_only and (deadline_ms is None or now_ms < deadline_ms):
+            return []
+        self._forget_damage()
+        wanted = self._repairs.wanted
+        sources = [] if wanted is None else self._holders(wanted[1])
+        return self._repairs.ask(sources, self.epoch, now_ms)
+
+    def _forget_damage(self) -> None:
+        """Before the log grows again: what comes in the place of damage that was cut is sound."""
+        self._repairs.forget_outside(self.log.log_start_offset, self.log.log_end_offset)
+
+    def _holders(self, next_offset: Offset) -> list[BrokerId]:
+        """Return replicas known to hold the same batches below ``next_offset``, best first.
+
+        What is committed is the same everywhere, and retention may have left it anywhere.
+        """
+        leader, follower = self.leader, self.follower
+        if leader is not None:
+            return [b for b in leader.followers if leader.holds_range(b, next_offset)]
+        assert follower is not None, "one or the other"
+        is_streaming = follower.standing is FollowerState.STREAMING
+        first = [follower.leader] if is_streaming and follower.leader is not None else []
+        if next_offset > self.log.high_watermark:
+            return first
+        return first + [b for b in self._replicas if b not in (self.me, follower.leader)]
+
+    def _lend(self, to: BrokerId, message: FetchRange) -> list[Effect]:
+        """Send batches to a replica whose own are damaged, if they are here and the same."""
+        log, follower = self.log, self.follower
+        first, after = message.first_offset, message.next_offset
+        if not log.log_start_offset <= first < after <= log.log_end_offset:
+            return []
+        # Whoever streams has the same log as its leader; others only share what is committed.
+        is_shared = follower is None or (
+            follower.leader == to and follower.standing is FollowerState.STREAMING
+        )
+        if after > log.high_watermark and not is_shared:
+            return []
+        return [ReadRange(to, first, after)]
+
+
+def _to_leader(leader: Leader, sender: BrokerId, message: Message, *, now_ms: int) -> list[Effect]:
+    """Handle a follower's message; others were meant for an earlier role."""
+    match message:
+        case Fetch():
+            return leader.fetch(sender, message, now_ms)
+        case Acked():
+            return leader.take_ack(sender, message, now_ms)
+        case _:
+            return []
+
+
+def _to_follower(
+    follower: Follower, message: Message, buffers: tuple[Buffer, ...], *, now_ms: int
+) -> list[Effect]:
+    """Handle a leader's message; others were meant for an earlier role."""
+    match message:
+        case Replicate():
+            return follower.replicate(message, buffers, now_ms)
+        case Diverged():
+            return follower.diverged(message, now_ms)
+        case StartAt():
+            return follower.start_at(message, now_ms)
+        case _:
+            return []

@@ -1,0 +1,114 @@
+"""Trace of replicas with vector clocks: two lines an event, in the format that ShiViz reads.
+
+    broker-1.4 {"broker-1.4":7,"broker-2.1":3}
+    orders/0: commits to 12
+
+Rules: an event ticks its own host's clock by one; what is sent carries the clock of the last event
+before it, and what is received raises ours to that. So an event's clock says exactly which events
+of other hosts it can know of. A host is one life of a broker: a clock never starts again. A traced
+replica does what any other does: it is told of afterwards. No I/O here: lines go to ``write``.
+"""
+
+from collections.abc import Callable, Mapping
+
+from strandline.core.replication import effects as fx
+from strandline.core.replication import events as ev
+from strandline.core.replication.effects import Effect
+from strandline.core.replication.events import Event
+from strandline.core.replication.replica import Replica
+from strandline.types import BrokerId
+
+Clock = Mapping[str, int]
+
+
+class Trace:
+    """The events of one host.
+
+    Args:
+        host: its name, without blanks.
+        write: takes each event, with the end of its second line.
+    """
+
+    def __init__(self, host: str, write: Callable[[str], object]) -> None:
+        self.host = host
+        self._write = write
+        self._clock: dict[str, int] = {}
+
+    @property
+    def clock(self) -> dict[str, int]:
+        """How many events of each host are known of here, ours included; a copy."""
+        return dict(self._clock)
+
+    def note(self, what: str) -> None:
+        """Something happened."""
+        self._clock[self.host] = self._clock.get(self.host, 0) + 1
+        times = ",".join(f'"{host}":{self._clock[host]}' for host in sorted(self._clock))
+        self._write(f"{self.host} {{{times}}}\n{what}\n")
+
+    def heard(self, clock: Clock) -> None:
+        """Something came that was sent at this time."""
+        for host, time in clock.items():
+            if host != self.host and time > self._clock.get(host, 0):
+                self._clock[host] = time
+
+
+class TracedReplica(Replica):
+    """A replica whose elections and writes are told; ``name`` and ``trace`` are set before use."""
+
+    name: str
+    trace: Trace
+
+    def step(self, event: Event, now_ms: int) -> list[Effect]:
+        """Step the replica as ``Replica.step`` does, and trace it."""
+        epoch, durable = self.epoch, self.log.durable_offset
+        effects = super().step(event, now_ms)
+        told = _told_event(event)
+        if self.epoch > epoch:
+            assert isinstance(event, ev.Assigned), "epochs come from metadata alone"
+            told = [_told_assignment(event, self.me)]
+        if self.log.durable_offset > durable:
+            told.append(f"has synced to {self.log.durable_offset}")
+        told += [text for effect in effects if (text := _told_effect(effect))]
+        if told:
+            self.trace.note(f"{self.name}: {'; '.join(told)}")
+        return effects
+
+
+def _told_assignment(event: ev.Assigned, me: BrokerId) -> str:
+    in_sync = " ".join(map(str, event.isr))
+    if event.leader is None:
+        return f"epoch {event.epoch}: nobody leads, in sync {in_sync}"
+    who = "leads" if event.leader == me else f"follows {event.leader}"
+    return f"epoch {event.epoch}: {who}, in sync {in_sync}"
+
+
+def _told_event(event: Event) -> list[str]:
+    match event:
+        case ev.Appended() if event.batches:
+            first, after = event.batches[0].base_offset, event.batches[-1].next_offset
+            return [f"appends {first} to {after - 1}"]
+        case ev.IsrChanged():
+            return [f"in sync are {' '.join(map(str, event.isr))}"]
+        case ev.PeerDisconnected():
+            return [f"loses the link to {event.broker}"]
+        case _:
+            return []
+
+
+def _told_effect(effect: Effect) -> str:
+    match effect:
+        case fx.Append():
+            first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset
+            return f"copies {first} to {after - 1}"
+        case fx.Committed():
+            return f"commits to {effect.offset}"
+        case fx.TruncateTo():
+            return f"cuts its log to {effect.offset}"
+        case fx.ResetTo():
+            return f"starts its log anew at {effect.offset}"
+        case fx.ProposeIsr():
+            return f"wants in sync {' '.join(map(str, effect.isr))}"
+        case fx.Halted():
+            return f"is stuck: {effect.trouble}"
+        case _:
+            return ""

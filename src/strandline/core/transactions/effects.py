@@ -1,0 +1,59 @@
+"""Effects of the transaction coordinator besides those of every coordinator (``decisions``)."""
+
+import enum
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from strandline.core.coordinator_effects import Decision
+from strandline.core.transactions.state import (
+    Producer,
+    Publication,
+    TransactionEntry,
+    TransactionPartition,
+)
+
+
+class MarkerKind(enum.Enum):
+    """The content of a marker for a partition."""
+
+    BEGIN = "begin"
+    """Records of this producer and epoch are let in from here on."""
+    COMMIT = "commit"
+    """None are from here on; those before count."""
+    ABORT = "abort"
+    """None are from here on; those before do not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Have a partition store a marker; told by ``events.Marked`` or ``NotMarked``."""
+
+    id: str
+    producer: Producer
+    place: TransactionPartition
+    kind: MarkerKind
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """A transaction was aborted because its time was over: of this id, or a part of it."""
+
+    name: str
+
+
+Effect = Decision[TransactionEntry] | Mark | TimedOut
+
+
+class Begun(NamedTuple):
+    """A transaction has begun."""
+
+    producer: Producer
+    is_published: bool = False
+    """The batch that it would be a part of is published: there is nothing to stage."""
+
+
+class Published(NamedTuple):
+    """A batch is published."""
+
+    publication: Publication
+    is_repeat: bool

@@ -1,0 +1,271 @@
+"""Liftbridge's settings, as its files and flags have them, as settings of ours.
+
+Rules: keys are lower case here; every key of Liftbridge 1.9 is known. What we have not, and
+somebody could rely on, is refused with what to do instead; what only tunes Liftbridge's insides is
+taken without effect; what does not exist there is refused as there. Pure, but for reading the file.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from strandline.errors import InvalidConfigError
+from strandline.process.master_keys import LIFTBRIDGE_VARIABLE
+from strandline.process.settings import Values, read_yaml
+
+DEFAULT_PORT: Final = 9292
+DEFAULT_NATS: Final = "127.0.0.1", 4222
+"""Where Liftbridge looks for a nats-server if it is not told."""
+SEGMENT_BYTES_MIN: Final = 64 << 10
+PREFIX: Final = "LIFTBRIDGE_"
+SERVICE_ADDRESS: Final = ("tcp://", "udp://")
+_UNITS_MS: Final = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1, "s": 1000, "m": 60_000, "h": 3.6e6}
+_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)")
+_LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "error": "error"}
+
+
+def duration_ms(value: Any) -> int:
+    """Milliseconds of a duration as Go writes it: ``15s``, ``1h30m``, 0.
+
+    Raises:
+        InvalidConfigError: it is none.
+    """
+    text = str(value)
+    if text == "0":
+        return 0
+    if not re.fullmatch(rf"(?:{_PART.pattern})+", text):
+        raise InvalidConfigError(f"{text!r} is not a duration such as 15s or 168h")
+    return round(sum(float(number) * _UNITS_MS[unit] for number, unit in _PART.findall(text)))
+
+
+def _number(value: Any) -> int:
+    try:
+        return int(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidConfigError(f"{value!r} is not a number") from error
+
+
+def _flag(value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    raise InvalidConfigError(f"{value!r} is neither true nor false")
+
+
+def _list(value: Any) -> list[str]:
+    items = value if isinstance(value, list) else str(value).split(",")
+    return [str(item).strip() for item in items if str(item).strip()]
+
+
+def _level(value: Any) -> str:
+    if value not in _LEVELS:
+        raise InvalidConfigError(f"{value!r} is no level; there are {', '.join(_LEVELS)}")
+    return _LEVELS[value]
+
+
+_TAKEN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
+    # theirs → ours, and how the value is read
+    "data.dir": ("data_dir", str),
+    "logging.level": ("log_level", _level),
+    "tls.cert": ("tls.certificate", str),
+    "tls.key": ("tls.key", str),
+    "tls.client.auth.ca": ("tls.authority", str),
+    "nats.servers": ("nats.servers", _list),
+    "streams.retention.max.bytes": ("grpc.streams.retention_bytes", _number),
+    "streams.retention.max.messages": ("grpc.streams.retention_records", _number),
+    "streams.retention.max.age": ("grpc.streams.retention_age_ms", duration_ms),
+    "streams.cleaner.interval": ("cleaner_interval_ms", duration_ms),
+    "streams.segment.max.bytes": (
+        "grpc.streams.segment_bytes",
+        lambda value: max(SEGMENT_BYTES_MIN, _number(value)),
+    ),
+    "streams.segment.max.age": ("grpc.streams.segment_age_ms", duration_ms),
+    "streams.compact.enabled": ("grpc.streams.compact", _flag),
+    "streams.auto.pause.time": ("grpc.streams.auto_pause_ms", duration_ms),
+    "streams.auto.pause.disable.if.subscribers": (
+        "grpc.streams.auto_pause_if_read",
+        lambda value: not _flag(value),
+    ),
+    "streams.concurrency.control": ("grpc.streams.optimistic_concurrency", _flag),
+    "streams.encryption": ("grpc.streams.encryption", _flag),
+    "clustering.namespace": ("grpc.namespace", str),
+    "clustering.min.insync.replicas": ("grpc.streams.min_isr", _number),
+    "clustering.replication.max.bytes": ("limits.record_bytes", _number),
+    "activity.stream.enabled": ("grpc.activity", _flag),
+    "cursors.stream.partitions": ("grpc.cursor_partitions", _number),
+    "groups.consumer.timeout": ("grpc.consumer_timeout_ms", duration_ms),
+    "groups.coordinator.timeout": ("grpc.coordinator_timeout_ms", duration_ms),
+}
+_WITHOUT_EFFECT: Final = frozenset(
+    {
+        "metadata.cache.max.age",
+        "batch.max.messages",
+        "batch.max.time",
+        "logging.recovery",
+        "logging.raft",
+        "logging.nats",
+        "streams.compact.max.goroutines",
+        "clustering.server.id",
+        "clustering.raft.snapshot.retain",
+        "clustering.raft.snapshot.threshold",
+        "clustering.raft.cache.size",
+        "clustering.raft.bootstrap.seed",
+        "clustering.raft.max.quorum.size",
+        "clustering.replica.max.lag.time",
+        "clustering.replica.max.leader.timeout",
+        "clustering.replica.max.idle.wait",
+        "clustering.replica.fetch.timeout",
+        "activity.stream.publish.timeout",
+        "activity.stream.publish.ack.policy",
+        "cursors.stream.replication.factor",
+        "cursors.stream.auto.pause.time",
+        "telemetry.enabled",
+        "telemetry.interval.seconds",
+    }
+)
+_REFUSED: Final = {
+    "nats.embedded.config": "the nats-server started has settings of its own; use nats.servers",
+    "nats.user": "write user and password into nats.servers: nats://user:password@host",
+    "nats.password": "write user and password into nats.servers: nats://user:password@host",
+    "nats.tls.cert": "client certificates towards NATS are not built",
+    "nats.tls.key": "client certificates towards NATS are not built",
+    "nats.tls.ca": "set nats.authority of a Strandline file and use 'strandline serve'",
+    "clustering.raft.bootstrap.peers": "clusters have settings of ours: see docs/cluster.md",
+}
+_REFUSED_IF_ON: Final = {
+    "tls.client.authz.enabled": "policy files are not read; see docs/security.md for rules",
+}
+_BESIDE: Final = frozenset(
+    {
+        "listen",
+        "host",
+        "port",
+        "nats.embedded",
+        "tls.client.auth.enabled",
+        "tls.client.authz.model",
+        "tls.client.authz.policy",
+    }
+)
+"""Read together with others."""
+
+
+def read_liftbridge_file(file: Path) -> Values:
+    """The settings in a Liftbridge file, dotted, however they are nested.
+
+    Raises:
+        InvalidConfigError: unreadable, or not YAML.
+    """
+    return _flat(read_yaml(file), "")
+
+
+def _flat(values: Mapping[str, Any], prefix: str) -> Values:
+    found: Values = {}
+    for key, value in values.items():
+        path = f"{prefix}{str(key).lower()}"  # Liftbridge reads keys in any case
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{path}.")
+        else:
+            found[path] = value
+    return found
+
+
+def settings_in_environment(environ: Mapping[str, str]) -> tuple[Values, list[str]]:
+    """Return the settings that LIFTBRIDGE_* variables make, and the variables that make none.
+
+    LIFTBRIDGE_DATA_DIR is ``data.dir``; a dot may stay one. What Kubernetes sets for a service that
+    is named liftbridge (LIFTBRIDGE_PORT=tcp://…) is nobody's setting.
+    """
+    found: Values = {}
+    unknown: list[str] = []
+    known = {*_TAKEN, *_WITHOUT_EFFECT, *_REFUSED, *_REFUSED_IF_ON, *_BESIDE}
+    for variable, value in sorted(environ.items()):
+        if not variable.startswith(PREFIX) or variable == LIFTBRIDGE_VARIABLE:
+            continue
+        key = variable.removeprefix(PREFIX).lower().replace("_", ".")
+        if key not in known or value.startswith(SERVICE_ADDRESS):
+            unknown.append(variable)
+        else:
+            found[key] = value
+    return found, unknown
+
+
+def translated(settings: Mapping[str, Any]) -> Values:
+    """Settings of ours, nested, from Liftbridge's, dotted; Liftbridge's defaults where they differ.
+
+    Raises:
+        InvalidConfigError: an unknown setting, one we cannot honour, or a wrong value.
+    """
+    found: Values = {}
+    _put(found, "grpc.cursor_partitions", 0)
+    _put(found, "grpc.streams.retention_age_ms", duration_ms("168h"))
+    _listen(found, settings)
+    _refuse_two_servers(settings)
+    for key, value in settings.items():
+        _refuse(key, value)
+        if key not in _TAKEN:
+            continue
+        ours, read = _TAKEN[key]
+        try:
+            _put(found, ours, read(value))
+        except InvalidConfigError as error:
+            raise InvalidConfigError(f"{key}: {error.message}") from error
+    if _flag(settings.get("tls.client.auth.enabled", False)) != ("tls.client.auth.ca" in settings):
+        raise InvalidConfigError("tls.client.auth.enabled and tls.client.auth.ca go together")
+    return found
+
+
+def _listen(found: Values, settings: Mapping[str, Any]) -> None:
+    """Where the API listens, and what its clients dial; the other listeners stay where they are.
+
+    ``listen`` is bound, and ``host`` and ``port`` are what clients are told; without ``listen``
+    they are bound too.
+    """
+    host, port = str(settings.get("host", "")), DEFAULT_PORT
+    if "port" in settings:
+        try:
+            port = _number(settings["port"])
+        except InvalidConfigError as error:
+            raise InvalidConfigError(f"port: {error.message}") from error
+    if host:
+        _put(found, "grpc.advertised_host", host)
+    if "listen" in settings:
+        bound, _, bound_port = str(settings["listen"]).rpartition(":")
+        if not bound or not bound_port.isdigit():
+            raise InvalidConfigError(f"listen: {settings['listen']!r} is not host:port")
+        if host:
+            _put(found, "grpc.advertised_port", port)
+        host, port = bound.strip("[]"), int(bound_port)
+    if host:
+        _put(found, "grpc.host", host)
+    _put(found, "grpc.port", port)
+
+
+def _refuse_two_servers(settings: Mapping[str, Any]) -> None:
+    """Refuse an embedded nats-server beside others: publishers would not know which to use."""
+    if _flag(settings.get("nats.embedded", False)) and settings.get("nats.servers"):
+        raise InvalidConfigError(
+            "nats.embedded and nats.servers contradict each other; keep nats.servers "
+            f"({settings['nats.servers']}) for your own servers, nats.embedded for one of ours"
+        )
+
+
+def _refuse(key: str, value: Any) -> None:
+    """Refuse what is not known, and what we have not."""
+    if key in _REFUSED:
+        raise InvalidConfigError(f"{key}: {_REFUSED[key]}")
+    if key in _REFUSED_IF_ON:
+        if _flag(value):
+            raise InvalidConfigError(f"{key}: {_REFUSED_IF_ON[key]}")
+        return
+    if key not in _TAKEN and key not in _WITHOUT_EFFECT and key not in _BESIDE:
+        raise InvalidConfigError(f'Unknown configuration setting "{key}"')
+
+
+def _put(values: Values, path: str, value: Any) -> None:
+    """Set a dotted key of nested values."""
+    *sections, last = path.split(".")
+    for section in sections:
+        values = values.setdefault(section, {})
+    values[last] = value

@@ -1,0 +1,158 @@
+"""A broker as a process: event loop, signals, exit code.
+
+SIGTERM and SIGINT finish the turn, flush, stop the child nats-server and exit 0, also while it is
+starting; a second one ends the process at once, which loses nothing that was acked. SIGHUP has
+certificates looked at.
+"""
+
+import asyncio
+import gc
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable
+
+import uvloop
+
+from strandline.clock import Clock
+from strandline.config import BrokerConfig
+from strandline.errors import StrandlineError, UnavailableError
+from strandline.malloc_tuning import keep_freed_memory
+from strandline.process.logs import logging_to_stderr
+from strandline.process.renewal import certificate_files
+from strandline.process.watchdog import LoopWatchdog
+from strandline.process.wiring import BrokerApp, run_until
+from strandline.storage.descriptors import STORAGE_DESCRIPTORS
+from strandline.storage.disk import Disk
+from strandline.storage.mapped_segments import MAPPED_SEGMENTS
+
+logger = logging.getLogger(__name__)
+
+EXIT_ERROR = 1
+SWITCH_INTERVAL_S = 0.0005
+"""How long a thread may keep the interpreter when another wants it: a tenth of Python's default,
+so that the sync thread and readers do not wait 5 ms for the loop (docs/adr/0037)."""
+OPEN_FILES_MIN = 256
+"""Some 30 of them are open when it has begun."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run_broker(
+    config: BrokerConfig,
+    *,
+    on_ready: Callable[[dict[str, object]], None],
+    clock: Clock | None = None,
+    disk: Disk | None = None,
+) -> int:
+    """Serve until a signal.
+
+    Args:
+        config: settings.
+        on_ready: told ports and pid once everything listens.
+        clock: the time; by default the machine's.
+        disk: the door to the file system; by default the machine's.
+
+    Returns:
+        the exit code of a clean stop, 0; with logs in JSON, 1 after an error that they tell of.
+
+    Raises:
+        StrandlineError: the broker could not start, and logs are for people.
+    """
+    with logging_to_stderr(config.log_level, config.log_format):
+        try:
+            return _run(config, on_ready=on_ready, clock=clock, disk=disk)
+        except StrandlineError as error:
+            if config.log_format == "text":
+                raise
+            logger.critical("%s (%s)", error.message, error.code)
+            return EXIT_ERROR
+
+
+def _run(
+    config: BrokerConfig,
+    *,
+    on_ready: Callable[[dict[str, object]], None],
+    clock: Clock | None,
+    disk: Disk | None,
+) -> int:
+    raise_open_files_limit()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    relax_garbage_collector()
+    keep_freed_memory()
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def request_stop(number: signal.Signals) -> None:
+            logger.info("stopping: %s came", number.name)
+            stop.set()
+            for each in STOP_SIGNALS:
+                loop.remove_signal_handler(each)
+                signal.signal(each, signal.SIG_DFL)
+
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, request_stop, number)
+        app = BrokerApp(config, clock=clock, disk=disk)
+        if not await _start(app, stop):
+            return
+        watchdog = LoopWatchdog()
+        if certificate_files(config):  # else it ends the process, as ever
+            loop.add_signal_handler(signal.SIGHUP, app.look_at_certificates)
+        ready = {**app.ready_line(), "pid": os.getpid()}
+        logger.info("ready, with pid %d and Arrow Flight on port %d", ready["pid"], app.flight_port)
+        on_ready(ready)
+        try:
+            await run_until(app, stop)
+        finally:
+            watchdog.stop()
+
+    uvloop.run(main())
+    logger.info("stopped")
+    return 0
+
+
+async def _start(app: BrokerApp, stop: asyncio.Event) -> bool:
+    """Start; False if ``stop`` was set first: then nothing is left running.
+
+    Raises:
+        StrandlineError: it cannot start.
+    """
+    starting = asyncio.create_task(app.start())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not starting.done():
+        starting.cancel()
+    try:
+        await starting
+    except asyncio.CancelledError:
+        return False
+    return True
+
+
+def raise_open_files_limit() -> None:
+    """Allow as many open files as the system lets us, and keep the storage's share for it.
+
+    Raises:
+        UnavailableError: they are too few even for a broker without streams.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < OPEN_FILES_MIN:
+        raise UnavailableError(
+            f"only {hard} files may be open at a time, and a broker needs {OPEN_FILES_MIN} or "
+            "more: raise the limit with 'ulimit -n' (systemd: LimitNOFILE) and start again"
+        )
+    MAPPED_SEGMENTS.maps_max = STORAGE_DESCRIPTORS.begin().maps
+
+
+def relax_garbage_collector() -> None:
+    """Look for garbage in cycles a hundred times less often, and never among what is imported.
+
+    A turn makes thousands of small objects that reference counting frees; the collector looked
+    through them all the same, for a tenth of the time when records spread over many partitions.
+    """
+    gc.freeze()
+    gc.set_threshold(70_000, 20, 50)

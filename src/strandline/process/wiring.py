@@ -1,0 +1,196 @@
+"""The one place that builds everything: a broker, its front ends, and the order of their lives.
+
+Start: broker first, listeners last, so that nobody is served by half a broker. Stop: listeners
+first, broker last, so that every accepted record is answered.
+"""
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Protocol
+
+from strandline.broker.broker import Broker
+from strandline.broker.cluster.broker import ClusterBroker
+from strandline.clock import Clock
+from strandline.config import BrokerConfig
+from strandline.process.master_keys import master_keys
+from strandline.process.renewal import CertificateWatch, certificate_files
+from strandline.servers.flight.server import FlightFrontEnd
+from strandline.servers.http.server import HttpFrontEnd
+from strandline.servers.metering import Metering
+from strandline.servers.nats.frontend import NatsFrontEnd
+from strandline.servers.tasks import end_task, start_task
+from strandline.servers.tls import renew
+from strandline.storage.disk import Disk
+
+if TYPE_CHECKING:
+    from strandline.servers.forward import Forwarder
+    from strandline.servers.grpc.frontend import GrpcFrontEnd
+
+
+class FrontEnd(Protocol):
+    """A listener of the broker."""
+
+    async def start(self) -> None:
+        """Begin to listen."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop listening and let clients finish."""
+        ...
+
+
+class BrokerApp:
+    """A broker with its front ends.
+
+    Args:
+        config: settings.
+        with_nats: False leaves NATS out altogether, for tests that need none.
+        disk: the door to the file system; tests inject faults here.
+        clock: where the time comes from.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        with_nats: bool = True,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.config = config
+        kind = ClusterBroker if config.cluster.is_on else Broker
+        masters = master_keys(config, os.environ)
+        self.broker = kind(config, disk=disk, clock=clock, masters=masters)
+        metering = Metering(self.broker)
+        self._flight = FlightFrontEnd(self.broker, config, metering)
+        self._http = HttpFrontEnd(self.broker, config)
+        self._forwarder = forwarder = _forwarder(self.broker)
+        self._nats = None
+        if with_nats:
+            self._nats = NatsFrontEnd(self.broker, config, metering, forwarder=forwarder)
+        self._grpc = _grpc(self.broker, config, metering, forwarder=forwarder)
+        self._started: list[FrontEnd] = []
+        self._watch: CertificateWatch | None = None
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def flight_port(self) -> int:
+        """Port of Arrow Flight."""
+        return self._flight.port
+
+    @property
+    def http_port(self) -> int | None:
+        """Port of the web page, metrics and health; None when off."""
+        return self._http.port
+
+    @property
+    def nats_port(self) -> int | None:
+        """Port of the nats-server child; None with servers of your own."""
+        return self._nats.nats_port if self._nats else None
+
+    @property
+    def ingest_port(self) -> int | None:
+        """Port of the listener for publishers; None when off."""
+        return self._nats.ingest_port if self._nats else None
+
+    async def start(self) -> None:
+        """Recover, then listen.
+
+        Raises:
+            StrandlineError: the data directory or a port cannot be had; nothing is left running.
+        """
+        files = certificate_files(self.config)
+        self._watch = CertificateWatch(files, self._renew_certificates) if files else None
+        await self.broker.start()
+        try:
+            for front_end in (self._nats, self._flight, self._grpc, self._http):
+                if front_end is not None:
+                    await front_end.start()
+                    self._started.append(front_end)
+        except BaseException:
+            await self.stop()
+            raise
+        if self._watch is not None:
+            self._watching = start_task(self._watch.run(), "certificates")
+        if isinstance(self.broker, ClusterBroker):
+            if self._grpc is not None:
+                self.broker.membership.grpc_address = self._grpc.address
+                self.broker.membership.beam_address = self._grpc.beam_address
+            self.broker.announce(self.flight_port)
+
+    def look_at_certificates(self) -> None:
+        """Use certificates that have changed, without waiting for the next look at them."""
+        if self._watch is not None:
+            self._watch.look_now()
+
+    def _renew_certificates(self) -> None:
+        """Show what the files hold now, wherever that goes without a restart.
+
+        Raises:
+            InvalidConfigError: a file is of no use.
+        """
+        if self.config.tls.is_on:
+            renew(self.config.tls)
+            if self._nats is not None:
+                self._nats.certificates_renewed()
+            if self._forwarder is not None:
+                self._forwarder.renew_client()
+        if isinstance(self.broker, ClusterBroker):
+            self.broker.membership.renew_tls()
+
+    async def stop(self) -> None:
+        """Hand over, stop listening, finish the turn and let go of the data directory."""
+        await end_task(self._watching)
+        try:
+            await self.broker.prepare_stop()
+            while self._started:
+                await self._started.pop().stop()
+            if self._forwarder is not None:
+                await self._forwarder.stop()
+        finally:
+            await self.broker.stop()
+
+    def ready_line(self) -> dict[str, object]:
+        """What ``strandline serve --output json`` prints when it is ready."""
+        cluster = self.config.cluster
+        part = {"broker_id": cluster.broker_id, "peer_port": cluster.peer_port}
+        return {
+            "event": "ready",
+            "data_dir": str(self.broker.data_dir),
+            "host": self.config.host,
+            "nats_port": self.nats_port,
+            "ingest_port": self.ingest_port,
+            "flight_port": self.flight_port,
+            "http_port": self.http_port,
+            "grpc_port": self._grpc.port if self._grpc else None,
+            "beam_port": self._grpc.beam_port if self._grpc else None,
+            **(part if cluster.is_on else {}),
+        }
+
+
+def _forwarder(broker: Broker) -> "Forwarder | None":
+    """What forwards publishes to other brokers; its client is imported in a cluster only."""
+    if not isinstance(broker, ClusterBroker):
+        return None
+    from strandline.servers.forward import Forwarder
+
+    return Forwarder(broker)
+
+
+def _grpc(
+    broker: Broker, config: BrokerConfig, metering: Metering, *, forwarder: "Forwarder | None"
+) -> "GrpcFrontEnd | None":
+    """The gRPC front end, imported only where it is asked for."""
+    if config.grpc.port < 0 and config.grpc.beam_port < 0:
+        return None
+    from strandline.servers.grpc.frontend import GrpcFrontEnd
+
+    return GrpcFrontEnd(broker, config, metering, forwarder=forwarder)
+
+
+async def run_until(app: BrokerApp, stop: asyncio.Event) -> None:
+    """Serve until ``stop`` is set; the app has been started."""
+    try:
+        await stop.wait()
+    finally:
+        await app.stop()

@@ -1,0 +1,144 @@
+"""The connections of the Flight listener: gRPC accepts them itself, and has no limit for them.
+
+So a thread looks at them once in ``LOOK_S``, more often while there are too many, and ends those
+whose client has not made a call within ``IDENTIFY_S`` that it may make. When the broker has too
+many connections, those that have no call under way are ended too, the one that was used the longest
+ago first; clients reconnect when they have something to ask.
+
+Rules: touches connected sockets of this process whose own port is the listener's, nothing else.
+"""
+
+import ipaddress
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import unquote
+
+import pyarrow.flight as fl
+
+from strandline.broker.log_throttle import LogThrottle
+from strandline.clock import Clock
+from strandline.servers.connections import ConnectionLimit
+from strandline.servers.flight.sockets import PeerAddress, cut_connections, peers_of
+
+logger = logging.getLogger(__name__)
+
+LOOK_S: Final = 1.0
+FLOODED_LOOK_S: Final = 0.1
+IDENTIFY_S: Final = 10.0
+
+
+@dataclass(slots=True)
+class _Client:
+    """One connection of a client."""
+
+    since_ms: float
+    """When it was seen first, or last used."""
+    is_known: bool = False
+    """Whether a call on it was let in."""
+    calls: int = 0
+    """Under way."""
+
+
+class FlightConnections:
+    """Looks after the connections of one listener; any thread.
+
+    Args:
+        clock: for their age.
+        limit: for all listeners of the broker.
+    """
+
+    def __init__(self, clock: Clock, limit: ConnectionLimit) -> None:
+        self._clock = clock
+        self._limit = limit
+        self._lock = threading.Lock()
+        self._notice = LogThrottle()
+        self._clients: dict[PeerAddress, _Client] = {}
+        self._is_over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, port: int) -> None:
+        """Begin to look after the listener on ``port``."""
+        self._thread = threading.Thread(
+            target=self._run, args=(port,), name="flight-connections", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look after nothing any more."""
+        self._is_over.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._limit.note_flight(0)
+
+    def note_call(self, context: fl.ServerCallContext) -> None:
+        """A client has made a call that it may make."""
+        with self._lock:
+            client = self._client(context)
+            client.is_known, client.since_ms = True, self._clock.monotonic_ms()
+
+    @contextmanager
+    def call(self, context: fl.ServerCallContext) -> Iterator[None]:
+        """A call of a client goes on inside, so its connection is not idle."""
+        with self._lock:
+            client = self._client(context)
+            client.calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                client.calls -= 1
+                client.since_ms = self._clock.monotonic_ms()
+
+    def _client(self, context: fl.ServerCallContext) -> _Client:
+        address = _parsed(context.peer())
+        return self._clients.setdefault(address, _Client(self._clock.monotonic_ms()))
+
+    def _run(self, port: int) -> None:
+        pause_s = LOOK_S
+        while not self._is_over.wait(pause_s):
+            try:
+                pause_s = FLOODED_LOOK_S if self.look(port) else LOOK_S
+            except Exception:
+                logger.exception("the connections of Arrow Flight were not looked at")
+
+    def look(self, port: int) -> bool:
+        """End the connections on ``port`` that nobody needs; whether there were too many."""
+        peers = peers_of(port)
+        now_ms = self._clock.monotonic_ms()
+        with self._lock:
+            for peer in peers:
+                self._clients.setdefault(peer, _Client(now_ms))
+            for gone in self._clients.keys() - peers:
+                if not self._clients[gone].calls:
+                    del self._clients[gone]
+            self._limit.note_flight(len(peers))
+            is_flooded = self._limit.excess > 0
+            doomed = self._doomed(now_ms)
+        if doomed:
+            cut = cut_connections(port, doomed)
+            if self._notice.is_due("ended", now_ms / 1e3):
+                logger.info("ended %d idle connections of Arrow Flight", cut)
+            self._limit.note_flight(len(peers) - cut)
+        return is_flooded
+
+    def _doomed(self, now_ms: float) -> set[PeerAddress]:
+        """The connections to end."""
+        oldest_ms = now_ms - IDENTIFY_S * 1e3
+        idle = {peer: c for peer, c in self._clients.items() if not c.calls}
+        doomed = {p for p, c in idle.items() if not c.is_known and c.since_ms <= oldest_ms}
+        order = sorted(idle, key=lambda peer: (idle[peer].is_known, idle[peer].since_ms))
+        more = max(0, self._limit.excess - len(doomed))
+        return doomed | set([peer for peer in order if peer not in doomed][:more])
+
+
+def _parsed(peer: str) -> PeerAddress:
+    """Address and port of a client, as gRPC writes them: ``ipv4:127.0.0.1:50000``."""
+    _, _, place = unquote(peer).partition(":")
+    host, _, port = place.rpartition(":")
+    address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return PeerAddress(str(mapped or address), int(port))

@@ -1,0 +1,166 @@
+"""Streams as Flight describes them: StreamInfo, and FlightInfo with an endpoint per partition.
+
+An endpoint's ticket has its start and stop resolved, so that whoever reads it, whenever, reads the
+same records. Its locations name the brokers that can serve it: a broker alone itself, in a cluster
+the leader and then the other replicas in service.
+"""
+
+from typing import NamedTuple
+
+import pyarrow.flight as fl
+
+from strandline.api.admin import PROTOCOL_VERSION, PartitionInfo, ServerInfo, StreamInfo
+from strandline.api.tickets import ReadRequest, decode_ticket
+from strandline.api.wire import encode
+from strandline.broker.broker import Broker
+from strandline.broker.stream import Stream
+from strandline.broker.write_path.partition import Partition
+from strandline.errors import InvalidRequestError, PausedError
+from strandline.reading.cursor import PartitionRange
+from strandline.servers.flight.plan import ReadPlan, plan_read
+from strandline.version import __version__
+
+
+def partition_info(partition: Partition) -> PartitionInfo:
+    """A partition's extent as it is now; to readers an open transaction ends what is committed."""
+    start, stop = partition.log_start_offset, partition.last_stable_offset
+    return PartitionInfo(
+        partition=partition.name.partition,
+        log_start_offset=start,
+        high_watermark=stop,
+        hidden_offsets=partition.hidden_between(start, stop),
+        log_end_offset=partition.log_end_offset,
+        size_bytes=partition.log.size_bytes,
+        leader=partition.leader_address,
+        in_sync=partition.in_sync_addresses,
+        paused=isinstance(partition.barred_by, PausedError),
+    )
+
+
+def stream_info(stream: Stream, broker: Broker) -> StreamInfo:
+    """A stream as clients see it."""
+    index = broker.metadata_index  # before the rest, which may be newer but never older
+    return StreamInfo(
+        metadata_index=index,
+        config=stream.config,
+        created_ns=stream.created_ns,
+        partitions=tuple(partition_info(partition) for partition in stream.partitions),
+    )
+
+
+def server_info(broker: Broker) -> ServerInfo:
+    """The broker as clients see it."""
+    limits = broker.config.limits
+    return ServerInfo(
+        version=__version__,
+        protocol=PROTOCOL_VERSION,
+        record_bytes_max=limits.record_bytes,
+        batch_bytes_max=limits.batch_bytes,
+        streams=len(broker.streams()),
+        brokers=broker.flight_addresses,
+        address=broker.flight_address,
+    )
+
+
+def request_of(descriptor: fl.FlightDescriptor) -> ReadRequest:
+    """The read a descriptor names: a path (stream, or stream and partition) or a ticket's JSON.
+
+    Raises:
+        InvalidRequestError: it names none.
+    """
+    if descriptor.descriptor_type == fl.DescriptorType.CMD:
+        return decode_ticket(descriptor.command)
+    if descriptor.descriptor_type != fl.DescriptorType.PATH:
+        raise InvalidRequestError("the descriptor is neither a path nor a command")
+    try:
+        path = [part.decode() for part in descriptor.path]
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError("the descriptor's path is not UTF-8") from error
+    match path:
+        case [name]:
+            return ReadRequest(stream=name)
+        case [name, number] if number.isascii() and number.isdigit() and len(number) < 6:
+            return ReadRequest(stream=name, partition=int(number))
+    raise InvalidRequestError("a path is a stream, or a stream and a partition's number")
+
+
+class Here(NamedTuple):
+    """Where clients find this broker."""
+
+    broker: Broker
+    location: str
+    scheme: str
+    """Of this broker and, as they are set up alike, of the others of its cluster."""
+
+
+def flight_info(
+    request: ReadRequest, stream: Stream, *, descriptor: fl.FlightDescriptor, here: Here
+) -> fl.FlightInfo:
+    """What a read would deliver, and where to get each part of it.
+
+    Args:
+        request: the read.
+        stream: its stream.
+        descriptor: handed back.
+        here: this broker.
+
+    Raises:
+        UnavailableError: it does not know, as it has lost the majority of its cluster.
+        StrandlineError: as ``plan_read``.
+    """
+    here.broker.check_quorum()
+    plan = plan_read(request, stream)
+    records = -1 if request.follow else sum(_records(extent) for extent in plan.ranges)
+    return fl.FlightInfo(
+        plan.schema,
+        descriptor,
+        [_endpoint(plan, extent, _locations(extent, here)) for extent in plan.ranges],
+        records,
+        -1,
+        app_metadata=encode(stream_info(stream, here.broker)),
+    )
+
+
+def _locations(extent: PartitionRange[Partition], here: Here) -> list[str]:
+    """Where a partition can be read: in a cluster at each replica in service."""
+    found = [f"{here.scheme}://{address}" for address in extent.partition.addresses]
+    return found or [here.location]
+
+
+def _records(extent: PartitionRange[Partition]) -> int:
+    """How many offsets with records a part spans."""
+    if extent.stop is None or extent.stop <= extent.start:
+        return 0
+    hidden = extent.partition.hidden_between(extent.start, extent.stop)
+    return extent.stop - extent.start - hidden
+
+
+def _endpoint(
+    plan: ReadPlan, extent: PartitionRange[Partition], locations: list[str]
+) -> fl.FlightEndpoint:
+    """The endpoint of one partition, its extent resolved."""
+    old = plan.request
+    request = ReadRequest(
+        stream=old.stream,
+        partition=extent.partition.name.partition,
+        start=extent.start,
+        stop=extent.stop,
+        order=old.order,
+        follow=old.follow,
+        columns=plan.schema.names,
+        subject=old.subject,
+        keys=old.keys,
+        timestamp_from_ns=old.timestamp_from_ns,
+        timestamp_to_ns=old.timestamp_to_ns,
+        records_max=old.records_max,
+        bytes_min=old.bytes_min,
+        wait_ms_max=old.wait_ms_max,
+        batch_bytes=old.batch_bytes,
+        skip_damaged=old.skip_damaged,
+        of_copy=old.of_copy,
+    )
+    return fl.FlightEndpoint(
+        encode(request),
+        locations,
+        app_metadata=encode(partition_info(extent.partition)),
+    )

@@ -1,0 +1,133 @@
+"""Which files hold the records of a read, for readers on this machine.
+
+Rules: only what is committed and in the file: what grows behind it is not listed. Encrypted records
+are for the broker to serve.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from strandline.api.local import LOCAL_FILES, AbortedRange, LocalFile, LocalFiles, LocalPart
+from strandline.api.tickets import ReadRequest, check_request
+from strandline.api.wire import decode
+from strandline.broker.broker import Broker
+from strandline.broker.write_path.partition import Partition
+from strandline.errors import CorruptBatchError, UnavailableError
+from strandline.reading.cursor import PartitionRange
+from strandline.servers.flight.actions import ActionContext, Handler
+from strandline.servers.flight.lifecycle import ServerLifecycle
+from strandline.servers.flight.plan import ends_needed, plan_read
+from strandline.storage.segment import Segment
+from strandline.types import Offset
+
+WORTH_BYTES = 4 << 20
+"""With less in files than this, a read is as quick through the broker."""
+FILES_MAX = 4096
+ABORTED_MAX = 4096
+NOTHING = LocalFiles(proof_file="", proof="", has_partition_column=False, parts=())
+
+
+class LocalActions:
+    """The actions of readers on this machine.
+
+    Args:
+        broker: whose files.
+        life: of the front end.
+    """
+
+    def __init__(self, broker: Broker, life: ServerLifecycle) -> None:
+        self._broker = broker
+        self._life = life
+        self.handlers: dict[str, Handler] = {LOCAL_FILES: self._local_files}
+
+    def _local_files(self, body: bytes, context: ActionContext) -> list[Any]:
+        request = decode(body, ReadRequest, what=LOCAL_FILES)
+        check_request(request)
+        if request.of_copy:
+            stream = self._broker.copy_of(request.stream)
+        else:
+            stream = self._broker.stream(request.stream)
+            self._life.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
+        plan = plan_read(request, stream)
+        if not self._broker.config.local_reads or self._broker.image.quotas:
+            return [NOTHING]  # what is read from files cannot be metered
+        parts = tuple(_part(extent) for extent in plan.ranges if extent.stop is not None)
+        if sum(f.size - f.position for part in parts for f in part.files) < WORTH_BYTES:
+            return [NOTHING]
+        proof = self._broker.proof
+        has_partition = request.columns is None and "partition" in plan.schema.names
+        return [
+            LocalFiles(
+                proof_file=str(proof.path.absolute()),
+                proof=proof.text,
+                has_partition_column=has_partition,
+                parts=parts,
+            )
+        ]
+
+
+def _part(extent: PartitionRange[Partition]) -> LocalPart:
+    """One partition's part, with as many files as can be read."""
+    partition, start, stop, may_move = extent
+    assert stop is not None, "a read of files has an end"
+    end, files = int(start), []
+    # After the stable offset, below which the broker knows what was aborted.
+    stable = partition.last_stable_offset
+    aborted = () if partition.ledger is None else partition.ledger.aborted(start, stop)
+    if partition.log.sealer is None and len(aborted) <= ABORTED_MAX:
+        for file, end_of_file in _files(partition, start, stop, stable=stable):
+            files.append(file)
+            end = end_of_file
+            if len(files) == FILES_MAX:
+                break
+    return LocalPart(
+        partition=partition.name.partition,
+        start=start,
+        stop=stop,
+        end=min(end, stop),
+        files=tuple(files),
+        log_start_offset=partition.log_start_offset,
+        may_move=may_move,
+        has_hidden=partition.config.compact or partition.ledger is not None,
+        aborted=tuple(AbortedRange(*each) for each in aborted),
+    )
+
+
+def _files(
+    partition: Partition, start: int, stop: int, *, stable: Offset
+) -> Iterator[tuple[LocalFile, int]]:
+    """Files in a row that hold the records from ``start`` on, and the offset where each ends."""
+    for segment in partition.log.segments:
+        if segment.next_offset <= start:
+            continue
+        if segment.base_offset >= stop:
+            return
+        try:
+            position = 0
+            if segment.base_offset < start:
+                place = segment.locate(start, verify=False)
+                position = 0 if place is None else place.position
+            size, end = _committed(segment, stable)
+            inode = segment.inode
+        except (UnavailableError, CorruptBatchError):
+            return  # a read through the broker says what is wrong with it
+        if position >= size:
+            return
+        file = LocalFile(
+            path=str(segment.path.absolute()), inode=inode, position=position, size=size
+        )
+        yield file, end
+        if end < segment.next_offset:
+            return
+
+
+def _committed(segment: Segment, last_stable_offset: int) -> tuple[int, int]:
+    """How many bytes of the file are committed whole batches, and the offset where they end."""
+    written, size = segment.written_bytes, segment.size
+    if written == size and segment.next_offset <= last_stable_offset:
+        return size, segment.next_offset
+    index = segment.index
+    end, position = (-1, 0) if index is None else index.floor(last_stable_offset)
+    while index is not None and position > written:
+        end, position = index.below(end)
+    return position, end

@@ -1,0 +1,147 @@
+"""A read request meets a stream: which partitions, from where to where, which columns.
+
+Rules: offsets are resolved once, here, so that a read has a fixed extent whatever is appended
+meanwhile. An offset that does not exist is an error that names those that do.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from strandline.api.tickets import AtTimestamp, Bound, ReadRequest, counts_from_end
+from strandline.broker.stream import Stream
+from strandline.broker.write_path.partition import Partition
+from strandline.errors import InvalidRequestError, NotLeaderError, OffsetOutOfRangeError
+from strandline.reading.cursor import PartitionRange
+from strandline.reading.descending import offset_before_end
+from strandline.record.schema import project
+from strandline.types import Offset, TimestampNs
+
+
+class ReadPlan(NamedTuple):
+    """A resolved read."""
+
+    request: ReadRequest
+    ranges: list[PartitionRange[Partition]]
+    schema: pa.Schema
+
+
+def plan_read(request: ReadRequest, stream: Stream) -> ReadPlan:
+    """Resolve a request against a stream as it is now.
+
+    Raises:
+        UnknownPartitionError: a partition the stream does not have.
+        OffsetOutOfRangeError: an offset the partition does not have.
+        InvalidRequestError: an offset for several partitions at once, or an unknown column.
+    """
+    if request.columns is not None and not request.columns:
+        raise InvalidRequestError("'columns' is empty; leave it out to read all columns")
+    is_whole = request.partition is None and len(stream.partitions) > 1
+    schema = project(request.columns, with_partition=is_whole and request.columns is None)
+    partitions = _partitions(request, stream)
+    if len(partitions) > 1:
+        for bound in (request.start, request.stop):
+            if isinstance(bound, int) and not counts_from_end(bound):
+                raise InvalidRequestError(
+                    f"offset {bound} is a place in one partition, and stream {stream.name!r} has "
+                    f"{len(stream.partitions)}: name the partition, or give 'starts'"
+                )
+    return ReadPlan(request, [_range(request, partition) for partition in partitions], schema)
+
+
+def ends_needed(request: ReadRequest, stream: Stream) -> list[Partition]:
+    """Partitions whose end the extent of a read depends on: to be known before ``plan_read``.
+
+    Raises:
+        UnknownPartitionError: a partition the stream does not have.
+    """
+    found = []
+    for partition in _partitions(request, stream):
+        bounds = [_start(request, partition)]
+        if not request.follow:
+            bounds.append("latest" if request.stop is None else request.stop)
+        elif request.stop is not None and not isinstance(request.stop, int):
+            bounds.append(request.stop)  # one who follows waits for an offset to come
+        if any(needs_end(bound, partition) for bound in bounds):
+            found.append(partition)
+    return found
+
+
+def check_led(partitions: Iterable[Partition]) -> None:
+    """Refuse what leaders alone can tell.
+
+    Raises:
+        NotLeaderError: another broker leads one of them.
+    """
+    for partition in partitions:
+        if not partition.is_led:
+            raise NotLeaderError(f"{partition.name} is not led by this broker now; retry")
+
+
+def needs_end(bound: Bound, partition: Partition) -> bool:
+    """Whether where a place is depends on where the partition ends."""
+    if isinstance(bound, int) and bound >= 0:
+        return bound > partition.last_stable_offset
+    return bound != "earliest"
+
+
+def _partitions(request: ReadRequest, stream: Stream) -> list[Partition]:
+    """The partitions to read, by number."""
+    if request.partition is not None:
+        return [stream.partition(request.partition)]
+    if request.starts is not None:
+        return [stream.partition(number) for number in sorted(request.starts)]
+    return list(stream.partitions)
+
+
+def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partition]:
+    """The extent of one partition's part."""
+    if partition.remote_error is not None:
+        raise partition.remote_error
+    bound = _start(request, partition)
+    end = partition.last_stable_offset
+    start = resolve(bound, partition)
+    may_move = not isinstance(bound, int) or counts_from_end(bound)
+    if bound == "earliest" and request.timestamp_from_ns is not None:
+        start = max(start, partition.offset_for_timestamp(TimestampNs(request.timestamp_from_ns)))
+    if request.stop is None:
+        return PartitionRange(partition, start, None if request.follow else end, may_move)
+    if isinstance(request.stop, int) and request.follow:
+        stop = Offset(request.stop)
+    else:
+        stop = resolve(request.stop, partition)
+    if not may_move and isinstance(request.stop, int) and stop < start:
+        raise InvalidRequestError(f"stop {stop} lies before start {start}")
+    return PartitionRange(partition, start, stop, may_move)
+
+
+def _start(request: ReadRequest, partition: Partition) -> Bound:
+    """Where one partition's part begins."""
+    if request.starts is None:
+        return request.start
+    return request.starts[partition.name.partition]
+
+
+def resolve(bound: Bound, partition: Partition) -> Offset:
+    """The offset of a place in a partition.
+
+    Raises:
+        OffsetOutOfRangeError: an offset below the log start or beyond the high watermark.
+    """
+    if isinstance(bound, AtTimestamp):
+        return partition.offset_for_timestamp(TimestampNs(bound.timestamp_ns))
+    first, end = partition.log_start_offset, partition.last_stable_offset
+    if bound == "earliest":
+        return first
+    if bound == "latest":
+        return end
+    assert isinstance(bound, int), "the last kind of bound"
+    if bound < 0:
+        return offset_before_end(partition, -bound)
+    if not first <= bound <= end:
+        raise OffsetOutOfRangeError(
+            f"offset {bound} of {partition.name} does not exist: the log starts at {first} and its "
+            f"high watermark is {end}; 'earliest' and 'latest' are always valid"
+        )
+    return Offset(bound)

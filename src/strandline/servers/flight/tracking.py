@@ -1,0 +1,137 @@
+"""A batch of a put between its arrival and its ack: which rows are answered, and how.
+
+Pure bookkeeping, used on the loop's thread only once the batch is submitted.
+"""
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from strandline.api.put import NOT_STORED, AckedRange, PutAck
+from strandline.api.routing import default_subject
+from strandline.api.status import to_body
+from strandline.errors import StrandlineError
+from strandline.record.codec import MESSAGE_ID_HEADER, Headers
+from strandline.types import Offset, PartitionName
+
+
+class Row(NamedTuple):
+    """One row of a batch with message ids."""
+
+    place: int
+    value: bytes | None
+    key: bytes | None
+    subject: str
+    headers: Headers | None
+    message_id: str | None
+
+
+class BatchInFlight:
+    """The state of one batch.
+
+    Args:
+        sequence: its number in the put.
+        size: its bytes, for the window.
+        is_single: whether all its rows go to one partition.
+    """
+
+    def __init__(self, sequence: int, size: int, *, is_single: bool = False) -> None:
+        self.sequence = sequence
+        self.size = size
+        self.refusal: StrandlineError | None = None
+        """Why the rest of it is refused: something before it was, and may be sent again."""
+        self._is_single = is_single
+        self._pieces: list[tuple[PartitionName, int]] = []
+        self._starts: list[Offset | None] = []
+        self._offsets: dict[int, int] = {}
+        self._partitions: dict[int, int] = {}
+        self._duplicates: list[int] = []
+        self._error: StrandlineError | None = None
+        self._left = 0
+
+    def expect(self, partition: PartitionName, records: int, *, rows: list[Row] | None) -> None:
+        """Expect one answer for a piece of so many records or, with ``rows``, one for each."""
+        if rows is None:
+            self._pieces.append((partition, records))
+            self._starts.append(None)
+            self._left += 1
+            return
+        for row in rows:
+            self._offsets[row.place] = NOT_STORED
+            self._partitions[row.place] = partition.partition
+        self._left += len(rows)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every answer has come."""
+        return self._left == 0
+
+    def acked(self, place: int, offset: Offset, *, duplicate: bool) -> None:
+        """A piece (or row) is stored from ``offset``."""
+        self._left -= 1
+        if self._pieces:
+            self._starts[place] = offset
+            return
+        self._offsets[place] = offset
+        if duplicate:
+            self._duplicates.append(place)
+
+    def rejected(self, error: StrandlineError) -> None:
+        """A piece (or row) is not stored; the batch's ack says why of the first."""
+        self._left -= 1
+        self._error = self._error or error
+        if error.retriable and self._is_single:
+            self.refusal = error
+
+    def ack(self) -> PutAck:
+        """What the client is told."""
+        ranges = tuple(
+            AckedRange(name.partition, start, records)
+            for (name, records), start in zip(self._pieces, self._starts, strict=True)
+            if start is not None
+        )
+        places = sorted(self._offsets)
+        return PutAck(
+            sequence=self.sequence,
+            ranges=ranges,
+            offsets=tuple(self._offsets[place] for place in places),
+            partitions=tuple(self._partitions[place] for place in places),
+            duplicates=tuple(sorted(self._duplicates)),
+            error=None if self._error is None else to_body(self._error),
+        )
+
+
+def rows_of(batch: pa.RecordBatch, places: pa.Array | None, stream_subject: str) -> list[Row]:
+    """The rows of a checked batch, one by one.
+
+    Args:
+        batch: rows of one partition.
+        places: their places in the batch that came; None: the same.
+        stream_subject: of rows without a subject.
+    """
+    count = batch.num_rows
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    nothing = [None] * count
+    default = default_subject(stream_subject)
+    return [
+        Row(
+            place, value, key, subject or default, _with_id(headers, message_id), message_id or None
+        )
+        for place, value, key, subject, headers, message_id in zip(
+            range(count) if places is None else places.to_pylist(),
+            columns["value"],
+            columns.get("key", nothing),
+            columns.get("subject", nothing),
+            columns.get("headers", nothing),
+            columns.get("message_id", nothing),
+            strict=True,
+        )
+    ]
+
+
+def _with_id(headers: Headers | None, message_id: str | None) -> Headers | None:
+    """Headers with the id that deduplication finds again after a restart."""
+    kept = list(headers or ())
+    if not message_id or any(name == MESSAGE_ID_HEADER for name, _ in kept):
+        return kept or None
+    return [(MESSAGE_ID_HEADER, message_id.encode()), *kept]

@@ -1,0 +1,393 @@
+"""One DoPut call: batches in, pipelined; acks out as metadata, while the client goes on sending.
+
+Three threads meet here: the call's own reads and checks batches, the broker's loop appends them and
+learns the outcome, and an acker writes the acks. So an ack never waits for the next batch.
+
+Rules: no more than a window of bytes is under way per call, and none while the broker has
+``limits.pending_bytes`` unstored; the client then waits in its own socket. Each counter is written
+by one thread.
+"""
+
+import itertools
+import logging
+import queue
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from strandline.api.put import BatchTag, PutAck, PutRequest
+from strandline.api.routing import Router
+from strandline.api.status import to_body
+from strandline.api.wire import decode, encode
+from strandline.broker.broker import Broker
+from strandline.broker.internal import check_public
+from strandline.broker.stream import Stream
+from strandline.broker.write_path.partition import Partition
+from strandline.config import Acks, StreamConfig
+from strandline.errors import (
+    InvalidRecordError,
+    InvalidRequestError,
+    StrandlineError,
+    UnavailableError,
+    UnknownStreamError,
+)
+from strandline.servers.flight.checks import BatchChecker
+from strandline.servers.flight.lifecycle import LISTENER, POLL_S, ServerLifecycle
+from strandline.servers.flight.tracking import BatchInFlight, Row, rows_of
+from strandline.servers.metering import Allowance, counted
+from strandline.types import Offset, PartitionName, ProducerStamp
+
+logger = logging.getLogger(__name__)
+
+WINDOW_BYTES = 32 << 20
+WINDOW_BATCHES = 1024
+UNSENT_ACKS_MAX = 100_000
+ROWS_PER_HOP = 256
+"""Rows with message ids appended at once, one by one: the loop must not be held for longer."""
+BACK_PRESSURE_S = 0.005
+
+
+class Piece(NamedTuple):
+    """The rows of a batch that go to one partition."""
+
+    partition: Partition
+    batch: pa.RecordBatch
+    rows: list[Row] | None
+    """Row by row, for rows with message ids."""
+    producer: ProducerStamp | None
+    """Who numbered the rows."""
+    expected: int | None = None
+    """The offset that has to be the next, for a single row."""
+
+
+class PutSession:
+    """One put; also the responder its appends are answered through.
+
+    Args:
+        broker: where to append.
+        request: where the client wants it.
+        life: of the front end.
+        send_ack: writes one metadata message to the client.
+        is_cancelled: whether the client went away.
+        check_allowed: raises once who publishes may do so no more.
+        check_producer: raises if a producer id was given to somebody else.
+        allowance: how much it may publish; None: it is not metered.
+
+    Raises:
+        UnknownStreamError, UnknownPartitionError: no such partition.
+        InvalidRequestError: acks are to mean more than the stream promises.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        request: PutRequest,
+        life: ServerLifecycle,
+        *,
+        send_ack: Callable[[bytes], None],
+        is_cancelled: Callable[[], bool],
+        check_allowed: Callable[[], None] = lambda: None,
+        check_producer: Callable[[int], None] = lambda _: None,
+        allowance: Allowance | None = None,
+    ) -> None:
+        self._broker = broker
+        self._request = request
+        self._life = life
+        self._send_ack = send_ack
+        self._is_cancelled = is_cancelled
+        self._check_allowed = check_allowed
+        self._check_producer = check_producer
+        self._allowance = allowance
+        check_public(request.stream)
+        self._stream: Stream = broker.stream(request.stream)
+        if request.partition is not None:
+            self._stream.partition(request.partition)
+        config = self._stream.config
+        _check_acks(request.acks, config)
+        self._checker = BatchChecker(broker.config.limits, config.subject)
+        self._router = Router(config)
+        self._is_replaced = False
+        """Whether the stream was deleted and recreated under its name: the put ends."""
+        self._acks: queue.SimpleQueue[PutAck | None] = queue.SimpleQueue()
+        self._finished_something = threading.Event()
+        self._batches_in = self._bytes_in = 0
+        self._batches_out = self._bytes_out = 0
+        self._refused: OrderedDict[int, StrandlineError] = OrderedDict()
+        """Batches that were refused and may be sent again, by sequence; on the loop."""
+
+    # The call's thread
+
+    def run(self, read: Callable[[], fl.FlightStreamChunk]) -> None:
+        """Take batches until the client is done, then wait until all are answered.
+
+        Args:
+            read: the next chunk; raises StopIteration at the end.
+
+        Raises:
+            ShuttingDownError: the broker stops; what was not acked may not be stored.
+            QuotaExceededError: the principal has too many reads and appends open.
+            InvalidRecordError: what came is not an Arrow stream.
+        """
+        acker = threading.Thread(target=self._write_acks, name="flight-acker", daemon=True)
+        acker.start()
+        try:
+            with self._life.stream(), counted(self._allowance):
+                try:
+                    self._take_all(read)
+                finally:
+                    self._wait_until(lambda: self._batches_in == self._batches_out)
+        finally:
+            self._acks.put(None)
+            acker.join()
+
+    def _take_all(self, read: Callable[[], fl.FlightStreamChunk]) -> None:
+        if self._allowance is not None:  # a debt is not left behind with the call that made it
+            self._hold(self._allowance, 0)
+        for place in itertools.count():
+            self._wait_until(self._has_room)
+            self._life.check()
+            if self._is_cancelled():
+                return
+            try:
+                with self._life.idle():
+                    chunk = read()
+            except StopIteration:
+                return
+            except (OSError, pa.ArrowMemoryError) as error:  # lengths and places that cannot be
+                raise InvalidRecordError(f"not valid Arrow data: {error}") from None
+            self._take(place, chunk)
+            if self._is_replaced:
+                return
+
+    def _take(self, place: int, chunk: fl.FlightStreamChunk) -> None:
+        """Check one batch and hand it to the loop; a bad one is answered at once."""
+        tag = BatchTag(sequence=place)
+        try:
+            self._check_allowed()
+            if chunk.app_metadata is not None:
+                tag = decode(chunk.app_metadata.to_pybytes(), BatchTag, what="batch metadata")
+            if chunk.data is None or not chunk.data.num_rows:
+                raise InvalidRecordError("metadata without records")
+            batch = self._checker.check(chunk.data)
+            self._update_stream()
+            pieces = self._pieces(batch, tag, spread=place)
+        except StrandlineError as error:
+            self._acks.put(PutAck(sequence=tag.sequence, error=to_body(error)))
+            return
+        size = batch.nbytes
+        waiting = BatchInFlight(tag.sequence, size, is_single=len(pieces) == 1)
+        for piece in pieces:
+            waiting.expect(piece.partition.name, piece.batch.num_rows, rows=piece.rows)
+        self._batches_in += 1
+        self._bytes_in += size
+        self._broker.telemetry.count_listener(LISTENER, messages=batch.num_rows)
+        if tag.after is not None or self._refused:
+            self._broker.call_soon(self._check_before, waiting, tag.after)
+        for number, piece in enumerate(pieces):
+            self._submit(waiting, number, piece)
+        if self._allowance is not None:
+            self._hold(self._allowance, size)
+
+    def _hold(self, allowance: Allowance, size: int) -> None:
+        """So much was published: read no more until that is within the quota."""
+        self._life.hold(allowance.publish(size), lambda: allowance.publish(0), self._is_cancelled)
+
+    def _update_stream(self) -> None:
+        """Use the partitions of now: a move replaces the object of one, and more may be added."""
+        try:
+            found, known = self._broker.stream(self._request.stream), self._stream
+        except (UnknownStreamError, UnavailableError):
+            return  # the partitions themselves refuse the records with the reason
+        # A stream recreated under the name needs another put: its acks and partitions may differ.
+        self._is_replaced = found.created_ns != known.created_ns
+        if found is not known and not self._is_replaced:
+            self._stream, self._router = found, Router(found.config)
+
+    def _pieces(self, batch: pa.RecordBatch, tag: BatchTag, *, spread: int) -> list[Piece]:
+        """Where the rows of a checked batch go.
+
+        Raises:
+            InvalidRequestError: numbers of a producer for rows that go to several partitions, or
+                that have message ids; no numbers in a transaction; an expected offset for more than
+                one row.
+        """
+        number = self._request.partition if tag.partition is None else tag.partition
+        if number is not None:
+            split = [(self._stream.partition(number).name.partition, batch, None)]
+        else:
+            split = self._router.of_batch(batch, spread=spread)
+        has_ids = (
+            "message_id" in batch.schema.names
+            and batch.column("message_id").null_count < batch.num_rows
+        )
+        producer = None
+        if tag.producer is not None:
+            if number is None or has_ids:
+                raise InvalidRequestError(
+                    "a batch with the numbers of a producer names a partition, and its rows have "
+                    "no message ids"
+                )
+            self._check_producer(tag.producer.producer_id)
+            producer = ProducerStamp(*msgspec.structs.astuple(tag.producer))
+        elif self._request.transactional:
+            raise InvalidRequestError("a batch of a transaction has the numbers of its producer")
+        is_expected = tag.expected_offset is not None
+        if is_expected and (number is None or batch.num_rows > 1 or producer is not None):
+            raise InvalidRequestError(
+                "a batch with an expected offset is one record, names a partition, and has no "
+                "numbers of a producer"
+            )
+        return [
+            Piece(
+                self._stream.partition(number),
+                rows.drop_columns(["message_id"]) if "message_id" in rows.schema.names else rows,
+                rows_of(rows, places, self._stream.config.subject)
+                if has_ids or is_expected
+                else None,
+                producer,
+                tag.expected_offset,
+            )
+            for number, rows, places in split
+        ]
+
+    def _submit(self, waiting: BatchInFlight, number: int, piece: Piece) -> None:
+        """Hand one piece to the loop."""
+        if piece.rows is None:
+            self._broker.call_soon(self._append_batch, waiting, number, piece)
+            return
+        for start in range(0, len(piece.rows), ROWS_PER_HOP):
+            rows = piece.rows[start : start + ROWS_PER_HOP]
+            self._broker.call_soon(self._append_rows, waiting, piece, rows)
+
+    def _has_room(self) -> bool:
+        return (
+            self._bytes_in - self._bytes_out < WINDOW_BYTES
+            and self._batches_in - self._batches_out < WINDOW_BATCHES
+            and self._acks.qsize() < UNSENT_ACKS_MAX
+            and self._broker.admission.pending_bytes < self._broker.config.limits.pending_bytes
+        )
+
+    def _wait_until(self, is_so: Callable[[], bool]) -> None:
+        """Wait for the loop, unless the client goes away or the broker stops for good."""
+        while not is_so() and not self._is_cancelled():
+            self._finished_something.clear()
+            if is_so():
+                return
+            others_fill_it = self._batches_in == self._batches_out
+            self._finished_something.wait(BACK_PRESSURE_S if others_fill_it else POLL_S)
+            if self._life.gave_up.is_set():
+                return
+
+    # The loop's thread
+
+    def _check_before(self, waiting: BatchInFlight, after: int | None) -> None:
+        """Refuse a batch, as yet untouched, if the one before it is refused and not sent again."""
+        self._refused.pop(waiting.sequence, None)
+        if after is not None:
+            waiting.refusal = self._refused.get(after)
+
+    def _append_batch(self, waiting: BatchInFlight, number: int, piece: Piece) -> None:
+        token = (waiting, number)
+        append = partial(
+            piece.partition.append_arrow,
+            piece.batch,
+            ack_sink=self,
+            token=token,
+            acks=self._request.acks,
+            producer=piece.producer,
+            is_transactional=self._request.transactional,
+        )
+        self._answered(append, token)
+
+    def _append_rows(self, waiting: BatchInFlight, piece: Piece, rows: list[Row]) -> None:
+        for row in rows:
+            token = (waiting, row.place)
+            append = partial(
+                piece.partition.append,
+                row.value,
+                subject=row.subject,
+                key=row.key,
+                headers=row.headers,
+                message_id=row.message_id,
+                ack_sink=self,
+                token=token,
+                acks=self._request.acks,
+                expected_last=piece.expected,
+            )
+            self._answered(append, token)
+
+    def _answered(self, append: Callable[[], None], token: tuple[BatchInFlight, int]) -> None:
+        """Append; whatever happens, the client gets an answer and the loop goes on."""
+        if (refusal := token[0].refusal) is not None:
+            self.rejected(token, refusal)
+            return
+        try:
+            append()
+        except StrandlineError as error:
+            self.rejected(token, error)
+        except Exception:
+            logger.exception("appending to %s failed", self._request.stream)
+            self.rejected(token, StrandlineError("internal error; see the broker's log"))
+
+    def acked(
+        self,
+        token: object,
+        partition: PartitionName,  # noqa: ARG002 - the token knows it already
+        offset: Offset,
+        *,
+        duplicate: bool,
+    ) -> None:
+        """Rows are as safe as was asked."""
+        waiting, number = _known(token)
+        waiting.acked(number, offset, duplicate=duplicate)
+        self._finish(waiting)
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Rows were refused."""
+        waiting, _ = _known(token)
+        waiting.rejected(error)
+        if waiting.refusal is not None:
+            self._refused[waiting.sequence] = error
+            if len(self._refused) > WINDOW_BATCHES:
+                self._refused.popitem(last=False)
+        self._finish(waiting)
+
+    def _finish(self, waiting: BatchInFlight) -> None:
+        """Queue the ack of a batch all of whose rows are answered."""
+        if not waiting.is_complete:
+            return
+        self._batches_out += 1
+        self._bytes_out += waiting.size
+        self._acks.put(waiting.ack())
+        self._finished_something.set()
+
+    # The acker's thread
+
+    def _write_acks(self) -> None:
+        """Send acks until told to end; a client that is gone needs none."""
+        while (ack := self._acks.get()) is not None:
+            try:
+                self._send_ack(encode(ack))
+            except (fl.FlightError, pa.ArrowException, OSError) as error:
+                logger.debug("a client left before its acks: %s", error)
+                return
+
+
+def _check_acks(asked: Acks | None, config: StreamConfig) -> None:
+    """Refuse to give an ack that would say more than is so."""
+    if asked is not None and not config.promises(asked):
+        raise InvalidRequestError(
+            f"acks '{asked}' are more than stream '{config.name}' gives, '{config.acks_in_force}'; "
+            "ask for no more, or append to a stream that was created for it"
+        )
+
+
+def _known(token: object) -> tuple[BatchInFlight, int]:
+    assert isinstance(token, tuple), "the broker hands back what it was given"
+    return token

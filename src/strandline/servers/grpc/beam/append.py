@@ -1,0 +1,285 @@
+"""Append: requests as they come, replies in their order, none before its proposals are safe.
+
+A request of one proposal in one DATA frame is cut out of it by hand, and its reply is written by
+hand: protobuf and a message of its own cost as much as storing the record.
+
+Invariants: the requests from ``_answered`` on up to ``_sequence`` are under way; ``_early`` holds
+those of their replies that are known before their turn. After a redirect, a full disk or a failure
+nothing more is sent.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.broker.write_path.partition import Partition
+from strandline.config import LimitsConfig
+from strandline.errors import DiskFullError, NotLeaderError, StrandlineError
+from strandline.servers.grpc._generated import logspec_pb2 as pb
+from strandline.servers.grpc.calls import Call
+from strandline.servers.grpc.framing import PREFIX_BYTES, framed
+from strandline.servers.grpc.methods import parsed
+from strandline.servers.grpc.status import OversizeError, RpcError, Status, rpc_error
+from strandline.types import Offset, PartitionName
+
+COLUMNS_FROM: Final = 32
+"""From so many proposals on a request goes in as one Arrow batch: cheaper, and a batch of its own,
+while smaller ones share a batch with their neighbours."""
+DUE_MAX: Final = 1024
+"""Requests of one stream that may be under way."""
+OFFSET_BYTES: Final = 4
+"""Of a value, in an Arrow column."""
+BATCH_SLACK_BYTES: Final = 1024
+"""What an Arrow batch may have beside its values and their offsets."""
+OVER: Final = RpcError(Status.OK, "")
+
+
+SHORT_HEAD: Final = b"\0\0\0%c%c\x08%b\x12%c"
+LONG_HEAD: Final = SHORT_HEAD + b"%c"
+"""What a request of one proposal begins with: gRPC's prefix, the sequence, the proposal's size."""
+SHORT_MAX: Final = 127
+"""Bytes of a proposal whose size is one byte."""
+ONE_INDEX: Final = b"\0\0\0\0%c\x0a%c\x08%b\x12%c%b"
+"""The reply to it: prefix, ok, the sequence, one index."""
+
+
+class Several(NamedTuple):
+    """A request of several proposals, as a responder's token; of one, that is its sequence."""
+
+    sequence: int
+    proposals: int
+    before: int
+    """How many of them come before the one whose offset the responder is told."""
+
+
+class Reply(NamedTuple):
+    """The reply to a request, as it is sent."""
+
+    data: bytes
+    ending: RpcError | None = None
+    """How the stream ends behind it."""
+
+
+class AppendStream:
+    """One stream of requests; takes its messages, and is the responder of its records.
+
+    Args:
+        call: the stream.
+        partition: where proposals go.
+        limits: the broker's.
+        proposal_bytes_max: of one proposal.
+        is_leading: whether the partition is led here; raises RpcError, which ends the call.
+        redirect: where it is led instead.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        partition: Partition,
+        limits: LimitsConfig,
+        *,
+        proposal_bytes_max: int,
+        is_leading: Callable[[Partition], bool],
+        redirect: Callable[[], pb.Redirect],
+    ) -> None:
+        self._call = call
+        self._partition = partition
+        self._subject = partition.config.subject
+        self._record_bytes_max = limits.record_bytes
+        self._batch_bytes_max = limits.batch_bytes - BATCH_SLACK_BYTES
+        self._proposal_bytes_max = max(
+            min(proposal_bytes_max, self._batch_bytes_max), limits.record_bytes
+        )
+        self._is_leading = is_leading
+        self._redirect = redirect
+        self._sequence = self._answered = 0
+        self._early: dict[int, Reply] = {}
+        self._is_redirected = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many requests are under way that the sender is to wait."""
+        return self._sequence - self._answered >= DUE_MAX
+
+    def take(self, messages: list[bytes]) -> None:
+        """Append the proposals of requests.
+
+        Raises:
+            RpcError: no request, or a wrong sequence.
+            OversizeError: a proposal is too large.
+        """
+        if self._is_redirected:
+            return
+        if self._is_leading(self._partition):
+            for message in messages:
+                if self._call.status is not None:
+                    return  # a reply has ended the stream: nothing counts behind it
+                self._append(parsed(pb.AppendRequest, message))
+        else:
+            self._is_redirected = True
+            self._sequence += 1
+            self._settle(self._sequence, pb.AppendReply(redirect=self._redirect()), OVER)
+
+    def take_whole(self, buffer: bytes, start: int, end: int) -> bool:
+        """Append the proposal of a request that has one; anything else is for ``take``.
+
+        Raises:
+            RpcError: who sends may not append any more.
+        """
+        sequence = self._sequence + 1
+        message_bytes = end - start - PREFIX_BYTES
+        packed = varint(sequence)
+        size = message_bytes - len(packed) - 3
+        if size > SHORT_MAX:
+            size -= 1
+            head = LONG_HEAD % (
+                message_bytes >> 8,
+                message_bytes & 0xFF,
+                packed,
+                size & 0x7F | 0x80,
+                size >> 7,
+            )
+        elif size >= 0:
+            head = SHORT_HEAD % (0, message_bytes, packed, size)
+        else:
+            return False
+        if (
+            not buffer.startswith(head, start)
+            or size > self._record_bytes_max
+            or sequence - self._answered >= DUE_MAX
+            or self._is_redirected
+            or not self._is_leading(self._partition)
+        ):
+            return False
+        self._sequence = sequence
+        value = buffer[end - size : end]
+        self._partition.append(value, subject=self._subject, ack_sink=self, token=sequence)
+        return True
+
+    def _append(self, request: pb.AppendRequest) -> None:
+        proposals = request.proposals
+        self._sequence += 1
+        if request.sequence != self._sequence:
+            text = f"sequence {request.sequence}; {self._sequence} is the next on this stream"
+            raise RpcError(Status.INVALID_ARGUMENT, text)
+        sequence, count = self._sequence, len(proposals)
+        largest = max(map(len, proposals), default=0)
+        if largest > self._proposal_bytes_max:
+            text = (
+                f"proposal of {largest} bytes; at most {self._proposal_bytes_max} are taken: raise "
+                "grpc.beam_record_bytes and limits.batch_bytes, or append smaller ones"
+            )
+            raise OversizeError(Status.INVALID_ARGUMENT, text)
+        if not count:
+            self._settle(sequence, pb.AppendReply(ok=pb.AppendReply.OK(sequence=sequence)))
+        elif count >= COLUMNS_FROM or largest > self._record_bytes_max:
+            self._append_columns(sequence, proposals)
+        else:
+            append, subject = self._partition.append, self._subject
+            for value in proposals[:-1]:
+                append(value, subject=subject)
+            due = sequence if count == 1 else Several(sequence, count, count - 1)
+            append(proposals[-1], subject=subject, ack_sink=self, token=due)
+
+    def _append_columns(self, sequence: int, proposals: Sequence[bytes]) -> None:
+        """Append proposals as few batches; each has room for one of the largest."""
+        first, size, sizes = 0, 0, [len(value) + OFFSET_BYTES for value in proposals]
+        for number, more in enumerate(sizes):
+            if size + more > self._batch_bytes_max and number > first:
+                self._partition.append_arrow(_batch(proposals[first:number]))
+                first, size = number, 0
+            size += more
+        token = Several(sequence, len(proposals), first)
+        self._partition.append_arrow(_batch(proposals[first:]), ack_sink=self, token=token)
+
+    def end_input(self) -> None:
+        """No requests will come; the stream ends with the last reply."""
+        if self._answered == self._sequence:
+            self._call.finish(Status.OK)
+
+    def acked(
+        self,
+        token: object,
+        partition: PartitionName,  # noqa: ARG002  there is one
+        offset: Offset,
+        *,
+        duplicate: bool,  # noqa: ARG002  proposals have no ids
+    ) -> None:
+        """The proposals are safe."""
+        if isinstance(token, Several):
+            first = offset - token.before
+            indexes = range(first + 1, first + 1 + token.proposals)
+            ok = pb.AppendReply.OK(sequence=token.sequence, indexes=indexes)
+            self._settle(token.sequence, pb.AppendReply(ok=ok))
+            return
+        assert isinstance(token, int), "given with the record"
+        reply, call = one_index(token, offset + 1), self._call
+        if token != self._answered + 1:
+            self._early[token] = Reply(reply)
+            return
+        self._answered = token
+        call.short_way.answer(call, reply)
+        if self._early or call.input_ended or call.held_bytes:
+            self._send()
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """They are not, or nobody knows."""
+        sequence = token.sequence if isinstance(token, Several) else token
+        assert isinstance(sequence, int), "given with the records"
+        if isinstance(error, NotLeaderError):
+            self._settle(sequence, pb.AppendReply(redirect=self._redirect()), OVER)
+        elif isinstance(error, DiskFullError):
+            self._settle(sequence, pb.AppendReply(full=True), OVER)
+        else:
+            self._early[sequence] = Reply(b"", rpc_error(error))
+            self._send()
+
+    def _settle(self, sequence: int, reply: pb.AppendReply, ending: RpcError | None = None) -> None:
+        """The reply to a request is known."""
+        self._early[sequence] = Reply(framed(reply.SerializeToString()), ending)
+        self._send()
+
+    def _send(self) -> None:
+        """Send the replies whose turn has come."""
+        call = self._call
+        while (reply := self._early.pop(self._answered + 1, None)) is not None:
+            self._answered += 1
+            call.send_framed(reply.data)
+            if reply.ending is not None:
+                self._answered = self._sequence
+                call.finish(reply.ending.status, reply.ending.text)
+        under_way = self._sequence - self._answered
+        if not under_way and call.input_ended:
+            call.finish(Status.OK)
+        elif call.held_bytes and under_way <= DUE_MAX // 2:
+            call.let_go()
+
+
+def one_index(sequence: int, index: int) -> bytes:
+    """The reply to a request of one proposal, by hand: it is the most frequent message there is."""
+    first, packed = varint(sequence), varint(index)
+    index_bytes = len(packed)
+    size = len(first) + index_bytes + 3
+    return ONE_INDEX % (size + 2, size, first, index_bytes, packed)
+
+
+def varint(value: int) -> bytes:
+    """A number as protobuf writes it; by hand as far as most of them go."""
+    if value < 1 << 7:
+        return bytes((value,))
+    if value < 1 << 14:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    if value < 1 << 21:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
+    return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80)) + varint(value >> 14)
+
+
+def _batch(values: Sequence[bytes]) -> pa.RecordBatch:
+    """Return values as a column; not by ``pa.array``, which imports pandas if it is there."""
+    ends = np.zeros(len(values) + 1, dtype="<i4")
+    np.cumsum([len(value) for value in values], out=ends[1:])
+    data = pa.py_buffer(b"".join(values))
+    column = pa.Array.from_buffers(pa.binary(), len(values), [None, pa.py_buffer(ends), data])
+    return pa.RecordBatch.from_arrays([column], ["value"])

@@ -1,0 +1,81 @@
+"""The gRPC front end: Liftbridge's API and Beam's log.
+
+Each has a port of its own and is off unless asked for.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from strandline.broker.broker import Broker
+from strandline.config import BrokerConfig
+from strandline.servers.forwarding import ForwarderPort
+from strandline.servers.grpc.beam.service import BeamService
+from strandline.servers.grpc.liftbridge.service import LiftbridgeService
+from strandline.servers.grpc.reading import THREADS
+from strandline.servers.metering import Metering
+
+
+class GrpcFrontEnd:
+    """gRPC for one broker; loop thread.
+
+    Args:
+        broker: started, and stopped after this.
+        config: settings.
+        metering: what principals use.
+        forwarder: in a cluster: for what others lead.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        config: BrokerConfig,
+        metering: Metering,
+        *,
+        forwarder: ForwarderPort | None = None,
+    ) -> None:
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grpc-read")
+        self._liftbridge = self._beam = None
+        if config.grpc.port >= 0:
+            self._liftbridge = LiftbridgeService(broker, self._pool, metering, forwarder=forwarder)
+        if config.grpc.beam_port >= 0:
+            self._beam = BeamService(broker, self._pool, metering)
+
+    @property
+    def port(self) -> int | None:
+        """Port of the Liftbridge API; None when off."""
+        return self._liftbridge.port if self._liftbridge is not None else None
+
+    @property
+    def address(self) -> str:
+        """Where Liftbridge's clients are told to dial this broker; empty when off."""
+        return self._liftbridge.address if self._liftbridge is not None else ""
+
+    @property
+    def beam_address(self) -> str:
+        """Where Beam's clients are sent when this broker leads; empty when off."""
+        return self._beam.address if self._beam is not None else ""
+
+    @property
+    def beam_port(self) -> int | None:
+        """Port of Beam's log; None when off."""
+        return self._beam.port if self._beam is not None else None
+
+    async def start(self) -> None:
+        """Begin to listen.
+
+        Raises:
+            StrandlineError: a port or a stream cannot be had; nothing is left running.
+        """
+        try:
+            for service in (self._liftbridge, self._beam):
+                if service is not None:
+                    await service.start()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End every call and close."""
+        for service in (self._beam, self._liftbridge):
+            if service is not None:
+                await service.stop()
+        self._pool.shutdown(cancel_futures=True)

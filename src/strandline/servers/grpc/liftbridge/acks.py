@@ -1,0 +1,197 @@
+"""What becomes of a publish: an ack, or why it was not stored; told to one call or along a stream.
+
+Rule: the broker tells outcomes on the loop, and nothing here waits but the caller.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from strandline.errors import (
+    EncryptionKeyError,
+    ReadonlyError,
+    RecordTooLargeError,
+    StrandlineError,
+    UnknownStreamError,
+    WrongLastSequenceError,
+)
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc.calls import Call
+from strandline.servers.grpc.liftbridge.host import Host
+from strandline.servers.grpc.status import RpcError, Status
+from strandline.types import Offset, PartitionName
+
+INCORRECT_OFFSET: Final = "incorrect expected offset"
+
+_STATUSES: Final[dict[Any, Status]] = {
+    pb.PublishAsyncError.NOT_FOUND: Status.NOT_FOUND,
+    pb.PublishAsyncError.BAD_REQUEST: Status.INVALID_ARGUMENT,
+    pb.PublishAsyncError.READONLY: Status.FAILED_PRECONDITION,
+    pb.PublishAsyncError.ENCRYPTION_FAILED: Status.INTERNAL,
+}
+
+
+class RefusedError(Exception):
+    """A publish that was not stored: what a stream of publishes says in band."""
+
+    def __init__(self, code: Any, text: str) -> None:
+        super().__init__(code, text)
+        self.code = code
+        self.text = text
+
+    @property
+    def status(self) -> RpcError:
+        """What a single publish ends with."""
+        return RpcError(_STATUSES.get(self.code, Status.UNKNOWN), self.text)
+
+
+def refused(error: StrandlineError, partition: int) -> RefusedError:
+    """What became of a publish that the broker rejected."""
+    if isinstance(error, WrongLastSequenceError):
+        return RefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
+    if isinstance(error, UnknownStreamError):
+        return RefusedError(pb.PublishAsyncError.NOT_FOUND, "no such stream: it was deleted")
+    if isinstance(error, RecordTooLargeError):
+        text = f"message exceeds max replication size: {error.message}"
+        return RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+    if isinstance(error, ReadonlyError):
+        return RefusedError(pb.PublishAsyncError.READONLY, f"readonly partition: {partition}")
+    if isinstance(error, EncryptionKeyError):
+        text = f"failed to encrypt the message: {error.message}"
+        return RefusedError(pb.PublishAsyncError.ENCRYPTION_FAILED, text)
+    return RefusedError(pb.PublishAsyncError.INTERNAL, error.message)
+
+
+class Receipt:
+    """Makes the ack of one publish; a responder's ``acked`` calls ``ack``.
+
+    Args:
+        request: the publish.
+        host: shared.
+        subject: the record's.
+        stream_subject: what the stream is bound to.
+    """
+
+    __slots__ = ("_host", "_received_ns", "_stream_subject", "_subject", "request")
+
+    def __init__(
+        self,
+        request: pb.PublishRequest | pb.PublishToSubjectRequest,
+        host: Host,
+        *,
+        subject: str,
+        stream_subject: str,
+    ) -> None:
+        self.request = request
+        self._host = host
+        self._subject = subject
+        self._stream_subject = stream_subject
+        self._received_ns = host.broker.clock.now_ns()
+
+    def ack(self, partition: PartitionName, offset: Offset) -> pb.Ack:
+        """The record is safe at ``offset``.
+
+        A broker that handed the publish on may not have its record yet, nor the record's timestamp;
+        then it is the time at which the broker received it.
+        """
+        request = self.request
+        stored = self._host.partition(partition.stream, partition.partition)
+        stamp_ns = stored.stamp_of(offset) if stored is not None else None
+        return pb.Ack(
+            stream=partition.stream,
+            partitionSubject=self._stream_subject,
+            msgSubject=self._subject,
+            offset=offset,
+            ackInbox=request.ackInbox,
+            correlationId=request.correlationId,
+            ackPolicy=request.ackPolicy,
+            receptionTimestamp=stamp_ns or self._received_ns,
+            commitTimestamp=self._host.broker.clock.now_ns(),
+        )
+
+
+class SingleAck:
+    """Waits for the first of some acks: a responder, its token a receipt.
+
+    Args:
+        partition: named when it is readonly.
+        due: how many outcomes there will be; a refusal counts if all are.
+    """
+
+    def __init__(self, partition: int, *, due: int = 1) -> None:
+        self._partition = partition
+        self._due = due
+        self.answer: asyncio.Future[pb.Ack] = asyncio.get_running_loop().create_future()
+
+    def acked(
+        self,
+        token: object,
+        partition: PartitionName,
+        offset: Offset,
+        *,
+        duplicate: bool,  # noqa: ARG002  an ack does not say
+    ) -> None:
+        """Hand on the ack."""
+        assert isinstance(token, Receipt), "given with the record"
+        if not self.answer.done():
+            self.answer.set_result(token.ack(partition, offset))
+
+    def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  the responder's signature
+        """Hand on why not, unless it may still be stored elsewhere."""
+        self._due -= 1
+        if not self._due and not self.answer.done():
+            self.answer.set_exception(refused(error, self._partition))
+
+
+class AckStream:
+    """Sends the acks of one stream of publishes as they come: a responder, its token a receipt.
+
+    Args:
+        call: the stream.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self.unanswered = 0
+        self._fewer: asyncio.Future[None] | None = None
+
+    def acked(
+        self,
+        token: object,
+        partition: PartitionName,
+        offset: Offset,
+        *,
+        duplicate: bool,  # noqa: ARG002  an ack does not say
+    ) -> None:
+        """Send the ack."""
+        assert isinstance(token, Receipt), "given with the record"
+        self._answered()
+        ack = token.ack(partition, offset)
+        self._call.send(pb.PublishResponse(ack=ack, correlationId=ack.correlationId))
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Say in band why not."""
+        assert isinstance(token, Receipt), "given with the record"
+        self._answered()
+        request = token.request
+        assert isinstance(request, pb.PublishRequest), "of a stream of them"
+        self.refuse(request.correlationId, refused(error, request.partition))
+
+    def refuse(self, correlation_id: str, error: RefusedError) -> None:
+        """Say in band why a publish was not taken; the stream goes on."""
+        response = pb.PublishResponse(
+            ack=pb.Ack(),
+            asyncError=pb.PublishAsyncError(code=error.code, message=error.text),
+            correlationId=correlation_id,
+        )
+        self._call.send(response)
+
+    def _answered(self) -> None:
+        self.unanswered -= 1
+        if self._fewer is not None and not self._fewer.done():
+            self._fewer.set_result(None)
+
+    async def below(self, limit: int) -> None:
+        """Wait until fewer than ``limit`` publishes wait for their ack."""
+        while self.unanswered >= limit:
+            self._fewer = asyncio.get_running_loop().create_future()
+            await self._fewer

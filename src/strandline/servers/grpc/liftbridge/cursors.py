@@ -1,0 +1,153 @@
+"""Cursors: positions of consumers, kept as records of ``__cursors``; the newest of a key counts.
+
+Invariant: a table holds the newest cursor of each key below its offset. To answer, it is first
+brought up to what is committed, once the leader knows how far that is, so that an answer is never
+older than what was acknowledged, on whichever broker leads now.
+"""
+
+import asyncio
+import zlib
+from typing import Final
+
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+
+from strandline.broker.read_path.ends import wait_until_caught_up
+from strandline.broker.write_path.partition import Partition
+from strandline.errors import StrandlineError
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc.calls import Call
+from strandline.servers.grpc.liftbridge.host import CURSORS, Host
+from strandline.servers.grpc.liftbridge.internal import Store
+from strandline.servers.grpc.reading import Reader
+from strandline.servers.grpc.status import RpcError, Status
+from strandline.types import LogId
+
+NO_CURSOR: Final = -1
+STORE_TIMEOUT_S: Final = 5.0
+"""Of a call that has no deadline."""
+
+
+def cursor_key(cursor_id: str, stream: str, partition: int) -> bytes:
+    """The key of a cursor's records."""
+    return f"{cursor_id},{stream},{partition}".encode()
+
+
+def cursor_partition(key: bytes, partitions: int) -> int:
+    """Where a cursor is kept; clients compute the same."""
+    return zlib.crc32(key) % partitions
+
+
+class CursorTable:
+    """The cursors of one partition of ``__cursors``.
+
+    Args:
+        partition: which.
+        host: shared.
+    """
+
+    def __init__(self, partition: Partition, host: Host) -> None:
+        self.partition = partition
+        self._newest: dict[bytes, int] = {}
+        self._lock = asyncio.Lock()
+        self._reader = Reader(
+            partition,
+            partition.log_start_offset,
+            columns=("offset", "key", "value"),
+            convert=self._absorb,
+            pool=host.pool,
+        )
+
+    async def find(self, key: bytes) -> int:
+        """The newest cursor; -1 if there is none.
+
+        Raises:
+            StrandlineError: the records cannot be read.
+        """
+        async with self._lock:
+            while self._reader.offset < self._reader.partition.last_stable_offset:
+                await self._reader.next()
+        return self._newest.get(key, NO_CURSOR)
+
+    def _absorb(self, batches: list[pa.RecordBatch]) -> bytes:
+        """Take records, on a thread of the pool."""
+        for batch in batches:
+            keys, values = batch.column(1).to_pylist(), batch.column(2).to_pylist()
+            for key, value in zip(keys, values, strict=True):
+                cursor = pb.Cursor()
+                try:
+                    cursor.ParseFromString(value or b"")
+                except DecodeError:
+                    continue  # somebody published something else to the subject
+                if key is not None:
+                    self._newest[key] = cursor.offset
+        return b""
+
+
+class CursorCalls:
+    """The rpcs about cursors.
+
+    Args:
+        host: shared.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._tables: dict[LogId, CursorTable] = {}
+
+    async def set(self, request: pb.SetCursorRequest, call: Call) -> pb.SetCursorResponse:
+        """Keep a position; answered when every replica in sync has it."""
+        key, partition = self._place(request)
+        cursor = pb.Cursor(
+            stream=request.stream,
+            partition=request.partition,
+            cursorId=request.cursorId,
+            offset=request.offset,
+        )
+        try:
+            # A deadline of the call's own cancels it before.
+            async with asyncio.timeout(STORE_TIMEOUT_S if call.timeout_s is None else None):
+                await Store().append(partition, cursor.SerializeToString(), key=key)
+        except TimeoutError:
+            raise RpcError(Status.INTERNAL, "the cursor was not stored in time") from None
+        except StrandlineError as error:
+            raise RpcError(Status.INTERNAL, error.message) from error
+        return pb.SetCursorResponse()
+
+    async def fetch(self, request: pb.FetchCursorRequest, _: Call) -> pb.FetchCursorResponse:
+        """The position kept last."""
+        key, partition = self._place(request)
+        table = self._tables.get(partition.log_id)
+        # A copy that has moved away and back has the same log id, and another object.
+        if table is None or table.partition is not partition:
+            table = self._tables[partition.log_id] = CursorTable(partition, self._host)
+        await wait_until_caught_up(partition)
+        try:
+            found = await table.find(key)
+        except StrandlineError as error:
+            raise RpcError(Status.INTERNAL, error.message) from error
+        self._place(request)  # another broker may lead by now, and have a newer one
+        return pb.FetchCursorResponse(offset=found)
+
+    def _place(
+        self, request: pb.SetCursorRequest | pb.FetchCursorRequest
+    ) -> tuple[bytes, Partition]:
+        """The key of a cursor and the partition that keeps it.
+
+        Raises:
+            RpcError: there are no cursors, or another broker keeps this one.
+        """
+        if not request.stream:
+            raise RpcError(Status.INVALID_ARGUMENT, "No stream provided")
+        if not request.cursorId:
+            raise RpcError(Status.INVALID_ARGUMENT, "No cursorId provided")
+        stream = self._host.stream(CURSORS)
+        if stream is None:
+            raise RpcError(Status.INTERNAL, "Cursors stream does not exist")
+        key = cursor_key(request.cursorId, request.stream, request.partition)
+        number = cursor_partition(key, len(stream.partitions))
+        partition = stream.partitions[number]
+        if self._host.leader(partition) != self._host.me:
+            text = f"Server not leader for cursors partition {number}"
+            raise RpcError(Status.FAILED_PRECONDITION, text)
+        return key, partition

@@ -1,0 +1,227 @@
+"""Consumer groups: members come and go, are given partitions, and must be heard of.
+
+Rules: who is a member and in which epoch is the metadata's; who was heard of is known to the
+group's coordinator alone, which removes the silent. After a coordinator has changed, everybody has
+the full time anew. A fetch of the assignment is the sign of life.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Final
+
+from strandline.api.groups import GROUP_BYTES_MAX
+from strandline.broker.cluster.broker import ClusterBroker
+from strandline.core.metadata.commands import JoinGroup, LeaveGroup, MoveGroup
+from strandline.core.metadata.groups import assignments
+from strandline.core.metadata.image import GroupImage
+from strandline.errors import InvalidRequestError, StrandlineError
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc.calls import Call
+from strandline.servers.grpc.liftbridge.host import Host
+from strandline.servers.grpc.liftbridge.reports import Reports
+from strandline.servers.grpc.status import RpcError, Status
+from strandline.types import BrokerId
+
+logger = logging.getLogger(__name__)
+
+SWEEPS_PER_TIMEOUT: Final = 10
+NS_PER_MS: Final = 1_000_000
+ID_BYTES_MAX: Final = GROUP_BYTES_MAX
+"""Of a group's name and a member's: the metadata has them, on every broker."""
+
+
+class GroupCalls:
+    """The rpcs about consumer groups.
+
+    Args:
+        host: shared.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._heard_ms: dict[tuple[str, str], float] = {}
+        """(Group, member) → when it was heard; of the groups that this broker coordinates."""
+        self._reports = Reports(timeout_ms=host.config.coordinator_timeout_ms)
+
+    async def join(
+        self, request: pb.JoinConsumerGroupRequest, call: Call
+    ) -> pb.JoinConsumerGroupResponse:
+        """Become a member."""
+        _check_ids(request.groupId, request.consumerId)
+        if not request.streams:
+            raise RpcError(Status.INVALID_ARGUMENT, "No streams provided")
+        coordinator = self._candidate()
+        if coordinator is None:
+            raise RpcError(Status.INTERNAL, "no known metadata leader")
+        command = JoinGroup(
+            request.groupId,
+            request.consumerId,
+            tuple(dict.fromkeys(request.streams)),
+            coordinator,
+            owner=call.caller.principal.name,
+        )
+        try:
+            await self._host.broker.change(command)
+        except InvalidRequestError as error:
+            raise RpcError(Status.FAILED_PRECONDITION, error.message) from error
+        group = self._group(request.groupId)
+        self._heard(request.groupId, request.consumerId)
+        config = self._host.config
+        return pb.JoinConsumerGroupResponse(
+            coordinator=str(group.coordinator),
+            epoch=group.epoch,
+            consumerTimeout=config.consumer_timeout_ms * NS_PER_MS,
+            coordinatorTimeout=config.coordinator_timeout_ms * NS_PER_MS,
+        )
+
+    async def leave(
+        self, request: pb.LeaveConsumerGroupRequest, call: Call
+    ) -> pb.LeaveConsumerGroupResponse:
+        """Be a member no more."""
+        _check_ids(request.groupId, request.consumerId)
+        group = await self._known(request.groupId, member=request.consumerId)
+        check_member(group, request.consumerId, call)
+        try:
+            await self._host.broker.change(LeaveGroup(request.groupId, request.consumerId))
+        except InvalidRequestError as error:
+            raise RpcError(Status.FAILED_PRECONDITION, error.message) from error
+        return pb.LeaveConsumerGroupResponse()
+
+    async def fetch(
+        self, request: pb.FetchConsumerGroupAssignmentsRequest, call: Call
+    ) -> pb.FetchConsumerGroupAssignmentsResponse:
+        """The member's partitions; a sign of life."""
+        _check_ids(request.groupId, request.consumerId)
+        group = await self._known(request.groupId, epoch=request.epoch)
+        if group.coordinator != self._host.me:
+            text = "broker is not the consumer group coordinator"
+            raise RpcError(Status.FAILED_PRECONDITION, text)
+        if request.epoch != group.epoch:
+            text = "client-provided group epoch differs from broker group epoch"
+            raise RpcError(Status.FAILED_PRECONDITION, text)
+        check_member(group, request.consumerId, call)
+        self._heard(request.groupId, request.consumerId)
+        counts = {s.name: len(s.partitions) for s in self._host.broker.streams()}
+        mine = assignments(group, counts)[request.consumerId]
+        return pb.FetchConsumerGroupAssignmentsResponse(
+            epoch=group.epoch,
+            assignments=[
+                pb.PartitionAssignment(stream=stream, partitions=numbers)
+                for stream, numbers in mine.items()
+            ],
+        )
+
+    async def report(
+        self, request: pb.ReportConsumerGroupCoordinatorRequest, call: Call
+    ) -> pb.ReportConsumerGroupCoordinatorResponse:
+        """A member misses the coordinator: if most do, or it is known to be away, there is another.
+
+        Reports are counted where they arrive.
+        """
+        _check_ids(request.groupId, request.consumerId)
+        if not request.coordinator:
+            raise RpcError(Status.INVALID_ARGUMENT, "No coordinator provided")
+        try:
+            group = await self._known(request.groupId, epoch=request.epoch)
+        except RpcError as unknown:
+            text = f"No such consumer group {request.groupId}"
+            raise RpcError(Status.FAILED_PRECONDITION, text) from unknown
+        if request.coordinator != str(group.coordinator) or request.epoch != group.epoch:
+            text = "the group has another coordinator or epoch now; fetch its metadata"
+            raise RpcError(Status.FAILED_PRECONDITION, text)
+        check_member(group, request.consumerId, call)
+        candidate = self._candidate(but=group.coordinator)
+        if candidate is None:
+            raise RpcError(Status.FAILED_PRECONDITION, "No group coordinator candidates")
+        now_ms = self._host.broker.clock.monotonic_ms()
+        who = self._reports.add(request.groupId, group.epoch, request.consumerId, now_ms=now_ms)
+        if who > len(group.members) // 2 or not self._is_live(group.coordinator):
+            try:
+                await self._host.broker.change(MoveGroup(request.groupId, candidate, group.epoch))
+            except InvalidRequestError as error:
+                raise RpcError(Status.FAILED_PRECONDITION, error.message) from error
+        return pb.ReportConsumerGroupCoordinatorResponse()
+
+    async def expire(self) -> None:
+        """Remove members that are silent, for ever."""
+        timeout_ms = self._host.config.consumer_timeout_ms
+        while True:
+            await asyncio.sleep(timeout_ms / 1e3 / SWEEPS_PER_TIMEOUT)
+            for group, member in self._silent(timeout_ms):
+                try:
+                    await self._host.broker.change(LeaveGroup(group, member, has_expired=True))
+                    logger.info("consumer %s of group %s was silent for too long", member, group)
+                except StrandlineError as error:
+                    logger.warning("consumer %s of %s is not removed yet: %s", member, group, error)
+
+    def _silent(self, timeout_ms: int) -> list[tuple[str, str]]:
+        """Members of groups coordinated here that were not heard of for too long."""
+        now_ms = self._host.broker.clock.monotonic_ms()
+        members = [
+            (name, member)
+            for name, group in self._host.broker.image.groups.items()
+            if group.coordinator == self._host.me
+            for member in group.members
+        ]
+        self._heard_ms = {each: self._heard_ms.get(each, now_ms) for each in members}
+        self._reports.keep({(n, g.epoch) for n, g in self._host.broker.image.groups.items()})
+        return [each for each, heard in self._heard_ms.items() if now_ms - heard > timeout_ms]
+
+    def _heard(self, group: str, member: str) -> None:
+        self._heard_ms[(group, member)] = self._host.broker.clock.monotonic_ms()
+
+    async def _known(self, name: str, *, epoch: int = 0, member: str | None = None) -> GroupImage:
+        """A group, as new as whoever asks knows it: in this epoch or later, with this member.
+
+        Raises:
+            RpcError: there is none.
+            UnavailableError: nobody says what was decided.
+        """
+        group = self._host.broker.image.groups.get(name)
+        if group is None or group.epoch < epoch or member not in (None, *group.members):
+            await self._host.know_newest()
+        return self._group(name)
+
+    def _group(self, name: str) -> GroupImage:
+        group = self._host.broker.image.groups.get(name)
+        if group is None:
+            raise RpcError(Status.NOT_FOUND, "consumer group does not exist")
+        return group
+
+    def _candidate(self, *, but: BrokerId | None = None) -> BrokerId | None:
+        """The broker that coordinates fewest groups, the smallest among equals."""
+        image = self._host.broker.image
+        if not isinstance(self._host.broker, ClusterBroker):
+            return self._host.me if but is None else None
+        counts = Counter(group.coordinator for group in image.groups.values())
+        live = [b.id for b in image.brokers.values() if b.may_lead and b.id != but]
+        return min(live, key=lambda b: (counts[b], b), default=None)
+
+    def _is_live(self, broker: BrokerId) -> bool:
+        known = self._host.broker.image.brokers.get(broker)
+        return known is None or not known.is_fenced
+
+
+def _check_ids(group: str, consumer: str) -> None:
+    if not group:
+        raise RpcError(Status.INVALID_ARGUMENT, "No groupId provided")
+    if not consumer:
+        raise RpcError(Status.INVALID_ARGUMENT, "No consumerId provided")
+    if max(len(group.encode()), len(consumer.encode())) > ID_BYTES_MAX:
+        text = f"groupId and consumerId have at most {ID_BYTES_MAX} bytes"
+        raise RpcError(Status.INVALID_ARGUMENT, text)
+
+
+def check_member(group: GroupImage, consumer: str, call: Call) -> None:
+    """Refuse to speak for a consumer that is not a member, or joined as another principal.
+
+    Raises:
+        RpcError: it is not, or did.
+    """
+    if consumer not in group.members:
+        text = "consumer is not a member of the consumer group"
+        raise RpcError(Status.FAILED_PRECONDITION, text)
+    if call.caller.is_checked and group.owners.get(consumer, "") != call.caller.principal.name:
+        text = f"consumer {consumer!r} was joined by another principal; use an id of your own"
+        raise RpcError(Status.PERMISSION_DENIED, text)

@@ -1,0 +1,154 @@
+"""What the parts of the Liftbridge API share: the broker, the settings and a few look-ups."""
+
+import asyncio
+from collections.abc import Iterable
+from concurrent.futures import Executor
+from typing import Final
+
+from strandline.broker.broker import Broker
+from strandline.broker.cluster.broker import ClusterBroker
+from strandline.broker.internal import is_internal
+from strandline.broker.routing import PartitionPort
+from strandline.broker.stream import Stream
+from strandline.broker.write_path.partition import Partition
+from strandline.config import GrpcConfig
+from strandline.core.metadata.activity import ACTIVITY_STREAM
+from strandline.core.metadata.commands import PausePartitions
+from strandline.core.metadata.image import PartitionImage, PartitionState
+from strandline.errors import (
+    PausedError,
+    UnavailableError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from strandline.servers.grpc.address import advertised_host
+from strandline.servers.grpc.status import RpcError, Status
+from strandline.types import BrokerId
+
+CURSORS: Final = "__cursors"
+ACTIVITY: Final = ACTIVITY_STREAM
+RESERVED: Final = frozenset((CURSORS, ACTIVITY))
+CONTROLLER_WAIT_S: Final = 3.0
+"""Longer than it takes to elect one."""
+CONTROLLER_POLL_S: Final = 0.05
+
+
+class Host:
+    """The broker as the API sees it.
+
+    Args:
+        broker: whose streams are served.
+        pool: threads to read on.
+    """
+
+    def __init__(self, broker: Broker, pool: Executor) -> None:
+        self.broker = broker
+        self.pool = pool
+        self.config: GrpcConfig = broker.config.grpc
+        self.port = 0
+        """Of the API's own listener, once it listens."""
+
+    @property
+    def me(self) -> BrokerId:
+        """This broker's number; 0 alone."""
+        return BrokerId(self.broker.config.cluster.broker_id)
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that clients are told to dial."""
+        return advertised_host(self.broker.config), self.config.advertised_port or self.port
+
+    def stream(self, name: str) -> Stream | None:
+        """A stream, if there is one of the name; those of other parts of the broker are hidden."""
+        if is_internal(name) and name not in RESERVED:
+            return None
+        try:
+            return self.broker.stream(name)
+        except (UnknownStreamError, UnavailableError):  # who asks has ``know`` tell the two apart
+            return None
+
+    async def know(self, stream: str, numbers: Iterable[int] = ()) -> None:
+        """Before a stream or partition is said to be unknown: hear of what was decided just now.
+
+        Raises:
+            UnavailableError: nobody says what was decided.
+        """
+        found = self.stream(stream)
+        if found is None or max(numbers, default=0) >= len(found.partitions):
+            await self.know_newest()
+
+    async def know_newest(self) -> None:
+        """Hear of everything that the cluster had decided before this call.
+
+        Raises:
+            UnavailableError: nobody says what it was.
+        """
+        if isinstance(self.broker, ClusterBroker):
+            await self.broker.membership.newest.know()
+
+    def partition(self, stream: str, number: int) -> Partition | None:
+        """A partition, if there is it."""
+        found = self.stream(stream)
+        try:
+            return found.partition(number) if found is not None else None
+        except UnknownPartitionError:
+            return None
+
+    def state(self, partition: Partition) -> PartitionState:
+        """Whether a partition is readonly or paused."""
+        stream = self.broker.image.streams.get(partition.name.stream)
+        states = stream.states if stream is not None else {}
+        return states.get(partition.name.partition, PartitionState())
+
+    def leader(self, partition: PartitionPort) -> BrokerId | None:
+        """Who leads a partition; nobody, if it has just been deleted."""
+        if not isinstance(self.broker, ClusterBroker):
+            return self.me
+        image = self._image_of(partition)
+        return image.leader if image is not None else None
+
+    def replicas(self, partition: Partition) -> tuple[tuple[BrokerId, ...], tuple[BrokerId, ...]]:
+        """Who keeps a partition, and who of them is in sync; nobody, if it was just deleted."""
+        if not isinstance(self.broker, ClusterBroker):
+            return (self.me,), (self.me,)
+        image = self._image_of(partition)
+        return (image.replicas, image.isr) if image is not None else ((), ())
+
+    def _image_of(self, partition: PartitionPort) -> PartitionImage | None:
+        """What the newest image says of a partition: it may know it to be gone already."""
+        try:
+            return self.broker.image.partition(partition.name.stream, partition.name.partition)
+        except (UnknownStreamError, UnknownPartitionError):
+            return None
+
+    async def know_controller(self) -> None:
+        """Wait for the broker that decides about metadata to be known, for a moment.
+
+        Raises:
+            RpcError: there is none, in the words by which clients know to try again.
+        """
+        if not isinstance(self.broker, ClusterBroker):
+            return
+        quorum = self.broker.membership.quorum
+        for _ in range(round(CONTROLLER_WAIT_S / CONTROLLER_POLL_S)):
+            if quorum.leader is not None:
+                return
+            await asyncio.sleep(CONTROLLER_POLL_S)
+        raise RpcError(Status.INTERNAL, "no known metadata leader")
+
+    async def wake(self, partition: Partition) -> None:
+        """Resume a partition that is paused."""
+        if isinstance(partition.barred_by, PausedError):
+            await self.pause(partition.name.stream, (partition.name.partition,), is_on=False)
+
+    async def pause(
+        self, stream: str, partitions: Iterable[int], *, is_on: bool, resumes_all: bool = False
+    ) -> None:
+        """Pause partitions, or resume them.
+
+        Raises:
+            StrandlineError: there are no such, or it cannot be stored now.
+        """
+        now_ns = self.broker.clock.now_ns()
+        numbers = tuple(partitions)
+        await self.broker.change(PausePartitions(stream, numbers, is_on, now_ns, resumes_all))

@@ -1,0 +1,112 @@
+"""The streams that the API keeps for itself: cursors, and what happened to streams and groups.
+
+Rules: made at the first start, and never again with other settings. What is stored in them is
+stored like everybody's records: acknowledged when it is safe, replicated, readable.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from strandline.broker.cluster.broker import ClusterBroker
+from strandline.broker.write_path.partition import Partition
+from strandline.config import StreamConfig
+from strandline.core.metadata.streams import REPLICAS_MAX
+from strandline.errors import StrandlineError, StreamExistsError, UnavailableError
+from strandline.servers.grpc.liftbridge.host import ACTIVITY, CURSORS, Host
+from strandline.types import Offset, PartitionName
+
+logger = logging.getLogger(__name__)
+
+SEGMENT_BYTES: Final = 4 << 20
+RETRY_S: Final = 1.0
+
+
+def cursors_config(host: Host) -> StreamConfig:
+    """The stream of cursors: the newest of each key counts."""
+    replicas = _replicas(host)
+    return StreamConfig(
+        name=CURSORS,
+        subject=f"{host.config.namespace}.cursors",
+        partitions=host.config.cursor_partitions,
+        partition_by="suffix",
+        replicas=replicas,
+        min_isr=replicas // 2 + 1,
+        compact=True,
+        segment_bytes=SEGMENT_BYTES,
+        dedup_window_ms=0,
+        pub_ack=False,
+    )
+
+
+def activity_config(host: Host) -> StreamConfig:
+    """The stream of what happened."""
+    replicas = _replicas(host)
+    return StreamConfig(
+        name=ACTIVITY,
+        subject=f"{host.config.namespace}.activity",
+        replicas=replicas,
+        min_isr=replicas // 2 + 1,
+        dedup_window_ms=0,
+        pub_ack=False,
+    )
+
+
+def _replicas(host: Host) -> int:
+    return max(1, min(len(host.broker.image.brokers), REPLICAS_MAX))
+
+
+async def ensure_streams(host: Host) -> None:
+    """Make the streams that are missing; in a cluster as soon as it decides anything."""
+    wanted = []
+    if host.config.activity:
+        wanted.append((ACTIVITY, activity_config))
+    if host.config.cursor_partitions:
+        wanted.append((CURSORS, cursors_config))
+    for name, config in wanted:
+        while host.stream(name) is None:
+            try:
+                await host.broker.create_stream(config(host))
+            except StreamExistsError:
+                break  # another broker was first
+            except UnavailableError:
+                if not isinstance(host.broker, ClusterBroker):
+                    raise
+                await asyncio.sleep(RETRY_S)
+
+
+class Store:
+    """Waits for one append: a responder."""
+
+    def __init__(self) -> None:
+        self._stored: asyncio.Future[Offset] = asyncio.get_running_loop().create_future()
+
+    def acked(
+        self,
+        token: object,  # noqa: ARG002  the responder's signature
+        partition: PartitionName,  # noqa: ARG002  see above
+        offset: Offset,
+        *,
+        duplicate: bool,  # noqa: ARG002  see above
+    ) -> None:
+        """It is safe."""
+        if not self._stored.done():
+            self._stored.set_result(offset)
+
+    def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  see above
+        """It may not be."""
+        if not self._stored.done():
+            self._stored.set_exception(error)
+
+    async def append(self, partition: Partition, value: bytes, *, key: bytes | None) -> Offset:
+        """Store a value; where it is, once it is safe.
+
+        Raises:
+            StrandlineError: it may not be stored.
+        """
+        subject = partition.config.subject
+        number = partition.name.partition
+        partition.append(
+            value, subject=f"{subject}.{number}" if number else subject, key=key, ack_sink=self
+        )
+        return await self._stored

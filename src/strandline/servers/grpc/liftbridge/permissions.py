@@ -1,0 +1,125 @@
+"""What each rpc of Liftbridge's API needs: one table, for who audits and for the code that checks.
+
+Rules: an rpc that is not in the table cannot be served. Every name in a request counts, not the
+first. What somebody may not see is described as if it were not there. A denial has Liftbridge's
+text, which clients compare, and a status that says what it is.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from strandline.broker.access import Caller
+from strandline.config import StreamConfig
+from strandline.errors import NotAllowedError
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc.calls import Call
+from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.required_permissions import (
+    KNOWN_STREAM,
+    Need,
+    group,
+    needs_of_stream,
+    stream,
+    subject,
+)
+
+Needs = Callable[[Any], Iterable[Need]]
+
+
+def _create(request: pb.CreateStreamRequest) -> Iterator[Need]:
+    return needs_of_stream(
+        StreamConfig(
+            name=request.name,
+            subject=request.subject,
+            partitions=max(1, request.partitions),
+            partition_by="suffix",
+            queue_group=request.group,
+        )
+    )
+
+
+def _subscribe(request: pb.SubscribeRequest) -> Iterator[Need]:
+    yield stream(request.stream, "read")
+    if request.consumer.groupId:
+        yield group(request.consumer.groupId)
+
+
+def _cursor(request: pb.SetCursorRequest | pb.FetchCursorRequest) -> Iterator[Need]:
+    yield stream(request.stream, "read")
+    yield group(request.cursorId)
+
+
+def _join(request: pb.JoinConsumerGroupRequest) -> Iterator[Need]:
+    yield group(request.groupId)
+    for name in request.streams:
+        yield stream(name, "read")
+
+
+def _group(request: Any) -> Iterator[Need]:
+    yield group(request.groupId)
+
+
+def _administer(request: Any) -> Iterator[Need]:
+    yield stream(request.name, "admin")
+
+
+def _in_band(_: Any) -> Iterable[Need]:
+    """Each message of it is judged as ``Publish`` is, and its denial told in band."""
+    return ()
+
+
+def _shown(_: Any) -> Iterable[Need]:
+    """Whoever is named by any rule; the answer leaves out what it may not see."""
+    return ()
+
+
+NEEDS: Final[Mapping[str, Needs]] = {
+    "CreateStream": _create,
+    "DeleteStream": _administer,
+    "PauseStream": _administer,
+    "SetStreamReadonly": _administer,
+    "Subscribe": _subscribe,
+    "FetchMetadata": _shown,
+    "FetchPartitionMetadata": lambda request: (stream(request.stream, *KNOWN_STREAM),),
+    "Publish": lambda request: (stream(request.stream, "publish"),),
+    "PublishAsync": _in_band,
+    "PublishToSubject": lambda request: (subject(request.subject, "publish"),),
+    "SetCursor": _cursor,
+    "FetchCursor": _cursor,
+    "JoinConsumerGroup": _join,
+    "LeaveConsumerGroup": _group,
+    "FetchConsumerGroupAssignments": _group,
+    "ReportConsumerGroupCoordinator": _group,
+}
+"""Rpc → what its request needs; beyond that, every client must be named by some rule."""
+
+
+def allow(caller: Caller, method: str, request: Any) -> None:
+    """Refuse who may not make a call with this request.
+
+    Raises:
+        RpcError: it may not.
+        UnauthenticatedError: its token is worth nothing any more.
+    """
+    for need in NEEDS[method](request):
+        try:
+            caller.check(need.resource, *need.operations)
+        except NotAllowedError as error:
+            raise RpcError(Status.PERMISSION_DENIED, denial(method, need)) from error
+
+
+def denial(method: str, need: Need) -> str:
+    """The text of a denial, which is Liftbridge's."""
+    return f"The client is not authorized to call {method} on resource {need.resource.name}"
+
+
+def checked(
+    method: str, handle: Callable[[Any, Call], Awaitable[Any]]
+) -> Callable[[Any, Call], Awaitable[Any]]:
+    """A handler that is asked by those only who may."""
+
+    async def run(request: Any, call: Call) -> Any:
+        allow(call.caller, method, request)
+        return await handle(request, call)
+
+    return run

@@ -1,0 +1,179 @@
+"""Creating, deleting, pausing streams, and making them readonly.
+
+Rules: a setting that only tunes Liftbridge's own insides (how often and with how many goroutines it
+cleans) is taken without effect. Codes and the texts that clients compare are Liftbridge's.
+"""
+
+from typing import Any, Final
+
+import msgspec
+import msgspec.structs
+
+from strandline.broker.internal import is_internal
+from strandline.config import GrpcStreamsConfig, StreamConfig
+from strandline.core.metadata.commands import SetReadonly
+from strandline.errors import (
+    EncryptionKeyError,
+    InvalidRequestError,
+    StreamExistsError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc.calls import Call
+from strandline.servers.grpc.liftbridge.host import Host
+from strandline.servers.grpc.status import RpcError, Status
+
+SEGMENT_BYTES_MIN: Final = 64 << 10
+NO_KEY: Final = "Failed on preconditions for stream's encryption handler: invalid AES key size 0"
+_NUMBERS: Final = (
+    # theirs, ours
+    ("retentionMaxBytes", "retention_bytes"),
+    ("retentionMaxMessages", "retention_records"),
+    ("retentionMaxAge", "retention_age_ms"),
+    ("compactEnabled", "compact"),
+    ("autoPauseTime", "auto_pause_ms"),
+    ("minIsr", "min_isr"),
+    ("optimisticConcurrencyControl", "optimistic_concurrency"),
+    ("encryption", "encryption"),
+)
+
+
+def stream_config(
+    request: pb.CreateStreamRequest, defaults: GrpcStreamsConfig, *, brokers: int
+) -> StreamConfig:
+    """The settings that a request asks for.
+
+    Args:
+        request: as it came.
+        defaults: of what it leaves open.
+        brokers: how many there are.
+
+    Raises:
+        RpcError: a setting that nothing can be made of.
+    """
+    _check_request(request)
+    wanted: dict[str, Any] = msgspec.structs.asdict(defaults)
+    wanted |= {
+        ours: getattr(request, theirs).value
+        for theirs, ours in _NUMBERS
+        if request.HasField(theirs)
+    }
+    if request.HasField("segmentMaxBytes") and request.segmentMaxBytes.value:
+        wanted["segment_bytes"] = max(SEGMENT_BYTES_MIN, request.segmentMaxBytes.value)
+    if request.HasField("segmentMaxAge") and request.segmentMaxAge.value:
+        wanted["segment_age_ms"] = request.segmentMaxAge.value
+    if request.HasField("autoPauseDisableIfSubscribers"):
+        wanted["auto_pause_if_read"] = not request.autoPauseDisableIfSubscribers.value
+    return StreamConfig(
+        name=request.name,
+        subject=request.subject,
+        queue_group=request.group,
+        replicas=_replicas(request.replicationFactor, brokers),
+        partitions=request.partitions or 1,
+        partition_by="suffix",
+        pub_ack=False,  # a reply subject is the application's own
+        **wanted,
+    )
+
+
+def _check_request(request: pb.CreateStreamRequest) -> None:
+    if not request.name:
+        raise RpcError(Status.INVALID_ARGUMENT, "Name cannot be empty")
+    subject = request.subject
+    if not subject or any(c in subject for c in " \t\r\n") or "" in subject.split("."):
+        raise RpcError(Status.INVALID_ARGUMENT, "Subject is invalid")
+    if is_internal(request.name):
+        raise RpcError(Status.INVALID_ARGUMENT, "Stream is reserved")
+    if request.partitions < 0:
+        raise RpcError(Status.INVALID_ARGUMENT, "no partitions provided")
+
+
+def _replicas(factor: int, brokers: int) -> int:
+    if factor == -1:
+        return brokers
+    if factor < 0:
+        raise RpcError(Status.INVALID_ARGUMENT, f"Invalid replicationFactor {factor}")
+    if factor > brokers:
+        text = f"Invalid replicationFactor {factor}, cluster size {brokers}"
+        raise RpcError(Status.INVALID_ARGUMENT, text)
+    return factor or 1
+
+
+class StreamCalls:
+    """The rpcs about streams as a whole.
+
+    Args:
+        host: shared.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    async def create(self, request: pb.CreateStreamRequest, _: Call) -> pb.CreateStreamResponse:
+        """Make a stream; what is published right after this is recorded."""
+        brokers = len(self._host.broker.image.brokers) or 1
+        config = stream_config(request, self._host.config.streams, brokers=brokers)
+        try:
+            await self._host.broker.create_stream(config)
+        except StreamExistsError:
+            raise RpcError(Status.ALREADY_EXISTS, "stream already exists") from None
+        except EncryptionKeyError as error:
+            raise RpcError(Status.FAILED_PRECONDITION, f"{NO_KEY}: {error.message}") from None
+        return pb.CreateStreamResponse()
+
+    async def delete(self, request: pb.DeleteStreamRequest, _: Call) -> pb.DeleteStreamResponse:
+        """Remove a stream and its records."""
+        if is_internal(request.name):
+            raise RpcError(Status.INVALID_ARGUMENT, "Stream is reserved")
+        await self._host.know(request.name)
+        try:
+            await self._host.broker.delete_stream(request.name)
+        except UnknownStreamError:
+            raise RpcError(Status.NOT_FOUND, "stream does not exist") from None
+        return pb.DeleteStreamResponse()
+
+    async def pause(self, request: pb.PauseStreamRequest, _: Call) -> pb.PauseStreamResponse:
+        """Let partitions rest until somebody wants them."""
+        numbers = sorted(set(request.partitions))
+        await self._check(request.name, numbers)
+        try:
+            await self._host.pause(request.name, numbers, is_on=True, resumes_all=request.resumeAll)
+        except InvalidRequestError as error:
+            raise _not_found(error) from error
+        return pb.PauseStreamResponse()
+
+    async def set_readonly(
+        self, request: pb.SetStreamReadonlyRequest, _: Call
+    ) -> pb.SetStreamReadonlyResponse:
+        """Let partitions take no more records, or take them again."""
+        numbers = tuple(sorted(set(request.partitions)))
+        await self._check(request.name, numbers)
+        broker = self._host.broker
+        now_ns = broker.clock.now_ns()
+        try:
+            await broker.change(SetReadonly(request.name, numbers, request.readonly, now_ns))
+        except InvalidRequestError as error:
+            raise _not_found(error) from error
+        return pb.SetStreamReadonlyResponse()
+
+    async def _check(self, name: str, partitions: Any) -> None:
+        """Refuse what there is not; a reserved stream is the broker's own."""
+        await self._host.know(name, partitions)
+        stream = self._host.stream(name)
+        if stream is None:
+            text = "stream does not exist" if partitions else "stream not found"
+            raise RpcError(Status.NOT_FOUND, text)
+        if is_internal(name):
+            raise RpcError(Status.INVALID_ARGUMENT, "Stream is reserved")
+        if any(not 0 <= number < len(stream.partitions) for number in partitions):
+            raise RpcError(Status.NOT_FOUND, "partition does not exist")
+
+
+def _not_found(error: InvalidRequestError) -> RpcError:
+    """What was there a moment ago."""
+    if isinstance(error, UnknownStreamError):
+        return RpcError(Status.NOT_FOUND, "stream does not exist")
+    if isinstance(error, UnknownPartitionError):
+        return RpcError(Status.NOT_FOUND, "partition does not exist")
+    return RpcError(Status.INTERNAL, error.message)

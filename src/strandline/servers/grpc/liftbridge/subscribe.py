@@ -1,0 +1,258 @@
+"""Subscriptions: where they begin, where they end, and what happens in between.
+
+Rules: only committed records are delivered; the first message is empty and says that the
+subscription stands. Where a position leads is decided once, at the beginning, by pure functions.
+A subscription that reaches its end says so with RESOURCE_EXHAUSTED, as Liftbridge does.
+"""
+
+from collections import defaultdict
+from typing import Final, NamedTuple
+
+from strandline.broker.read_path.ends import wait_until_caught_up
+from strandline.broker.write_path.partition import Partition
+from strandline.errors import ReadonlyError, StrandlineError, UnknownStreamError
+from strandline.servers.grpc._generated import liftbridge_pb2 as pb
+from strandline.servers.grpc.calls import Call
+from strandline.servers.grpc.liftbridge.groups import check_member
+from strandline.servers.grpc.liftbridge.host import Host
+from strandline.servers.grpc.liftbridge.messages import COLUMNS, MessageEncoder
+from strandline.servers.grpc.liftbridge.permissions import allow
+from strandline.servers.grpc.liftbridge.reverse import STOPPED, check_open, deliver_reverse
+from strandline.servers.grpc.reading import Reader
+from strandline.servers.grpc.status import RpcError, Status
+from strandline.types import Offset, PartitionName, TimestampNs
+
+NO_PARTITION: Final = "No such partition"
+END_OF_READONLY: Final = "End of readonly partition"
+
+
+class Extent(NamedTuple):
+    """What of a partition is delivered; the end is exclusive, None: there is none."""
+
+    start: Offset
+    stop: Offset | None
+    why_stop: str = STOPPED
+
+
+def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
+    """The first offset to deliver.
+
+    Raises:
+        RpcError: a position nobody knows.
+    """
+    end, first = partition.last_stable_offset, partition.log_start_offset
+    match request.startPosition:
+        case pb.NEW_ONLY:
+            start = end
+        case pb.OFFSET:
+            # Beyond the end means: what comes from now on.
+            start = Offset(request.startOffset) if request.startOffset < end else end
+        case pb.EARLIEST:
+            start = first
+        case pb.LATEST:
+            start = Offset(end - 1)
+        case pb.TIMESTAMP:
+            start = partition.offset_for_timestamp(TimestampNs(max(0, request.startTimestamp)))
+        case other:
+            raise RpcError(Status.INVALID_ARGUMENT, f"Unknown StartPosition {other}")
+    return max(start, first)
+
+
+def compact_batches(partition: Partition) -> Offset:
+    """The offset after the newest record that may have been acknowledged here.
+
+    An ack of policy LEADER says that a record is on this disk; it is delivered once it is
+    committed. What a copy has beyond that may never be, nor what an open transaction holds back.
+    """
+    end = partition.last_stable_offset
+    is_open = end < partition.high_watermark
+    return partition.log_end_offset if partition.is_led and not is_open else end
+
+
+def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset | None, str]:
+    """The offset before which it ends, and why there; None: it goes on.
+
+    Raises:
+        RpcError: a position nobody knows, or that leads nowhere.
+    """
+    end = partition.last_stable_offset
+    match request.stopPosition:
+        case pb.STOP_ON_CANCEL:
+            if isinstance(partition.barred_by, ReadonlyError):
+                return compact_batches(partition), END_OF_READONLY
+            return None, STOPPED
+        case pb.STOP_OFFSET:
+            return (Offset(request.stopOffset + 1) if request.stopOffset >= 0 else None), STOPPED
+        case pb.STOP_LATEST:
+            end = compact_batches(partition)
+            if end <= partition.log_start_offset:
+                raise RpcError(Status.RESOURCE_EXHAUSTED, "Stream is empty")
+            return end, STOPPED
+        case pb.STOP_TIMESTAMP:
+            after = TimestampNs(max(0, request.stopTimestamp) + 1)
+            stop = min(partition.log.offset_for_timestamp(after), compact_batches(partition))
+            if stop <= partition.log_start_offset:
+                raise RpcError(Status.INTERNAL, "no message is as old as the stop timestamp")
+            return stop, STOPPED
+        case other:
+            raise RpcError(Status.INVALID_ARGUMENT, f"Unknown StopPosition {other}")
+
+
+def asks_for_end(request: pb.SubscribeRequest) -> bool:
+    """Whether it depends on where the partition ends just now, what is delivered."""
+    begins_anywhere = request.startPosition == pb.EARLIEST
+    return not begins_anywhere or request.stopPosition in (pb.STOP_LATEST, pb.STOP_TIMESTAMP)
+
+
+def extent_of(request: pb.SubscribeRequest, partition: Partition) -> Extent:
+    """What a request asks for.
+
+    Raises:
+        RpcError: it contradicts itself.
+    """
+    start = start_of(request, partition)
+    stop, why = stop_of(request, partition)
+    if stop is not None and why != END_OF_READONLY and stop <= start:
+        text = f"Stop offset is before start offset: {stop - 1} < {start}"
+        raise RpcError(Status.INVALID_ARGUMENT, text)
+    return Extent(start, stop, why)
+
+
+class _Member(NamedTuple):
+    """Who reads a partition for a group."""
+
+    epoch: int
+    call: Call
+
+
+class SubscribeCalls:
+    """The rpc that reads.
+
+    Args:
+        host: shared.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._members: dict[tuple[str, PartitionName], _Member] = {}
+        self.subscribers: defaultdict[PartitionName, int] = defaultdict(int)
+        """How many subscriptions each partition has."""
+
+    async def subscribe(self, request: pb.SubscribeRequest, call: Call) -> None:
+        """Deliver records until the client goes or the end is reached."""
+        await self._host.know(request.stream, (request.partition,))
+        partition = self._partition(request)
+        if request.resume:
+            try:
+                await self._host.wake(partition)
+            except UnknownStreamError:
+                raise RpcError(Status.NOT_FOUND, NO_PARTITION) from None
+            except StrandlineError as error:
+                raise RpcError(Status.INTERNAL, error.message) from error
+        group = (request.consumer.groupId, partition.name)
+        if request.consumer.groupId:
+            await self._check_consumer(request.consumer, call)
+            self._take_over(request.consumer, group, call)
+        name = partition.name
+        self.subscribers[name] += 1
+        try:
+            if (request.reverse or asks_for_end(request)) and self._host.leader(
+                partition
+            ) == self._host.me:
+                await wait_until_caught_up(partition)
+                self._partition(request)  # another broker may lead by now, and know of more
+            if request.reverse:
+                await deliver_reverse(self._host, partition, call, request=request)
+            extent = extent_of(request, partition)
+            call.send(pb.Message())
+            await self._deliver(partition, extent, call, request=request)
+        finally:
+            self.subscribers[name] -= 1
+            if not self.subscribers[name]:
+                del self.subscribers[name]
+            member = self._members.get(group)
+            if member is not None and member.call is call:
+                del self._members[group]
+
+    def _partition(self, request: pb.SubscribeRequest) -> Partition:
+        """The partition, if it is read here."""
+        consumer = request.consumer
+        if consumer.groupId and not consumer.consumerId:
+            text = "Consumer id cannot be empty when group id is provided"
+            raise RpcError(Status.INVALID_ARGUMENT, text)
+        partition = self._host.partition(request.stream, request.partition)
+        if partition is None:
+            raise RpcError(Status.NOT_FOUND, NO_PARTITION)
+        host = self._host
+        if host.leader(partition) == host.me:
+            return partition
+        if request.readISRReplica and consumer.groupId:
+            text = "Consumer groups not compatible with ReadISRReplica"
+            raise RpcError(Status.INVALID_ARGUMENT, text)
+        if not request.readISRReplica or host.me not in host.replicas(partition)[1]:
+            raise RpcError(Status.FAILED_PRECONDITION, "Server not partition leader")
+        return partition
+
+    async def _check_consumer(self, consumer: pb.Consumer, call: Call) -> None:
+        """Where access is checked, let only members in, each in an epoch that its group has had.
+
+        Else any principal that may use the group could shut its members out with a later epoch.
+
+        Raises:
+            RpcError: the consumer is not a member, or of another principal, or of no such epoch.
+            UnavailableError: nobody says what was decided.
+        """
+        if not call.caller.is_checked:
+            return
+        group = self._host.broker.image.groups.get(consumer.groupId)
+        if group is None or group.epoch < consumer.groupEpoch:
+            await self._host.know_newest()
+            group = self._host.broker.image.groups.get(consumer.groupId)
+        if group is None:
+            raise RpcError(Status.NOT_FOUND, "consumer group does not exist")
+        check_member(group, consumer.consumerId, call)
+        if consumer.groupEpoch > group.epoch:
+            text = f"groupEpoch {consumer.groupEpoch} is later than the group's, {group.epoch}"
+            raise RpcError(Status.FAILED_PRECONDITION, text)
+
+    def _take_over(
+        self, consumer: pb.Consumer, group: tuple[str, PartitionName], call: Call
+    ) -> None:
+        """Be the one who reads the partition for a group; whoever was, ends without an error."""
+        holder = self._members.get(group)
+        if holder is not None:
+            if consumer.groupEpoch < holder.epoch:
+                text = "Consumer is not currently assigned this partition"
+                raise RpcError(Status.FAILED_PRECONDITION, text)
+            holder.call.abort(RpcError(Status.OK, ""))
+        self._members[group] = _Member(consumer.groupEpoch, call)
+
+    async def _deliver(
+        self, partition: Partition, extent: Extent, call: Call, *, request: pb.SubscribeRequest
+    ) -> None:
+        encoder = MessageEncoder(partition.name)
+        reader = Reader(
+            partition,
+            extent.start,
+            columns=COLUMNS,
+            convert=encoder.encode,
+            pool=self._host.pool,
+        )
+        telemetry = self._host.broker.telemetry
+        while True:
+            check_open(partition)
+            if extent.stop is not None and reader.offset >= extent.stop:
+                raise RpcError(Status.RESOURCE_EXHAUSTED, extent.why_stop)
+            is_readonly = isinstance(partition.barred_by, ReadonlyError)
+            portion = await reader.next(extent.stop, bytes_max=call.share_bytes)
+            allow(call.caller, "Subscribe", request)  # it may have been revoked meanwhile
+            if portion.records:
+                call.send_framed(portion.data)
+                telemetry.count_read(records=portion.records, size_bytes=len(portion.data))
+                await call.drain()
+            elif extent.stop is not None and reader.offset >= extent.stop:
+                continue  # what is between the last record and the stop is nothing to be seen
+            elif reader.offset >= partition.last_stable_offset:
+                if is_readonly and reader.offset >= compact_batches(partition):
+                    raise RpcError(Status.RESOURCE_EXHAUSTED, END_OF_READONLY)
+                await reader.more()

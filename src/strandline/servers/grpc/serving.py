@@ -1,0 +1,94 @@
+"""Serving a call: whether it may begin, what serves it, and how it ends.
+
+Rules: whatever a handler raises ends its call, and nothing else.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from strandline.errors import StrandlineError
+from strandline.servers.grpc.calls import Call
+from strandline.servers.grpc.framing import PREFIX_BYTES
+from strandline.servers.grpc.methods import Direct, Method
+from strandline.servers.grpc.status import RpcError, Status, rpc_error
+from strandline.servers.metering import Presence
+
+if TYPE_CHECKING:
+    from strandline.servers.grpc.listener import GrpcListener
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_PASSED: Final = "the deadline has passed"
+
+
+def serve(
+    call: Call,
+    headers: Mapping[bytes, bytes],
+    *,
+    listener: "GrpcListener",
+    transport: asyncio.BaseTransport | None,
+    presence: Presence,
+) -> None:
+    """Begin to serve a call, or end it with the reason why not.
+
+    Args:
+        call: new.
+        headers: of the request.
+        listener: has the methods, and knows who may call them.
+        transport: of the connection.
+        presence: of the connection.
+    """
+    path = bytes(headers.get(b":path", b""))
+    method = listener.methods.get(path)
+    if not bytes(headers.get(b"content-type", b"")).startswith(b"application/grpc"):
+        call.finish(Status.INVALID_ARGUMENT, "this listener speaks gRPC only")
+        return
+    if method is None:
+        call.finish(Status.UNIMPLEMENTED, f"unknown method {path.decode(errors='replace')}")
+        return
+    try:
+        call.caller = listener.caller(path, headers, transport)
+        listener.meter(call, path, presence)
+    except StrandlineError as error:
+        call.abort(rpc_error(error))
+        return
+    if b"content-length" in headers:  # h2 compares it with what comes, so it has to see that
+        call.is_measured = True
+        if int(headers[b"content-length"]) > PREFIX_BYTES + method.message_bytes_max:
+            call.finish(Status.RESOURCE_EXHAUSTED, "announces more than a message may have")
+            return
+    loop = asyncio.get_running_loop()
+    if call.timeout_s is not None:
+        expired = RpcError(Status.DEADLINE_EXCEEDED, DEADLINE_PASSED)
+        call.timer = loop.call_later(call.timeout_s, call.abort, expired)
+    if isinstance(method, Direct):
+        _open(call, method)
+    else:
+        call.task = loop.create_task(_run(call, method))
+
+
+def _open(call: Call, method: Direct) -> None:
+    """Let a call's messages go straight to who takes them."""
+    try:
+        call.taker = method.open(call)
+    except StrandlineError as error:
+        call.abort(rpc_error(error))
+
+
+async def _run(call: Call, method: Method) -> None:
+    """Serve a call to its end."""
+    try:
+        await method.handle(call)
+        call.finish(Status.OK)
+    except asyncio.CancelledError:
+        call.finish(Status.CANCELLED, "the call was stopped")
+    except RpcError as error:
+        call.finish(error.status, error.text)
+    except StrandlineError as error:
+        ended = rpc_error(error)
+        call.finish(ended.status, ended.text)
+    except Exception:
+        logger.exception("a gRPC call failed")
+        call.fail()

@@ -1,0 +1,264 @@
+"""What both kinds of connection share: an output queue, and reasons to stop reading.
+
+Rules: output is queued and written once per turn or once per read; reading stops while the other
+end does not take its replies and while the broker has more than it can store soon. Input takes its
+share of each round of the loop (``round_budget``), however many messages its bytes are. Nothing
+here waits or knows what a message means.
+"""
+
+import asyncio
+import ssl
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Protocol, cast
+
+from strandline.servers.nats.protocol import Event, Parser
+from strandline.servers.round_budget import PIECES_MAX, SPENT, RoundBudget
+
+OUTPUT_BYTES_MAX: Final = 1 << 20
+"""Replies the other end may leave unread before it is read no further."""
+OVERLOAD: Final = "overload"
+"""The reason of those who are held for the broker's sake, not for their own."""
+FORWARDING: Final = "forwarding"
+"""The reason of those whose publishes wait for other brokers."""
+QUOTA: Final = "quota"
+"""The reason of those who have used up what they may."""
+ROUND: Final = "round"
+"""The reason of those whose input takes more than its share of a round of the loop."""
+SLICE_S: Final = 0.004
+ROUND_S: Final = 0.008
+"""Of a round, for one connection and for all: with less, each group commit has fewer records."""
+HIGH_WATER: Final = 0.5
+LOW_WATER: Final = 0.25
+"""Of ``limits.pending_bytes``: where reading stops, and where it goes on."""
+
+
+class _NoTransport(asyncio.Transport):
+    """Stands in until the connection is made."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def abort(self) -> None:
+        """Nothing is open."""
+
+
+NO_TRANSPORT: Final[asyncio.Transport] = _NoTransport()
+
+
+class Reading(Protocol):
+    """What can be read no further for a while."""
+
+    def hold_reading(self, why: str) -> None:
+        """Read no further until released for the same reason."""
+        ...
+
+    def release_reading(self, why: str) -> None:
+        """Read again, unless another reason holds."""
+        ...
+
+
+class Peer(asyncio.Protocol):
+    """One end of a connection."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self.output: list[bytes] = []
+        self._transport = NO_TRANSPORT
+        self._held_for: set[str] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
+        self.is_open = True
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature
+        """Drop what is queued: it has nowhere to go."""
+        self.is_open = False
+        self.output.clear()
+
+    async def start_tls(
+        self, context: ssl.SSLContext, *, server_name: str | None = None, timeout_s: float
+    ) -> None:
+        """Speak TLS from now on, as NATS does it: after the first line, before anything else.
+
+        Args:
+            context: what we show and whom we trust.
+            server_name: of the server; None: we are it.
+            timeout_s: for the handshake.
+
+        Raises:
+            OSError, TimeoutError: it failed; the connection is closed.
+        """
+        is_server = server_name is None
+        transport = await asyncio.get_running_loop().start_tls(
+            self._transport,
+            self,
+            context,
+            server_side=is_server,
+            server_hostname=server_name,
+            ssl_handshake_timeout=timeout_s,
+        )
+        if transport is None:
+            raise ConnectionAbortedError("the connection was closed during the TLS handshake")
+        self._transport = transport
+        self._transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
+        if self._held_for and self._is_alive():
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        """The other end does not take its replies: take no more of its messages."""
+        self.hold_reading("output")
+
+    def resume_writing(self) -> None:
+        """The other end has caught up."""
+        self.release_reading("output")
+
+    def hold_reading(self, why: str) -> None:
+        """Read no further until released for the same reason."""
+        if not self._held_for and self._is_alive():
+            self._transport.pause_reading()
+        self._held_for.add(why)
+
+    def release_reading(self, why: str) -> None:
+        """Read again, unless another reason holds."""
+        if why not in self._held_for:
+            return
+        self._held_for.discard(why)
+        if not self._held_for and self._is_alive():
+            self._transport.resume_reading()
+
+    def _is_alive(self) -> bool:
+        """Whether the transport may be asked for something: one that is closing raises."""
+        return self.is_open and not self._transport.is_closing()
+
+    def is_held(self, why: str) -> bool:
+        """Whether reading stops for this reason."""
+        return why in self._held_for
+
+    def write(self, data: bytes) -> None:
+        """Write at once, ahead of what is queued."""
+        if self.is_open:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        """Write what is queued."""
+        if self.output:
+            self.write(b"".join(self.output))
+            self.output.clear()
+
+    def close(self) -> None:
+        """Write what is queued and close."""
+        self.flush()
+        self.is_open = False
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.is_open = False
+        self._transport.abort()
+
+
+class MessageReader(Peer):
+    """An end that takes what the other end sends, a share of it in each round of the loop.
+
+    Args:
+        parser: of what is received.
+        budget: the share that all connections of the listener have together.
+    """
+
+    def __init__(self, parser: Parser, budget: RoundBudget) -> None:
+        super().__init__()
+        self.parser = parser
+        self._budget = budget
+        self._received: deque[bytes] = deque()
+        self._is_deferred = False
+
+    def data_received(self, data: bytes) -> None:
+        """Take what was received, now or in later rounds."""
+        budget = self._budget
+        if self._is_deferred:
+            self._keep(data)
+        elif budget.unclocked <= 0 and budget.slice_end() == SPENT:
+            self._keep(data)
+            self._defer()
+        elif self.is_open:
+            # Most reads are small: several of them share a look at the clock.
+            events = self.parser.feed(data, PIECES_MAX)
+            budget.unclocked -= len(events) + 1
+            self._take(events)
+            if self.parser.has_more:
+                self._read_on(len(data))
+            else:
+                self._taken(len(data))
+
+    def _keep(self, data: bytes) -> None:
+        """Keep what was received for later."""
+        self._received.append(data)
+
+    def _read_on(self, size: int = 0) -> None:
+        """Take what was received until the share of this round is used up.
+
+        Args:
+            size: of what was fed to the parser already, in bytes.
+        """
+        self._is_deferred = False
+        loop = asyncio.get_running_loop()
+        end_s = self._budget.slice_end()
+        now_s = loop.time() if size else SPENT  # one piece in any case
+        while self.is_open and (self._received or self.parser.has_more):
+            if now_s >= end_s:
+                self._defer()
+                break
+            if self.parser.has_more:
+                events = self.parser.resume(PIECES_MAX)
+            else:
+                size += len(data := self._received.popleft())
+                events = self.parser.feed(data, PIECES_MAX)
+            self._take(events)
+            now_s = loop.time()
+        else:
+            self.release_reading(ROUND)
+        self._taken(size)
+
+    def _defer(self) -> None:
+        self._is_deferred = True
+        self.hold_reading(ROUND)
+        self._budget.defer(self._read_on)
+
+    @abstractmethod
+    def _take(self, events: Sequence[Event]) -> None:
+        """Do what the other end asks for."""
+
+    @abstractmethod
+    def _taken(self, size: int) -> None:
+        """Follow up on events that came in ``size`` bytes and were taken in this round."""
+
+
+class Backpressure:
+    """Stops reading while too much is pending; shared by all connections.
+
+    Args:
+        pending_max: what may be pending, such as ``limits.pending_bytes``.
+        reason: why reading stops.
+    """
+
+    def __init__(self, pending_max: float, reason: str = OVERLOAD) -> None:
+        self.pending_high = pending_max * HIGH_WATER
+        self._pending_low = pending_max * LOW_WATER
+        self._reason = reason
+        self._held: set[Reading] = set()
+
+    def hold(self, peer: Reading) -> None:
+        """Read ``peer`` no further until there is room."""
+        peer.hold_reading(self._reason)
+        self._held.add(peer)
+
+    def release(self, pending: float) -> None:
+        """Read on if there is room."""
+        if self._held and pending <= self._pending_low:
+            held, self._held = self._held, set()
+            for peer in held:
+                peer.release_reading(self._reason)

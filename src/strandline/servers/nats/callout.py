@@ -1,0 +1,155 @@
+"""The question nats-server asks about every client, and our answer to it (NATS: auth callout).
+
+Rules: a question is believed only if our own server signed it, and an answer holds for the one
+connection it was asked about: it names a key that the server made up for it. A list of allowed
+subjects that is empty would mean all of them to nats-server, so there is always a denial instead.
+Pure: who may what is decided elsewhere.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from strandline.servers.nats.nkeys import KeyPair, verified_claims
+
+SUBJECT: Final = "$SYS.REQ.USER.AUTH"
+CLAIMS_VERSION: Final = 2
+UNLIMITED: Final = -1
+EVERYTHING: Final = ">"
+
+
+class _Server(msgspec.Struct, frozen=True):
+    id: str
+
+
+class _Client(msgspec.Struct, frozen=True):
+    id: int
+    host: str = ""
+    name: str = ""
+    type: str = ""
+
+
+class _Options(msgspec.Struct, frozen=True):
+    auth_token: str = ""
+    user: str = ""
+    password: str = msgspec.field(default="", name="pass")
+
+
+class _Tls(msgspec.Struct, frozen=True):
+    verified_chains: list[list[str]] = []
+
+
+class _Body(msgspec.Struct, frozen=True):
+    server_id: _Server
+    user_nkey: str
+    client_info: _Client
+    connect_opts: _Options
+    client_tls: _Tls | None = None
+
+
+class _Claims(msgspec.Struct, frozen=True):
+    nats: _Body
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Who wants to come in."""
+
+    server_id: str
+    user_key: str
+    """What the answer must name."""
+    connection: int
+    """The server's number of the connection."""
+    host: str
+    token: str
+    """What the client shows: its token, or the password of a user."""
+    user: str
+    certificate: str
+    """PEM of its certificate, which the server has verified; empty without one."""
+
+
+class Permissions(msgspec.Struct, frozen=True):
+    """What a client may do, as subjects; a denial wins."""
+
+    publish: tuple[str, ...]
+    publish_not: tuple[str, ...]
+    subscribe: tuple[str, ...]
+    subscribe_not: tuple[str, ...]
+
+
+def decode_question(data: bytes, server_id: str) -> Question:
+    """The question in a request.
+
+    Args:
+        data: as it came.
+        server_id: of our own server, which is its public key too.
+
+    Raises:
+        InvalidRecordError: none, or not our server's.
+    """
+    body = verified_claims(data, server_id, _Claims).nats
+    chains = body.client_tls.verified_chains if body.client_tls is not None else []
+    options = body.connect_opts
+    return Question(
+        server_id=body.server_id.id,
+        user_key=body.user_nkey,
+        connection=body.client_info.id,
+        host=body.client_info.host,
+        token=options.auth_token or options.password,
+        user=options.user,
+        certificate=chains[0][0] if chains and chains[0] else "",
+    )
+
+
+def encode_admission(
+    question: Question, permissions: Permissions, *, issuer: KeyPair, account: str, now_s: int
+) -> bytes:
+    """The answer that lets a client in.
+
+    Args:
+        question: who asked.
+        permissions: what it may do.
+        issuer: whom the server believes.
+        account: of the server's, where it comes in.
+        now_s: seconds since 1970.
+    """
+    user = {
+        "iss": issuer.public,
+        "sub": question.user_key,
+        "aud": account,
+        "iat": now_s,
+        "jti": question.user_key,
+        "nats": {
+            "type": "user",
+            "version": CLAIMS_VERSION,
+            "pub": _lists(permissions.publish, permissions.publish_not),
+            "sub": _lists(permissions.subscribe, permissions.subscribe_not),
+            "subs": UNLIMITED,
+            "data": UNLIMITED,
+            "payload": UNLIMITED,
+            "allowed_connection_types": ["STANDARD"],
+        },
+    }
+    return _answer(question, {"jwt": issuer.token(user)}, issuer=issuer, now_s=now_s)
+
+
+def encode_refusal(question: Question, reason: str, *, issuer: KeyPair, now_s: int) -> bytes:
+    """The answer that keeps a client out; the reason is for the server's log."""
+    return _answer(question, {"error": reason}, issuer=issuer, now_s=now_s)
+
+
+def _answer(question: Question, content: dict[str, str], *, issuer: KeyPair, now_s: int) -> bytes:
+    claims = {
+        "iss": issuer.public,
+        "sub": question.user_key,
+        "aud": question.server_id,
+        "iat": now_s,
+        "jti": question.user_key,
+        "nats": {"type": "authorization_response", "version": CLAIMS_VERSION, **content},
+    }
+    return issuer.token(claims).encode()
+
+
+def _lists(allow: tuple[str, ...], deny: tuple[str, ...]) -> dict[str, Any]:
+    if not allow:
+        return {"deny": [EVERYTHING]}
+    return {"allow": list(allow), "deny": list(deny)}

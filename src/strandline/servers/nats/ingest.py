@@ -1,0 +1,274 @@
+"""What a published message becomes: records, with the key, headers and checks it asked for.
+
+    header                        meaning
+    Nats-Msg-Id                   stored once within the stream's window
+    Nats-Expected-Last-Sequence   stored only if the partition's last sequence is this
+    Nats-Expected-Stream          the checks and the ack concern this stream only; it is the one of
+                                  its queue group that gets the record
+    Nats-Stream                   JetStream republished the message: nothing is judged or answered
+    Strandline-Key                the record's key (taken out of the headers)
+    Strandline-Tombstone          the value is null: the key is deleted (taken out too)
+
+Rules: a Liftbridge envelope gives key, value, headers, ack inbox and policy; what is not a valid
+envelope is a plain value. Control headers are judged only by a stream that answers the publisher:
+headers that ask JetStream for something we do not do are refused there, never ignored. Every other
+stream stores the message as it is, since the headers may be meant for another stream. Refused
+messages are counted, malformed headers included, and logged where no publisher is answered. What
+no other broker hears is forwarded to the broker that leads its partition. No sockets here.
+"""
+
+from typing import Final
+
+import msgspec
+
+from strandline.broker.routing import Route, RouteTable, Target
+from strandline.clock import Clock
+from strandline.errors import InvalidRecordError, InvalidRequestError, StreamMismatchError
+from strandline.record import envelope
+from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
+from strandline.servers.forwarding import ForwarderPort, PendingForward
+from strandline.servers.nats.backpressure import FORWARDING, Backpressure
+from strandline.servers.nats.headers import parse_headers
+from strandline.servers.nats.ports import AdmissionPort
+from strandline.servers.nats.replies import EnvelopeResponder, ReplySink, is_left_to_others
+
+KEY_HEADER: Final = "Strandline-Key"
+TOMBSTONE_HEADER: Final = "Strandline-Tombstone"
+EXPECTED_STREAM_HEADER: Final = "Nats-Expected-Stream"
+EXPECTED_LAST_HEADER: Final = "Nats-Expected-Last-Sequence"
+REPUBLISHED_HEADER: Final = "Nats-Stream"
+REPLY_HEADER: Final = "reply"
+"""Of records whose stream does not answer publishes: the reply subject, as Liftbridge keeps it."""
+UNSUPPORTED_HEADERS: Final = frozenset(
+    {
+        "Nats-Expected-Last-Msg-Id",
+        "Nats-Expected-Last-Subject-Sequence",
+        "Nats-Expected-Last-Subject-Sequence-Subject",
+        "Nats-Rollup",
+        "Nats-TTL",
+        "Nats-Incr",
+        "Nats-Batch-Id",
+        "Nats-Batch-Commit",
+        "Nats-Schedule",
+    }
+)
+
+
+class Publication(msgspec.Struct):
+    """A message as it was meant."""
+
+    value: bytes | None
+    key: bytes | None = None
+    headers: Headers | None = None
+    message_id: str | None = None
+    expected_stream: str | None = None
+    expected_last: int | None = None
+    is_republished: bool = False
+    """Whether another stream has stored it, and judged its headers, before."""
+    refusal: InvalidRequestError | None = None
+    """Why a stream that answers the publisher does not store it; None: it does."""
+    is_malformed: bool = False
+    """Whether no stream stores it."""
+    wrapped: envelope.Message | None = None
+    """The Liftbridge message it came in, if it did."""
+
+
+def interpret(block: bytes | None, payload: bytes) -> Publication:
+    """Return what a message asks for.
+
+    Args:
+        block: its header block, or None.
+        payload: its payload.
+
+    Raises:
+        InvalidRecordError: malformed headers.
+    """
+    headers = parse_headers(block) if block is not None else []
+    found = Publication(payload)
+    if payload.startswith(envelope.MAGIC):
+        found.wrapped = envelope.decode_message(payload)
+        if found.wrapped is not None:
+            found.value = found.wrapped.value
+            found.key = found.wrapped.key or None
+            headers += found.wrapped.headers
+    if headers:
+        _apply_headers(found, headers)
+    return found
+
+
+def _apply_headers(found: Publication, headers: Headers) -> None:
+    """Take the meaning of the headers; those that stay go into ``found``."""
+    kept: Headers = []
+    for name, value in headers:
+        if name == KEY_HEADER:
+            found.key = value
+        elif name == TOMBSTONE_HEADER and not found.value:
+            found.value = None
+        else:
+            kept.append((name, value))
+            found.refusal = _apply_control_header(found, name, value) or found.refusal
+    found.headers = kept or None
+
+
+def _apply_control_header(
+    found: Publication, name: str, value: bytes
+) -> InvalidRequestError | None:
+    """Take the meaning of a header that is stored too; return why it cannot be done, if so."""
+    if name == MESSAGE_ID_HEADER:
+        found.message_id = found.message_id or as_id(value) or None
+    elif name == EXPECTED_STREAM_HEADER:
+        found.expected_stream = value.decode(errors="replace")
+    elif name == EXPECTED_LAST_HEADER:
+        if not value.isdigit() or len(value) > 19:
+            return InvalidRequestError(f"{EXPECTED_LAST_HEADER} is not a sequence: {value[:40]!r}")
+        found.expected_last = int(value)
+    elif name == REPUBLISHED_HEADER:
+        found.is_republished = True
+    elif name == TOMBSTONE_HEADER:
+        return InvalidRequestError(f"a message with {TOMBSTONE_HEADER} must have no payload")
+    elif name in UNSUPPORTED_HEADERS:
+        return InvalidRequestError(f"header {name} is not supported")
+    return None
+
+
+class MessageIngest:
+    """Takes the messages that are more than a plain payload for one stream.
+
+    Args:
+        clock: for the times in Liftbridge acks.
+        routes: of all streams, to find an expected stream, if it records a subject at all.
+        admission: counts refused messages.
+        forwarder: in a cluster: for what other brokers lead.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        routes: RouteTable,
+        admission: AdmissionPort,
+        *,
+        forwarder: ForwarderPort | None = None,
+    ) -> None:
+        self._clock = clock
+        self._routes = routes
+        self._admission = admission
+        self._forwarder = forwarder
+        self._forward_gate = Backpressure(1.0, FORWARDING)
+
+    @property
+    def is_forwarding(self) -> bool:
+        """Whether messages are under way to other brokers, which later ones must not overtake."""
+        return self._forwarder is not None and self._forwarder.is_busy
+
+    def read_on(self) -> None:
+        """Read on from where reading stopped while too much was under way to other brokers."""
+        if self._forwarder is not None:
+            self._forward_gate.release(self._forwarder.fullness)
+
+    def take(
+        self,
+        route: Route,
+        reply: bytes | None,
+        *,
+        block: bytes | None,
+        payload: bytes,
+        sink: ReplySink,
+    ) -> None:
+        """Append a message to every stream that records its subject.
+
+        Args:
+            route: where it goes.
+            reply: its reply subject, or None.
+            block: its header block, or None.
+            payload: its payload.
+            sink: where answers go.
+        """
+        try:
+            publication = interpret(block, payload)
+        except InvalidRecordError as error:
+            # With its traceback it would be kept, and keep the headers, until garbage is collected.
+            error.__traceback__ = None
+            publication = Publication(payload, refusal=error, is_malformed=True)
+        expected, named = publication.expected_stream, None
+        if publication.is_republished:
+            publication.expected_stream = None
+        elif expected is not None:
+            named = self._routes.target(route.subject, expected)
+            if named is None:
+                publication.expected_stream = None
+                publication.refusal = StreamMismatchError(
+                    f"expected stream does not match: no stream '{expected}' has this subject"
+                )
+        for target in route.targets(named):
+            self._append(target, publication, reply, subject=route.subject, sink=sink)
+
+    def _append(
+        self,
+        target: Target,
+        publication: Publication,
+        reply: bytes | None,
+        *,
+        subject: str,
+        sink: ReplySink,
+    ) -> None:
+        """Append to one stream; a stream that is not the expected one stores in silence."""
+        wrapped = publication.wrapped
+        answers = target.answers and not publication.is_republished
+        token = reply if answers else None
+        has_inbox = wrapped is not None and wrapped.ack_inbox and not publication.is_republished
+        is_judging = token is not None or has_inbox
+        is_concerned = publication.expected_stream in (None, target.name)
+        ack_sink: ReplySink | EnvelopeResponder | None = None
+        if is_judging and is_concerned:
+            ack_sink = sink
+            if wrapped is not None and has_inbox:
+                ack_sink = EnvelopeResponder(
+                    wrapped,
+                    sink,
+                    subject=subject,
+                    stream_subject=target.stream_subject,
+                    clock=self._clock,
+                )
+        partition = target.partition_for(publication.key, publication.message_id)
+        refusal = publication.refusal
+        if refusal is not None and (ack_sink is not None or publication.is_malformed):
+            # Every broker of a cluster receives the message: the leader refuses it for all.
+            if sink.is_alone or partition.is_led:
+                self._admission.reject(refusal, ack_sink, token, stream=target.name)
+            return
+        if not (partition.is_led or sink.is_alone):
+            elsewhere = partition.refusal
+            if elsewhere is not None and is_left_to_others(elsewhere, sink):
+                return  # who leads stores it, and counts it if it does not
+        headers = publication.headers
+        if reply is not None and not answers:  # it is the application's: keep it
+            headers = [*(headers or ()), (REPLY_HEADER, reply)]
+        expected_last = publication.expected_last if ack_sink is not None else None
+        if wrapped is not None and target.checks_offsets:
+            expected_last = wrapped.offset if wrapped.offset >= 0 else expected_last
+        token = token if ack_sink is not None else None
+        message_id = publication.message_id if is_judging else None
+        forwarder = self._forwarder if sink.is_alone else None
+        if forwarder is not None and forwarder.is_led_elsewhere(partition.name):
+            forwarder.append(
+                PendingForward(
+                    partition.name, publication.value, subject, publication.key, headers, message_id
+                ),
+                ack_sink=ack_sink,
+                token=token,
+                expects=target.checks_offsets or expected_last is not None,
+                expected=expected_last,
+            )
+            if forwarder.fullness > self._forward_gate.pending_high:
+                self._forward_gate.hold(sink)
+            return
+        partition.append(
+            publication.value,
+            subject=subject,
+            key=publication.key,
+            headers=headers,
+            ack_sink=ack_sink,
+            token=token,
+            message_id=message_id,
+            expected_last=expected_last,
+        )

@@ -1,0 +1,260 @@
+"""The broker's connection to a nats-server: takes what is published, sends acks back.
+
+Rules: one binding, one subscription, one sid; a message belongs to the binding of its sid and to no
+other, so two streams on one subject each get it and queue groups are nats-server's business. Every
+broker of a cluster hears a message, and the leader answers it; a message to a queue group only one
+hears, which therefore answers always, and takes what is under way after it has unsubscribed. Acks
+are queued and written once per turn. The link neither connects nor reconnects. What no other broker
+hears, and another leads, is forwarded.
+"""
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+from strandline.broker.routing import Binding, Route, RouteTable
+from strandline.errors import DisconnectedError, InvalidSubjectError, StrandlineError
+from strandline.record.envelope import MAGIC
+from strandline.record.subjects import SUBJECT_BYTES_MAX
+from strandline.servers.nats.connection import PING
+from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
+from strandline.servers.nats.protocol import (
+    Event,
+    encode_publish,
+    encode_subscribe,
+    encode_unsubscribe,
+)
+from strandline.servers.nats.replies import ReplySink, error_reply, is_left_to_others, pub_ack
+from strandline.servers.nats.server_link import ServerLink
+from strandline.types import Offset, PartitionName
+
+if TYPE_CHECKING:
+    from strandline.servers.nats.client import NatsClient
+
+
+REPLIES: Final = b"replies"
+EVENTS: Final = b"events"
+"""Names of subscriptions that feed no stream; those of streams are numbers."""
+
+
+class NatsConnection(ServerLink):
+    """A connection, and the responder of everything that came over it; a token is a reply subject.
+
+    Args:
+        subscriber: what outlives the connection.
+    """
+
+    def __init__(self, subscriber: "NatsClient") -> None:
+        super().__init__()
+        self._subscriber = subscriber
+        self._sids: dict[Binding, bytes] = {}
+        self._tables: dict[bytes, RouteTable] = {}
+        self._last_sid = 0
+        self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
+        self._requests: dict[bytes, asyncio.Future[bytes | None]] = {}
+        self._last_request = 0
+        self._heard: Callable[[], None] | None = None
+        self._sole = QueueGroupResponder(self)
+        self.is_alone = subscriber.is_alone
+        """Whether no other broker hears what comes over it; else the leader hears it too."""
+
+    def _take(self, events: Sequence[Event]) -> None:
+        """The hot path: plain payloads go straight to their partition."""
+        tables = self._tables
+        subscriber = self._subscriber
+        is_forwarding = subscriber.intake.is_forwarding
+        is_alone = self.is_alone
+        messages = 0
+        for event in events:
+            if not isinstance(event, tuple):
+                self._control(event)
+                continue
+            messages += 1
+            subject, sid, reply, block, payload = event
+            table = tables.get(sid)
+            if table is None:  # unsubscribed meanwhile, or none of a stream
+                self._take_other(subject, sid, block=block, payload=payload)
+                continue
+            route = table.remembered.get(subject) or self._find_route(table, subject, reply)
+            if route is None:
+                continue
+            is_plain = block is None and payload[:4] != MAGIC
+            if (
+                route.partition is None
+                or not is_plain
+                or (reply and not route.answers)
+                or ((is_alone or route.is_shared) and (is_forwarding or not route.partition.is_led))
+            ):
+                if route.groups:
+                    sink: ReplySink = self._sole if route.is_shared else self
+                    subscriber.intake.take(route, reply, block=block, payload=payload, sink=sink)
+            elif reply is None:
+                route.partition.append(payload, subject=route.subject)
+            else:
+                taker: ReplySink = self._sole if route.is_shared else self
+                route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
+        subscriber.messages += messages
+
+    def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'
+        subscriber = self._subscriber
+        if self.output:
+            self.flush()
+        if subscriber.admission.pending_bytes > subscriber.gate.pending_high:
+            subscriber.gate.hold(self)
+
+    def _find_route(self, table: RouteTable, subject: bytes, reply: bytes | None) -> Route | None:
+        """The route of a subject seen for the first time; None if it cannot be one."""
+        try:
+            return table.find(subject)
+        except InvalidSubjectError as error:
+            if reply is not None:
+                self.deliver(reply, error_reply(error))
+            return None
+
+    # Requests
+
+    async def request(self, subject: bytes, payload: bytes) -> bytes | None:
+        """Ask a service of the server; None: nobody responds.
+
+        Raises:
+            DisconnectedError: the connection was lost meanwhile.
+        """
+        if not self.is_open:
+            raise DisconnectedError(self.failure or "not connected to nats-server")
+        if not self._last_request:
+            self.write(encode_subscribe(self._inbox + b".*", REPLIES))
+        self._last_request += 1
+        reply = b"%b.%d" % (self._inbox, self._last_request)
+        answer: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
+        self._requests[reply] = answer
+        try:
+            self.write(encode_publish(subject, payload, reply=reply))
+            await asyncio.wait((answer, self.closed), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise DisconnectedError(self.failure or "the connection was lost")
+            return answer.result()
+        finally:
+            del self._requests[reply]
+
+    def listen(self, pattern: bytes, heard: Callable[[], None]) -> None:
+        """Call back for each message of a subject that feeds no stream; one may be listened to."""
+        self._heard = heard
+        self.write(encode_subscribe(pattern, EVENTS))
+
+    def _take_other(
+        self, subject: bytes, sid: bytes, *, block: bytes | None, payload: bytes
+    ) -> None:
+        if sid == EVENTS and self._heard is not None:
+            self._heard()
+        answer = self._requests.get(subject) if sid == REPLIES else None
+        if answer is not None and not answer.done():
+            is_none = block is not None and block.startswith(NO_RESPONDERS_STATUS)
+            answer.set_result(None if is_none else payload)
+
+    # Subscriptions
+
+    def subscribe(self, bindings: list[Binding]) -> None:
+        """Hold a subscription for each of ``bindings`` and for nothing else."""
+        lines: list[bytes] = []
+        wanted = dict.fromkeys(bindings)
+        gone = [each for each in self._sids if each not in wanted]
+        for binding in wanted:
+            if binding in self._sids:
+                continue
+            self._last_sid += 1
+            sid = b"%d" % self._last_sid
+            self._sids[binding] = sid
+            self._tables[sid] = RouteTable((binding,))
+            queue = binding.stream.config.queue_group.encode()
+            lines.append(encode_subscribe(binding.pattern.encode(), sid, queue=queue))
+        # Those that go come last: where one replaces another, nothing may fall between them.
+        lines += self._forget(gone)
+        self.write(b"".join(lines))
+
+    def _forget(self, bindings: list[Binding]) -> list[bytes]:
+        """The lines that end subscriptions; what is under way to a queue group is still taken."""
+        lines: list[bytes] = []
+        shared: list[bytes] = []
+        for binding in bindings:
+            sid = self._sids.pop(binding)
+            lines.append(encode_unsubscribe(sid))
+            if binding.stream.config.queue_group:
+                shared.append(sid)
+            else:
+                del self._tables[sid]
+        if shared and self.is_open:
+            passed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._pongs.append(passed)
+            passed.add_done_callback(lambda _: self._drop_tables(shared))
+            lines.append(PING)
+        return lines
+
+    def _drop_tables(self, sids: list[bytes]) -> None:
+        for sid in sids:
+            self._tables.pop(sid, None)
+
+    def unsubscribe_all(self) -> None:
+        """Ask for no more messages; what is under way still counts."""
+        self.write(b"".join(map(encode_unsubscribe, self._tables)))
+
+    # Replies
+
+    @property
+    def answers_leaderless(self) -> bool:
+        """Whether this broker answers for partitions that nobody leads."""
+        return self.is_alone or self._subscriber.is_controller
+
+    def acked(
+        self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
+    ) -> None:
+        """Queue a PubAck."""
+        reply = cast("bytes", token)
+        if duplicate:
+            self.deliver(reply, pub_ack(partition, offset, duplicate=True))
+            return
+        if not self.output:
+            self._subscriber.unflushed.append(self)
+        sequence = offset + 1
+        template = self._subscriber.ack_lines.template(partition, sequence)
+        self.output.append(template % (reply, sequence))
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Queue an error reply, unless another broker, which hears every message too, answers."""
+        if is_left_to_others(error, self):
+            return
+        self.deliver(cast("bytes", token), error_reply(error))
+
+    def deliver(self, to: bytes, payload: bytes) -> None:
+        """Queue a message; what nats-server would end the link for, which all share, is dropped.
+
+        That is a subject that cannot be one, or is longer than its lines, and more than it takes.
+        A publisher names both the inbox of a Liftbridge ack and much of what is in it.
+        """
+        if not 0 < len(to) <= SUBJECT_BYTES_MAX or any(blank in to for blank in b" \t\r\n"):
+            return
+        if len(payload) > self.parser.payload_max:
+            return
+        if not self.output:
+            self._subscriber.unflushed.append(self)
+        self.output.append(encode_publish(to, payload))
+
+
+class QueueGroupResponder:
+    """Answers messages to a queue group, which no other broker hears.
+
+    Args:
+        link: how they came.
+    """
+
+    is_alone = answers_leaderless = True
+
+    def __init__(self, link: NatsConnection) -> None:
+        self.acked = link.acked
+        self.deliver = link.deliver
+        self.hold_reading = link.hold_reading
+        self.release_reading = link.release_reading
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Queue an error reply, also where another broker leads."""
+        self.deliver(cast("bytes", token), error_reply(error))

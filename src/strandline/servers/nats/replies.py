@@ -1,0 +1,204 @@
+"""What a publisher hears back: JetStream's PubAck and error JSON, and Liftbridge's Ack.
+
+Rules: a sequence is offset + 1, as everywhere in NATS; ``"partition"`` is added for partitions
+above 0 (stock clients ignore it); a reply is formatted once and never parsed here. The error
+numbers are nats-server's, so that stock clients raise their own exceptions; our stable code stands
+beside them as ``"code"`` of the outer object.
+"""
+
+from typing import Protocol
+
+import msgspec
+
+from strandline.broker.write_path.ack_sink import AckSink
+from strandline.clock import Clock
+from strandline.errors import (
+    DiskFullError,
+    EncryptionKeyError,
+    InvalidRequestError,
+    NotLeaderError,
+    RecordTooLargeError,
+    StrandlineError,
+    StreamMismatchError,
+    UnavailableError,
+    WrongLastSequenceError,
+)
+from strandline.record import envelope
+from strandline.servers.nats.backpressure import Reading
+from strandline.types import Offset, PartitionName
+
+_ERROR_NUMBERS: tuple[tuple[type[StrandlineError], int, int], ...] = (
+    # (ours, HTTP-like code, nats-server's err_code); the first that fits is taken
+    (WrongLastSequenceError, 400, 10071),
+    (RecordTooLargeError, 400, 10054),
+    (StreamMismatchError, 400, 10060),
+    (InvalidRequestError, 400, 10003),
+    (DiskFullError, 503, 10023),
+    (UnavailableError, 503, 10008),
+    (StrandlineError, 500, 10077),
+)
+DESCRIPTION_MAX = 1000
+"""Characters of what an error says, which may quote a publisher at length."""
+_ENVELOPE_ERRORS: tuple[tuple[type[StrandlineError], envelope.AckError], ...] = (
+    (WrongLastSequenceError, envelope.AckError.INCORRECT_OFFSET),
+    (RecordTooLargeError, envelope.AckError.TOO_LARGE),
+    (EncryptionKeyError, envelope.AckError.ENCRYPTION),
+)
+
+
+def pub_ack(partition: PartitionName, offset: Offset, *, duplicate: bool = False) -> bytes:
+    """JetStream's PubAck as JSON."""
+    before, after = _pub_ack_around_sequence(partition)
+    return before + b"%d" % (offset + 1) + after + (b',"duplicate":true}' if duplicate else b"}")
+
+
+def _pub_ack_around_sequence(partition: PartitionName) -> tuple[bytes, bytes]:
+    """A PubAck before and after its sequence, without the closing brace."""
+    before = b'{"stream":%b,"seq":' % msgspec.json.encode(partition.stream)
+    return before, b',"partition":%d' % partition.partition if partition.partition else b""
+
+
+def error_reply(error: StrandlineError) -> bytes:
+    """JetStream's error response as JSON."""
+    code, number = next(
+        (code, number) for cls, code, number in _ERROR_NUMBERS if isinstance(error, cls)
+    )
+    body = {"code": code, "err_code": number, "description": error.message[:DESCRIPTION_MAX]}
+    return msgspec.json.encode({"error": body, "code": error.code, "seq": 0})
+
+
+class AckLines:
+    """PubAcks as whole protocol lines, from one ``%`` operation each.
+
+    The length of a PubAck changes only with the digits of its sequence, so per partition one
+    template serves from one power of ten to the next.
+
+    Args:
+        opening: the line up to the payload's size, with ``%b`` for what varies by message.
+    """
+
+    def __init__(self, opening: bytes) -> None:
+        self._opening = opening
+        self._templates: dict[PartitionName, tuple[int, int, bytes]] = {}
+
+    def template(self, partition: PartitionName, sequence: int) -> bytes:
+        """What to format with the opening's arguments and then the sequence."""
+        known = self._templates.get(partition)
+        if known is not None and known[0] <= sequence < known[1]:
+            return known[2]
+        return self._make(partition, sequence)
+
+    def clear(self) -> None:
+        """Forget all templates, when streams have changed."""
+        self._templates.clear()
+
+    def _make(self, partition: PartitionName, sequence: int) -> bytes:
+        before, after = _pub_ack_around_sequence(partition)
+        digits = len(str(sequence))
+        size = len(before) + digits + len(after) + 1
+        before, after = before.replace(b"%", b"%%"), after.replace(b"%", b"%%")
+        line = self._opening + b" %d\r\n" % size + before + b"%d" + after + b"}\r\n"
+        low = 10 ** (digits - 1)
+        self._templates[partition] = (low, low * 10, line)
+        return line
+
+
+class ReplySink(AckSink, Reading, Protocol):
+    """Where replies go: a publisher's own connection, or the one to nats-server.
+
+    As a responder its token is the reply subject, and it answers with PubAcks.
+    """
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other broker hears what came this way: then nobody else can answer."""
+        ...
+
+    @property
+    def answers_leaderless(self) -> bool:
+        """Whether this broker answers for partitions that nobody leads."""
+        ...
+
+    def deliver(self, to: bytes, payload: bytes) -> None:
+        """Queue a message to the subject ``to``; never raises."""
+        ...
+
+
+def is_left_to_others(error: StrandlineError, sink: ReplySink) -> bool:
+    """Return whether another broker, which hears the message too, answers instead.
+
+    That is the partition's leader. If there is none, it is the controller: it is the first to know
+    of a new leader, so it does not refuse what that leader stores.
+    """
+    if sink.is_alone or not isinstance(error, NotLeaderError):
+        return False
+    return not (error.is_leaderless and sink.answers_leaderless)
+
+
+class EnvelopeResponder:
+    """Answers one Liftbridge message on its ack inbox, and on the reply subject if there is one.
+
+    Args:
+        message: what the publisher wrapped.
+        sink: where replies go.
+        subject: the NATS subject the message came on.
+        stream_subject: the subject the stream is bound to.
+        clock: for the commit time.
+    """
+
+    __slots__ = ("_clock", "_message", "_received_ns", "_sink", "_stream_subject", "_subject")
+
+    def __init__(
+        self,
+        message: envelope.Message,
+        sink: ReplySink,
+        *,
+        subject: str,
+        stream_subject: str,
+        clock: Clock,
+    ) -> None:
+        self._message = message
+        self._sink = sink
+        self._subject = subject
+        self._stream_subject = stream_subject
+        self._clock = clock
+        self._received_ns = clock.now_ns()
+
+    def acked(
+        self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
+    ) -> None:
+        """Send the ack, unless the policy is NONE; ``token`` is the reply subject or None."""
+        if token is not None:
+            self._sink.acked(token, partition, offset, duplicate=duplicate)
+        if self._message.ack_policy in (envelope.AckPolicy.LEADER, envelope.AckPolicy.ALL):
+            self._send(envelope.AckError.OK, stream=partition.stream, offset=offset)
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """Send the reason, whatever the policy."""
+        if token is not None:
+            self._sink.rejected(token, error)
+        if is_left_to_others(error, self._sink):
+            return
+        reason = next(
+            (found for cls, found in _ENVELOPE_ERRORS if isinstance(error, cls)),
+            envelope.AckError.UNKNOWN,
+        )
+        self._send(reason, stream=self._message.stream, offset=0)
+
+    def _send(self, error: envelope.AckError, *, stream: str, offset: int) -> None:
+        message = self._message
+        if not message.ack_inbox:
+            return
+        ack = envelope.Ack(
+            stream=stream,
+            partition_subject=self._stream_subject,
+            message_subject=self._subject,
+            offset=offset,
+            ack_inbox=message.ack_inbox,
+            correlation_id=message.correlation_id,
+            ack_policy=message.ack_policy,
+            reception_timestamp_ns=self._received_ns,
+            commit_timestamp_ns=self._clock.now_ns(),
+            error=error,
+        )
+        self._sink.deliver(message.ack_inbox.encode(), envelope.encode_ack(ack))

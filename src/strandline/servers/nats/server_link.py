@@ -1,0 +1,233 @@
+"""A connection to a nats-server as its client: where it is, the handshake, and signs of life.
+
+Rules: nothing is sent before the server's greeting was read and, at ``tls://``, before TLS is
+spoken; a server that offers none there is not talked to. A link neither connects nor reconnects by
+itself, and what its messages mean is for those who derive from it.
+"""
+
+import asyncio
+import logging
+import ssl
+from collections import deque
+from collections.abc import Callable
+from typing import Final, NamedTuple, TypeVar
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from strandline.errors import (
+    UNDECODABLE,
+    DisconnectedError,
+    InvalidConfigError,
+    UnavailableError,
+)
+from strandline.servers.nats.backpressure import ROUND_S, SLICE_S, MessageReader
+from strandline.servers.nats.connection import PING, PONG
+from strandline.servers.nats.protocol import Control, Failure, Info, Parser, Ping, Pong, Violation
+from strandline.servers.round_budget import RoundBudget
+from strandline.version import __version__
+
+logger = logging.getLogger(__name__)
+
+PAYLOAD_BYTES_MAX: Final = 64 << 20
+"""The largest payload any nats-server allows."""
+DEFAULT_PORT: Final = 4222
+NOT_PERMITTED: Final = "Permissions Violation for Publish"
+HANDSHAKE_TIMEOUT_S: Final = 5.0
+
+
+class ServerUrl(NamedTuple):
+    """Where a nats-server is, and how to log in."""
+
+    host: str
+    port: int
+    credentials: dict[str, str]
+    """Fields for CONNECT: user and pass, or auth_token."""
+    is_tls: bool = False
+
+    def __str__(self) -> str:
+        return f"{'tls' if self.is_tls else 'nats'}://{self.host}:{self.port}"
+
+
+def parse_server_url(url: str) -> ServerUrl:
+    """Read ``nats://[user:password@|token@]host[:port]``, ``tls://…`` or ``host[:port]``.
+
+    Raises:
+        InvalidConfigError: it is none of these.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"nats://{url}")
+        port = parts.port or DEFAULT_PORT
+    except ValueError as error:
+        raise InvalidConfigError(f"nats.servers: '{url}' is not a URL: {error}") from error
+    if parts.scheme not in ("nats", "tls") or not parts.hostname:
+        raise InvalidConfigError(
+            f"nats.servers: '{url}' is not nats://host:port or tls://host:port"
+        )
+    credentials = {}
+    if parts.password is not None:
+        credentials = {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}
+    elif parts.username:
+        credentials = {"auth_token": unquote(parts.username)}
+    return ServerUrl(parts.hostname, port, credentials, parts.scheme == "tls")
+
+
+class ServerInfo(msgspec.Struct, frozen=True):
+    """What of INFO matters here."""
+
+    server_id: str = ""
+    max_payload: int = 1 << 20
+    headers: bool = False
+    tls_required: bool = False
+    tls_available: bool = False
+    auth_required: bool = False
+    server_name: str = ""
+    nonce: str = ""
+    """To be signed by who logs in with a key."""
+
+
+Login = Callable[[ServerInfo], dict[str, str]]
+"""Fields for CONNECT that say who we are, given the server's greeting."""
+LinkT = TypeVar("LinkT", bound="ServerLink")
+
+
+class ServerLink(MessageReader):
+    """What every connection to a nats-server has."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            Parser(PAYLOAD_BYTES_MAX, from_client=False), RoundBudget(SLICE_S, ROUND_S)
+        )
+        self._pongs: deque[asyncio.Future[None]] = deque()
+        self.failure = ""
+        """The last -ERR of the server."""
+        loop = asyncio.get_running_loop()
+        self.info: asyncio.Future[ServerInfo] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell everyone who waits."""
+        super().connection_lost(exc)
+        reason = self.failure or (str(exc) if exc else "the server closed the connection")
+        error = DisconnectedError(reason)
+        if not self.info.done():
+            self.info.set_exception(error)
+            self.info.exception()  # nobody may be waiting any more
+        for pong in self._pongs:
+            if not pong.done():
+                pong.set_exception(error)
+                pong.exception()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def _control(self, event: Control) -> None:
+        match event:
+            case Ping():
+                self.output.append(PONG)
+            case Pong():
+                if self._pongs:
+                    waiting = self._pongs.popleft()
+                    if not waiting.done():
+                        waiting.set_result(None)
+            case Info(options):
+                self._take_info(options)
+            case Failure(reason) if reason.startswith(NOT_PERMITTED):
+                # A reply to a subject that its publisher chose badly: nothing is wrong with us.
+                logger.debug("nats-server says: %s", reason)
+            case Failure(reason):
+                self.failure = reason
+                logger.warning("nats-server says: %s", reason)
+            case Violation(reason):
+                self.failure = reason
+                logger.error("nats-server sent what is not its protocol: %s", reason)
+                self.abort()
+
+    def _take_info(self, options: bytes) -> None:
+        """The first INFO greets; later ones tell of cluster changes, which do not matter here."""
+        if self.info.done():
+            return
+        try:
+            self.info.set_result(msgspec.json.decode(options, type=ServerInfo))
+        except UNDECODABLE as error:
+            self.failure = f"unreadable INFO: {error}"
+            self.abort()
+
+    async def round_trip(self) -> None:
+        """Wait until the server has processed everything written so far.
+
+        Raises:
+            DisconnectedError: the connection was lost meanwhile.
+        """
+        if not self.is_open:
+            raise DisconnectedError(self.failure or "not connected to nats-server")
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pongs.append(waiting)
+        self.flush()
+        self.write(PING)
+        await waiting
+
+
+async def connect_link(
+    make: Callable[[], LinkT],
+    server: ServerUrl,
+    *,
+    tls: ssl.SSLContext | None,
+    login: Login | None = None,
+    prepare: Callable[[LinkT], None],
+) -> LinkT:
+    """A link that has shaken hands, and all of whose first words the server has understood.
+
+    Args:
+        make: makes the link.
+        server: where to.
+        tls: whom to trust at ``tls://``.
+        login: says who we are; by default what the URL says.
+        prepare: says the first words, such as what to subscribe to.
+
+    Raises:
+        OSError, TimeoutError, StrandlineError: it could not be made; it is closed.
+    """
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+        _, link = await loop.create_connection(make, server.host, server.port)
+        try:
+            info = await link.info
+            _check_info(server, info)
+            if server.is_tls:
+                assert tls is not None, "made for servers with TLS"
+                await link.start_tls(tls, server_name=server.host, timeout_s=HANDSHAKE_TIMEOUT_S)
+            link.parser.payload_max = min(info.max_payload, PAYLOAD_BYTES_MAX)
+            link.write(_connect_line(login(info) if login is not None else server.credentials))
+            prepare(link)
+            await link.round_trip()
+        except BaseException:
+            link.abort()
+            raise
+    return link
+
+
+def _check_info(server: ServerUrl, info: ServerInfo) -> None:
+    """Refuse a server we cannot work with."""
+    if info.tls_required and not server.is_tls:
+        raise UnavailableError(f"{server} requires TLS; write tls:// in nats.servers")
+    if server.is_tls and not (info.tls_required or info.tls_available):
+        raise UnavailableError(f"{server} does not speak TLS, and is not talked to without")
+    if not info.headers:
+        raise UnavailableError(f"{server} does not support headers: too old")
+
+
+def _connect_line(login: dict[str, str]) -> bytes:
+    """CONNECT; without echo, so that our own acks never come back to us."""
+    options = {
+        "verbose": False,
+        "pedantic": False,
+        "echo": False,
+        "headers": True,
+        "no_responders": True,
+        "protocol": 1,
+        "name": "strandline",
+        "lang": "python",
+        "version": __version__,
+        **login,
+    }
+    return b"CONNECT %b\r\n" % msgspec.json.encode(options)

@@ -1,0 +1,88 @@
+"""Seeded bugs: the proof that the simulators' checkers see. ``make sim-mutants`` looks for all."""
+
+import contextlib
+
+import pytest
+from simulation.__main__ import SIMULATIONS, find_bug
+from simulation.bugs import Replacement, Rewrite
+
+QUICK = {
+    "a follower acks what it has not synced",
+    "the leader commits on a majority of the ISR",
+    "truncation to the high watermark",
+    "gaps are overlooked",
+    "fillers forget epochs",
+    "compaction goes beyond the high watermark",
+    "anybody is elected",
+    "term and vote are not kept",
+    "a quorum of half",
+    "a vote for an older log",
+    "a trial vote counts as a real one",
+    "a leader without a quorum leads on",
+    "votes are given while a leader is heard",
+    "leadership is never handed over",
+    "what a leader gives up after it was written passes for refused",
+    "fencing empties the ISR",
+    "a retry is applied again",
+    "a decision on an old image applies",
+    "aborted records count",
+    "reading goes past open transactions",
+    "a new coordinator owes no markers",
+    "a turn is acked before the journal is synced",
+    "a torn entry of the journal counts",
+    "a checkpoint is written before the segments are synced",
+    "the names of new segments are not synced",
+}
+ALL = [(name, bug) for name, simulation in SIMULATIONS.items() for bug in simulation.bugs]
+
+
+@pytest.mark.timeout(1200)  # the search is bounded by the time of a core, which may be shared
+@pytest.mark.parametrize(
+    ("name", "bug"),
+    [each for each in ALL if each[1].name in QUICK],
+    ids=lambda each: getattr(each, "name", None),
+)
+def test_the_checkers_see_it(name, bug):
+    """Some history with the bug breaks a promise, soon."""
+    assert find_bug(name, bug, seconds=240).seen
+
+
+@pytest.mark.parametrize("bug", [bug for _, bug in ALL], ids=lambda bug: bug.name)
+def test_a_bug_is_up_to_date_and_gone_afterwards(bug):
+    """It is where it says it is."""
+    with bug.planted():
+        pass
+    with bug.planted():
+        pass
+
+
+def test_there_are_enough_bugs_each_with_a_name_of_its_own():
+    """At least 25, over consensus, replication, recovery and metadata."""
+    assert len({bug.name for _, bug in ALL}) == len(ALL) >= 25
+    assert (
+        {name for name, _ in ALL}
+        == set(SIMULATIONS)
+        >= {*("consensus", "metadata", "recovery", "replication", "transactions")}
+    )
+    assert {bug.name for _, bug in ALL} >= QUICK
+
+
+def test_a_rewrite_whose_place_has_changed_is_an_error():
+    """It would pass for found or not found at random."""
+    bug = Rewrite("gone", "strandline.core.raft.raft:Raft.tick", "no such text", "")
+    with pytest.raises(ValueError, match="0 times"), bug.planted():
+        raise AssertionError("not reached")
+
+
+def test_a_replacement_is_undone_whatever_happens():
+    """The next history runs the right code."""
+
+    class Owner:
+        def answer(self):
+            return 42
+
+    wrong = Replacement("wrong", "answer", lambda _: 0, (Owner,))
+    with contextlib.suppress(KeyError), wrong.planted():
+        assert Owner().answer() == 0
+        raise KeyError
+    assert Owner().answer() == 42

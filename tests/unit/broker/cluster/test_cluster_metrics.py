@@ -1,0 +1,130 @@
+"""What a cluster's brokers show: copies that are behind, leaders, elections, and why not ready."""
+
+from strandline.broker.cluster import cluster_metrics as figures
+from strandline.core.metadata.image import PartitionImage
+
+
+async def figures_of(cluster, number):
+    """A broker's figures as a scrape would find them."""
+    broker = cluster.brokers[number]
+    broker.refresh_telemetry()
+    return broker.telemetry
+
+
+async def test_a_lost_follower_shows_at_the_leader_and_a_commit_is_timed(cluster, kit):
+    """Under-replicated and lagging while it is away, neither when it is back."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    leader = await cluster.leader()
+    lost = next(n for n in (1, 2, 3) if n != leader)
+    await cluster.put("a", "b")
+    await cluster.isr(1, 2, 3)
+    shown = await figures_of(cluster, leader)
+    assert (shown.replicas, shown.led_partitions, shown.under_replicated_partitions) == (1, 1, 0)
+    assert shown.commit_seconds.count == 2
+    assert 0 < shown.commit_seconds.total < 60
+    assert shown.leader_elections == 1
+    await kit.until(lambda: lag(cluster, leader, lost) == (0, 0))
+    await cluster.kill(lost)
+    await cluster.put("c" * 1000)
+    await kit.until(lambda: not cluster.image().isr.count(lost), seconds=20)
+    await kit.until(lambda: refreshed(cluster, leader).under_replicated_partitions == 1)
+    assert shown.isr_shrinks == 1
+    records, size = lag(cluster, leader, lost)
+    assert records == 1
+    assert size >= 1000
+    assert shown.under_min_isr_partitions == shown.offline_partitions == 0
+    await cluster.start(lost)
+    await cluster.isr(1, 2, 3)
+    await kit.until(lambda: refreshed(cluster, leader).under_replicated_partitions == 0)
+    assert shown.isr_expands >= 1
+    await kit.until(lambda: lag(cluster, leader, lost) == (0, 0))
+
+
+def refreshed(cluster, number):
+    cluster.brokers[number].refresh_telemetry()
+    return cluster.brokers[number].telemetry
+
+
+def lag(cluster, leader, broker):
+    shown = refreshed(cluster, leader)
+    return shown.replica_lag_records[str(broker)], shown.replica_lag_bytes[str(broker)]
+
+
+async def test_without_a_majority_of_copies_a_partition_takes_no_records(cluster, kit):
+    """Below ``min_isr`` the leader says so; without any in service nobody leads."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(min_isr=3)
+    leader = await cluster.leader()
+    lost = next(n for n in (1, 2, 3) if n != leader)
+    assert sum(refreshed(cluster, n).controller for n in (1, 2, 3)) == 1
+    assert len({refreshed(cluster, n).consensus_term for n in (1, 2, 3)}) == 1
+    assert all(refreshed(cluster, n).consensus_commit_index > 0 for n in (1, 2, 3))
+    await cluster.kill(lost)
+    await kit.until(lambda: refreshed(cluster, leader).under_min_isr_partitions == 1, seconds=20)
+
+
+async def test_a_broker_is_ready_once_its_copies_are_in_sync(cluster, kit):
+    """One that comes back says how many of its copies are behind, until none is."""
+    await cluster.start(1, 2, 3)
+    await cluster.create()
+    await cluster.put("a")
+    lost = next(n for n in (1, 2, 3) if n != cluster.image().leader)
+    assert all(not broker.why_not_ready for broker in cluster.brokers.values())
+    await cluster.kill(lost)
+    await cluster.put("b")
+    await kit.until(lambda: lost not in cluster.image().isr, seconds=20)
+    await cluster.start(lost)
+    broker = cluster.brokers[lost]
+    replicas = broker.membership.replicas
+    given = replicas.given(cluster.partition(lost).log_id)
+    if lost not in given.isr:
+        assert figures.why_behind(replicas) == "1 of 1 copies here are not in sync yet"
+    await kit.until(lambda: not broker.why_not_ready, seconds=20)
+    assert lost in replicas.given(cluster.partition(lost).log_id).isr
+
+
+async def test_a_broker_that_is_cut_off_is_not_ready(cluster, kit):
+    """Alone of three, leader or not, it takes no records until others are back."""
+    await cluster.start(1, 2, 3)
+    await cluster.create("s")
+    await cluster.create("t")
+    alone = cluster.image().leader
+    broker = cluster.brokers[alone]
+    await kit.until(lambda: not broker.why_not_ready, seconds=20)
+    others = [n for n in (1, 2, 3) if n != alone]
+    for number in others:
+        await cluster.kill(number)
+    await kit.until(lambda: broker.why_not_ready.startswith("no controller"), seconds=20)
+    assert refreshed(cluster, alone).ready == 0
+    await cluster.start(*others)
+    await kit.until(lambda: not broker.why_not_ready, seconds=20)
+
+
+def test_copies_that_a_move_brings_in_are_not_behind():
+    """A broker that is given more copies stays ready, and nothing counts as under-replicated."""
+    partition = PartitionImage(log_id=1, replicas=(1, 2, 3, 4), isr=(1, 2), adding=(4,))
+    assert figures.behind(partition) == {3}
+
+
+async def test_a_leader_with_too_few_copies_in_sync_is_not_ready(cluster, kit):
+    """It says how many partitions take no records, and why."""
+    await cluster.start(1, 2, 3)
+    await cluster.create(min_isr=3)
+    leader = await cluster.leader()
+    lost = next(n for n in (1, 2, 3) if n != leader)
+    await cluster.kill(lost)
+    broker = cluster.brokers[leader]
+    await kit.until(lambda: "1 partitions led here take no records" in broker.why_not_ready)
+    await cluster.start(lost)
+    await kit.until(lambda: not broker.why_not_ready, seconds=20)
+
+
+async def test_a_broker_that_was_removed_says_so(cluster, kit):
+    """It is neither starting nor stopping, and an operator is told to stop it."""
+    await cluster.start(1, 2, 3)
+    await cluster.until_live()
+    operations = cluster.brokers[1].operations
+    await operations.drain(3, is_on=True)
+    await operations.remove(3)
+    await kit.until(lambda: "was removed from the cluster" in cluster.brokers[3].why_not_ready)

@@ -1,0 +1,218 @@
+"""A partition's ledger beside a real log: cut off, damaged, reopened, read at any place."""
+
+import pytest
+
+from strandline.broker.read_path.transaction_visibility import (
+    PartitionTransactions,
+    marker_attributes,
+)
+from strandline.core.transactions.effects import MarkerKind
+from strandline.core.transactions.state import Producer
+from strandline.errors import ProducerFencedError
+from strandline.record.batch import Attributes, header_of, iter_headers
+from strandline.record.codec import Stamp, encode_records
+from strandline.storage.disk import Disk
+from strandline.storage.log import Log
+from strandline.types import ProducerStamp
+
+BEGIN, COMMIT, ABORT = MarkerKind.BEGIN, MarkerKind.COMMIT, MarkerKind.ABORT
+ONE, TWO = Producer(1, 0), Producer(2, 0)
+
+
+@pytest.fixture
+def log(tmp_path):
+    made = Log.open(tmp_path / "log", disk=Disk(), segment_bytes=64 << 10, segment_age_ms=1 << 40)
+    yield made
+    made.close()
+
+
+def add(log, ledger, producer=None, kind=None):
+    """A batch of one record: plain, of a transaction, or a marker."""
+    attributes = 0
+    if producer is not None:
+        attributes = int(Attributes.TRANSACTIONAL) if kind is None else marker_attributes(kind)
+    who = producer or Producer(-1, -1)
+    stamp = Stamp(
+        log.log_end_offset,
+        0,
+        1,
+        producer=ProducerStamp(who.producer_id, who.epoch, -1),
+        attributes=attributes,
+    )
+    batch = encode_records([b"value"], ["s"], stamp)
+    log.append(batch, header_of(batch))
+    if ledger is not None:
+        ledger.written(batch)
+
+
+def shown(ledger, start=0, bytes_max=1 << 20):
+    """Offsets that readers see."""
+    found, offset = [], start
+    while offset < ledger.last_stable_offset:
+        batches = ledger.readable(offset, bytes_max, below=ledger.last_stable_offset)
+        bases = [header.base_offset for _, header in iter_headers(batches)]
+        if not bases:
+            break
+        found += bases
+        offset = bases[-1] + 1
+    return found
+
+
+def test_markers_and_aborted_records_are_counted_as_hidden(log):
+    """Exactly, between any two offsets, also after a reopening; records in doubt are not hidden."""
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    steps = [(ONE, BEGIN), (ONE, None), (TWO, BEGIN), (None, None), (TWO, None), (ONE, None)]
+    steps += [(ONE, ABORT), (TWO, None), (TWO, COMMIT), (ONE, None), (None, None)]
+    for producer, kind in steps:
+        add(log, ledger, producer, kind)
+    ledger.commit(6)
+    assert ledger.hidden_between(0, 6) == 2, "the ends are not committed"
+    ledger.commit(log.log_end_offset)
+    hidden = {0, 1, 2, 5, 6, 8}
+    for known in (
+        ledger,
+        PartitionTransactions.loaded(log, start=0, high_watermark=log.log_end_offset),
+    ):
+        for start in range(12):
+            for stop in range(start, 12):
+                assert known.hidden_between(start, stop) == len(hidden & {*range(start, stop)})
+
+
+def test_a_newer_epoch_hides_what_it_aborts(log):
+    """Records of an epoch that never ended are hidden by the next one's beginning."""
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    newer = Producer(1, 1)
+    for producer, kind in ((ONE, BEGIN), (ONE, None), (newer, BEGIN), (newer, None)):
+        add(log, ledger, producer, kind)
+    ledger.commit(4)
+    assert ledger.hidden_between(0, 4) == 3
+    add(log, ledger, ONE, ABORT)  # late, of the old epoch: the new one stays open
+    add(log, ledger, newer, ABORT)
+    ledger.commit(6)
+    assert ledger.hidden_between(0, 6) == 6
+
+
+def test_what_is_cut_off_is_forgotten(log):
+    """A marker that was not committed leaves no trace; what takes its place counts."""
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    add(log, ledger, ONE, BEGIN)
+    add(log, ledger, ONE)
+    ledger.commit(2)
+    add(log, ledger, ONE, ABORT)
+    log.truncate_to(2)
+    ledger.forget_from(2)
+    add(log, ledger, ONE, COMMIT)
+    ledger.commit(3)
+    assert shown(ledger) == [1]
+
+
+def test_nothing_counts_before_it_is_committed(log):
+    """Readers wait, and records are let in, by what every in-sync replica has."""
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    add(log, ledger, ONE, BEGIN)
+    with pytest.raises(ProducerFencedError):
+        ledger.check(ONE)
+    ledger.commit(1)
+    ledger.check(ONE)
+    add(log, ledger, ONE)
+    add(log, ledger, ONE, COMMIT)
+    ledger.commit(2)
+    assert ledger.last_stable_offset == 0
+    ledger.commit(3)
+    assert ledger.last_stable_offset == 3
+
+
+def test_no_record_gets_behind_an_end(log):
+    """From the moment it is accepted, however long it takes to be stored."""
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    add(log, ledger, ONE, BEGIN)
+    ledger.commit(1)
+    assert ledger.needs(COMMIT, ONE)
+    with pytest.raises(ProducerFencedError):
+        ledger.check(ONE)
+    assert not ledger.needs(BEGIN, ONE)
+    assert ledger.needs(COMMIT, ONE), "it may have been lost"
+    add(log, ledger, ONE, COMMIT)
+    ledger.commit(2)
+    assert not ledger.needs(COMMIT, ONE)
+
+
+def test_a_reopened_log_tells_the_same(log):
+    """Markers, aborted batches and what is open are found in the headers again."""
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    for producer, kind in (
+        (None, None),
+        (ONE, BEGIN),
+        (ONE, None),
+        (TWO, BEGIN),
+        (TWO, None),
+        (ONE, ABORT),
+        (None, None),
+        (TWO, COMMIT),
+        (Producer(1, 1), BEGIN),
+        (Producer(1, 1), None),
+        (None, None),
+    ):
+        add(log, ledger, producer, kind)
+    ledger.commit(log.log_end_offset)
+    again = PartitionTransactions.loaded(log, start=0, high_watermark=log.log_end_offset)
+    for each in (ledger, again):
+        assert each.last_stable_offset == 8
+        for bytes_max in (1, 300, 1 << 20):
+            assert [shown(each, start, bytes_max) for start in (0, 1, 5, 7)] == [
+                [0, 4, 6],
+                [4, 6],
+                [6],
+                [],
+            ]
+        assert each.open_count == 1
+
+
+def test_batches_that_were_read_back_are_not_noted_twice(log):
+    """A copy that the log had already when the ledger began is told to it once more."""
+    batches = []
+    for producer, kind in ((ONE, BEGIN), (ONE, None), (ONE, ABORT)):
+        add(log, None, producer, kind)
+        batches.append(bytes(log.read(log.log_end_offset - 1, 1).buffer))
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=1)
+    for batch in batches[1:]:
+        ledger.written(batch)
+    log.truncate_to(2)
+    ledger.forget_from(2)
+    add(log, ledger, ONE, COMMIT)
+    ledger.commit(3)
+    assert shown(ledger) == [1]
+
+
+def test_plain_logs_are_served_without_a_copy(log):
+    """What readers get is the log's own memory when nothing has to be left out."""
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    for _ in range(3):
+        add(log, ledger)
+    ledger.commit(3)
+    assert isinstance(ledger.readable(0, 1 << 20, below=3), memoryview)
+
+
+def test_a_log_that_was_restarted_elsewhere_makes_it_stale(log):
+    """What it knew of is gone, and with it perhaps an end that it never heard of."""
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    add(log, ledger, ONE, BEGIN)
+    ledger.commit(1)
+    assert not ledger.is_stale(1)
+    assert ledger.is_stale(0)
+    log.restart_at(9)
+    assert ledger.is_stale(9)
+    assert PartitionTransactions.loaded(log, start=0, high_watermark=9).last_stable_offset == 9
+
+
+def test_a_new_leader_lets_nothing_behind_an_end_that_is_not_committed(log):
+    """It has the end in its log, and commits it with what follows."""
+    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    add(log, ledger, ONE, BEGIN)
+    ledger.commit(1)
+    add(log, ledger, ONE, ABORT)
+    for each in (ledger, PartitionTransactions.loaded(log, start=0, high_watermark=1)):
+        with pytest.raises(ProducerFencedError):
+            each.check(ONE)
+        each.commit(2)
+        assert not each.needs(ABORT, ONE)

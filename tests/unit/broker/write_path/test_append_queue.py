@@ -1,0 +1,90 @@
+"""What a turn takes: up to its limits, and nothing of a partition that is gathering."""
+
+import asyncio
+
+import pytest
+
+from strandline.broker.write_path import append_queue as takes
+from strandline.config import LimitsConfig, StreamConfig
+from strandline.errors import LogPoisonedError
+
+pytestmark = pytest.mark.usefixtures("without_spares")
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [LimitsConfig(turn_bytes=10_000), LimitsConfig(turn_records=10)],
+    ids=["bytes", "records"],
+)
+async def test_a_turn_ends_at_its_limits(open_broker, make_stream, answers, kit, limits):
+    """More than a turn may take is left to the next ones, in order, for every partition."""
+    broker = await open_broker(limits=limits)
+    one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
+    for number in range(4):
+        for name, partition in (("one", one), ("two", two)):
+            kit.put(partition, answers, f"{name} {number}", value=bytes(4000))
+            kit.put(partition, answers, *(f"{name} {number}.{n}" for n in range(4)))
+            partition._open = None  # the next record begins another chunk
+    await answers.wait(40)
+    assert broker.telemetry.turns >= 3
+    assert not answers.errors
+    for name in ("one", "two"):
+        told = [token for token in answers.order if token.startswith(name)]
+        assert [answers.acks[token] for token in told] == list(range(20))
+
+
+class Gathering:
+    """The seat of a partition that has chunks on their way to other replicas, or not."""
+
+    def __init__(self, broker, partition):
+        self.broker, self.partition = broker, partition
+        self.is_gathering = True
+        partition.replica_hooks = self
+
+    def journaled(self, chunk, batch):
+        pass
+
+    def synced(self, chunk, next_offset):
+        self.partition.commit(next_offset)
+        self.broker.turn._answer(self.partition, chunk.waiting)
+
+
+async def test_what_is_gathered_goes_in_one_turn(broker, partition, answers, kit, monkeypatch):
+    """When something was committed; others do not wait for it, and the broker is not idle."""
+    monkeypatch.setattr(takes, "GATHERING_MS_MAX", 60_000.0)
+    other = await broker.create_stream(StreamConfig(name="other", subject="other"))
+    replica_hooks, turns = Gathering(broker, partition), broker.telemetry.turns
+    for number in range(3):
+        kit.put(partition, answers, number)
+        kit.put(other.partitions[0], answers, f"other {number}")
+        await answers.wait(number + 1)
+    assert answers.order == ["other 0", "other 1", "other 2"]
+    assert not broker.turn.is_idle
+    replica_hooks.is_gathering = False
+    broker.turn.takes.go_on_with(partition)
+    await answers.wait(6)
+    assert answers.order[3:] == [0, 1, 2]
+    assert broker.telemetry.turns == turns + 4
+    assert broker.turn.is_idle
+
+
+async def test_what_is_gathered_goes_after_a_moment_at_the_latest(
+    broker, partition, answers, kit, monkeypatch
+):
+    """A replica that is slow, or gone, does not keep the leader's disk waiting."""
+    monkeypatch.setattr(takes, "GATHERING_MS_MAX", 10.0)
+    replica_hooks = Gathering(broker, partition)
+    kit.put(partition, answers, 0)
+    await asyncio.sleep(0.05)
+    assert not answers.order
+    replica_hooks.is_gathering = False
+    await answers.wait(1)
+
+
+async def test_what_is_gathered_is_rejected_if_the_disk_fails(broker, partition, answers, kit):
+    """As what waits for a turn is."""
+    Gathering(broker, partition)
+    kit.put(partition, answers, 0)
+    await kit.until(lambda: broker.turn.takes._gathering)
+    broker.turn.poison(LogPoisonedError("the disk failed"))
+    assert isinstance(answers.errors[0], LogPoisonedError)

@@ -1,0 +1,298 @@
+"""The turn: one write and one sync for everything that came meanwhile, and one answer each."""
+
+import asyncio
+
+import pytest
+
+from strandline.broker.write_path.sync_policy import INLINE_BYTES_MAX
+from strandline.storage.segment import WORTH_WRITING_BYTES
+
+pytestmark = pytest.mark.usefixtures("without_spares")
+
+
+async def test_one_write_and_one_sync_for_all_partitions(broker, make_stream, answers, disk, kit):
+    """Whatever came in one round of the loop is one journal entry, however many partitions."""
+    streams = [await make_stream(broker, f"s{number}") for number in range(20)]
+    kit.put(streams[0], answers, "first")
+    await answers.wait(1)
+    writes, syncs = disk.count("write", "/journal/"), disk.count("sync", "/journal/")
+    for number, partition in enumerate(streams):
+        kit.put(partition, answers, *(f"{number}-{n}" for n in range(5)))
+    await answers.wait(101)
+    assert disk.count("write", "/journal/") == writes + 1
+    assert disk.count("sync", "/journal/") == syncs + 1
+    assert broker.telemetry.turns == 2
+    assert broker.telemetry.records_appended == 101
+
+
+async def test_nothing_is_answered_before_the_sync(broker, partition, answers, disk, kit):
+    """While the sync runs nobody is acked and readers see nothing; what comes is accepted."""
+    kit.by_thread(broker)
+    gate = disk.hold("sync", "/journal/")
+    gate.released.set()  # making the file syncs too
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    gate.released.clear()
+    kit.put(partition, answers, "b", "c")
+    gate.reached.clear()
+    await kit.until(gate.reached.is_set)
+    kit.put(partition, answers, "d")
+    await asyncio.sleep(0.02)
+    assert answers.order == ["a"]
+    assert (partition.high_watermark, partition.log_end_offset, partition.next_offset) == (1, 3, 4)
+    assert not broker.turn.is_idle
+    gate.released.set()
+    await answers.wait(4)
+    assert answers.order == ["a", "b", "c", "d"]
+    assert broker.telemetry.turns == 3
+
+
+async def test_memory_acks_need_no_sync(broker, make_stream, answers, disk, kit):
+    """A stream with acks 'memory' is answered after the write; readers see its records then."""
+    partition = await make_stream(broker, acks="memory")
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    syncs = disk.count("sync", "/journal/")
+    kit.put(partition, answers, *range(10))
+    await answers.wait(11)
+    assert disk.count("sync", "/journal/") == syncs
+    assert partition.high_watermark == 11
+
+
+async def test_memory_acks_of_one_publish_come_before_the_sync(
+    broker, partition, answers, disk, kit
+):
+    """A publish that asks for less is told sooner; the others wait for the disk."""
+    kit.by_thread(broker)
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    gate = disk.hold("sync", "/journal/")
+    kit.put(partition, answers, "late")
+    kit.put(partition, answers, "early", acks="memory")
+    await answers.wait(2)
+    assert answers.order == ["first", "early"]
+    assert partition.high_watermark == 1, "acked is not committed"
+    gate.released.set()
+    await answers.wait(3)
+    assert broker.telemetry.acks == 3
+
+
+async def test_a_mixed_turn_syncs_for_all(broker, make_stream, answers, disk, kit):
+    """Streams that need the sync get it, whoever shares the turn."""
+    memory, durable = await make_stream(broker, "m", acks="memory"), await make_stream(broker, "d")
+    syncs = disk.count("sync", "/journal/")
+    kit.put(memory, answers, "m")
+    kit.put(durable, answers, "d")
+    await answers.wait(2)
+    assert disk.count("sync", "/journal/") > syncs
+    assert broker._storage.journal.synced_sequence == broker._storage.journal.last_sequence
+
+
+async def test_front_ends_are_flushed_after_every_turn(broker, partition, answers, kit):
+    """Callbacks run after the responders of a turn, also when it had nothing but a duplicate."""
+    flushed = []
+    broker.on_answered(lambda: flushed.append(len(answers.order)))
+    kit.put(partition, answers, "a", message_id="m")
+    await answers.wait(1)
+    await broker.quiesce()
+    assert flushed[-1] == 1
+    kit.put(partition, answers, "again", message_id="m")
+    await kit.until(lambda: flushed[-1] == 2)
+
+
+async def test_a_front_end_that_fails_to_flush_stops_no_turn(broker, partition, answers, kit):
+    """A bug in a callback is reported by the loop; appends go on."""
+    failures = []
+    broker._loop.set_exception_handler(lambda _, context: failures.append(context))
+
+    def broken():
+        raise RuntimeError("a bug")
+
+    broker.on_answered(broken)
+    for number in range(3):
+        kit.put(partition, answers, number)
+        await answers.wait(number + 1)
+    assert failures
+    assert len(answers.acks) == 3
+    assert broker.admission.refusal is None
+
+
+async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
+    broker, partition, answers, kit
+):
+    """Its turn is answered to the end, one way or the other, and the logs are reopened."""
+    broker._loop.set_exception_handler(lambda *_: None)
+
+    class Broken(kit.Answers):
+        def acked(self, token, partition, offset, *, duplicate):
+            super().acked(token, partition, offset, duplicate=duplicate)
+            raise RuntimeError("a bug")
+
+    broken = Broken()
+    kit.put(partition, answers, "before")
+    kit.put(partition, broken, "broken")
+    kit.put(partition, answers, "after")
+    await answers.wait(2)
+    assert broken.order == ["broken"]
+    assert answers.acks == {"before": 0}
+    assert answers.codes == {"after": "log_poisoned"}
+    await kit.until(lambda: broker.admission.refusal is None)
+    assert kit.values(partition) == [b"before", b"broken", b"after"]
+
+
+async def test_passing_is_seen_by_those_who_wait(broker, partition, answers, disk, kit):
+    """Waiting for the turn under way ends with it, even if the next one follows at once."""
+    await broker.turn.passed()
+    kit.by_thread(broker)
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    gate = disk.hold("sync", "/journal/")
+    kit.put(partition, answers, "b")
+    await kit.until(gate.reached.is_set)
+    passing = asyncio.create_task(broker.turn.passed())
+    kit.put(partition, answers, "c")
+    await asyncio.sleep(0.01)
+    assert not passing.done()
+    gate.released.set()
+    await asyncio.wait_for(passing, 60)
+
+
+async def test_frames_leave_before_the_sync(broker, partition, answers, disk, kit):
+    """Followers write and sync while this broker does: what they are sent does not wait for us."""
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    before, syncs_when_sent = disk.count("sync", "/journal/"), []
+
+    def say():
+        loop = asyncio.get_running_loop()
+        loop.call_soon(lambda: syncs_when_sent.append(disk.count("sync", "/journal/") - before))
+        return True
+
+    broker.turn.replication = say
+    kit.put(partition, answers, "second")
+    await answers.wait(2)
+    await kit.until(lambda: syncs_when_sent)
+    assert syncs_when_sent[0] == 0
+    assert disk.count("sync", "/journal/") == before + 1
+
+
+async def test_the_disk_begins_only_where_there_is_something_to_do_meanwhile(
+    broker, partition, answers, disk, kit
+):
+    """For a lone small record it would be two calls for one."""
+    for number in range(3):
+        kit.put(partition, answers, f"small {number}")
+        await answers.wait(number + 1)
+    assert disk.count("begin", "/journal/") == 0
+    kit.put(partition, answers, "large", value=bytes(WORTH_WRITING_BYTES))
+    await answers.wait(4)
+    assert disk.count("begin", "/journal/") == 1
+    broker.turn.replication = lambda: True
+    kit.put(partition, answers, "to others")
+    await answers.wait(5)
+    assert disk.count("begin", "/journal/") == 2
+
+
+async def test_what_others_have_committed_is_sent_before_the_sync(
+    broker, partition, answers, disk, kit
+):
+    """Publishers can send the next records while the disk is busy with those of others."""
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    order = []
+    broker.turn.replication = lambda: order.append("frames") is None
+    broker.on_answered(lambda: order.append(f"{disk.count('sync', '/journal/') - before} syncs"))
+    before = disk.count("sync", "/journal/")
+    kit.put(partition, answers, "second")
+    await answers.wait(2)
+    await kit.until(lambda: order[-1] == "1 syncs")
+    assert order == ["frames", "0 syncs", "frames", "1 syncs"]
+
+
+@pytest.mark.parametrize("when", ["before the turn", "meanwhile"])
+async def test_what_others_have_committed_does_not_wait_for_a_slow_sync(
+    broker, partition, answers, disk, kit, when
+):
+    """It is sent when the sync has gone to its thread, and when it comes while that is busy."""
+    kit.by_thread(broker)
+    kit.put(partition, answers, "first")
+    await answers.wait(1)
+    gate = disk.hold("sync", "/journal/")
+    sent = []
+    broker.on_answered(lambda: sent.append(gate.released.is_set()))
+    kit.put(partition, answers, "second")
+    await kit.until(gate.reached.is_set)
+    if when == "meanwhile":
+        await asyncio.sleep(0.01)
+        sent.clear()
+        broker.turn.wake()
+    try:
+        await kit.until(lambda: sent, seconds=10)
+        assert not any(sent)
+        assert broker.turn.is_busy
+    finally:
+        gate.released.set()
+    await answers.wait(2)
+    assert sent[-1]
+
+
+@pytest.mark.parametrize("connections", [0, 1, 2])
+async def test_large_turns_of_several_connections_are_synced_beside_the_loop(
+    broker, make_stream, answers, kit, monkeypatch, connections
+):
+    """What comes over one alone, turn after turn, is not; who asks for no ack is not known."""
+    streams = [await make_stream(broker, f"s{number}") for number in range(2)]
+    if connections:
+        kit.put(streams[0], answers, "small")
+        await answers.wait(1)
+    submit, handed_over = broker._syncer.submit, []
+    monkeypatch.setattr(
+        broker._syncer, "submit", lambda fd, done: [handed_over.append(fd), submit(fd, done)]
+    )
+    others = kit.Answers() if connections == 2 else answers
+    for partition, source in zip(streams, (answers, others), strict=True):
+        for token in (partition.name, f"{partition.name} again"):
+            if connections:
+                kit.put(partition, source, token, value=bytes(INLINE_BYTES_MAX))
+            else:
+                partition.append(bytes(INLINE_BYTES_MAX), subject="s")
+    await kit.until(lambda: streams[-1].high_watermark == 2)
+    assert bool(handed_over) == (connections != 1)
+
+
+async def test_a_front_end_that_fails_before_the_sync_stops_no_turn(
+    broker, partition, answers, kit
+):
+    """A bug in a callback is reported by the loop; the turn goes on to its sync."""
+    failures = []
+    broker._loop.set_exception_handler(lambda _, context: failures.append(context))
+
+    def broken():
+        raise RuntimeError("a bug")
+
+    broker.on_answered(broken)
+    broker.turn.replication = lambda: True
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    assert failures
+    assert broker.admission.refusal is None
+    assert not broker.turn.is_busy
+
+
+async def test_only_a_turn_of_a_single_record_that_was_synced_is_polled_behind(
+    broker, partition, make_stream, answers, kit, monkeypatch
+):
+    """Larger turns have others to read from, and who asks for acks 'memory' has no sync."""
+    in_memory = await make_stream(broker, "m", acks="memory")
+    behind = []
+    monkeypatch.setattr(
+        broker.turn._entry_sync.busy_poll, "synced", lambda *times: behind.append(times)
+    )
+    kit.put(partition, answers, "a")
+    await answers.wait(1)
+    kit.put(partition, answers, "b", "c")
+    await answers.wait(3)
+    kit.put(in_memory, answers, "d")
+    await answers.wait(4)
+    assert len(behind) == 1
+    assert behind[0][0] <= behind[0][1]

@@ -1,0 +1,296 @@
+"""State that is read back from a log: at once if that is short, on a thread if it is long."""
+
+import asyncio
+import threading
+
+import pyarrow as pa
+import pytest
+
+from strandline.broker.read_path.ends import wait_until_caught_up
+from strandline.broker.read_path.transaction_visibility import PartitionTransactions
+from strandline.broker.write_path import log_replay, partition_appends
+from strandline.broker.write_path import partition as partition_module
+from strandline.broker.write_path.log_replay import LogReplay
+from strandline.broker.write_path.producer_state import Producers
+from strandline.core.transactions.effects import MarkerKind
+from strandline.core.transactions.state import Producer
+from strandline.errors import StillLoadingError, UnavailableError
+from strandline.record.codec import decode_batches
+from strandline.types import ProducerStamp
+
+
+def much():
+    """More than is read at once."""
+    return log_replay.INLINE_BYTES + 1
+
+
+@pytest.fixture
+def taken():
+    return []
+
+
+@pytest.fixture
+def replay(taken):
+    return LogReplay(taken.append, what="message ids of s/0")
+
+
+class Slow:
+    """A load that waits for the test."""
+
+    def __init__(self, result=None):
+        self.result = result
+        self.may_end = threading.Event()
+        self.thread = None
+        self.was_wanted = None
+
+    def __call__(self, is_wanted):
+        self.thread = threading.get_ident()
+        assert self.may_end.wait(30)
+        self.was_wanted = is_wanted()
+        if isinstance(self.result, Exception):
+            raise self.result
+        return self.result
+
+
+async def until(condition):
+    """Wait for something to become true."""
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  a test may poll
+            await asyncio.sleep(0.01)
+
+
+async def test_a_little_is_read_at_once(replay, taken):
+    """Nobody is refused for it."""
+    replay.read(
+        lambda is_wanted: is_wanted() and "state", size_bytes=lambda: log_replay.INLINE_BYTES
+    )
+    assert taken == ["state"]
+
+
+async def test_much_is_read_on_a_thread(replay, taken):
+    """Whoever comes meanwhile is told to retry, and no second load begins."""
+    first = Slow("state")
+    for slow in (first, Slow("of nobody"), Slow("of nobody")):
+        with pytest.raises(StillLoadingError, match="message ids of s/0"):
+            replay.read(slow, size_bytes=much)
+    assert replay.is_under_way
+    assert taken == []
+    first.may_end.set()
+    await until(lambda: taken)
+    assert taken == ["state"]
+    assert first.thread != threading.get_ident()
+    assert not replay.is_under_way
+
+
+async def test_a_load_that_was_cancelled_is_ignored(replay, taken):
+    """It hears that it is not wanted; another one may begin at once, and counts."""
+    old, new = Slow("old"), Slow("new")
+    with pytest.raises(StillLoadingError):
+        replay.read(old, size_bytes=much)
+    await until(lambda: old.thread)
+    replay.cancel()
+    with pytest.raises(StillLoadingError):
+        replay.read(new, size_bytes=much)
+    old.may_end.set()
+    new.may_end.set()
+    await until(lambda: taken)
+    assert taken == ["new"]
+    assert old.was_wanted is False
+
+
+async def test_a_failure_is_told_once_and_then_tried_again(replay, taken):
+    """By who asks next."""
+    failing = Slow(UnavailableError("unreadable"))
+    failing.may_end.set()
+    with pytest.raises(StillLoadingError):
+        replay.read(failing, size_bytes=much)
+    await until(lambda: not replay.is_under_way)
+    with pytest.raises(UnavailableError, match="unreadable"):
+        replay.read(lambda _: "state", size_bytes=lambda: 0)
+    replay.read(lambda _: "state", size_bytes=lambda: 0)
+    assert taken == ["state"]
+
+
+# At a partition
+
+
+@pytest.fixture
+def long_log(monkeypatch):
+    """Takes every log for long; loads wait for the test, and note their thread."""
+    loads = {"threads": set(), "may_end": threading.Event()}
+    monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
+
+    def held(load):
+        def run(*args, **kwargs):
+            loads["threads"].add(threading.get_ident())
+            assert loads["may_end"].wait(30)
+            return load(*args, **kwargs)
+
+        return run
+
+    for name in ("load_window", "load_producers"):
+        monkeypatch.setattr(partition_appends, name, held(getattr(partition_appends, name)))
+    return loads
+
+
+def put(partition, answers, token, numbers, *values):
+    """Append numbered values."""
+    partition.append_arrow(
+        pa.record_batch({"value": [value.encode() for value in values]}),
+        ack_sink=answers,
+        token=token,
+        producer=ProducerStamp(*numbers),
+    )
+
+
+async def test_a_new_leader_reads_beside_the_loop(open_broker, make_stream, kit, long_log):
+    """Ids and numbers are refused until it knows them, the rest goes on; repeats are found then."""
+    answers = kit.Answers()
+    broker = await open_broker()
+    partition = await make_stream(broker)
+    long_log["may_end"].set()
+
+    async def until_stored(append, token):
+        while token not in answers.acks:
+            answers.errors.pop(token, None)
+            append(token)
+            await until(lambda: token in answers.acks or token in answers.errors)
+            await asyncio.sleep(0.01)
+
+    def with_id(name):
+        headers = [("Nats-Msg-Id", name.encode())]
+        return lambda token: partition.append(
+            b"v",
+            subject="s",
+            headers=headers,
+            message_id=name,
+            ack_sink=answers,
+            token=token,
+        )
+
+    await until_stored(with_id("m1"), "m1")
+    await until_stored(lambda token: put(partition, answers, token, (7, 0, 0), "a", "b"), "p1")
+    kit.abandon(broker)
+    long_log["may_end"].clear()
+    long_log["threads"].clear()
+
+    broker = await open_broker()
+    partition = broker.stream("s").partition(0)
+    with_id("m1")("early id")
+    put(partition, answers, "early number", (7, 0, 2), "c")
+    partition.append(b"plain", subject="s", ack_sink=answers, token="plain")
+    await until(lambda: "plain" in answers.acks)
+    assert answers.codes == {"early id": "still_loading", "early number": "still_loading"}
+    long_log["may_end"].set()
+    await until_stored(with_id("m1"), "m1 again")
+    await until_stored(with_id("m2"), "m2")
+    await until_stored(lambda token: put(partition, answers, token, (7, 0, 0), "a", "b"), "again")
+    await until_stored(lambda token: put(partition, answers, token, (7, 0, 2), "c"), "p2")
+    assert threading.get_ident() not in long_log["threads"]
+    assert len(long_log["threads"]) == 1
+    assert answers.acks["m1 again"] == answers.acks["m1"]
+    assert answers.acks["again"] == answers.acks["p1"]
+    assert kit.values(partition) == [b"v", b"a", b"b", b"plain", b"v", b"c"]
+
+
+# Transactions
+
+
+@pytest.fixture
+def held_back(monkeypatch):
+    """Indexes of transactions are read back when the test lets them be, and note their thread."""
+    held = {"threads": set(), "may_end": threading.Event(), "failures": []}
+    monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
+    monkeypatch.setattr(partition_module, "RETRY_S", 0.01)
+    read_back = PartitionTransactions.read_back
+
+    def slow(ledger, is_wanted):
+        held["threads"].add(threading.get_ident())
+        assert held["may_end"].wait(30)
+        if held["failures"]:
+            raise held["failures"].pop()
+        return read_back(ledger, is_wanted)
+
+    monkeypatch.setattr(PartitionTransactions, "read_back", slow)
+    return held
+
+
+async def mark(partition, answers, kind, producer, token):
+    partition.mark(kind, producer, ack_sink=answers, token=token)
+    await until(lambda: token in answers.acks or token in answers.errors)
+
+
+def add(partition, answers, token, producer):
+    """Append a record of a transaction."""
+    partition.append_arrow(
+        pa.record_batch({"value": [token.encode()]}),
+        ack_sink=answers,
+        token=token,
+        producer=ProducerStamp(producer.producer_id, producer.epoch, 0),
+        is_transactional=True,
+    )
+
+
+@pytest.mark.parametrize("failures", [[], [UnavailableError("out of memory")]])
+async def test_transactions_are_read_back_beside_the_loop(
+    open_broker, make_stream, kit, held_back, failures
+):
+    """Nothing is stable and no transaction let in before; what is stored meanwhile is known then,
+    an abort hides what it did, and a load that fails is tried again."""
+    answers, ours, theirs = kit.Answers(), Producer(5, 0), Producer(6, 0)
+    broker = await open_broker()
+    partition = await make_stream(broker)
+    held_back["may_end"].set()
+    partition.keep_ledger(0)
+    await until(lambda: not partition.ledger.is_loading)
+    partition.producers = Producers()
+    await mark(partition, answers, MarkerKind.BEGIN, ours, "begin")
+    add(partition, answers, "lost", ours)
+    await until(lambda: "lost" in answers.acks)
+    await mark(partition, answers, MarkerKind.ABORT, ours, "abort")
+    await mark(partition, answers, MarkerKind.BEGIN, theirs, "open")
+
+    held_back["may_end"].clear()
+    held_back["threads"].clear()
+    held_back["failures"] += failures
+    partition.keep_ledger(0)
+    kit.put(partition, answers, "meanwhile")
+    await until(lambda: "meanwhile" in answers.acks)
+    assert (partition.high_watermark, partition.last_stable_offset) == (5, 0)
+    assert not partition.knows_end
+    with pytest.raises(StillLoadingError, match="transactions are still read back"):
+        partition.read(4, 1 << 20)
+    await mark(partition, answers, MarkerKind.COMMIT, theirs, "too early")
+    add(partition, answers, "early", theirs)
+    assert answers.codes == {"too early": "still_loading", "early": "still_loading"}
+    with pytest.raises(StillLoadingError):
+        await wait_until_caught_up(partition, patience_s=0.01)
+
+    held_back["may_end"].set()
+    await wait_until_caught_up(partition)
+    assert partition.last_stable_offset == 3
+    await mark(partition, answers, MarkerKind.COMMIT, theirs, "commit")
+    assert partition.last_stable_offset == 6
+    seen = decode_batches(partition.read(0, 1 << 20), columns=["value"])
+    assert [value for rows in seen for value in rows.column("value").to_pylist()] == [b"meanwhile"]
+    assert held_back["threads"]
+    assert threading.get_ident() not in held_back["threads"]
+
+
+async def test_what_is_cut_while_transactions_are_read_back_is_forgotten(
+    open_broker, make_stream, kit
+):
+    """The load may have met it before, and what is in its place now counts."""
+    answers, ours = kit.Answers(), Producer(5, 0)
+    partition = await make_stream(await open_broker())
+    partition.keep_ledger(0)
+    kit.put(partition, answers, "first")
+    await until(lambda: "first" in answers.acks)
+    await mark(partition, answers, MarkerKind.BEGIN, ours, "begin")
+    ledger = PartitionTransactions(partition.log, start=0, high_watermark=1)
+    found = ledger.read_back()
+    assert [each.kind for each in found] == [MarkerKind.BEGIN]
+    ledger.forget_from(1)
+    ledger.take(found)
+    ledger.commit(2)
+    assert (ledger.last_stable_offset, ledger.open_count) == (2, 0)

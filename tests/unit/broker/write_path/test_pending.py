@@ -1,0 +1,72 @@
+"""Chunks: records with an offset that wait to become a batch."""
+
+import pyarrow as pa
+
+from strandline.broker.write_path.pending import CHUNK_BYTES_MAX, PendingArrowBatch, PendingRecords
+from strandline.record.codec import BATCH_RECORDS_MAX, Stamp, decode_batches
+
+
+def rows(chunk):
+    """The records of the batch that the chunk becomes."""
+    [batch] = decode_batches(bytes(chunk.encode(Stamp(7, 0, 1_000))))
+    return batch.to_pylist()
+
+
+def test_keys_and_headers_stay_with_their_record():
+    """Columns that begin late or pause are filled for the records without."""
+    chunk = PendingRecords(7)
+    chunk.add(b"plain", "s")
+    chunk.add(b"keyed", "s")
+    chunk.decorate(b"k", None)
+    chunk.add(None, "t")
+    chunk.decorate(b"", [("n", b"1"), ("n", b"2")])
+    chunk.add(b"plain", "s")
+    found = rows(chunk)
+    assert [row["key"] for row in found] == [None, b"k", b"", None]
+    assert [row["headers"] for row in found] == [None, None, [("n", b"1"), ("n", b"2")], None]
+    assert [row["value"] for row in found] == [b"plain", b"keyed", None, b"plain"]
+    assert [row["offset"] for row in found] == [7, 8, 9, 10]
+    assert chunk.count == 4
+
+
+def test_a_single_record_keeps_what_it_has():
+    """A plain one is encoded the quick way; one with anything more to it is not."""
+    cases = [
+        (b"v", None, None),
+        (b"v", b"k", None),
+        (None, b"k", None),
+        (b"v", None, [("n", b"1")]),
+    ]
+    for value, key, headers in cases:
+        chunk = PendingRecords(7)
+        chunk.add(value, "s")
+        chunk.decorate(key, headers)
+        [row] = rows(chunk)
+        assert (row["value"], row["key"], row["headers"]) == (value, key, headers)
+    chunk = PendingRecords(7)
+    chunk.add(b"v" * 1000, "s")
+    packed = chunk.encode(Stamp(7, 0, 1_000, "zstd"))
+    assert len(packed) < 500
+    assert rows(chunk)[0]["value"] == b"v" * 1000
+
+
+def test_a_chunk_is_full_by_bytes_or_by_records():
+    """The next record then begins another chunk, so that no batch is over its limits."""
+    chunk = PendingRecords(0)
+    assert not chunk.is_full
+    chunk.size = CHUNK_BYTES_MAX
+    assert chunk.is_full
+    chunk = PendingRecords(0)
+    chunk.values = [b""] * BATCH_RECORDS_MAX
+    assert chunk.is_full
+
+
+def test_an_arrow_chunk_stays_as_it_came():
+    """Nothing is added to it; rows without a subject get the stream's."""
+    chunk = PendingArrowBatch(7, pa.record_batch({"value": [b"a", b"b"]}), "default")
+    assert chunk.is_full
+    assert chunk.count == 2
+    assert [(row["subject"], row["value"]) for row in rows(chunk)] == [
+        ("default", b"a"),
+        ("default", b"b"),
+    ]

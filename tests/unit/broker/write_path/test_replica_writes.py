@@ -1,0 +1,94 @@
+"""Finished batches on their way into logs: all or nothing, in order, each told once."""
+
+import errno
+
+import pytest
+
+from strandline.broker.write_path.replica_writes import RawWrite, RawWrites
+from strandline.errors import DiskFullError, LogPoisonedError, UnavailableError
+from strandline.record.codec import Stamp, encode_records
+from strandline.storage.log import Log
+
+
+def batch(base):
+    return encode_records([b"v" * 100], ["s"], Stamp(base, 0, 1, "none"))
+
+
+@pytest.fixture
+def logs(tmp_path, disk):
+    return [
+        Log.open(tmp_path / str(n), disk=disk, segment_bytes=1 << 10, segment_age_ms=10**9)
+        for n in (1, 2)
+    ]
+
+
+@pytest.fixture
+def raw(logs):
+    """Writes, and a function that submits one and notes what became of it."""
+    writes, told = RawWrites(), []
+
+    def submit(name, number, *bases):
+        done = lambda error: told.append((name, error))  # noqa: E731
+        writes.submit(RawWrite(number, logs[number - 1], [batch(b) for b in bases], done))
+
+    writes.told, writes.put = told, submit
+    return writes
+
+
+def test_batches_are_written_in_order_and_told_once_complete(raw, logs):
+    """Nobody hears anything before the turn is on disk; then everybody does."""
+    raw.put("a", 1, 0, 1)
+    raw.put("b", 2, 0)
+    raw.put("c", 1, 2)
+    assert [log_id for log_id, _ in raw.write()] == [1, 1, 2, 1]
+    assert (raw.told, raw.is_idle, raw.has_waiting) == ([], False, False)
+    raw.complete()
+    assert raw.told == [("a", None), ("b", None), ("c", None)]
+    assert [log.log_end_offset for log in logs] == [3, 1]
+    assert raw.is_idle
+
+
+def test_a_full_disk_costs_one_log_only_what_follows_in_it(raw, logs, disk):
+    """What was submitted for the same log fails too; the other log's batches go on."""
+    raw.put("fill", 1, *range(5))
+    raw.write()
+    raw.complete()
+    disk.fail("create", "/1/", code=errno.ENOSPC)  # its next segment
+    raw.put("a", 1, *range(5, 12))
+    raw.put("b", 2, 0)
+    raw.put("c", 1, 12)
+    assert [log_id for log_id, _ in raw.write()] == [2]
+    assert [name for name, _ in raw.told] == ["fill", "a", "c"]
+    assert all(isinstance(error, DiskFullError) for _, error in raw.told[1:])
+    assert logs[0].log_end_offset == 5
+    raw.complete()
+    assert raw.told[-1] == ("b", None)
+    disk.mend()
+    raw.put("again", 1, 5)
+    raw.write()
+    raw.complete()
+    assert (raw.told[-1], logs[0].log_end_offset) == (("again", None), 6)
+
+
+def test_what_the_journal_refused_is_taken_back(raw, logs):
+    """Without room in the journal the logs end where they did, and everybody is told."""
+    raw.put("a", 1, 0, 1)
+    raw.put("b", 1, 2)
+    raw.write()
+    error = UnavailableError("no room")
+    raw.undo(error)
+    assert raw.told == [("a", error), ("b", error)]
+    assert logs[0].log_end_offset == 0
+    assert raw.is_idle
+
+
+def test_a_failed_turn_tells_who_is_in_it_and_who_waits(raw):
+    """Storage that failed answers everybody, once."""
+    error = LogPoisonedError("broken")
+    raw.put("a", 1, 0)
+    raw.write()
+    raw.put("b", 1, 1)
+    raw.fail(error)
+    raw.refuse(error)
+    assert raw.told == [("a", error), ("b", error)]
+    assert raw.is_idle

@@ -1,0 +1,82 @@
+"""A member of a group belongs to the principal that joined, until it has left."""
+
+import pytest
+
+from strandline.core.coordinator_effects import Answer, Refuse, Store
+from strandline.core.groups import events as ev
+from strandline.core.groups.coordinator import GroupCoordinator
+from strandline.core.groups.state import GroupsState, decode_entry, encode_entry
+from strandline.errors import NotAllowedError, UnknownMemberError
+from strandline.types import PartitionName
+
+HELD = frozenset({PartitionName("s", 0)})
+
+
+class Run:
+    """A coordinator whose entries are stored at once."""
+
+    def __init__(self):
+        self.entries = []
+        self.begin()
+
+    def begin(self):
+        """Begin another one from what is stored."""
+        state = GroupsState()
+        for entry in self.entries:
+            state.apply(decode_entry(entry))
+        self.coordinator = GroupCoordinator(
+            state, {"s": 1}, created={"s": 1}, now_ms=0, sequence=len(self.entries)
+        )
+
+    def ask(self, kind, *values, **options):
+        """The answer to a request."""
+        effects = self.coordinator.step(kind("t", "g", *values, **options), 0)
+        stored = [each for each in effects if isinstance(each, Store)]
+        if stored:
+            self.entries += [encode_entry(each.entry) for each in stored]
+            effects += self.coordinator.step(ev.Stored(stored[-1].sequence), 0)
+        [told] = [each for each in effects if isinstance(each, Answer | Refuse)]
+        if isinstance(told, Refuse):
+            raise told.error
+        return told.value
+
+    def join(self, member, **options):
+        return self.ask(ev.Join, member, ("s",), 1000, **options)
+
+
+def test_no_other_principal_speaks_for_a_member():
+    """Also for the next coordinator; a commit of somebody else does not count as a repeat."""
+    run = Run()
+    epoch = run.join("m", owner="ann", instance="i").epoch
+    run.begin()
+    for owner in ("bob", ""):
+        for refused in (
+            lambda who=owner: run.join("m", owner=who),
+            lambda who=owner: run.join("other", owner=who, instance="i"),
+            lambda who=owner: run.ask(ev.Heartbeat, "m", epoch, HELD, owner=who),
+            lambda who=owner: run.ask(ev.Leave, "m", owner=who),
+            lambda who=owner: run.ask(ev.Commit, {"s": {0: 9}}, "m", epoch, 1, owner=who),
+        ):
+            with pytest.raises(NotAllowedError, match=r"member 'm'.*belongs to another principal"):
+                refused()
+    run.ask(ev.Commit, {"s": {0: 5}}, "m", epoch, 1, owner="ann")
+    assert run.coordinator.state.groups["g"].positions == {"s": {0: 5}}
+
+
+def test_a_name_is_free_again_when_its_member_has_left():
+    """Whoever joins under it then is its owner."""
+    run = Run()
+    run.join("m", owner="ann", instance="i")
+    run.join("n", owner="bob")  # who has the group kept
+    run.ask(ev.Leave, "m", owner="ann")
+    with pytest.raises(UnknownMemberError):
+        run.ask(ev.Heartbeat, "m", 1, HELD, owner="ann")
+    run.join("m", owner="bob", instance="i")
+    assert run.coordinator.state.groups["g"].members["m"].owner == "bob"
+
+
+def test_the_static_member_of_a_principal_is_succeeded_by_its_own():
+    """A restart takes its place at once, as where access is not checked."""
+    run = Run()
+    run.join("m", owner="ann", instance="i")
+    assert run.join("again", owner="ann", instance="i").partitions == HELD

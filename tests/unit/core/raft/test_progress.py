@@ -1,0 +1,46 @@
+"""What a leader knows of a follower's log: forward with answers, back only where they part."""
+
+import pytest
+
+from strandline.core.raft.progress import Progress
+
+
+def test_only_news_counts():
+    """An answer that came late, or twice, changes nothing."""
+    progress = Progress(next=11, match=5, wait_ticks=3)
+    assert not progress.accepted(4)
+    assert not progress.accepted(5)
+    assert progress == Progress(next=11, match=5, wait_ticks=3)
+
+
+def test_what_was_accepted_is_not_sent_again():
+    """What comes after it is sent next, and at once."""
+    progress = Progress(next=6, match=5, wait_ticks=3)
+    assert progress.accepted(8)
+    assert progress == Progress(next=9, match=8, wait_ticks=0)
+
+
+@pytest.mark.parametrize(
+    ("hint", "next_index"),
+    [
+        (20, 10),  # one back where the follower has as much
+        (9, 10),
+        (7, 8),  # to the end of a log that is shorter
+        (2, 4),  # never behind what is known to be there
+    ],
+)
+def test_a_refusal_goes_back(hint, next_index):
+    """To the end of the follower's log in one step, and at once."""
+    progress = Progress(next=11, match=3, wait_ticks=2)
+    progress.refused(10, hint)
+    assert progress == Progress(next=next_index, match=3, wait_ticks=0)
+
+
+@pytest.mark.parametrize(
+    ("next_index", "match", "refused"), [(11, 3, 9), (11, 3, 11), (11, 10, 10)]
+)
+def test_an_old_refusal_says_nothing(next_index, match, refused):
+    """Something else is under way by now, or the entry was accepted since."""
+    progress = Progress(next=next_index, match=match, wait_ticks=2)
+    progress.refused(refused, 0)
+    assert progress == Progress(next=next_index, match=match, wait_ticks=2)

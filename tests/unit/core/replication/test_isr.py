@@ -1,0 +1,79 @@
+"""Who is in sync, and whom a record needs while that is being changed."""
+
+import pytest
+
+from strandline.core.replication.isr import InSync, may_join, must_leave
+from strandline.core.replication.messages import Acked, Fetch
+from strandline.core.replication.progress import Progress
+
+
+@pytest.fixture
+def isr():
+    return InSync((1, 2), version=7, epoch=3)
+
+
+def test_both_sets_count_while_a_change_is_open(isr):
+    """Nobody knows which is in force, so a record needs the members of both."""
+    proposal = isr.propose({1, 3}, ((3, "run"),))
+    assert (proposal.version, proposal.isr, proposal.joining) == (7, (1, 3), ((3, "run"),))
+    assert isr.counted == (1, 2, 3)
+    assert isr.members == (1, 2)
+
+
+def test_a_newer_version_settles_an_open_proposal(isr):
+    """Whoever changed it: ours was it, or can no longer pass."""
+    isr.propose({1}, ())
+    assert isr.changed(8, (1, 2, 4))
+    assert isr.counted == (1, 2, 4)
+    assert isr.proposed is None
+
+
+@pytest.mark.parametrize("version", [6, 7])
+def test_old_news_is_ignored(isr, version):
+    """What metadata said before does not undo what it said later."""
+    isr.propose({1}, ())
+    assert not isr.changed(version, (1, 2, 3))
+    assert isr.counted == (1, 2)
+    assert isr.proposed == (1,)
+
+
+def test_a_refusal_of_an_earlier_proposal_does_not_close_the_open_one(isr):
+    """A refusal that comes twice meets another proposal."""
+    first = isr.propose({1}, ())
+    isr.refused(first.proposal, hold_ms=50)
+    second = isr.propose({1, 2, 3}, ())
+    isr.refused(first.proposal, hold_ms=60)
+    assert isr.proposed == (1, 2, 3)
+    isr.refused(second.proposal, hold_ms=70)
+    assert (isr.proposed, isr.hold_ms, isr.counted) == (None, 70, (1, 2))
+
+
+def follower(*, end, durable=None, now=0):
+    progress = Progress(2, log_end_offset=10, now_ms=now)
+    progress.begin(Fetch(3, 1, end, 1))
+    if durable is not None:
+        progress.take_ack(Acked(3, 1, durable, 0))
+    return progress
+
+
+@pytest.mark.parametrize(
+    ("durable", "high_watermark", "epoch_start", "joins"),
+    [(10, 8, 10, True), (9, 8, 10, False), (10, 11, 10, False), (None, 0, 0, False)],
+    ids=["has all", "below the epoch's start", "below the high watermark", "said nothing yet"],
+)
+def test_who_may_join(durable, high_watermark, epoch_start, joins):
+    """Only who has synced all that may be committed, the predecessor's records included."""
+    progress = follower(end=10, durable=durable)
+    assert may_join(progress, high_watermark, epoch_start=epoch_start) is joins
+
+
+@pytest.mark.parametrize(
+    ("end", "now", "leaves"),
+    [(10, 99_999, False), (9, 999, False), (9, 1000, True), (7, 0, True)],
+    ids=["has everything", "late", "late for too long", "lost what was committed"],
+)
+def test_who_must_leave(limits, end, now, leaves):
+    """Who lags for too long, and at once who lost what it had synced."""
+    progress = follower(end=end, durable=end)
+    leaving = must_leave(progress, 8, log_end_offset=10, limits=limits, now_ms=now)
+    assert leaving is leaves

@@ -1,0 +1,119 @@
+"""What a partition knows of transactions: how far readers go, and what they are not shown."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.core.transactions import index as index_module
+from strandline.core.transactions.effects import MarkerKind
+from strandline.core.transactions.index import Aborted, TransactionIndex
+from strandline.core.transactions.state import Producer
+
+BEGIN, COMMIT, ABORT = MarkerKind.BEGIN, MarkerKind.COMMIT, MarkerKind.ABORT
+
+
+def test_reading_ends_at_the_first_open_transaction():
+    """Whichever began first holds readers back, however the others end."""
+    index = TransactionIndex(0)
+    assert index.last_stable_offset(7) == 7
+    index.note(BEGIN, Producer(1, 0), 2)
+    index.note(BEGIN, Producer(2, 0), 4)
+    assert index.last_stable_offset(9) == 2
+    index.note(COMMIT, Producer(1, 0), 6)
+    assert index.last_stable_offset(9) == 4
+    index.note(ABORT, Producer(2, 0), 8)
+    assert index.last_stable_offset(9) == 9
+
+
+def test_an_abort_hides_its_own_batches_only():
+    """Not those of an earlier transaction of the same producer, nor of other producers."""
+    index = TransactionIndex(0)
+    index.note(BEGIN, Producer(1, 0), 0)
+    index.note(COMMIT, Producer(1, 0), 2)
+    index.note(BEGIN, Producer(1, 1), 3)
+    index.note(ABORT, Producer(1, 1), 6)
+    index.note(ABORT, Producer(1, 2), 7)
+    assert [at for at in range(9) if index.is_aborted(1, at)] == [3, 4, 5]
+    assert not index.is_aborted(2, 4)
+
+
+@pytest.mark.parametrize("kind", [COMMIT, ABORT])
+def test_what_has_ended_never_opens_again(kind):
+    """A beginning that comes late, or twice, is none."""
+    index = TransactionIndex(0)
+    index.note(BEGIN, Producer(1, 3), 0)
+    index.note(BEGIN, Producer(1, 3), 1)
+    index.note(kind, Producer(1, 3), 2)
+    for epoch in (2, 3):
+        index.note(BEGIN, Producer(1, epoch), 4 + epoch)
+        index.note_records(Producer(1, epoch), 4 + epoch)
+        assert not index.is_open(Producer(1, epoch))
+    assert index.may_begin(Producer(1, 4))
+    assert index.last_stable_offset(9) == 9
+
+
+def test_a_log_that_begins_in_the_middle_of_a_transaction():
+    """Its records stand for the beginning that retention has removed."""
+    index = TransactionIndex(5)
+    index.note_records(Producer(1, 3), 5)
+    index.note_records(Producer(1, 3), 6)
+    assert index.last_stable_offset(9) == 5
+    index.note(ABORT, Producer(1, 3), 8)
+    assert [at for at in range(4, 10) if index.is_aborted(1, at)] == [5, 6, 7]
+
+
+def test_what_retention_has_removed_is_forgotten():
+    """The aborted transactions that are remembered are those that readers may meet."""
+    index = TransactionIndex(0)
+    for number in range(10):
+        index.note(BEGIN, Producer(number, 0), 2 * number)
+        index.note(ABORT, Producer(number, 0), 2 * number + 1)
+    index.forget_below(9)
+    assert index.aborted_count == 5
+    assert not index.is_aborted(0, 0)
+    assert index.is_aborted(9, 18)
+
+
+def test_few_producers_are_remembered(monkeypatch):
+    """Those that ended longest ago are forgotten."""
+    monkeypatch.setattr(index_module, "ENDED_MAX", 2)
+    index = TransactionIndex(0)
+    for number in range(3):
+        index.note(COMMIT, Producer(number, 0), number)
+    assert [index.has_ended(Producer(number, 0)) for number in range(3)] == [False, True, True]
+
+
+KINDS = st.sampled_from([BEGIN, COMMIT, ABORT, None])
+HISTORIES = st.lists(st.tuples(KINDS, st.integers(0, 2), st.integers(0, 3)), max_size=40)
+
+
+@given(history=HISTORIES, cut=st.integers(0, 40))
+def test_what_readers_were_not_shown_stays_hidden(history, cut):
+    """Below the offset to which they could read nothing changes any more, whatever comes later."""
+
+    def feed(index, part, first):
+        for offset, (kind, number, epoch) in enumerate(part, first):
+            if kind is None:
+                index.note_records(Producer(number, epoch), offset)
+            else:
+                index.note(kind, Producer(number, epoch), offset)
+
+    index = TransactionIndex(0)
+    feed(index, history[:cut], 0)
+    stable = index.last_stable_offset(len(history[:cut]))
+    places = [(number, at) for number in range(3) for at in range(stable)]
+    hidden = [place for place in places if index.is_aborted(*place)]
+    feed(index, history[cut:], len(history[:cut]))
+    assert hidden == [place for place in places if index.is_aborted(*place)]
+
+
+def test_what_was_aborted_is_listed_for_a_range():
+    """Each transaction that may have batches there, whoever wrote it, and no other."""
+    index = TransactionIndex(0)
+    for first, number, end in ((0, 1, ABORT), (10, 2, COMMIT), (20, 3, ABORT)):
+        index.note(BEGIN, Producer(number, 0), first)
+        index.note(end, Producer(number, 0), first + 5)
+    assert index.aborted_between(0, 30) == (Aborted(1, 0, 5), Aborted(3, 20, 25))
+    assert index.aborted_between(4, 20) == (Aborted(1, 0, 5),)
+    assert index.aborted_between(5, 20) == ()
+    assert index.aborted_between(24, 30) == (Aborted(3, 20, 25),)

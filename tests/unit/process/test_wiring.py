@@ -1,0 +1,127 @@
+"""How a broker and its front ends are put together, and in which order they live."""
+
+import asyncio
+import urllib.request
+
+import pytest
+
+from strandline.broker.lock import DataDirLock
+from strandline.config import BrokerConfig, NatsConfig
+from strandline.errors import DataDirLockedError, UnavailableError
+from strandline.process.wiring import BrokerApp
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Free ports and no nats-server."""
+    return BrokerConfig(
+        data_dir=str(tmp_path / "data"),
+        flight_port=0,
+        http_port=0,
+        nats=NatsConfig(port=0, ingest_port=0),
+    )
+
+
+class FrontEnd:
+    """A listener that notes when it lives, and fails if told so."""
+
+    def __init__(self, name, story, *, fails=False):
+        self.name = name
+        self.story = story
+        self.fails = fails
+        self.port = 0
+
+    async def start(self):
+        if self.fails:
+            raise UnavailableError(f"{self.name}: no port")
+        self.story.append(f"{self.name} starts")
+
+    async def stop(self):
+        self.story.append(f"{self.name} stops")
+
+
+def app_with(config, story, *, failing=""):
+    """An app whose front ends are notes in a story."""
+    app = BrokerApp(config)
+    for name in ("nats", "flight", "http"):
+        setattr(app, f"_{name}", FrontEnd(name, story, fails=name == failing))
+    return app
+
+
+async def test_listeners_stop_first_and_the_broker_last(config):
+    """Nobody is served by half a broker, and everything accepted is answered."""
+    story = []
+    app = app_with(config, story)
+    app.broker.on_streams_changed(lambda: None)
+    await app.start()
+    assert app.broker.is_ready
+    await app.stop()
+    assert story[:3] == ["nats starts", "flight starts", "http starts"]
+    assert sorted(story[3:]) == ["flight stops", "http stops", "nats stops"]
+    assert not app.broker.is_ready
+    await app.stop()  # harmless
+
+
+@pytest.mark.parametrize("failing", ["nats", "flight", "http"])
+async def test_a_listener_that_cannot_start_leaves_nothing_running(config, failing, tmp_path):
+    """What had been started is stopped, and the data directory is free."""
+    story = []
+    app = app_with(config, story, failing=failing)
+    with pytest.raises(UnavailableError, match=f"{failing}: no port"):
+        await app.start()
+    started = {line.split()[0] for line in story if line.endswith("starts")}
+    assert started == {line.split()[0] for line in story if line.endswith("stops")}
+    DataDirLock(tmp_path / "data").release()
+
+
+async def test_a_listener_that_cannot_stop_does_not_keep_the_broker(config, tmp_path):
+    """The error is raised, but the turn was finished and the directory is free."""
+    app = app_with(config, [])
+    await app.start()
+
+    async def broken():
+        raise RuntimeError("a bug")
+
+    app._flight.stop = broken
+    with pytest.raises(RuntimeError):
+        await app.stop()
+    assert not app.broker.is_ready
+    DataDirLock(tmp_path / "data").release()
+
+
+async def test_a_locked_directory_starts_no_listener(config, tmp_path):
+    """The second broker is refused before it binds any port."""
+    lock = DataDirLock(tmp_path / "data")
+    story = []
+    with pytest.raises(DataDirLockedError):
+        await app_with(config, story).start()
+    assert not story
+    lock.release()
+
+
+async def test_the_ready_line_names_every_port(config):
+    """Flight and HTTP answer on the ports it names; what is off is None."""
+    app = BrokerApp(config, with_nats=False)
+    await app.start()
+    try:
+        line = app.ready_line()
+        assert line["event"] == "ready"
+        assert line["data_dir"] == config.data_dir
+        assert line["flight_port"] == app.flight_port > 0
+        assert line["http_port"] == app.http_port > 0
+        assert (line["nats_port"], line["ingest_port"], line["grpc_port"]) == (None, None, None)
+        assert set(line) >= {"host", "nats_port", "ingest_port", "flight_port", "http_port"}
+        url = f"http://{config.host}:{app.http_port}/health/live"
+        assert await asyncio_get(url) == 200
+    finally:
+        await app.stop()
+
+
+async def asyncio_get(url):
+    """Status of a GET, asked from another thread."""
+
+    def get():
+        with urllib.request.urlopen(url, timeout=60) as answer:
+            return answer.status
+
+    return await asyncio.to_thread(get)

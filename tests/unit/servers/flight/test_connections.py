@@ -1,0 +1,118 @@
+"""Connections of Flight: those that nobody needs end, those with a call under way stay."""
+
+import socket
+import time
+
+import pyarrow.flight as fl
+import pytest
+
+from strandline.clock import ManualClock
+from strandline.servers.connections import ConnectionLimit
+from strandline.servers.flight import connections
+from strandline.servers.flight.connections import FlightConnections
+from strandline.servers.flight.sockets import PeerAddress, peers_of
+
+
+@pytest.fixture
+def limit():
+    return ConnectionLimit(4)
+
+
+@pytest.fixture
+def looked_after(front_end, limit, monkeypatch):
+    """The connections of the front end, looked at when the test says so, by its clock."""
+    monkeypatch.setattr(connections, "LOOK_S", 3600)
+    front_end._connections.stop()
+    clock = ManualClock()
+    made = FlightConnections(clock, limit)
+    front_end._server.connections = made
+    return made, clock
+
+
+@pytest.fixture
+def stranger(front_end):
+    """Opens connections that say nothing; once gRPC has taken them."""
+    held = []
+
+    def connect():
+        held.append(socket.create_connection(("127.0.0.1", front_end.port)))
+        address = PeerAddress(*held[-1].getsockname())
+        until(lambda: address in peers_of(front_end.port))
+        return held[-1]
+
+    yield connect
+    for each in held:
+        each.close()
+
+
+def until(condition):
+    """Wait for something to become true."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it never did"
+        time.sleep(0.01)
+
+
+def has_ended(connection):
+    """Whether the other side has closed a connection."""
+    connection.settimeout(0.5)
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        pass
+    return True
+
+
+def known(port):
+    """A client that has made a call."""
+    made = fl.connect(("127.0.0.1", port), generic_options=[("grpc.use_local_subchannel_pool", 1)])
+    list(made.list_actions())
+    return made
+
+
+def test_who_makes_no_call_is_sent_away(front_end, looked_after, limit, stranger):
+    """Not at once, and nobody else with it."""
+    looking, clock = looked_after
+    client, silent = known(front_end.port), stranger()
+    looking.look(front_end.port)
+    assert limit.count == 2
+    clock.advance_ms(connections.IDENTIFY_S * 1e3 - 1)
+    looking.look(front_end.port)
+    assert not has_ended(silent)
+    clock.advance_ms(2)
+    looking.look(front_end.port)
+    assert has_ended(silent)
+    until(lambda: len(peers_of(front_end.port)) == 1)
+    assert list(client.list_actions())
+    client.close()
+
+
+def test_too_many_connections_end_those_without_a_call(
+    front_end, looked_after, limit, partition, stranger
+):
+    """Strangers first, then clients that have been idle, and never one that reads."""
+    looking, clock = looked_after
+    partition.store(b"v")
+    reading = known(front_end.port)
+    ticket = fl.Ticket(b'{"stream":"s","follow":true}')
+    follower = reading.do_get(ticket)
+    assert follower.read_chunk().data.num_rows == 1
+    idle = known(front_end.port)
+    silent = [stranger() for _ in range(3)]
+    limit.connections_max = 2
+    looking.look(front_end.port)
+    assert all(map(has_ended, silent))
+    until(lambda: len(peers_of(front_end.port)) == 2)
+    limit.connections_max = 1
+    clock.advance_ms(1)
+    looking.look(front_end.port)
+    until(lambda: len(peers_of(front_end.port)) == 1)
+    partition.store(b"w")
+    assert follower.read_chunk().data.num_rows == 1
+    follower.cancel()
+    reading.close()
+    idle.close()
+    assert looking._clients

@@ -1,0 +1,75 @@
+"""The health check: who watches hears of every change, and costs nothing in between."""
+
+import asyncio
+
+import pytest
+
+from strandline.servers.grpc import health
+from strandline.servers.grpc._generated import health_pb2 as pb
+from strandline.servers.grpc.health import HealthService
+
+SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
+
+
+class Broker:
+    """Ready or not; counts how often it is asked."""
+
+    def __init__(self):
+        self.is_ready, self.asked = True, 0
+
+    def __call__(self):
+        self.asked += 1
+        return self.is_ready
+
+
+class Watcher:
+    """A call that watches; keeps what it is told."""
+
+    def __init__(self, service, name="log"):
+        self.told = []
+        self.task = asyncio.create_task(service._watch(pb.HealthCheckRequest(service=name), self))
+
+    def send(self, message):
+        self.told.append(message.status)
+
+
+@pytest.fixture
+def broker(monkeypatch):
+    monkeypatch.setattr(health, "WATCH_INTERVAL_S", 0.02)
+    return Broker()
+
+
+async def until(condition):
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  a timer changes it
+            await asyncio.sleep(0.001)
+
+
+async def test_who_watches_is_told_at_first_and_of_every_change(broker):
+    """Each once, whoever came when; an unknown service stays unknown."""
+    service = HealthService(("log",), broker)
+    first, unknown = Watcher(service), Watcher(service, "nothing")
+    await until(lambda: first.told == [SERVING])
+    broker.is_ready = False
+    second = Watcher(service)
+    await until(lambda: first.told == [SERVING, NOT_SERVING])
+    assert second.told == [NOT_SERVING]
+    broker.is_ready = True
+    await until(lambda: first.told[2:] == second.told[1:] == [SERVING])
+    assert unknown.told == [pb.HealthCheckResponse.SERVICE_UNKNOWN]
+    for each in (first, second, unknown):
+        each.task.cancel()
+
+
+async def test_many_who_watch_are_looked_after_together(broker):
+    """The broker is looked at for all of them at once, and no more when they are gone."""
+    service = HealthService((), broker)
+    watchers = [Watcher(service, "") for _ in range(500)]
+    await until(lambda: all(each.told for each in watchers))
+    before = broker.asked
+    await until(lambda: broker.asked >= before + 3)
+    assert broker.asked < before + 50
+    for each in watchers:
+        each.task.cancel()
+    await asyncio.gather(*(each.task for each in watchers), return_exceptions=True)
+    await until(lambda: service._timer is None)

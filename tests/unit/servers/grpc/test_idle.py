@@ -1,0 +1,41 @@
+"""Partitions that are paused because nobody publishes to them."""
+
+import asyncio
+import gc
+import weakref
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
+
+from strandline.servers.grpc.liftbridge import idle
+from strandline.servers.grpc.liftbridge.idle import AutoPause
+from strandline.types import PartitionName
+
+
+class Partition:
+    """A partition that is paused as soon as it is seen twice."""
+
+    def __init__(self):
+        self.name = PartitionName("s", 0)
+        self.config = SimpleNamespace(auto_pause_ms=1, auto_pause_if_read=True)
+        self.barred_by = None
+        self.log_end_offset = 7
+
+
+async def test_a_partition_that_was_paused_is_not_remembered(monkeypatch):
+    """It may be deleted, and who remembers it keeps its files open."""
+    monkeypatch.setattr(idle, "INTERVAL_S", 0.001)
+    partitions, now_ms = [Partition()], iter(range(1_000_000))
+    gone, paused = weakref.ref(partitions[0]), asyncio.Event()
+    broker = SimpleNamespace(
+        clock=SimpleNamespace(monotonic_ms=lambda: next(now_ms)), partitions=lambda: partitions
+    )
+    pause = AsyncMock(side_effect=lambda *_, **__: (partitions.clear(), paused.set()))
+    host = SimpleNamespace(broker=broker, leader=lambda _: 1, me=1, pause=pause)
+    running = asyncio.create_task(AutoPause(host, {}).run())
+    async with asyncio.timeout(30):
+        await paused.wait()
+        while gone() is not None:
+            await asyncio.sleep(0.001)
+            gc.collect()
+    pause.assert_awaited_once_with("s", (0,), is_on=True)
+    running.cancel()
