@@ -13,7 +13,7 @@ import pytest
 
 import strandline
 from strandline.broker.write_path.partition_appends import PartitionAppends
-from strandline.client.in_flight_batches import InFlightBatches
+from strandline.client.producer.in_flight_batches import InFlightBatches
 from strandline.errors import (
     DisconnectedError,
     DiskFullError,

@@ -15,9 +15,9 @@ from nats.js.errors import ServiceUnavailableError
 import strandline
 from strandline.broker.write_path import log_replay, partition_appends
 from strandline.client.cluster_client import ClusterClient
-from strandline.client.in_flight_batches import InFlightBatches
 from strandline.client.producer.accumulator import ProducerRecord
 from strandline.client.producer.conditional_appender import ConditionalAppender
+from strandline.client.producer.in_flight_batches import InFlightBatches
 from strandline.errors import StillLoadingError
 from strandline.testing import Server
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from strandline.api.put import BatchTag, ProducerTag, PutAck, PutRequest, put_schema
 from strandline.client.connection import BrokerConnection
-from strandline.client.in_flight_batch import InFlightBatch
+from strandline.client.producer.in_flight_batch import InFlightBatch
 from strandline.client.producer.put_stream import PutStream
 from strandline.client.producer.table_batches import AnyProducerBatch, batch_of, pad
 from strandline.errors import DisconnectedError, InvalidRecordError, StrandlineError

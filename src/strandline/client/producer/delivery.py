@@ -20,11 +20,11 @@ from strandline.api.put import NUMBERED_RECORDS_MAX, PutAck, PutRequest
 from strandline.api.status import from_body
 from strandline.client.cluster_client import ClusterClient, Routes
 from strandline.client.deadline import limited
-from strandline.client.in_flight_batch import ExpiredBatch, InFlightBatch
-from strandline.client.in_flight_batches import InFlightBatches
 from strandline.client.partition_metadata import FAILED, PartitionMetadata
 from strandline.client.producer.accumulator import ProducerRecord, RecordAccumulator
 from strandline.client.producer.broker_sender import BrokerSender
+from strandline.client.producer.in_flight_batch import ExpiredBatch, InFlightBatch
+from strandline.client.producer.in_flight_batches import InFlightBatches
 from strandline.client.producer.table_batches import (
     AnyProducerBatch,
     TableProducerBatch,

@@ -28,7 +28,7 @@ from itertools import takewhile
 from typing import Generic
 
 from strandline.api.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
-from strandline.client.in_flight_batch import (
+from strandline.client.producer.in_flight_batch import (
     BatchT,
     ExpiredBatch,
     InFlightBatch,

@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from strandline.api.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
 from strandline.broker.write_path.producer_state import Producers
-from strandline.client.in_flight_batch import ProducerSequence
-from strandline.client.in_flight_batches import InFlightBatches
+from strandline.client.producer.in_flight_batch import ProducerSequence
+from strandline.client.producer.in_flight_batches import InFlightBatches
 from strandline.errors import (
     DiskFullError,
     InvalidRecordError,
