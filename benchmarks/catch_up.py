@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from chaos.cluster import ChaosCluster
-from chaos.run import STREAM
-
 from benchmarks import figures, machine, runner
 from benchmarks.aims import Aim
 from benchmarks.figures import Figure, Findings
 from benchmarks.loadgen import Load, run_load
 from benchmarks.peers.process import LOOPBACK, fresh_dir
+from chaos.cluster import ChaosCluster
+from chaos.run import STREAM
 from strandline.testing.replica import ReplicaReader
 
 OURS: Final = "strandline"

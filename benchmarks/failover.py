@@ -16,14 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from chaos.cluster import ChaosCluster
-from chaos.load import AckTimes, Publisher
-from chaos.run import STREAM, judge, progress, working
-
 from benchmarks import figures, machine, runner
 from benchmarks.aims import Aim
 from benchmarks.figures import Figure, Findings
 from benchmarks.peers.process import fresh_dir
+from chaos.cluster import ChaosCluster
+from chaos.load import AckTimes, Publisher
+from chaos.run import STREAM, judge, progress, working
 from strandline.testing.history import History
 
 OURS: Final = "strandline"

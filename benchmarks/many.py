@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from chaos.cluster import ChaosCluster
-
 import strandline
 from benchmarks import figures, machine, runner
 from benchmarks.aims import Aim
 from benchmarks.figures import Figure, Findings
 from benchmarks.peers.process import cpu_seconds, fresh_dir
 from benchmarks.rss import rss
+from chaos.cluster import ChaosCluster
 from strandline.client.producer.producer import Producer
 from strandline.errors import StrandlineError
 from strandline.testing.replica import ReplicaReader

@@ -21,10 +21,9 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from simulation.world import ViolationError
-
 from chaos.faults import FAULTS
 from chaos.run import Outcome, Plan, run_chaos
+from simulation.world import ViolationError
 from strandline.errors import StrandlineError
 
 HEAD: Final = (

@@ -13,10 +13,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Final, NamedTuple
 
-from simulation.world import ViolationError
-
 import strandline
 from chaos.load import RETRY_S, AckTimes, expected
+from simulation.world import ViolationError
 from strandline.client.consumer.consumer import Consumer, Partitions
 from strandline.client.producer.producer import Producer
 from strandline.client.reader.results import Ack

@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, Self, TypeVar
 
-from simulation.world import ViolationError
-
 import strandline
 from chaos.broker import Knobs
+from simulation.world import ViolationError
 from strandline.api.cluster import CLUSTER_STATUS, REASSIGN, Begun, ClusterStatus, Reassign
 from strandline.api.wire import Answer, Message
 from strandline.client.connection import BrokerConnection

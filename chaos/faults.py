@@ -19,9 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from simulation.world import ViolationError
-
 from chaos.cluster import ChaosCluster
+from simulation.world import ViolationError
 from strandline.errors import StrandlineError
 from strandline.testing.proxy import TcpProxy
 

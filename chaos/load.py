@@ -15,9 +15,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from simulation.world import ViolationError
-
 from chaos.cluster import HOST
+from simulation.world import ViolationError
 from strandline.errors import (
     DisconnectedError,
     NotEnoughReplicasError,

@@ -18,14 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from simulation.world import ViolationError
-
 from chaos.clients import Member, OwnProducer, positions
 from chaos.cluster import SETTLE_TIMEOUT_S, ChaosCluster
 from chaos.faults import FAULTS, OF_CLUSTERS, Nemesis, deal, leaves_majority, small_disk
 from chaos.load import Publisher, Reader, expected, read_log
 from chaos.transactions import STREAM as TRANSACTIONS
 from chaos.transactions import TransactionLoad
+from simulation.world import ViolationError
 from strandline.errors import InvalidRequestError, StrandlineError
 from strandline.testing.history import GroupHistory, PartitionHistory
 

@@ -10,11 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
-from simulation.world import ViolationError
-
 import strandline
 from chaos.clients import FULL, addresses
 from chaos.load import RETRY_S, expected
+from simulation.world import ViolationError
 from strandline.client.client import Client
 from strandline.errors import (
     OutOfOrderSequenceError,

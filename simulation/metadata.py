@@ -7,8 +7,8 @@ of the records: each replica has a list, a record is committed when all of the I
 brokers) have it, and who leads, unless elected unclean by name, must have every committed record.
 
 Rules: everything random comes from the world's generator, so a seed repeats. Every image is checked
-(``core/metadata/check.py``), and every step. In the end all is well for a while, and the cluster has to
-heal: leaders everywhere, preferred ones, full ISRs, no move under way.
+(``core/metadata/check.py``), and every step. In the end all is well for a while, and the cluster
+has to heal: leaders everywhere, preferred ones, full ISRs, no move under way.
 """
 
 from simulation.metadata_cluster import Process

@@ -1,9 +1,9 @@
 """A simulated cluster as its metadata sees it: broker processes, and the log they all apply.
 
 Rules: every entry goes through its encoding, and every image and every step to the next one is
-checked (``core/metadata/check.py``); every command is proposed in a session, may come again, and is then
-answered as before. Beside the image runs the model of the records. What happens, and when, is
-decided elsewhere (``metadata``, ``metadata_orders``).
+checked (``core/metadata/check.py``); every command is proposed in a session, may come again, and
+is then answered as before. Beside the image runs the model of the records. ``metadata`` and
+``metadata_orders`` decide what happens, and when.
 """
 
 from dataclasses import dataclass

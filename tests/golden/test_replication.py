@@ -19,9 +19,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from simulation.replication_disk import Reach, SimLog
 from simulation.replication_keys import Stored
-
 from strandline.core.replication import effects as fx
 from strandline.core.replication import events as ev
 from strandline.core.replication import messages as ms

@@ -4,6 +4,7 @@ import os
 import signal
 
 import pytest
+
 from chaos.broker import JumpingClock, Knobs, SlowDisk
 from chaos.cluster import ChaosCluster
 from chaos.run import Plan, run_chaos

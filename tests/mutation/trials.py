@@ -37,10 +37,10 @@ USED_BY = {
     "broker": ("client_streams", "broker_process"),
     "broker/access.py": ("access_walk", "access"),
     "broker/cluster": ("cluster_clients", "cluster_processes", "cluster_operations"),
-    "broker/groups": ("consumer_groups",),
+    "broker/coordinators/groups.py": ("consumer_groups",),
     "broker/peers": ("peer_link", "cluster_processes"),
     "broker/quorum.py": ("cluster_processes", "cluster_init"),
-    "broker/transactions": ("transactions_client", "transactions_kill"),
+    "broker/coordinators/transactions.py": ("transactions_client", "transactions_kill"),
     "cli": ("cluster_init", "access"),
     "client": ("client_streams", "client_faults", "client_async"),
     "client/producer/accumulator.py": ("client_streams", "cluster_clients"),
@@ -65,24 +65,24 @@ USED_BY = {
     "client/transactions/transaction_context.py": ("transactions_client",),
     "client/transactions/transactional.py": ("transactions_client",),
     "client/transactions/transactional_writer.py": ("transactions_client",),
-    "consensus": ("cluster_processes",),
+    "core/raft": ("cluster_processes",),
     "encryption": ("encryption",),
-    "frontends/flight": ("client_streams", "flight_fuzz", "local_reads"),
-    "frontends/grpc": ("liftbridge_clients",),
-    "frontends/grpc/beam": ("beam/test_log",),
-    "frontends/grpc/liftbridge": ("liftbridge/test_streams", "liftbridge/test_subscribing"),
+    "servers/flight": ("client_streams", "flight_fuzz", "local_reads"),
+    "servers/grpc": ("liftbridge_clients",),
+    "servers/grpc/beam": ("beam/test_log",),
+    "servers/grpc/liftbridge": ("liftbridge/test_streams", "liftbridge/test_subscribing"),
     "servers/grpc/liftbridge/groups.py": ("liftbridge/test_groups",),
     "servers/nats/guard.py": ("access_walk",),
-    "frontends/nats": ("nats_publish", "nats_crashes", "client_nats"),
-    "frontends": ("quotas", "tls"),
-    "groups": ("consumer_groups",),
-    "metadata": ("cluster_operations", "cluster_init"),
-    "protocol": ("client_streams",),
+    "servers/nats": ("nats_publish", "nats_crashes", "client_nats"),
+    "servers": ("quotas", "tls"),
+    "core/groups": ("consumer_groups",),
+    "core/metadata": ("cluster_operations", "cluster_init"),
+    "api": ("client_streams",),
     "reading": ("local_reads", "client_streams"),
     "record": ("client_streams", "cluster_compaction"),
-    "replication": ("cluster_processes", "cluster_catch_up"),
+    "core/replication": ("cluster_processes", "cluster_catch_up"),
     "security": ("access", "quotas"),
-    "server": ("broker_process", "json_logs"),
+    "process": ("broker_process", "json_logs"),
     "spark": ("spark/test_batch_read", "spark/test_stream_read"),
     "spark/pipelines": ("spark/test_pipelines",),
     "spark/pipelines/load.py": ("spark/test_load",),
@@ -91,16 +91,16 @@ USED_BY = {
     "spark/table_source.py": ("spark/test_exactly_once",),
     "spark/writer.py": ("spark/test_exactly_once",),
     "storage": ("faults_damage", "broker_process"),
-    "transactions": ("transactions_client",),
+    "core/transactions": ("transactions_client",),
 }
 SIMULATED = {
-    "consensus": "consensus_sim",
-    "replication": "replication_sim",
+    "core/raft": "consensus_sim",
+    "core/replication": "replication_sim",
     "storage": "recovery_sim",
-    "transactions": "transactions_sim",
+    "core/transactions": "transactions_sim",
 }
 OVERDUE = "still running"
-OTHERS = ("property", "sim", "golden")
+OTHERS = ("property", "simulation", "golden")
 
 
 class Outcome(NamedTuple):
@@ -253,9 +253,9 @@ def users(root: Path, path: str) -> list[str]:
     fitting = [each for each in USED_BY if inner == each or inner.startswith(f"{each}/")]
     names = USED_BY[max(fitting, key=len)] if fitting else ()
     found = [_integration_test(each) for each in names]
-    simulated = SIMULATED.get(inner.partition("/")[0])
-    if simulated:
-        found.insert(0, f"tests/simulation/test_{simulated}.py")
+    for core, simulation in SIMULATED.items():
+        if inner.startswith(f"{core}/"):
+            found.insert(0, f"tests/simulation/test_{simulation}.py")
     return [each for each in found if (root / each).exists()]
 
 

@@ -7,6 +7,7 @@ leaders, operators and the controller as they would, late, twice and on old imag
 import os
 
 import pytest
+
 from simulation.metadata import MetadataRun
 
 SEEDS = int(os.environ.get("METADATA_SEEDS", "40"))

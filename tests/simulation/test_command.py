@@ -1,6 +1,7 @@
 """The command that runs simulations, as people type it."""
 
 import pytest
+
 from simulation.__main__ import main
 
 

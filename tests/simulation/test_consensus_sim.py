@@ -3,6 +3,7 @@
 import os
 
 import pytest
+
 from simulation.consensus import Group
 from simulation.consensus_aims import AIMS, Figure8, TwoChanges, group
 from simulation.consensus_bugs import CONSENSUS_BUGS

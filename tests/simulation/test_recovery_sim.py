@@ -7,6 +7,7 @@ import os
 from functools import cache
 
 import pytest
+
 from simulation.recovery import run
 from simulation.recovery_disk import PowerLossError, SimDisk
 from simulation.world import World

@@ -7,6 +7,7 @@ import os
 from functools import cache
 
 import pytest
+
 from simulation.replication import run
 from simulation.replication_cluster import Cluster
 

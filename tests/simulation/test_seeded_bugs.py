@@ -3,6 +3,7 @@
 import contextlib
 
 import pytest
+
 from simulation.__main__ import SIMULATIONS, find_bug
 from simulation.bugs import Replacement, Rewrite
 

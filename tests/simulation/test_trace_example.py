@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 from simulation.__main__ import trace
-
 from strandline.testing.shiviz import check_clocks, read_trace
 
 PAGE = Path(__file__).parents[2] / "docs" / "traces.md"

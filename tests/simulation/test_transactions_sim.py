@@ -1,6 +1,7 @@
 """Histories of transactions from seeds: every promise is kept, and a seed repeats itself."""
 
 import pytest
+
 from simulation.transactions import run
 
 

@@ -4,6 +4,7 @@ from itertools import groupby
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 -- as everybody calls it
+
 from tests.unit.spark.json_cases import DEAD, FIELDS, WHOLE
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

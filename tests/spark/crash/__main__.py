@@ -24,11 +24,11 @@ from pathlib import Path
 from brokers import Brokers, until
 from feeding import Feeder
 from judge import Judge
-from simulation.world import ViolationError
 from story import KINDS, Story
 from tally import Chunk, write_results
 from victims import Victims, turns, victims_of
 
+from simulation.world import ViolationError
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.spark.demo.standalone import Standalone
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+
 from chaos import clients, load, run
 from chaos.__main__ import page, write
 from chaos.clients import Member, OwnProducer, given_up
@@ -14,7 +15,6 @@ from chaos.faults import FAULTS, deal
 from chaos.load import Reader, expected
 from chaos.run import Outcome, Plan
 from simulation.world import ViolationError
-
 from strandline import errors
 from strandline.client.reader.results import Ack
 from strandline.testing.history import GroupHistory, PartitionHistory

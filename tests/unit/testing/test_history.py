@@ -1,8 +1,8 @@
 """The judge of histories: each broken promise is seen, and what is right is let pass."""
 
 import pytest
-from simulation.world import ViolationError
 
+from simulation.world import ViolationError
 from strandline.testing.history import GroupHistory, PartitionHistory
 
 

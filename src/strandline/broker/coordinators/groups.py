@@ -1,7 +1,20 @@
-"""The office of the coordinator of consumer groups.
+"""The coordinator of consumer groups, on the broker that leads their internal stream.
 
-Rules: as ``broker.office``. Positions that are asked for here are read from memory; in a cluster an
-entry is stored first, because another broker may have taken the office over without our knowing.
+``Broker.groups`` is a ``GroupCoordinatorService``; every method is a coroutine on the broker's
+loop, and any server may call it:
+
+- ``join``, ``heartbeat``, ``leave``: be a member of a group (``strandline.core.groups.events``);
+- ``commit(group, positions)``: commit offsets, stream → partition → offset of the next record to
+  consume; done when every in-sync replica has them. A consumer without a member, such as a cursor
+  of Liftbridge's, commits for a group that has no members;
+- ``positions(group)``: the committed offsets, empty for an unknown group;
+- ``groups()``, ``describe(group)``, ``delete(group)``.
+
+All raise ``NotLeaderError`` if another broker coordinates, which is the leader of partition 0 of
+the stream ``__groups``, and ``StillLoadingError`` shortly after it moved here: retry.
+
+Committed offsets are read from memory. In a cluster an entry is stored before that, because
+another broker may have become the coordinator without our knowing.
 """
 
 import logging

@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+
 from simulation.__main__ import trace as simulated_trace
 from simulation.world import ViolationError
-
 from strandline.core.replication import events as ev
 from strandline.core.replication.messages import Acked, Fetch
 from strandline.core.replication.state import LogState

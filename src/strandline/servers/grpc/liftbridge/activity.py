@@ -1,9 +1,9 @@
 """The activity stream: what happened to streams and consumer groups, as records of ``__activity``.
 
-Rules: the metadata keeps what happened until it is stored (``core/metadata/activity.py``); the leader of
-the stream stores it, in the order of the ids, each tried until it is acknowledged. Who comes to
-lead first waits until all that was stored before is committed, and goes on after the last id of it:
-so every event is stored once, whoever dies.
+Rules: the metadata keeps an event until it is stored (``core/metadata/activity.py``); the leader
+of the stream stores it, in the order of the ids, each tried until it is acknowledged. A new leader
+first waits until all that was stored before is committed, and goes on after its last id: so
+every event is stored once, whoever dies.
 """
 
 import asyncio
