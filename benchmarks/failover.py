@@ -21,7 +21,7 @@ from benchmarks.aims import Aim
 from benchmarks.figures import Figure, Findings
 from benchmarks.peers.process import fresh_dir
 from chaos.cluster import ChaosCluster
-from chaos.load import AckTimes, Publisher
+from chaos.load import AckTimes, ChaosPublisher
 from chaos.run import STREAM, judge, progress, working
 from strandline.testing.history import History
 
@@ -63,7 +63,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 async def kill_leader(
-    cluster: ChaosCluster, publishers: list[Publisher], together: AckTimes
+    cluster: ChaosCluster, publishers: list[ChaosPublisher], together: AckTimes
 ) -> tuple[float, float]:
     """One round; the silence of all together, and the longest of one alone."""
     leader = await cluster.leader(STREAM)
@@ -90,7 +90,7 @@ async def measure(folder: Path, args: argparse.Namespace) -> Silences:
         await cluster.in_sync(STREAM)
         servers = list(cluster.servers.values())
         publishers = [
-            Publisher(
+            ChaosPublisher(
                 servers[first:] + servers[:first],
                 STREAM,
                 history,

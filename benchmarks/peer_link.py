@@ -31,7 +31,7 @@ from benchmarks import figures, machine, runner
 from benchmarks.aims import Aim
 from benchmarks.figures import Figure, Findings
 from strandline.broker.peers.frame import Frame
-from strandline.broker.peers.handshake import Identity
+from strandline.broker.peers.handshake import PeerIdentity
 from strandline.broker.peers.link import PeerLinks
 from strandline.broker.peers.peer import Address
 from strandline.types import BrokerId
@@ -198,8 +198,8 @@ class Sender:
             self._sent += 1
 
 
-def _identity(broker: BrokerId) -> Identity:
-    return Identity(cluster_id="benchmark", broker_id=broker, incarnation="only")
+def _identity(broker: BrokerId) -> PeerIdentity:
+    return PeerIdentity(cluster_id="benchmark", broker_id=broker, incarnation="only")
 
 
 async def send_ours(load: Load) -> Rate:

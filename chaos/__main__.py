@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from chaos.faults import FAULTS
-from chaos.run import Outcome, Plan, run_chaos
+from chaos.run import ChaosOutcome, ChaosPlan, run_chaos
 from simulation.world import ViolationError
 from strandline.errors import StrandlineError
 
@@ -48,7 +48,7 @@ HEAD: Final = (
 )
 
 
-def row(outcome: Outcome) -> list[str]:
+def row(outcome: ChaosOutcome) -> list[str]:
     """A run as a line of the table."""
     plan = outcome.plan
     counts = [outcome.acked, outcome.duplicates, outcome.refused, outcome.unanswered]
@@ -66,7 +66,7 @@ def row(outcome: Outcome) -> list[str]:
     return [*cells, "all promises kept"]
 
 
-def page(outcomes: list[Outcome]) -> str:
+def page(outcomes: list[ChaosOutcome]) -> str:
     """The results as Markdown."""
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     lines = [f"# Chaos, {today}", "", "[docs/chaos.md](../../docs/chaos.md) says what is broken."]
@@ -85,7 +85,7 @@ def page(outcomes: list[Outcome]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def write(outcomes: list[Outcome], folder: Path, label: str) -> Path:
+def write(outcomes: list[ChaosOutcome], folder: Path, label: str) -> Path:
     """Write the page of the day; where it is."""
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
     folder.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def write(outcomes: list[Outcome], folder: Path, label: str) -> Path:
     return path
 
 
-def run(plan: Plan) -> Outcome | None:
+def run(plan: ChaosPlan) -> ChaosOutcome | None:
     """One run, told as it goes; None if it ended badly."""
     print(f"{plan.brokers} brokers, {plan.seconds:.0f} s, seed {plan.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="strandline-chaos-"))
@@ -134,7 +134,7 @@ def main() -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # or brokers would be left running
     seed = random.SystemRandom().randrange(1 << 32) if arguments.seed is None else arguments.seed
     outcomes = [
-        run(Plan(int(count), arguments.minutes * 60, seed + number, faults))
+        run(ChaosPlan(int(count), arguments.minutes * 60, seed + number, faults))
         for number, count in enumerate(arguments.brokers.split(","))
     ]
     good = [outcome for outcome in outcomes if outcome is not None]

@@ -138,7 +138,7 @@ class OwnProducer:
         self.acked.note()
 
 
-class Member:
+class GroupClient:
     """A member of the consumer group; runs in a thread.
 
     Args:

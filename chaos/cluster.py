@@ -20,7 +20,7 @@ import strandline
 from chaos.broker import Knobs
 from simulation.world import ViolationError
 from strandline.api.cluster import CLUSTER_STATUS, REASSIGN, Begun, ClusterStatus, Reassign
-from strandline.api.wire import Answer, Message
+from strandline.api.wire import WireAnswer, WireMessage
 from strandline.client.connection import BrokerConnection
 from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
@@ -32,7 +32,7 @@ STATUS_TIMEOUT_S: Final = 2.0
 SETTLE_TIMEOUT_S: Final = 90.0
 POLL_S: Final = 0.1
 HOST: Final = "127.0.0.1"
-A = TypeVar("A", bound=Answer)
+A = TypeVar("A", bound=WireAnswer)
 
 
 class ChaosCluster:
@@ -105,7 +105,7 @@ class ChaosCluster:
         """
         return self._ask(number, CLUSTER_STATUS, None, answer=ClusterStatus)
 
-    def _ask(self, number: int, action: str, body: Message | None, *, answer: type[A]) -> A:
+    def _ask(self, number: int, action: str, body: WireMessage | None, *, answer: type[A]) -> A:
         connection = BrokerConnection(self.servers[number].flight, timeout_s=STATUS_TIMEOUT_S)
         try:
             [found] = connection.action(action, body, answer)

@@ -92,7 +92,7 @@ class AckTimes:
         self.silence_s_max = 0.0
 
 
-class Publisher:
+class ChaosPublisher:
     """Publishes numbered records to one subject until told to stop, each until it is acked.
 
     Args:
@@ -236,7 +236,7 @@ class Publisher:
             self._together.note()
 
 
-class Reader:
+class ChaosReader:
     """Reads every partition of a stream from its start on, until told to stop; runs in a thread.
 
     It asks a replica for no more than the replica has just said to be committed: that this offset

@@ -1,10 +1,11 @@
 """One chaos run: a seed's story on a cluster, and what came of it.
 
 Rules: liveness is judged as strictly as safety. While the faults of a round leave a majority, no
-publisher waits longer than ``Plan.progress_s`` for an ack; within the same time after each round
-every client makes progress. A run ends when its time is over and each of its faults has happened.
-Then everything heals, every publisher learns the outcome of every record it sent, each replica must
-serve the same log, which agrees with the histories, and every reader and the group reach its end.
+publisher waits longer than ``ChaosPlan.progress_s`` for an ack. Within the same time after each
+round every client makes progress. A run ends when its time is over and each of its faults has
+happened. Then everything heals, every publisher learns the outcome of every record it sent, each
+replica must serve the same log, which agrees with the histories, and every reader and the group
+reach its end.
 """
 
 import asyncio
@@ -18,10 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from chaos.clients import Member, OwnProducer, positions
+from chaos.clients import GroupClient, OwnProducer, positions
 from chaos.cluster import SETTLE_TIMEOUT_S, ChaosCluster
 from chaos.faults import FAULTS, OF_CLUSTERS, Nemesis, deal, leaves_majority, small_disk
-from chaos.load import Publisher, Reader, expected, read_log
+from chaos.load import ChaosPublisher, ChaosReader, expected, read_log
 from chaos.transactions import STREAM as TRANSACTIONS
 from chaos.transactions import TransactionLoad
 from simulation.world import ViolationError
@@ -40,11 +41,11 @@ ARRIVE_TIMEOUT_S: Final = 60.0
 """In which readers and the group come to the end of what nobody adds to."""
 POLL_S: Final = 0.05
 Workers = list["asyncio.Future[None]"]
-Client = Publisher | OwnProducer | Reader | Member | TransactionLoad
+Client = ChaosPublisher | OwnProducer | ChaosReader | GroupClient | TransactionLoad
 
 
 @dataclass(frozen=True)
-class Plan:
+class ChaosPlan:
     """What a run is.
 
     Attributes:
@@ -63,10 +64,10 @@ class Plan:
 
 
 @dataclass
-class Outcome:
+class ChaosOutcome:
     """What came of a run in which no promise was broken."""
 
-    plan: Plan
+    plan: ChaosPlan
     faults: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)
     acked: int = 0
@@ -96,7 +97,7 @@ class Outcome:
     seconds: float = 0.0
 
 
-class Load:
+class LoadOptions:
     """Everybody who works while things break, and what they have heard.
 
     Args:
@@ -107,8 +108,8 @@ class Load:
         servers = list(cluster.servers.values())
         self.histories = [PartitionHistory(f"partition {number}") for number in range(PARTITIONS)]
         self.group = [GroupHistory(history) for history in self.histories]
-        self.publishers: list[Publisher | OwnProducer] = [
-            Publisher(
+        self.publishers: list[ChaosPublisher | OwnProducer] = [
+            ChaosPublisher(
                 servers[turn % len(servers) :] + servers[: turn % len(servers)],
                 f"{STREAM}.{partition}" if partition else STREAM,
                 history,
@@ -121,16 +122,16 @@ class Load:
         self.own = OwnProducer(servers, STREAM, self.histories, name="own")
         self.publishers.append(self.own)
         self.readers = [
-            Reader([server], STREAM, self.histories, name=f"reader {number}")
+            ChaosReader([server], STREAM, self.histories, name=f"reader {number}")
             for number, server in cluster.servers.items()
         ]
-        self.readers.append(Reader(servers, STREAM, self.histories, name="roaming reader"))
+        self.readers.append(ChaosReader(servers, STREAM, self.histories, name="roaming reader"))
         self.members = [
-            Member(servers, STREAM, self.group, name=name, stay_s=stay_s)
+            GroupClient(servers, STREAM, self.group, name=name, stay_s=stay_s)
             for name, stay_s in MEMBERS.items()
         ]
         self.transactions = TransactionLoad(servers, PARTITIONS)
-        self.followers: list[Reader | Member | TransactionLoad] = [
+        self.followers: list[ChaosReader | GroupClient | TransactionLoad] = [
             *self.readers,
             *self.members,
             self.transactions,
@@ -141,7 +142,7 @@ class Load:
         """All of them."""
         return [*self.publishers, *self.followers]
 
-    def tell(self, outcome: Outcome) -> None:
+    def tell(self, outcome: ChaosOutcome) -> None:
         """What it was in numbers."""
         for each in self.publishers:
             outcome.acked += each.acked.count
@@ -160,7 +161,7 @@ class Load:
         outcome.transaction_errors = self.transactions.errors
 
 
-async def run_chaos(plan: Plan, folder: Path) -> Outcome:
+async def run_chaos(plan: ChaosPlan, folder: Path) -> ChaosOutcome:
     """Start a cluster, break it as the seed says, heal it, judge.
 
     Raises:
@@ -168,7 +169,7 @@ async def run_chaos(plan: Plan, folder: Path) -> Outcome:
         TimeoutError: a client stood still for longer than promised.
         StrandlineError: a broker did not start.
     """
-    outcome = Outcome(plan)
+    outcome = ChaosOutcome(plan)
     started_s = time.monotonic()
     if plan.brokers == 1:
         outcome.skipped = {n: "needs several brokers" for n in OF_CLUSTERS if n in plan.faults}
@@ -181,7 +182,7 @@ async def run_chaos(plan: Plan, folder: Path) -> Outcome:
                 await cluster.create_stream(stream, partitions=PARTITIONS)
                 await cluster.in_sync(stream)
             nemesis = Nemesis(cluster, STREAM, random.Random(plan.seed), small)
-            load = Load(cluster)
+            load = LoadOptions(cluster)
             async with following(load.followers) as followers:
                 await _break_under_load(nemesis, load, outcome, followers=followers)
                 await _settle(cluster, load, outcome, followers=followers)
@@ -192,7 +193,7 @@ async def run_chaos(plan: Plan, folder: Path) -> Outcome:
 
 
 async def _break_under_load(
-    nemesis: Nemesis, load: Load, outcome: Outcome, *, followers: Workers
+    nemesis: Nemesis, load: LoadOptions, outcome: ChaosOutcome, *, followers: Workers
 ) -> None:
     """Let everybody work while things break, until publishers have heard of all they sent."""
     plan, missing = outcome.plan, set(outcome.plan.faults) - outcome.skipped.keys()
@@ -220,7 +221,12 @@ async def _break_under_load(
 
 
 async def _judge_liveness(
-    plan: Plan, load: Load, outcome: Outcome, *, chosen: Sequence[str], workers: Workers
+    plan: ChaosPlan,
+    load: LoadOptions,
+    outcome: ChaosOutcome,
+    *,
+    chosen: Sequence[str],
+    workers: Workers,
 ) -> None:
     """Wait until every client has made progress after a round, and judge its silences.
 
@@ -246,7 +252,7 @@ async def _judge_liveness(
 
 
 async def _settle(
-    cluster: ChaosCluster, load: Load, outcome: Outcome, *, followers: Workers
+    cluster: ChaosCluster, load: LoadOptions, outcome: ChaosOutcome, *, followers: Workers
 ) -> None:
     """Judge replicas, readers and the group, now that all is well and nobody publishes."""
     await cluster.in_sync(STREAM)
@@ -257,7 +263,11 @@ async def _settle(
 
 
 async def _judge_readers(
-    readers: list[Reader], histories: list[PartitionHistory], ends: list[int], *, followers: Workers
+    readers: list[ChaosReader],
+    histories: list[PartitionHistory],
+    ends: list[int],
+    *,
+    followers: Workers,
 ) -> None:
     """Every reader must have come to the end, of which every replica has told by now."""
     await _arrive(lambda: all(reader.is_at(ends) for reader in readers), followers)
@@ -302,7 +312,7 @@ def _raise_what_ended(workers: Workers) -> None:
 
 @contextlib.asynccontextmanager
 async def following(
-    readers: Sequence[Reader | Member | TransactionLoad],
+    readers: Sequence[ChaosReader | GroupClient | TransactionLoad],
 ) -> AsyncIterator[Workers]:
     """Run clients that block, each in a thread.
 
@@ -325,7 +335,7 @@ async def following(
 
 
 @contextlib.asynccontextmanager
-async def working(publishers: Sequence[Publisher | OwnProducer]) -> AsyncIterator[Workers]:
+async def working(publishers: Sequence[ChaosPublisher | OwnProducer]) -> AsyncIterator[Workers]:
     """All of them at work; when it ends they have heard of all that they sent."""
     workers: Workers = [asyncio.create_task(each.run()) for each in publishers]
     try:

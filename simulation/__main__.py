@@ -24,7 +24,7 @@ from simulation.replication_bugs import REPLICATION_BUGS
 from simulation.transactions_bugs import TRANSACTION_BUGS
 
 
-class History(Protocol):
+class HistoryKind(Protocol):
     """What a simulation tells of a run that broke no promise."""
 
     @property
@@ -46,7 +46,7 @@ class History(Protocol):
 class Simulation(NamedTuple):
     """One history from its seed, and the bugs that some history must find."""
 
-    run: Callable[[int], History]
+    run: Callable[[int], HistoryKind]
     bugs: tuple[SeededBug, ...]
 
 
@@ -82,7 +82,7 @@ def run_histories(name: str, seeds: range) -> bool:
     return not failures
 
 
-class Found(NamedTuple):
+class FoundBug(NamedTuple):
     """How many histories were run with a bug, in how many it was seen, and how at first."""
 
     histories: int
@@ -90,7 +90,7 @@ class Found(NamedTuple):
     how: str
 
 
-def find_bug(name: str, bug: SeededBug, *, seconds: float, enough: int = 1) -> Found:
+def find_bug(name: str, bug: SeededBug, *, seconds: float, enough: int = 1) -> FoundBug:
     """Run histories with the bug until it was seen ``enough`` times, or the time is over.
 
     Crashing is being seen, too. The time is that of a core: on a busy machine no bug is harder to
@@ -106,7 +106,7 @@ def find_bug(name: str, bug: SeededBug, *, seconds: float, enough: int = 1) -> F
                 seen += 1
                 how = how or f"seed {seed}: {type(error).__name__}: {error}"
             seed += 1
-    return Found(seed, seen, how)
+    return FoundBug(seed, seen, how)
 
 
 def find_bugs(name: str, *, seconds: float) -> bool:

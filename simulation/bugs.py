@@ -1,9 +1,8 @@
 """Seeded bugs: one small change each to code that is right, to see whether the checkers notice.
 
-``Rewrite`` is a piece of a function's source and what stands there instead; planting it compiles
-the function anew, and if the piece is not there exactly once the bug is out of date, which is an
-error. ``Replacement`` puts another function in the place of one, for changes that a line does not
-hold.
+``SourceRewrite`` replaces a piece of a function's source and compiles the function again. The piece
+must occur exactly once, or the bug is out of date, which is an error. ``Replacement`` replaces a
+whole function.
 """
 
 import importlib
@@ -16,7 +15,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class SourceRewrite:
     """A mistake somebody could make.
 
     Attributes:
@@ -94,4 +93,4 @@ class Replacement:
                 setattr(owner, self.attribute, original)
 
 
-SeededBug = Rewrite | Replacement
+SeededBug = SourceRewrite | Replacement

@@ -10,11 +10,11 @@ some time everything heals, and then the group has to agree again, and to get on
 from collections.abc import Sequence
 
 from simulation.consensus_checker import ConsensusChecker
-from simulation.consensus_member import Member
+from simulation.consensus_member import SimMember
 from simulation.consensus_trials import Trials
 from simulation.world import NetworkFaults, World
-from strandline.core.raft.leader import Leader
-from strandline.core.raft.messages import Entry, Envelope, Members
+from strandline.core.raft.leader import RaftLeader
+from strandline.core.raft.messages import Envelope, Members, RaftEntry
 from strandline.core.raft.state import RaftSettings
 from strandline.types import BrokerId
 
@@ -22,7 +22,7 @@ FAULTY_MS = 6_000.0
 HEALED_MS = 5_000.0
 
 
-class Group:
+class ConsensusGroup:
     """One history.
 
     Args:
@@ -36,7 +36,7 @@ class Group:
         self.ids = tuple(BrokerId(number) for number in range(1, voters + spares + 1))
         members = Members(voters=self.ids[:voters])
         self.checker = ConsensusChecker(self.world, members)
-        self.members = {me: Member(self, me, members) for me in self.ids}
+        self.members = {me: SimMember(self, me, members) for me in self.ids}
         self.commands = 0
 
     def choose(self) -> int:
@@ -92,7 +92,7 @@ class Group:
             link = (envelope.sender, envelope.receiver)
             self.world.send(link, self.members[envelope.receiver].receive, envelope)
 
-    def restart(self, member: Member) -> None:
+    def restart(self, member: SimMember) -> None:
         """Start a member that is down."""
         if not member.is_up:
             member.start()
@@ -104,10 +104,10 @@ class Group:
         """Whether no more harm is done."""
         return self.world.now_ms >= FAULTY_MS
 
-    def leading(self) -> list[Member]:
+    def leading(self) -> list[SimMember]:
         """Members that believe they lead."""
         members = self.members.values()
-        return [m for m in members if m.is_up and isinstance(m.raft.role, Leader)]
+        return [m for m in members if m.is_up and isinstance(m.raft.role, RaftLeader)]
 
     def client(self) -> None:
         """A command or a read now, and again soon."""
@@ -124,18 +124,18 @@ class Group:
         elif not member.pause_ms:
             self.command(member)
 
-    def command(self, member: Member) -> None:
+    def command(self, member: SimMember) -> None:
         """A client's command."""
         self.commands += 1
         member.propose(b"c%d" % self.commands)
 
-    def ask(self, member: Member) -> None:
+    def ask(self, member: SimMember) -> None:
         """A client's read."""
         if member.is_up and not member.pause_ms:
             self.commands += 1
             member.read(self.commands, self.checker.acked_index)
 
-    def elected(self, member: Member) -> None:
+    def elected(self, member: SimMember) -> None:
         """Where bugs live: something to do at once, then alone with a few, or dead."""
         rng = self.world.rng
         self.world.note(f"{member.me} leads {member.raft.state.term}")
@@ -151,10 +151,10 @@ class Group:
             if rng.random() < 0.6:
                 self.world.after(rng.uniform(0, 15), self.isolate, member)
 
-    def applied(self, member: Member, entry: Entry) -> None:
+    def applied(self, member: SimMember, entry: RaftEntry) -> None:
         """A member has applied an entry; nothing comes of it here."""
 
-    def isolate(self, member: Member) -> None:
+    def isolate(self, member: SimMember) -> None:
         """Cut a member off, with at most half of the others."""
         if self.is_over:
             return
@@ -170,7 +170,7 @@ class Group:
         self.world.partition(side, self.ids, one_way=one_way)
         self.world.after(self.world.rng.uniform(20, 600), self.world.heal)
 
-    def change_members(self, member: Member) -> None:
+    def change_members(self, member: SimMember) -> None:
         """Add a learner, make one a voter, or remove somebody."""
         rng = self.world.rng
         old = member.raft.state.members
@@ -212,7 +212,7 @@ class Group:
             else:
                 member.hand_over(rng.choice(self.ids))
 
-    def strike(self, leader: Member) -> None:
+    def strike(self, leader: SimMember) -> None:
         """Kill a leader, cut it off, or let it sleep through an election."""
         dice = self.world.rng.random()
         if dice < 0.35:
@@ -222,7 +222,7 @@ class Group:
         else:
             leader.pause(self.world.rng.uniform(50, 500))
 
-    def kill(self, member: Member) -> None:
+    def kill(self, member: SimMember) -> None:
         """Crash a member, to be started again."""
         member.crash()
         down_ms_max = 80 if self.is_stormy else 400

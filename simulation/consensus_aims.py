@@ -6,16 +6,16 @@ in any history, faults and judges too. Every fourth seed aims, at one of ``AIMS`
 
 from typing import Final
 
-from simulation.consensus import Group
-from simulation.consensus_member import Member
+from simulation.consensus import ConsensusGroup
+from simulation.consensus_member import SimMember
 from simulation.world import NetworkFaults, World
-from strandline.core.raft.leader import Leader
-from strandline.core.raft.messages import Entry, Members
+from strandline.core.raft.leader import RaftLeader
+from strandline.core.raft.messages import Members, RaftEntry
 from strandline.core.raft.state import RaftSettings
 from strandline.types import BrokerId
 
 
-class Figure8(Group):
+class Figure8(ConsensusGroup):
     """Leaders of three that are cut off before anybody has their first entry (paper, figure 8).
 
     One is cut off, then the next, in a newer term; the first comes back and gets its old entry to
@@ -36,20 +36,20 @@ class Figure8(Group):
     def client(self) -> None:
         """None: each leadership leaves one entry, its own, and nothing has to be caught up."""
 
-    def elected(self, member: Member) -> None:
+    def elected(self, member: SimMember) -> None:
         """Be cut off, or get on."""
         self.world.note(f"{member.me} leads {member.raft.state.term}")
         if not self.is_over and self.world.rng.random() < 0.6:
             self.cut_off([member.me], one_way=0)
 
-    def applied(self, member: Member, entry: Entry) -> None:
+    def applied(self, member: SimMember, entry: RaftEntry) -> None:
         """A leader believes that an old entry is committed: cut it off at that moment."""
         is_old = entry.term < member.raft.state.term
-        if is_old and isinstance(member.raft.role, Leader) and not self.is_over:
+        if is_old and isinstance(member.raft.role, RaftLeader) and not self.is_over:
             self.cut_off([member.me], one_way=0)
 
 
-class TwoChanges(Group):
+class TwoChanges(ConsensusGroup):
     """A leader that makes two learners voters, one right after the other, and is cut off with them.
 
     Of three old voters the other two elect; three of five would go on without them.
@@ -65,7 +65,7 @@ class TwoChanges(Group):
         self.world.faults = NetworkFaults(delay_ms_max=2.0)
         return 3
 
-    def elected(self, member: Member) -> None:
+    def elected(self, member: SimMember) -> None:
         """Get both spares to learn, then make voters of them."""
         self.world.note(f"{member.me} leads {member.raft.state.term}")
         if self.is_over:
@@ -74,7 +74,7 @@ class TwoChanges(Group):
         self.world.after(60, self.teach, member)
         self.world.after(150, self.promote_both, member)
 
-    def teach(self, member: Member) -> None:
+    def teach(self, member: SimMember) -> None:
         """Three old voters again, and the others learn."""
         members = member.raft.state.members
         if self.is_over or not member.is_up:
@@ -83,7 +83,7 @@ class TwoChanges(Group):
         if len(members.voters) == 3 and set(learners) != set(members.learners):
             member.change_members(Members(members.voters, tuple(learners)))
 
-    def promote_both(self, member: Member) -> None:
+    def promote_both(self, member: SimMember) -> None:
         """Two changes at once, and a cut between old and new voters."""
         if self.is_over or not member.is_up or member.pause_ms:
             return
@@ -98,11 +98,11 @@ class TwoChanges(Group):
 AIMS: Final = (Figure8, TwoChanges)
 
 
-def group(seed: int) -> Group:
+def group(seed: int) -> ConsensusGroup:
     """The group whose history a seed tells."""
     if seed % 4 == 3:
         return AIMS[seed // 4 % len(AIMS)](seed)
-    return Group(seed)
+    return ConsensusGroup(seed)
 
 
 def run(seed: int) -> World:

@@ -2,195 +2,195 @@
 
 from typing import Final
 
-from simulation.bugs import Rewrite
+from simulation.bugs import SourceRewrite
 
 _RAFT: Final = "strandline.core.raft.raft:Raft."
-_LEADER: Final = "strandline.core.raft.leader:Leader."
+_LEADER: Final = "strandline.core.raft.leader:RaftLeader."
 _LOG: Final = "strandline.core.raft.log:RaftLog."
-_STATE: Final = "strandline.core.raft.state:State."
+_STATE: Final = "strandline.core.raft.state:RaftState."
 
 CONSENSUS_BUGS: Final = (
-    Rewrite(
+    SourceRewrite(
         "answers leave before what they vouch for is on disk",
         _STATE + "send",
         "(self._early if is_early else self._late).append",
         "self._early.append",
     ),
-    Rewrite(
+    SourceRewrite(
         "term and vote are not kept",
         _STATE + "take_ready",
         "hard_state=self.hard if self.hard != self._saved_hard else None",
         "hard_state=None",
     ),
-    Rewrite(
+    SourceRewrite(
         "a membership outlives the truncation of its entry",
         _STATE + "truncate_from",
         "if self.members_index >= index:",
         "if False:",
     ),
-    Rewrite(
+    SourceRewrite(
         "entries of older terms are committed by counting (paper, figure 8)",
         _LEADER + "advance_commit",
         "index <= log.commit_index or log.term_at(index) != state.term",
         "index <= log.commit_index",
     ),
-    Rewrite(
+    SourceRewrite(
         "learners count towards the quorum",
         _LEADER + "advance_commit",
         "for voter in state.members.voters)",
         "for voter in state.members.everybody)",
     ),
-    Rewrite(
+    SourceRewrite(
         "the leader counts itself before its own sync",
         _LEADER + "_stored_by",
         "return self._state.log.stable_index",
         "return self._state.log.last_index",
     ),
-    Rewrite(
+    SourceRewrite(
         "reads are not confirmed by a quorum",
         _LEADER + "_confirm_reads",
         "if confirmed < members.quorum:",
         "if confirmed < 1:",
     ),
-    Rewrite(
+    SourceRewrite(
         "reads before this term has committed anything",
         _LEADER + "_confirm_reads",
         "if self._reads and not self._has_committed_own_term:",
         "if False:",
     ),
-    Rewrite(
+    SourceRewrite(
         "answers to earlier rounds confirm a read",
         _LEADER + "_confirm_reads",
         "self._confirmed_by(voter) >= read.round",
         "self._confirmed_by(voter) >= read.round - 1",
     ),
-    Rewrite(
+    SourceRewrite(
         "a voter that is being removed stands aside at once (found by seed 180)",
         _STATE + "may_stand",
         "if self.is_voter or self.members_index <= self.log.commit_index:",
         "if True:",
     ),
-    Rewrite(
+    SourceRewrite(
         "two voters change at once",
         _LEADER + "change_members",
         "len(changed) > 1",
         "len(changed) > 2",
     ),
-    Rewrite(
+    SourceRewrite(
         "a second membership change before the first is committed",
         _LEADER + "change_members",
         "if not self._has_committed_own_term or self._state.members_index > log.commit_index:",
         "if not self._has_committed_own_term:",
     ),
-    Rewrite(
+    SourceRewrite(
         "a membership change before this term has committed anything (Ongaro, 2015)",
         _LEADER + "change_members",
         "if not self._has_committed_own_term or self._state.members_index > log.commit_index:",
         "if self._state.members_index > log.commit_index:",
     ),
-    Rewrite(
+    SourceRewrite(
         "a quorum of half",
         "strandline.core.raft.messages:Members.quorum",
         "len(self.voters) // 2 + 1",
         "max(1, len(self.voters) // 2)",
     ),
-    Rewrite(
+    SourceRewrite(
         "a follower takes the leader's commit index for its own, unchecked log",
         _RAFT + "_on_append",
         "min(message.commit, index)",
         "min(message.commit, log.last_index)",
     ),
-    Rewrite(
+    SourceRewrite(
         "a follower vouches for entries the leader did not send",
         _RAFT + "_on_append",
         "index = Index(message.prev_index + len(message.entries))",
         "index = log.last_index",
     ),
-    Rewrite(
+    SourceRewrite(
         "late messages cut the log again",
         _RAFT + "_take",
         "if log.has(entry.index, entry.term):",
         "if False:",
     ),
-    Rewrite(
+    SourceRewrite(
         "a vote for an older log",
         _RAFT + "_on_vote_request",
         "granted = is_new and is_free",
         "granted = is_free",
     ),
-    Rewrite(
+    SourceRewrite(
         "two votes in a term",
         _RAFT + "_on_vote_request",
         "granted = is_new and is_free",
         "granted = is_new",
     ),
-    Rewrite(
+    SourceRewrite(
         "a trial vote counts as a real one",
         _RAFT + "_on_vote_reply",
         "or reply.pre != role.pre",
         "",
     ),
-    Rewrite(
+    SourceRewrite(
         "answers to an earlier leadership count for this one",
         _RAFT + "step",
         "elif message.term < self.state.term:",
         "elif message.term < self.state.term and not isinstance(message, AppendReply):",
     ),
-    Rewrite(
+    SourceRewrite(
         "entries that were replaced meanwhile pass for synced",
         _LOG + "mark_stable",
         "if self.has(index, term):",
         "if index <= self.last_index:",
     ),
-    Rewrite(
+    SourceRewrite(
         "what was truncated still passes for synced",
         _LOG + "truncate_from",
         "self.stable_index = Index(min(self.stable_index, index - 1))",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "a snapshot forgets the membership in what it covers",
         _LOG + "compact",
         "members = decode_members(entry.data)",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "a leader without a quorum leads on",
         _LEADER + "_check_quorum",
         "if heard < members.quorum:",
         "if False:",
     ),
-    Rewrite(
+    SourceRewrite(
         "who was heard once counts for ever",
         _LEADER + "_check_quorum",
         "progress.active = False",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "votes are given while a leader is heard",
         _RAFT + "step",
         "if isinstance(message, VoteRequest) and self._is_content and not message.forced:",
         "if False:",
     ),
-    Rewrite(
+    SourceRewrite(
         "who was away stands without a trial",
         _RAFT + "tick",
         "self._campaign(pre=True)",
         "self._campaign(pre=False)",
     ),
-    Rewrite(
+    SourceRewrite(
         "an election that the leader asked for is not voted in",
         _RAFT + "step",
         "self._is_content and not message.forced",
         "self._is_content",
     ),
-    Rewrite(
+    SourceRewrite(
         "leadership is never handed over",
         _LEADER + "_hand_over_if_ready",
         "self._state.send(self._heir, Campaign(self._state.term))",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "leadership is handed over to one that is behind",
         _LEADER + "_hand_over_if_ready",
         "if self.followers[self._heir].match == self._state.log.last_index:",

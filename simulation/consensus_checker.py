@@ -11,9 +11,9 @@
 from collections.abc import Sequence
 
 from simulation.world import ViolationError, World
-from strandline.core.raft.leader import Leader
+from strandline.core.raft.leader import RaftLeader
 from strandline.core.raft.log import decode_members
-from strandline.core.raft.messages import Entry, Index, Kind, Members, Term
+from strandline.core.raft.messages import Index, Kind, Members, RaftEntry, Term
 from strandline.core.raft.raft import Raft
 from strandline.types import BrokerId
 
@@ -40,7 +40,7 @@ class ConsensusChecker:
     def observe(self, me: BrokerId, raft: Raft) -> None:
         """Look at a member between two events."""
         state = raft.state
-        if isinstance(raft.role, Leader):
+        if isinstance(raft.role, RaftLeader):
             first = self._leaders.setdefault(state.term, me)
             if first != me:
                 raise ViolationError(f"brokers {first} and {me} both lead term {state.term}")
@@ -52,7 +52,7 @@ class ConsensusChecker:
             if decode_members(held[0].data) != state.members:
                 raise ViolationError(f"broker {me} goes by another membership than its log's")
 
-    def applied(self, entry: Entry, chain: int) -> None:
+    def applied(self, entry: RaftEntry, chain: int) -> None:
         """A member has applied an entry, and ``chain`` is its checksum of all so far."""
         value = (entry.term, entry.kind, entry.data)
         if self._entries.setdefault(entry.index, value) != value:
@@ -92,7 +92,7 @@ class ConsensusChecker:
 
     def judge_end(self, members: Sequence[Raft]) -> None:
         """Everything has healed some time ago."""
-        leading = [raft for raft in members if isinstance(raft.role, Leader)]
+        leading = [raft for raft in members if isinstance(raft.role, RaftLeader)]
         if not leading:
             raise ViolationError("no leader after healing")
         leader = max(leading, key=lambda raft: raft.state.term)

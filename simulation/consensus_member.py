@@ -11,21 +11,29 @@ from zlib import crc32
 
 from simulation.consensus_watch import QuorumWatch
 from simulation.world import ViolationError
-from strandline.core.raft.leader import Leader
-from strandline.core.raft.messages import Entry, Envelope, HardState, Index, Members, Snapshot, Term
+from strandline.core.raft.leader import RaftLeader
+from strandline.core.raft.messages import (
+    Envelope,
+    HardState,
+    Index,
+    Members,
+    RaftEntry,
+    Snapshot,
+    Term,
+)
 from strandline.core.raft.raft import Raft
 from strandline.core.raft.ready import Ready
 from strandline.errors import InvalidRequestError, UnavailableError
 from strandline.types import BrokerId
 
 if TYPE_CHECKING:
-    from simulation.consensus import Group
+    from simulation.consensus import ConsensusGroup
 
 TICK_MS = 10.0
 
 
 @dataclass(slots=True)
-class Disk:
+class MemberDisk:
     """What a member has on disk, and what it has written but not synced.
 
     ``pending`` holds hard states and entries in the order they were written.
@@ -34,8 +42,8 @@ class Disk:
     hard: HardState
     snapshot: Snapshot
     base: tuple[Index, Term]
-    entries: list[Entry] = field(default_factory=list)
-    pending: list[HardState | Entry] = field(default_factory=list)
+    entries: list[RaftEntry] = field(default_factory=list)
+    pending: list[HardState | RaftEntry] = field(default_factory=list)
 
     def write(self, ready: Ready) -> None:
         """Write, unsynced; a snapshot is synced and renamed at once, as files are."""
@@ -71,13 +79,13 @@ class Disk:
         self.snapshot, self.base = snapshot, base
 
 
-class Member:
+class SimMember:
     """A process of the group, and its disk, which outlives it."""
 
-    def __init__(self, group: "Group", me: BrokerId, members: Members) -> None:
+    def __init__(self, group: "ConsensusGroup", me: BrokerId, members: Members) -> None:
         self.group, self.me = group, me
         snapshot = Snapshot(members=members)
-        self.disk = Disk(HardState(), snapshot, (Index(0), Term(0)))
+        self.disk = MemberDisk(HardState(), snapshot, (Index(0), Term(0)))
         self.lives = 0
         self.is_up = False
         self.paused_until_ms = 0.0
@@ -155,14 +163,14 @@ class Member:
 
     def take(self, envelope: Envelope | None) -> None:
         """A message or a tick, for the core at once, also while a sync runs."""
-        was_leader = isinstance(self.raft.role, Leader)
+        was_leader = isinstance(self.raft.role, RaftLeader)
         if envelope is None:
             self.raft.tick()
         else:
             self.raft.step(envelope)
         self.watch.note(self.raft, envelope)
         self.group.checker.observe(self.me, self.raft)
-        if isinstance(self.raft.role, Leader) and not was_leader:
+        if isinstance(self.raft.role, RaftLeader) and not was_leader:
             self.group.elected(self)
         self.call()
 
@@ -226,7 +234,7 @@ class Member:
         self.compact_maybe()
         self.group.world.after(0, self.work)
 
-    def apply(self, entry: Entry) -> None:
+    def apply(self, entry: RaftEntry) -> None:
         """Apply a committed entry; tell its client."""
         checker = self.group.checker
         if entry.index != self.applied + 1:

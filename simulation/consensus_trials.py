@@ -17,8 +17,8 @@ from strandline.core.raft.messages import Index, Term
 from strandline.types import BrokerId
 
 if TYPE_CHECKING:
-    from simulation.consensus import Group
-    from simulation.consensus_member import Member
+    from simulation.consensus import ConsensusGroup
+    from simulation.consensus_member import SimMember
 
 COMMIT_MS: Final = 200.0
 AWAY_MS: Final = 700.0
@@ -34,7 +34,7 @@ class Trials:
         group: everything in it has healed, and there is nothing left to do.
     """
 
-    def __init__(self, group: "Group") -> None:
+    def __init__(self, group: "ConsensusGroup") -> None:
         self._group = group
         self._world = group.world
         self._ordered: set[tuple[Index, Term]] = set()
@@ -56,7 +56,7 @@ class Trials:
     def _pass(self, time_ms: float) -> None:
         self._world.run_until(self._world.now_ms + time_ms)
 
-    def _the_leader(self) -> "Member":
+    def _the_leader(self) -> "SimMember":
         leading = self._group.leading()
         if len(leading) != 1:
             raise ViolationError(f"{[m.me for m in leading]} lead a group that is whole")
@@ -70,7 +70,7 @@ class Trials:
                 f"after {after} broker {now.me} leads term {led}, not {broker} term {term}"
             )
 
-    def _order(self, leader: "Member") -> None:
+    def _order(self, leader: "SimMember") -> None:
         """A command, which has to be taken."""
         before = set(leader.proposed)
         self._group.command(leader)
@@ -79,17 +79,17 @@ class Trials:
         if not ordered:
             raise ViolationError(f"broker {leader.me} leads a whole group and takes no command")
 
-    def _check_done(self, leader: "Member") -> None:
+    def _check_done(self, leader: "SimMember") -> None:
         """Whatever it was asked to do here is done."""
         for entry in sorted(self._ordered & leader.proposed.keys()):
             raise ViolationError(f"broker {leader.me} was ordered {entry}, which is not done")
 
-    def _commit(self, leader: "Member") -> None:
+    def _commit(self, leader: "SimMember") -> None:
         self._order(leader)
         self._pass(COMMIT_MS)
         self._check_done(leader)
 
-    def _send_away(self, leader: "Member", away: BrokerId) -> None:
+    def _send_away(self, leader: "SimMember", away: BrokerId) -> None:
         """Cut a voter off the others, or off what the leader says."""
         term = leader.raft.state.term
         if self._world.rng.random() < 0.5:
@@ -101,7 +101,7 @@ class Trials:
         self._pass(BACK_MS)
         self._check_leader(leader.me, term, after=f"broker {away} was away")
 
-    def _hand_over(self, leader: "Member", heir: BrokerId) -> None:
+    def _hand_over(self, leader: "SimMember", heir: BrokerId) -> None:
         term = leader.raft.state.term
         for _ in range(2):  # the second waits for the answer to the first
             self._order(leader)

@@ -7,8 +7,8 @@ vain.
 """
 
 from simulation.world import ViolationError
-from strandline.core.raft.leader import Leader
-from strandline.core.raft.messages import AppendReply, Envelope, Index, Term
+from strandline.core.raft.leader import RaftLeader
+from strandline.core.raft.messages import AppendEntriesReply, Envelope, Index, Term
 from strandline.core.raft.raft import Raft
 from strandline.types import BrokerId
 
@@ -32,7 +32,7 @@ class QuorumWatch:
             ViolationError: it leads, and has had no quorum for too long.
         """
         self._ticks += envelope is None
-        if not isinstance(raft.role, Leader):
+        if not isinstance(raft.role, RaftLeader):
             self._era = None
             return
         era = (raft.state.term, raft.state.members_index)
@@ -40,7 +40,7 @@ class QuorumWatch:
             self._era, self._since, self._heard = era, self._ticks, {}
         if envelope is None:
             self._judge(raft)
-        elif isinstance(envelope.message, AppendReply) and envelope.message.term == era[0]:
+        elif isinstance(envelope.message, AppendEntriesReply) and envelope.message.term == era[0]:
             self._heard[envelope.sender] = self._ticks
 
     def _judge(self, raft: Raft) -> None:

@@ -22,7 +22,7 @@ from strandline.core.metadata.commands import (
     encode_entry,
 )
 from strandline.core.metadata.image import MetadataImage, PartitionImage
-from strandline.core.metadata.outcome import Outcome
+from strandline.core.metadata.outcome import CommandOutcome
 from strandline.types import BrokerId, PartitionName
 
 CLIENTS = 3
@@ -66,11 +66,11 @@ class MetadataCluster:
         self.log_index = 0
         self._sequences: dict[int, int] = {}
         self._late: list[Proposed] = []
-        self._answers: dict[tuple[int, int], Outcome] = {}
+        self._answers: dict[tuple[int, int], CommandOutcome] = {}
 
     # The metadata log
 
-    def propose(self, command: Command) -> Outcome:
+    def propose(self, command: Command) -> CommandOutcome:
         """Append a command in one of the sessions; it may come again later."""
         if len(self._sequences) < CLIENTS:
             self._sequences[self._append(OpenSession()).value] = 0
@@ -102,7 +102,7 @@ class MetadataCluster:
         if outcome != recorded and outcome.reason not in ("sequence_passed", "session_expired"):
             raise ViolationError(f"{entry} was answered {recorded}, then {outcome}")
 
-    def _append(self, entry: Entry) -> Outcome:
+    def _append(self, entry: Entry) -> CommandOutcome:
         """What every broker does with an entry, and what must hold then."""
         before = self.image
         self.log_index += 1

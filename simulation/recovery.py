@@ -37,7 +37,7 @@ LIES_EVERY: Final = 4
 OPENINGS_MAX: Final = 30
 
 
-class Plan(NamedTuple):
+class RecoveryPlan(NamedTuple):
     """What a step does, and how often it is taken."""
 
     weight: int
@@ -392,22 +392,22 @@ class RecoveryRun:
         self._end()
         return self.world.fingerprint
 
-    def _plans(self) -> list[Plan]:
+    def _plans(self) -> list[RecoveryPlan]:
         return [
-            Plan(40, self.turn),
-            Plan(20, self.sync),
-            Plan(12, self.checkpoint),
-            Plan(5, self.write_pending),
-            Plan(4, self.copy),
-            Plan(3, self.cut),
-            Plan(3, self.truncate_before),
-            Plan(2, self.spare),
-            Plan(2, self.fill),
-            Plan(2, self.fail),
-            Plan(2, self.die),
-            Plan(3, self.stop),
-            Plan(2, self.delete),
-            Plan(1, self.start_over),
+            RecoveryPlan(40, self.turn),
+            RecoveryPlan(20, self.sync),
+            RecoveryPlan(12, self.checkpoint),
+            RecoveryPlan(5, self.write_pending),
+            RecoveryPlan(4, self.copy),
+            RecoveryPlan(3, self.cut),
+            RecoveryPlan(3, self.truncate_before),
+            RecoveryPlan(2, self.spare),
+            RecoveryPlan(2, self.fill),
+            RecoveryPlan(2, self.fail),
+            RecoveryPlan(2, self.die),
+            RecoveryPlan(3, self.stop),
+            RecoveryPlan(2, self.delete),
+            RecoveryPlan(1, self.start_over),
         ]
 
     def _take(self, step: Callable[[], None]) -> None:

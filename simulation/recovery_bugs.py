@@ -11,7 +11,7 @@ recovery removed come back.
 from pathlib import Path
 from typing import Final
 
-from simulation.bugs import Replacement, Rewrite
+from simulation.bugs import Replacement, SourceRewrite
 from strandline.storage.disk import Bytes, Disk
 
 JOURNAL: Final = "strandline.storage.journal:Journal"
@@ -19,7 +19,7 @@ SCAN: Final = "strandline.storage.journal_scan"
 DURABILITY: Final = "strandline.storage.log_durability:LogDurability"
 LOG: Final = "strandline.storage.log:Log"
 OPENING: Final = "strandline.storage.log_opening:LogOpening"
-REDO: Final = "strandline.storage.log_replay:LogRedo"
+REDO: Final = "strandline.storage.log_replay:LogReplayer"
 RECOVERY: Final = "strandline.storage.recovery"
 
 
@@ -31,68 +31,68 @@ def _write_without_directory(self: Disk, path: Path, data: Bytes) -> None:
 
 RECOVERY_BUGS: Final = (
     # The journal
-    Rewrite(
+    SourceRewrite(
         "a turn is acked before the journal is synced",
         f"{JOURNAL}.sync",
         "self.disk.fdatasync(self._current.file.fd)",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "a failed sync of the journal is tried again",
         f"{JOURNAL}.sync",
         "self.poisoned = True",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "a journal file is left before it is synced",
         f"{JOURNAL}._roll",
         "self.sync()",
         "self.synced_sequence = self.last_sequence",
     ),
-    Rewrite(
+    SourceRewrite(
         "the name of a new journal file is not synced",
         f"{JOURNAL}._allocate",
         "self.disk.sync_directory(self.directory)",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "the journal is recycled up to now, not to the checkpoint",
         f"{RECOVERY}:Checkpointer.finish",
         "pending.checkpoint.sequence",
         "self._journal.last_sequence",
     ),
-    Rewrite(
+    SourceRewrite(
         "replay skips the last entry of a file",
         f"{SCAN}:JournalScan.replay",
         "file.positions:",
         "file.positions[:-1]:",
     ),
-    Rewrite(
+    SourceRewrite(
         "a torn entry of the journal counts",
         f"{SCAN}:_Walk._walk_file",
         "not batches_intact(entry, file.view)",
         "False",
     ),
     # Checkpoints
-    Rewrite(
+    SourceRewrite(
         "a checkpoint is written before the segments are synced",
         f"{RECOVERY}:Checkpointer.write",
         "log.flush()",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "a checkpoint tells of batches that are in memory only",
         f"{DURABILITY}.checkpoint",
         "self.write_pending()",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "a checkpoint syncs the active segment only",
         f"{DURABILITY}._sync_segments",
         "reversed(self._layout.segments)",
         "self._layout.segments[-1:]",
     ),
-    Rewrite(
+    SourceRewrite(
         "the names of new segments are not synced",
         f"{DURABILITY}._sync_segments",
         "if unnamed:",
@@ -105,50 +105,50 @@ RECOVERY_BUGS: Final = (
         (Disk,),
     ),
     # Logs
-    Rewrite(
+    SourceRewrite(
         "the start of a log is not made durable",
         f"{LOG}.note_start",
         "self._disk.write_atomically(",
         "self._disk.write_whole(",
     ),
-    Rewrite(
+    SourceRewrite(
         "recovery does not know of cuts",
         f"{LOG}._cut_at",
         "if journal is not None:",
         "if False:",
     ),
-    Rewrite(
+    SourceRewrite(
         "a cut counts though a checkpoint is newer",
-        "strandline.storage.truncation_marker:LogCut.is_news",
+        "strandline.storage.truncation_marker:TruncationMarker.is_news",
         "self.state.cuts > at.cuts",
         "True",
     ),
-    Rewrite(
+    SourceRewrite(
         "what a cut leaves is in memory when the journal is given up",
         f"{LOG}._note_cut",
         "self.sync_written()",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "copies are acked while they are in memory",
         f"{DURABILITY}.sync_written",
         "self._sync(with_indexes=False)",
         "pass",
     ),
     # Recovery
-    Rewrite(
+    SourceRewrite(
         "recovery trusts what a failed sync left in memory",
         f"{OPENING}._begin",
         "self._disk.drop_cache(file.fd)",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "recovery drops what only the segments have",
         f"{REDO}.finish",
         "self._extend(OFFSET_MAX)",
         "pass",
     ),
-    Rewrite(
+    SourceRewrite(
         "a deleted log's entries are replayed into its namesake",
         f"{RECOVERY}:_replay",
         "and entry.sequence > births[log_id]",

@@ -27,7 +27,7 @@ from strandline.types import LogId
 READ_BYTES: Final = 1500
 
 
-class Batch(NamedTuple):
+class ModelBatch(NamedTuple):
     """A batch, and the offsets in it."""
 
     base: int
@@ -46,13 +46,13 @@ def make_batch(base: int, count: int, epoch: int, *, payload: bytes) -> bytes:
     return bytes(batch)
 
 
-def read_all(log: Log) -> list[Batch]:
+def read_all(log: Log) -> list[ModelBatch]:
     """Every batch of a log.
 
     Raises:
         CorruptBatchError: one cannot be read.
     """
-    found: list[Batch] = []
+    found: list[ModelBatch] = []
     offset = log.log_start_offset
     while offset < log.log_end_offset:
         part = log.read(offset, READ_BYTES)
@@ -63,10 +63,10 @@ def read_all(log: Log) -> list[Batch]:
     return found
 
 
-def batches_in(buffer: memoryview) -> list[Batch]:
+def batches_in(buffer: memoryview) -> list[ModelBatch]:
     """Whole batches in a row."""
     return [
-        Batch(h.base_offset, h.next_offset, h.leader_epoch, bytes(buffer[at : at + h.length]))
+        ModelBatch(h.base_offset, h.next_offset, h.leader_epoch, bytes(buffer[at : at + h.length]))
         for at, h in iter_headers(buffer)
     ]
 
@@ -77,7 +77,7 @@ class LogModel:
 
     log_id: LogId
     is_made: bool = False
-    batches: list[Batch] = field(default_factory=list)
+    batches: list[ModelBatch] = field(default_factory=list)
     safe: int = 0
     """So many of them must survive."""
     first: int = 0
@@ -109,7 +109,7 @@ class LogModel:
         """Add a batch; it is not safe."""
         base = self.end
         data = make_batch(base, count, self.epoch, payload=payload)
-        self.batches.append(Batch(base, base + count, self.epoch, data))
+        self.batches.append(ModelBatch(base, base + count, self.epoch, data))
         self.history.add(data)
         return data
 
@@ -155,7 +155,7 @@ class LogModel:
         self.start = self.start_max = log.log_start_offset
         self.restart, self.was_cut = -1, False
 
-    def _check_kept(self, log: Log, before: list[Batch], found: list[Batch]) -> None:
+    def _check_kept(self, log: Log, before: list[ModelBatch], found: list[ModelBatch]) -> None:
         """All safe batches are there, then those before some point, then such as were cut."""
         wanted = self.batches[len(before) :]
         pairs = zip(found, wanted, strict=False)
@@ -166,7 +166,7 @@ class LogModel:
         if any(batch.data not in self.cut_off for batch in found[same:]):
             raise self._violation(log, f"has records from {found[same].base} on that nobody wrote")
 
-    def _check_row(self, log: Log, found: list[Batch]) -> None:
+    def _check_row(self, log: Log, found: list[ModelBatch]) -> None:
         """Offsets are dense up to the end, and epochs never go down."""
         at = found[0].base if found else log.log_start_offset
         epoch = 0
@@ -177,7 +177,7 @@ class LogModel:
         if log.log_end_offset != at:
             raise self._violation(log, f"should end at {at}")
 
-    def _read(self, log: Log) -> list[Batch]:
+    def _read(self, log: Log) -> list[ModelBatch]:
         try:
             return read_all(log)
         except CorruptBatchError as error:

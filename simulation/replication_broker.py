@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Protocol
 
-from simulation.replication_check import Checker
+from simulation.replication_check import ReplicationChecker
 from simulation.replication_clock import BrokerClock
 from simulation.replication_disk import Reach, SimLog
-from simulation.replication_keys import Stored
+from simulation.replication_keys import StoredKey
 from simulation.world import World
 from strandline.core.replication import effects as fx
 from strandline.core.replication import events as ev
@@ -32,7 +32,7 @@ class SimBrokerHost(Protocol):
 
     world: World
     limits: ReplicationLimits
-    checkers: list[Checker]
+    checkers: list[ReplicationChecker]
     sync_ms: dict[BrokerId, float]
     full_disk: float
 
@@ -62,7 +62,7 @@ Answer = int | NoOffset
 
 
 @dataclass(slots=True)
-class Publish:
+class SimPublish:
     """A record on its way; ``answer`` hears what became of it."""
 
     value: bytes
@@ -82,8 +82,8 @@ class Hosted:
 
     replica: Replica
     log: SimLog
-    accepted: list[Publish] = field(default_factory=list)
-    waiting: list[tuple[int, Publish]] = field(default_factory=list)
+    accepted: list[SimPublish] = field(default_factory=list)
+    waiting: list[tuple[int, SimPublish]] = field(default_factory=list)
     exposed: int = 0
 
 
@@ -106,7 +106,7 @@ class SimBroker:
         self._around = around
         self._world = around.world
         self.clock = BrokerClock(around.world)
-        self._inbox: list[tuple[int, Event | Publish | SyncEnded]] = []
+        self._inbox: list[tuple[int, Event | SimPublish | SyncEnded]] = []
         self._scheduled = False
         self._syncing = False
         self._wake_ms = 0.0
@@ -159,7 +159,7 @@ class SimBroker:
 
     def _drop_publishers(self) -> None:
         for _, item in self._inbox:
-            if isinstance(item, Publish):
+            if isinstance(item, SimPublish):
                 item.answer(NoOffset.UNKNOWN)
         for hosted in self.hosted:
             for publish in hosted.accepted:
@@ -175,7 +175,7 @@ class SimBroker:
 
     # The turn
 
-    def take(self, number: int, item: Event | Publish | SyncEnded) -> None:
+    def take(self, number: int, item: Event | SimPublish | SyncEnded) -> None:
         """Put something into the inbox of a partition."""
         if self.alive:
             self._inbox.append((number, item))
@@ -193,7 +193,7 @@ class SimBroker:
         inbox, self._inbox = self._inbox, []
         touched = sorted({number for number, _ in inbox})
         for number, item in inbox:
-            if isinstance(item, Publish):
+            if isinstance(item, SimPublish):
                 self._accept(self.hosted[number], item)
             elif isinstance(item, SyncEnded):
                 self._learn(number)
@@ -210,7 +210,7 @@ class SimBroker:
         for effect in hosted.replica.step(event, int(self.clock.now_ms)):
             self._carry_out(number, hosted, effect)
 
-    def _accept(self, hosted: Hosted, publish: Publish) -> None:
+    def _accept(self, hosted: Hosted, publish: SimPublish) -> None:
         if hosted.replica.refusal is None:
             hosted.accepted.append(publish)
         else:
@@ -232,7 +232,7 @@ class SimBroker:
         ref = BatchRef(
             Offset(base), Offset(base + len(accepted)), hosted.replica.epoch, len(payload)
         )
-        hosted.log.append(Stored(ref, payload))
+        hosted.log.append(StoredKey(ref, payload))
         hosted.waiting += [(base + i, publish) for i, publish in enumerate(accepted)]
         self._step(number, ev.Appended((ref,), (payload,)))
 
@@ -331,7 +331,7 @@ class SimBroker:
             self._step(number, ev.Undone(Offset(hosted.log.seen.end)))
             return
         for ref, buffer in zip(effect.batches, effect.buffers, strict=True):
-            hosted.log.append(Stored(ref, bytes(buffer)))
+            hosted.log.append(StoredKey(ref, bytes(buffer)))
 
     def _expose(self, number: int, hosted: Hosted, offset: int) -> None:
         """Let the checker look, and tell publishers."""
@@ -347,7 +347,7 @@ class SimBroker:
     def _read_log(self, number: int, hosted: Hosted, effect: fx.ReadLog) -> None:
         """Whole batches up to a size, at least one; none from a damaged one on."""
         log = hosted.log
-        found: list[Stored] = []
+        found: list[StoredKey] = []
         size, offset = 0, int(effect.from_offset)
         while offset < log.seen.end and offset not in log.damaged and size < effect.bytes_max:
             stored = log.seen.at(offset)
@@ -384,7 +384,7 @@ class SimBroker:
     def _repair(self, log: SimLog, effect: fx.Repair) -> None:
         self._world.counts["repaired"] += 1
         for ref, buffer in zip(effect.batches, effect.buffers, strict=True):
-            log.repair(Stored(ref, bytes(buffer)))
+            log.repair(StoredKey(ref, bytes(buffer)))
 
 
 def compaction_end(hosted: Hosted) -> int:
@@ -392,7 +392,7 @@ def compaction_end(hosted: Hosted) -> int:
     return hosted.exposed
 
 
-def _split(found: list[Stored]) -> tuple[tuple[BatchRef, ...], tuple[Buffer, ...]]:
+def _split(found: list[StoredKey]) -> tuple[tuple[BatchRef, ...], tuple[Buffer, ...]]:
     return tuple(s.ref for s in found), tuple(s.payload for s in found)
 
 

@@ -14,11 +14,11 @@ import msgspec
 
 from simulation import replication_broker as broker_module
 from simulation import replication_disk as disk_module
-from simulation.bugs import Replacement, Rewrite
+from simulation.bugs import Replacement, SourceRewrite
 from simulation.replication_broker import Hosted
 from simulation.replication_disk import Image, SimLog
-from simulation.replication_keys import Stored, is_filler
-from simulation.replication_oracle import Oracle, Partition
+from simulation.replication_keys import StoredKey, is_filler
+from simulation.replication_oracle import Oracle, OraclePartition
 from strandline.core.replication import leader as leader_module
 from strandline.core.replication import repair as repair_module
 from strandline.core.replication.effects import Committed, Effect, Send, TruncateTo
@@ -209,7 +209,7 @@ def _lead_on_after_a_restart(self: Oracle, broker: BrokerId, life: int) -> bool:
 _beat = Oracle.beat
 
 
-def _elect_anybody(self: Oracle, partition: Partition) -> set[BrokerId]:
+def _elect_anybody(self: Oracle, partition: OraclePartition) -> set[BrokerId]:
     return {b for b in partition.replicas if b in self._lives and b not in self._fenced}
 
 
@@ -222,16 +222,16 @@ def _mend_with_anything(*_: object) -> bool:
     return False
 
 
-def _give_nothing_of_a_filler(self: Image, offset: int) -> Stored | None:
+def _give_nothing_of_a_filler(self: Image, offset: int) -> StoredKey | None:
     return self.batches.get(offset)
 
 
-def _give_whole_batches(self: Image, offset: int) -> Stored | None:
+def _give_whole_batches(self: Image, offset: int) -> StoredKey | None:
     holders = (each for each in self.batches.values() if each.ref.next_offset > offset)
     return next(holders, None)
 
 
-def _merge_over_epochs(before: Stored, after: Stored) -> bool:
+def _merge_over_epochs(before: StoredKey, after: StoredKey) -> bool:
     return is_filler(before) and is_filler(after)
 
 
@@ -328,7 +328,7 @@ REPLICATION_BUGS: Final = (
         _compact_to_the_end,
         (broker_module,),
     ),
-    Rewrite(
+    SourceRewrite(
         "what a leader gives up after it was written passes for refused",
         "simulation.replication_broker:SimBroker._give_up",
         "NoOffset.UNKNOWN",

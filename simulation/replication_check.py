@@ -5,12 +5,12 @@ every ack and every log must agree with it. ``ViolationError`` says what was see
 """
 
 from simulation.replication_disk import Image, SimLog
-from simulation.replication_keys import Stored, is_null, key_of, state_of, tail
+from simulation.replication_keys import StoredKey, is_null, key_of, state_of, tail
 from simulation.world import ViolationError, World
 from strandline.testing.history import PartitionHistory
 
 
-class Checker:
+class ReplicationChecker:
     """Of one partition.
 
     Args:
@@ -25,7 +25,7 @@ class Checker:
     ) -> None:
         self.name = name
         self.is_compacted = is_compacted
-        self.truth: dict[int, Stored] = {}
+        self.truth: dict[int, StoredKey] = {}
         self.committed = 0
         self.history = PartitionHistory(f"partition {name}")
         self.logs: dict[int, SimLog] = {}
@@ -76,7 +76,7 @@ class Checker:
                 self.fail(f"broker {broker} has {stored} at {first}, exposed before: {known}")
             first = known.ref.next_offset
 
-    def _known(self, offset: int) -> Stored | None:
+    def _known(self, offset: int) -> StoredKey | None:
         """The truth from an offset on; a log may start within a batch."""
         base = self._bases.get(offset)
         if base is None:
@@ -144,7 +144,7 @@ class Checker:
             first = known.ref.next_offset
         return True
 
-    def _note_records(self, stored: Stored) -> None:
+    def _note_records(self, stored: StoredKey) -> None:
         """A record is committed at one offset only."""
         for offset, value in stored.records:
             self.history.placed(value, offset)

@@ -1,6 +1,6 @@
 """Publishers and readers of a simulated cluster of replicas."""
 
-from simulation.replication_broker import Answer, NoOffset, Publish
+from simulation.replication_broker import Answer, NoOffset, SimPublish
 from simulation.replication_cluster import Cluster
 from simulation.replication_faults import LOSSES_FROM_MS
 from strandline.types import BrokerId
@@ -50,11 +50,11 @@ class Clients:
             self._publisher(number, self._published)
 
         checker = self._cluster.checkers[number]
-        publish = Publish(b"%d" % value, checker.history.acked_end, answer)
+        publish = SimPublish(b"%d" % value, checker.history.acked_end, answer)
         self._world.send((CLIENTS, leader), self._publish, leader, number, publish)
         self._world.after(PATIENCE_MS, answer, NoOffset.UNKNOWN)
 
-    def _publish(self, leader: BrokerId, number: int, publish: Publish) -> None:
+    def _publish(self, leader: BrokerId, number: int, publish: SimPublish) -> None:
         """What the network repeats is taken once: idempotence is not the replicas' business."""
         if not publish.is_taken:
             publish.is_taken = True

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from simulation.replication_broker import SimBroker
-from simulation.replication_check import Checker
+from simulation.replication_check import ReplicationChecker
 from simulation.replication_disk import SimLog
-from simulation.replication_oracle import METADATA, Oracle, Partition
+from simulation.replication_oracle import METADATA, Oracle, OraclePartition
 from simulation.world import World
 from strandline.core.replication import effects as fx
 from strandline.core.replication import events as ev
@@ -55,8 +55,8 @@ class Cluster:
             min_isr = rng.choice((1, 2, 2))
             is_compacted = self.lazy is not None or (seed + number) % 3 == 0
             everybody = tuple(self.ids)
-            partitions.append(Partition(everybody, min_isr, everybody, is_compacted))
-            checker = Checker(number, world, min_isr=min_isr, is_compacted=is_compacted)
+            partitions.append(OraclePartition(everybody, min_isr, everybody, is_compacted))
+            checker = ReplicationChecker(number, world, min_isr=min_isr, is_compacted=is_compacted)
             self.checkers.append(checker)
         self.oracle = Oracle(world, partitions)
         self.brokers = {b: SimBroker(b, self, [SimLog() for _ in partitions]) for b in self.ids}

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from simulation.replication_keys import Stored, filler, may_merge, survey, tail, without
+from simulation.replication_keys import StoredKey, filler, may_merge, survey, tail, without
 from strandline.types import LeaderEpoch, Offset
 
 
@@ -29,11 +29,11 @@ class Image:
     It may start within its first batch, whose first records were removed.
     """
 
-    batches: dict[int, Stored] = field(default_factory=dict)
+    batches: dict[int, StoredKey] = field(default_factory=dict)
     start: int = 0
     end: int = 0
 
-    def append(self, stored: Stored) -> None:
+    def append(self, stored: StoredKey) -> None:
         """Add a batch at the end."""
         if stored.ref.base_offset != self.end:
             raise AssertionError(f"a batch at {stored.ref.base_offset}, the log ends at {self.end}")
@@ -61,7 +61,7 @@ class Image:
                 break
             del self.batches[base]
 
-    def at(self, offset: int) -> Stored | None:
+    def at(self, offset: int) -> StoredKey | None:
         """The batch that begins at an offset, or what one there has from it on."""
         stored = self.batches.get(offset)
         if stored is not None:
@@ -74,8 +74,8 @@ class Image:
     def compact(self, reach: Reach) -> None:
         """Remove records as ``storage.compaction`` does; the log stays dense."""
         keys = survey(self.batches.values(), reach.below)
-        compacted: dict[int, Stored] = {}
-        last: Stored | None = None
+        compacted: dict[int, StoredKey] = {}
+        last: StoredKey | None = None
         for stored in self.batches.values():
             kept = stored
             if stored.ref.next_offset <= reach.upto:
@@ -85,12 +85,12 @@ class Image:
             compacted[kept.ref.base_offset] = last = kept
         self.batches = compacted
 
-    def replace(self, stored: Stored) -> None:
+    def replace(self, stored: StoredKey) -> None:
         """Put a repaired batch in place."""
         if stored.ref.base_offset in self.batches:
             self.batches[stored.ref.base_offset] = stored
 
-    def between(self, first: int, after: int) -> list[Stored]:
+    def between(self, first: int, after: int) -> list[StoredKey]:
         """Batches from the one at ``first`` on that begin below ``after``."""
         found = []
         while first < after:
@@ -122,11 +122,11 @@ class SimLog:
 
     # Changes
 
-    def append(self, stored: Stored) -> None:
+    def append(self, stored: StoredKey) -> None:
         """Write a batch."""
         self._change(Image.append, stored)
 
-    def repair(self, stored: Stored) -> None:
+    def repair(self, stored: StoredKey) -> None:
         """Put a batch in the place of a damaged one."""
         self.damaged.discard(stored.ref.base_offset)
         self._change(Image.replace, stored)

@@ -17,7 +17,7 @@ KEYS = 101
 _NULL_EVERY = 4
 
 
-class Stored(NamedTuple):
+class StoredKey(NamedTuple):
     """A batch as it is on disk."""
 
     ref: BatchRef
@@ -30,7 +30,7 @@ class Stored(NamedTuple):
 
 
 @dataclass(slots=True)
-class Keys:
+class SimKeys:
     """The newest offset of each key; whose newest is a null value that is not alone."""
 
     newest: dict[int, int] = field(default_factory=dict)
@@ -47,35 +47,35 @@ def is_null(value: bytes) -> bool:
     return int(value) % _NULL_EVERY == 0
 
 
-def is_filler(stored: Stored) -> bool:
+def is_filler(stored: StoredKey) -> bool:
     """Whether nothing is left of a batch."""
     return not stored.payload.strip(b",")
 
 
-def filler(base: int, after: int, epoch: LeaderEpoch) -> Stored:
+def filler(base: int, after: int, epoch: LeaderEpoch) -> StoredKey:
     """Stands for offsets of which nothing is left."""
     payload = b"," * (after - base - 1)
-    return Stored(BatchRef(Offset(base), Offset(after), epoch, len(payload)), payload)
+    return StoredKey(BatchRef(Offset(base), Offset(after), epoch, len(payload)), payload)
 
 
-def tail(stored: Stored, offset: int) -> Stored:
+def tail(stored: StoredKey, offset: int) -> StoredKey:
     """What a batch has from an offset on, as a batch of its own."""
     ref = stored.ref
     payload = b",".join(stored.payload.split(b",")[offset - ref.base_offset :])
-    return Stored(
+    return StoredKey(
         BatchRef(Offset(offset), ref.next_offset, ref.leader_epoch, len(payload)), payload
     )
 
 
-def may_merge(before: Stored, after: Stored) -> bool:
+def may_merge(before: StoredKey, after: StoredKey) -> bool:
     """Whether two batches in a row are fillers of one leader epoch."""
     is_one_epoch = before.ref.leader_epoch == after.ref.leader_epoch
     return is_one_epoch and is_filler(before) and is_filler(after)
 
 
-def survey(batches: Iterable[Stored], below: int) -> Keys:
+def survey(batches: Iterable[StoredKey], below: int) -> SimKeys:
     """The keys of records that are committed."""
-    keys = Keys()
+    keys = SimKeys()
     for stored in batches:
         if stored.ref.next_offset > below:
             break
@@ -90,7 +90,7 @@ def survey(batches: Iterable[Stored], below: int) -> Keys:
     return keys
 
 
-def without(stored: Stored, keys: Keys, *, tombstones_below: int) -> Stored:
+def without(stored: StoredKey, keys: SimKeys, *, tombstones_below: int) -> StoredKey:
     """A batch without what may go."""
     kept = [
         value if value and _stays(offset, value, keys, tombstones_below=tombstones_below) else b""
@@ -98,12 +98,12 @@ def without(stored: Stored, keys: Keys, *, tombstones_below: int) -> Stored:
     ]
     payload = b",".join(kept)
     ref = stored.ref
-    return Stored(
+    return StoredKey(
         BatchRef(ref.base_offset, ref.next_offset, ref.leader_epoch, len(payload)), payload
     )
 
 
-def _stays(offset: int, value: bytes, keys: Keys, *, tombstones_below: int) -> bool:
+def _stays(offset: int, value: bytes, keys: SimKeys, *, tombstones_below: int) -> bool:
     key = key_of(value)
     if keys.newest.get(key, -1) > offset:
         return False

@@ -20,7 +20,7 @@ METADATA = BrokerId(0)
 
 
 @dataclass(slots=True)
-class Partition:
+class OraclePartition:
     """What metadata holds of a partition."""
 
     replicas: tuple[BrokerId, ...]
@@ -54,7 +54,7 @@ class Oracle:
         partitions: replicas, ISR and ``min_isr`` set; nobody leads yet.
     """
 
-    def __init__(self, world: World, partitions: list[Partition]) -> None:
+    def __init__(self, world: World, partitions: list[OraclePartition]) -> None:
         self.partitions = partitions
         self._world = world
         self._lives: dict[BrokerId, int] = {}
@@ -120,17 +120,17 @@ class Oracle:
             self._world.counts["handed over"] += 1
             self._elect(partition, avoid=partition.leader)
 
-    def _remove(self, partition: Partition, broker: BrokerId) -> None:
+    def _remove(self, partition: OraclePartition, broker: BrokerId) -> None:
         """Out of the ISR, unless it is the last."""
         rest = tuple(b for b in partition.isr if b != broker)
         if rest and rest != partition.isr:
             partition.isr = rest
             partition.version += 1
 
-    def _electable(self, partition: Partition) -> set[BrokerId]:
+    def _electable(self, partition: OraclePartition) -> set[BrokerId]:
         return {b for b in partition.isr if b in self._lives and b not in self._fenced}
 
-    def _elect(self, partition: Partition, *, avoid: BrokerId | None) -> None:
+    def _elect(self, partition: OraclePartition, *, avoid: BrokerId | None) -> None:
         """A new epoch, with any live in-sync replica as its leader, or with none."""
         candidates = sorted(self._electable(partition) - {avoid})
         partition.leader = self._world.rng.choice(candidates) if candidates else None
@@ -156,7 +156,7 @@ class Oracle:
             return False
         return incarnation == str(self._lives[broker])
 
-    def _decide(self, partition: Partition, proposal: ProposeIsr) -> IsrChanged | IsrRefused:
+    def _decide(self, partition: OraclePartition, proposal: ProposeIsr) -> IsrChanged | IsrRefused:
         added = set(proposal.isr) - set(partition.isr)
         is_current = proposal.epoch == partition.epoch and proposal.version == partition.version
         if not is_current or not all(self._may_join(*member) for member in proposal.joining):

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from simulation.transactions_check import Checker
+from simulation.transactions_check import TransactionChecker
 from simulation.transactions_clients import Zombie
 from simulation.transactions_driver import Driver
 from simulation.transactions_groups import GROUPS_PLACE, SimGroups
@@ -27,7 +27,7 @@ from strandline.core.transactions.coordinator import Coordinator
 from strandline.core.transactions.effects import Mark, MarkerKind
 from strandline.core.transactions.state import (
     CoordinatorState,
-    Producer,
+    TransactionalProducer,
     TransactionEntry,
     TransactionPartition,
 )
@@ -51,7 +51,7 @@ class Slice(NamedTuple):
     next_offset: Offset
 
 
-class SimLog:
+class SimTransactionLog:
     """A log of headers, one batch for each offset."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class SimLog:
         """The offset of the next batch."""
         return Offset(len(self.batches))
 
-    def append(self, attributes: int, producer: Producer, value: str) -> bytes:
+    def append(self, attributes: int, producer: TransactionalProducer, value: str) -> bytes:
         """Add a batch; returns it."""
         who = producer.producer_id, producer.epoch
         head = (MAGIC, 0, HEADER_BYTES, VERSION, 0, attributes, len(self.batches), 1, 0, 0, 0, 0, 0)
@@ -96,7 +96,7 @@ class SimPartition:
     def __init__(self, world: World, place: TransactionPartition) -> None:
         self.world = world
         self.place = place
-        self.log = SimLog()
+        self.log = SimTransactionLog()
         self.high_watermark = Offset(0)
         self.ledger = self._loaded()
         self.epoch = 0
@@ -110,7 +110,7 @@ class SimPartition:
             log, start=Offset(0), high_watermark=self.high_watermark
         )
 
-    def write(self, producer: Producer, value: str, done: Any) -> None:
+    def write(self, producer: TransactionalProducer, value: str, done: Any) -> None:
         """Take a record of a transaction; ``done`` hears whether it is committed."""
         try:
             self.ledger.check(producer)
@@ -127,7 +127,9 @@ class SimPartition:
         attributes = marker_attributes(mark.kind)
         self._append(attributes, mark.producer, value=mark.kind.value, done=done)
 
-    def _append(self, attributes: int, producer: Producer, *, value: str, done: Any) -> None:
+    def _append(
+        self, attributes: int, producer: TransactionalProducer, *, value: str, done: Any
+    ) -> None:
         self.ledger.written(self.log.append(attributes, producer, value))
         self.waiting.append((len(self.log.batches), done))
         rng = self.world.rng
@@ -187,7 +189,7 @@ class SimCoordinator:
     is_over: bool = False
 
 
-class History:
+class TransactionHistory:
     """One history.
 
     Args:
@@ -196,7 +198,7 @@ class History:
 
     def __init__(self, seed: int) -> None:
         self.world = world = World(seed)
-        self.checker = Checker()
+        self.checker = TransactionChecker()
         places = [
             TransactionPartition("s", number, LogId(number + 1)) for number in range(PARTITIONS)
         ]
@@ -391,6 +393,6 @@ def run(seed: int) -> World:
     Raises:
         ViolationError: a promise was broken.
     """
-    history = History(seed)
+    history = TransactionHistory(seed)
     history.live(STEPS)
     return history.world

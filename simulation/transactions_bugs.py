@@ -5,7 +5,7 @@ Rule: as ``metadata_bugs``.
 
 from typing import Any, Final
 
-from simulation.bugs import Replacement, Rewrite
+from simulation.bugs import Replacement, SourceRewrite
 from strandline.broker.read_path.transaction_visibility import PartitionTransactions
 from strandline.core.coordinator_effects import DecisionLog
 from strandline.core.groups import coordinator as groups
@@ -59,25 +59,25 @@ TRANSACTION_BUGS: Final = (
         (TransactionIndex,),
     ),
     Replacement("parts that lost are kept", "is_overtaken", lambda *_: False, (coordinator,)),
-    Rewrite(
+    SourceRewrite(
         "a prepared transaction is taken over",
         f"{_COORDINATOR}._begin",
-        "known.status is Status.PREPARED",
+        "known.status is TransactionStatus.PREPARED",
         "False",
     ),
-    Rewrite(
+    SourceRewrite(
         "a repeat is published again",
         f"{_COORDINATOR}._publish",
         "batch.number <= last.batch",
         "batch.number < last.batch",
     ),
-    Rewrite(
+    SourceRewrite(
         "records get in behind the end that is on its way",
         f"{_VISIBILITY}.check",
         "producer in self._ending or ",
         "",
     ),
-    Rewrite(
+    SourceRewrite(
         "a marker counts before it is committed",
         f"{_VISIBILITY}.commit",
         "while noted and noted[0].offset < high_watermark",
@@ -86,19 +86,19 @@ TRANSACTION_BUGS: Final = (
     Replacement(
         "what was cut off the log is remembered", "forget_from", _nothing, (PartitionTransactions,)
     ),
-    Rewrite(
+    SourceRewrite(
         "an abort forgets what it aborts",
         f"{_INDEX}.note",
         "if kind is MarkerKind.ABORT:",
         "if kind is None:",
     ),
-    Rewrite(
+    SourceRewrite(
         "a timeout commits",
         f"{_COORDINATOR}._time_passed",
-        "Status.ABORTING",
-        "Status.COMMITTING",
+        "TransactionStatus.ABORTING",
+        "TransactionStatus.COMMITTING",
     ),
-    Rewrite(
+    SourceRewrite(
         "positions of aborted transactions count",
         "strandline.core.groups.state:GroupsState._end",
         "if is_commit:",

@@ -12,7 +12,7 @@ from simulation.world import ViolationError
 OPEN, COMMITTED, ABORTED, UNKNOWN = "open", "committed", "aborted", "unknown"
 
 
-class Checker:
+class TransactionChecker:
     """What is known of each transaction."""
 
     def __init__(self) -> None:

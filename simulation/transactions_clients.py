@@ -12,11 +12,11 @@ from simulation.transactions_groups import GROUPS_PLACE
 from strandline.core.coordinator_effects import Answer, Refuse
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.effects import Begun
-from strandline.core.transactions.state import Producer, TransactionPartition
+from strandline.core.transactions.state import TransactionalProducer, TransactionPartition
 from strandline.errors import StrandlineError
 
 if TYPE_CHECKING:
-    from simulation.transactions import History
+    from simulation.transactions import TransactionHistory
 
 RECORDS = 3
 RETRY_MS = 15.0
@@ -31,7 +31,7 @@ class Zombie:
         id_: its transactional id.
     """
 
-    def __init__(self, history: "History", id_: str) -> None:
+    def __init__(self, history: "TransactionHistory", id_: str) -> None:
         self.history = history
         self.id = id_
         self.life = 0
@@ -39,8 +39,8 @@ class Zombie:
         self.decided = 0
         """Transactions whose end it heard of."""
         self.is_stopping = False
-        self.after: Producer | None = None
-        self.staged: tuple[str, Producer] | None = None
+        self.after: TransactionalProducer | None = None
+        self.staged: tuple[str, TransactionalProducer] | None = None
         self.is_prepared = False
         """Whether it heard that what is staged is prepared, and nobody has tried to end it."""
 
@@ -202,7 +202,7 @@ class Zombie:
         self.staged = None
         self.later(self.begin)
 
-    def _end(self, name: str, producer: Producer, *, is_commit: bool) -> None:
+    def _end(self, name: str, producer: TransactionalProducer, *, is_commit: bool) -> None:
         self.history.checker.ended(name, UNKNOWN if is_commit else ABORTED)
 
         def ended(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
@@ -218,7 +218,12 @@ class Zombie:
 
 
 def commit_position(
-    client: Zombie, id_: str, producer: Producer, *, offset: int, done: Callable[[], None]
+    client: Zombie,
+    id_: str,
+    producer: TransactionalProducer,
+    *,
+    offset: int,
+    done: Callable[[], None],
 ) -> None:
     """Have a position of the client's group count with a transaction, and then ``done``.
 
@@ -260,7 +265,7 @@ class Work:
         id_: its transactional id.
     """
 
-    def __init__(self, owner: Any, name: str, producer: Producer, *, id_: str) -> None:
+    def __init__(self, owner: Any, name: str, producer: TransactionalProducer, *, id_: str) -> None:
         self.owner = owner
         self.name = name
         self.producer = producer

@@ -9,16 +9,16 @@ from simulation.transactions_check import UNKNOWN
 from simulation.transactions_clients import Work, Zombie, commit_position
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.effects import Published
-from strandline.core.transactions.state import Batch, Producer
+from strandline.core.transactions.state import BatchOfProducer, TransactionalProducer
 
 if TYPE_CHECKING:
-    from simulation.transactions import History
+    from simulation.transactions import TransactionHistory
 
 
 class Driver(Zombie):
     """A driver whose tasks stage parts of numbered batches, which it publishes."""
 
-    def __init__(self, history: "History", id_: str) -> None:
+    def __init__(self, history: "TransactionHistory", id_: str) -> None:
         super().__init__(history, id_)
         self.batch = 0
         self.parts: list[str] = []
@@ -40,7 +40,7 @@ class Driver(Zombie):
     def _stage(self, part: str) -> None:
         history, nonce = self.history, f"nonce {part}"
         history.fresh_id += 1
-        fresh, batch = history.fresh_id, Batch(self.id, self.batch)
+        fresh, batch = history.fresh_id, BatchOfProducer(self.id, self.batch)
 
         def begun(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
             if not is_done:
@@ -55,7 +55,7 @@ class Driver(Zombie):
 
         self.ask(lambda token: ev.Begin(token, part, None, nonce, 300_000, fresh, batch), begun)
 
-    def _prepare(self, part: str, producer: Producer) -> None:
+    def _prepare(self, part: str, producer: TransactionalProducer) -> None:
         self.history.checker.ended(part, UNKNOWN)
 
         def prepared(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
@@ -93,19 +93,19 @@ class Driver(Zombie):
                     self, part, value.producer, offset=number, done=lambda: prepare(value.producer)
                 )
 
-        def prepare(producer: Producer) -> None:
+        def prepare(producer: TransactionalProducer) -> None:
             history.checker.moved(f"{self.id}/{number}", self.id, number)
             self.ask(
                 lambda token: ev.Prepare(token, part, producer),
                 lambda is_done, _: done(part) if is_done else self.later(self.begin),
             )
 
-        batch = Batch(self.id, number)
+        batch = BatchOfProducer(self.id, number)
         self.ask(lambda token: ev.Begin(token, part, None, nonce, 2_000, fresh, batch), begun)
 
     def _publish(self, written: tuple[str, ...], position: str) -> None:
         number, fingerprint = self.batch, f"{self.id} {self.batch}"
-        batch = Batch(self.id, number)
+        batch = BatchOfProducer(self.id, number)
         parts = (*written, position) if position else written
 
         def published(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer

@@ -13,9 +13,9 @@ from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.state import GroupEntry, GroupsState
 from strandline.core.groups.transactions import Mark as GroupMark
-from strandline.core.groups.transactions import Transaction
+from strandline.core.groups.transactions import PendingOffsets
 from strandline.core.transactions.effects import Mark
-from strandline.core.transactions.state import Producer, TransactionPartition
+from strandline.core.transactions.state import TransactionalProducer, TransactionPartition
 from strandline.types import LogId
 
 GROUPS_PLACE: Final = TransactionPartition("__groups", 0, LogId(1_000))
@@ -65,7 +65,9 @@ class SimGroups:
 
         self._ask(lambda token: ev.MarkTransaction(token, who, kind), answered)
 
-    def commit(self, group: str, offset: int, producer: Producer, *, answer: Any) -> None:
+    def commit(
+        self, group: str, offset: int, producer: TransactionalProducer, *, answer: Any
+    ) -> None:
         """Positions on their way, perhaps for long; ``answer`` hears an effect, or None."""
         who, positions = _transaction(producer), {STREAM: {0: offset}}
         rng = self.world.rng
@@ -113,5 +115,5 @@ class SimGroups:
         self._step(ev.Stored(sequence))
 
 
-def _transaction(producer: Producer) -> Transaction:
-    return Transaction(producer.producer_id, producer.epoch)
+def _transaction(producer: TransactionalProducer) -> PendingOffsets:
+    return PendingOffsets(producer.producer_id, producer.epoch)

@@ -21,7 +21,7 @@ from strandline.core.groups import effects as fx
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.state import GroupsState, decode_entry, encode_entry
-from strandline.core.groups.transactions import Mark, Transaction
+from strandline.core.groups.transactions import Mark, PendingOffsets
 from strandline.types import PartitionName
 
 SCRIPTS = sorted((Path(__file__).parent / "groups").glob("*.txt"))
@@ -34,7 +34,7 @@ def place(text):
 
 
 def transaction(text):
-    return None if text is None else Transaction(*map(int, text.split(".")))
+    return None if text is None else PendingOffsets(*map(int, text.split(".")))
 
 
 def shown(partitions):

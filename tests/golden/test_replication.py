@@ -21,7 +21,7 @@ import msgspec
 import pytest
 
 from simulation.replication_disk import Reach, SimLog
-from simulation.replication_keys import Stored
+from simulation.replication_keys import StoredKey
 from strandline.core.replication import effects as fx
 from strandline.core.replication import events as ev
 from strandline.core.replication import messages as ms
@@ -144,7 +144,7 @@ class Story:
                 self.links.setdefault((number, to), deque()).append(effect)
             case fx.Append(refs, buffers):
                 for ref, buffer in zip(refs, buffers, strict=True):
-                    log.append(Stored(ref, buffer))
+                    log.append(StoredKey(ref, buffer))
             case fx.TruncateTo(offset):
                 log.truncate_to(offset)
             case fx.ResetTo(offset):
@@ -218,7 +218,7 @@ class Story:
         replica, log = self.replicas[number], self.logs[number]
         base = log.seen.end
         ref = BatchRef(base, base + count, replica.epoch, len(payload))
-        log.append(Stored(ref, payload))
+        log.append(StoredKey(ref, payload))
         self.step(number, ev.Appended((ref,), (payload,)))
 
     def compact(self, number):

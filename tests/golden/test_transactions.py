@@ -23,9 +23,9 @@ from strandline.core.transactions.coordinator import Coordinator
 from strandline.core.transactions.effects import MarkerKind
 from strandline.core.transactions.index import TransactionIndex
 from strandline.core.transactions.state import (
-    Batch,
+    BatchOfProducer,
     CoordinatorState,
-    Producer,
+    TransactionalProducer,
     TransactionPartition,
 )
 
@@ -34,7 +34,7 @@ SCRIPTS = sorted((Path(__file__).parent / "transactions").glob("*.txt"))
 
 def producer(text):
     producer_id, epoch = text.split(".")
-    return Producer(int(producer_id), int(epoch))
+    return TransactionalProducer(int(producer_id), int(epoch))
 
 
 def place(text):
@@ -44,7 +44,7 @@ def place(text):
 
 def batch(text):
     name, number = text.split("/")
-    return Batch(name, int(number))
+    return BatchOfProducer(name, int(number))
 
 
 class Partition:
@@ -167,7 +167,7 @@ class Story:
 
     def publish(self, name, number, fingerprint, *parts):
         token = f"publish {name}/{number}"
-        return self.step(ev.Publish(token, Batch(name, int(number)), parts, fingerprint))
+        return self.step(ev.Publish(token, BatchOfProducer(name, int(number)), parts, fingerprint))
 
     def last(self, name):
         return self.step(ev.Read(f"last {name}", lambda state: state.publications[name].batch))

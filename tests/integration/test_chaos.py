@@ -7,7 +7,7 @@ import pytest
 
 from chaos.broker import JumpingClock, Knobs, SlowDisk
 from chaos.cluster import ChaosCluster
-from chaos.run import Plan, run_chaos
+from chaos.run import ChaosPlan, run_chaos
 from simulation.world import ViolationError
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 async def test_no_promise_is_broken(tmp_path):
     """Whatever is killed, paused, cut off or slow: all that was acked is everywhere, once."""
     # The suite's other tests use the same machine: `make chaos` judges liveness more strictly.
-    outcome = await run_chaos(Plan(3, 0.0, SEED, FAULTS, progress_s=60.0), tmp_path)
+    outcome = await run_chaos(ChaosPlan(3, 0.0, SEED, FAULTS, progress_s=60.0), tmp_path)
     assert outcome.faults == dict.fromkeys(FAULTS, 1)
     assert outcome.stored >= outcome.acked > outcome.own > 0
     assert outcome.read == 4 * outcome.stored, "three readers and one that roams"

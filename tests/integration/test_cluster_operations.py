@@ -240,7 +240,7 @@ def test_a_broker_joins_and_another_is_drained_and_removed(brokers):
     assert found.removed == (1,)
     brokers.gone[1] = removed = brokers.running.pop(1)
     assert removed.stop() == 0
-    again = cluster.AdmitBroker(broker=1, peer_address="127.0.0.1:1")
+    again = cluster.AdmitBrokerRequest(broker=1, peer_address="127.0.0.1:1")
     with pytest.raises(InvalidRequestError, match="not used again"):
         brokers.order(cluster.ADMIT_BROKER, again)
     removed.start()  # with the directory it had
@@ -356,7 +356,7 @@ def test_a_lost_disk_is_replaced_by_an_explicit_order(brokers):
     brokers.found(3)
     brokers.create("orders", replicas=3, min_isr=2)
     brokers.append("orders", *"abc")
-    prefer = cluster.ElectLeader(stream="orders", leader=3)
+    prefer = cluster.ElectLeaderRequest(stream="orders", leader=3)
     brokers.order(cluster.ELECT_LEADER, prefer)
     lost = brokers.running[3]
     lost.kill()
@@ -383,7 +383,7 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
     brokers.append("orders", *"abcdef")
     first = part(brokers.status()).leader
     second, third = (n for n in (1, 2, 3) if n != first)
-    elect = cluster.ElectLeader(stream="orders", leader=second)
+    elect = cluster.ElectLeaderRequest(stream="orders", leader=second)
     brokers.order(cluster.ELECT_LEADER, elect, at=third)
     found = brokers.until(lambda found: part(found).leader == second, at=third)
     assert part(found).replicas[0] == second, "or leaders shared again would undo it"
@@ -497,7 +497,7 @@ def elect_one_that_lacks_records(brokers):
     brokers.running[leader].kill()
     brokers.running[follower].start()
     brokers.until(lambda found: states(found)[follower] == "live", at=other)
-    clean = cluster.ElectLeader(stream="rare", leader=follower)
+    clean = cluster.ElectLeaderRequest(stream="rare", leader=follower)
     with pytest.raises(InvalidRequestError, match="may lack committed records"):
         brokers.order(cluster.ELECT_LEADER, clean, at=other)
     words = ("cluster", "elect", "rare", "--leader", follower, "--unclean")

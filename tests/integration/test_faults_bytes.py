@@ -17,7 +17,7 @@ import pytest
 
 import strandline
 from strandline.broker.peers.frame import HEAD, encode_frame
-from strandline.broker.peers.handshake import Identity, encode_hello
+from strandline.broker.peers.handshake import PeerIdentity, encode_hello
 from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
@@ -44,7 +44,7 @@ GRPC = [
     h2(0, length=0xFFFFFF, stream=1), h2(7, bytes(8)),
     PREFACE + h2(1, b"\x83\x86\x04\x12/proto.API/Publish", flags=4, stream=1), h2(200, bytes(99)),
 ]  # fmt: skip
-STRANGER = Identity(cluster_id="bytes", broker_id=BrokerId(2), incarnation="x")
+STRANGER = PeerIdentity(cluster_id="bytes", broker_id=BrokerId(2), incarnation="x")
 HELLO = b"".join(encode_hello(STRANGER, BrokerId(1)))
 GRAINS = {
     "ingest_port": [

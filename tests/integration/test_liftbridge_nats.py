@@ -74,7 +74,7 @@ def test_an_envelope_is_unwrapped_and_acknowledged(api, server, way):
     name = f"wrapped-{way.replace('_', '-')}"
     request = pb.CreateStreamRequest(name=name, subject=name, partitions=2)
     api.CreateStream(request, timeout=TIMEOUT_S)
-    message = envelope.Message(
+    message = envelope.EnvelopeMessage(
         key=b"k",
         value=b"v",
         headers=[("h", b"1")],
@@ -104,7 +104,7 @@ def test_an_envelope_may_expect_an_offset(api, server, way):
     request.optimisticConcurrencyControl.value = True
     api.CreateStream(request, timeout=TIMEOUT_S)
     messages = [
-        envelope.Message(offset=offset, value=b"%d" % n, ack_inbox=f"_INBOX.acks.{n}")
+        envelope.EnvelopeMessage(offset=offset, value=b"%d" % n, ack_inbox=f"_INBOX.acks.{n}")
         for n, offset in enumerate((0, 0, 1, -1))
     ]
     payloads = [(name, envelope.encode_message(message), "") for message in messages]
@@ -123,7 +123,7 @@ def test_a_readonly_stream_refuses_nats_too(api, server):
     api.SetStreamReadonly(
         pb.SetStreamReadonlyRequest(name="closed", readonly=True), timeout=TIMEOUT_S
     )
-    message = envelope.Message(value=b"v", ack_inbox="_INBOX.acks.r")
+    message = envelope.EnvelopeMessage(value=b"v", ack_inbox="_INBOX.acks.r")
     [(_, ack)] = over_nats(server.nats_url, ("closed", envelope.encode_message(message), ""))
     assert ack.error == envelope.AckError.UNKNOWN
     request = pb.FetchPartitionMetadataRequest(stream="closed")

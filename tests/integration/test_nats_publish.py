@@ -9,7 +9,7 @@ import nats.js.errors
 import pytest
 
 import strandline
-from strandline.record.envelope import AckError, Message, decode_ack, encode_message
+from strandline.record.envelope import AckError, EnvelopeMessage, decode_ack, encode_message
 from strandline.testing.server import Server
 
 
@@ -289,7 +289,7 @@ async def test_liftbridge_envelope(admin, nc, stream, flushed):
     inbox = nc.new_inbox()
     acks = await nc.subscribe(inbox)
     await flushed(nc)
-    message = Message(
+    message = EnvelopeMessage(
         key=b"k", value=b"v", headers=[("h", b"1")], ack_inbox=inbox, correlation_id="c"
     )
     await nc.publish(f"{name}.x", encode_message(message))

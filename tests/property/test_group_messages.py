@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from strandline.api import groups as wire
 from strandline.api.wire import decode, encode
-from strandline.core.groups.state import GroupEntry, Member, decode_entry, encode_entry
+from strandline.core.groups.state import GroupEntry, GroupMember, decode_entry, encode_entry
 from strandline.errors import InvalidRecordError, InvalidRequestError
 from strandline.types import PartitionName
 
@@ -18,7 +18,7 @@ numbers = st.integers(0, 1 << 40)
 partitions = st.frozensets(st.builds(PartitionName, names, st.integers(0, 9999)), max_size=5)
 positions = st.dictionaries(names, st.dictionaries(st.integers(0, 9999), numbers), max_size=3)
 members = st.builds(
-    Member,
+    GroupMember,
     id=names,
     instance=st.text(max_size=5),
     streams=st.lists(names, max_size=3).map(tuple),
@@ -38,9 +38,9 @@ entries = st.builds(
     is_deleted=st.booleans(),
 )
 MESSAGES = (
-    wire.JoinGroup,
+    wire.JoinGroupRequest,
     wire.GroupHeartbeat,
-    wire.LeaveGroup,
+    wire.LeaveGroupRequest,
     wire.CommitOffsets,
     wire.GroupRef,
 )
@@ -75,9 +75,9 @@ def test_any_bytes_are_a_request_or_an_error_of_ours(kind, data):
 @pytest.mark.parametrize(
     "message",
     [
-        wire.JoinGroup(group="g" * 401, member="m", streams=("s",), session_ms=1),
-        wire.JoinGroup(group="g", member="m", streams=(), session_ms=1),
-        wire.JoinGroup(group="g", member="m", streams=("s",) * 1001, session_ms=1),
+        wire.JoinGroupRequest(group="g" * 401, member="m", streams=("s",), session_ms=1),
+        wire.JoinGroupRequest(group="g", member="m", streams=(), session_ms=1),
+        wire.JoinGroupRequest(group="g", member="m", streams=("s",) * 1001, session_ms=1),
         wire.CommitOffsets(group="g", positions={}),
         wire.CommitOffsets(group="g", positions={"s": {0: -1}}),
         wire.GroupHeartbeat(group="g", member="", epoch=1),

@@ -17,7 +17,7 @@ from strandline.errors import DiskFullError, NotLeaderError, UnavailableError
 from strandline.servers.grpc._generated import logspec_pb2 as pb
 from strandline.servers.grpc.beam.append import AppendStream
 from strandline.servers.grpc.calls import Call
-from strandline.servers.grpc.connection import Connection
+from strandline.servers.grpc.connection import GrpcConnection
 from strandline.servers.grpc.framing import framed
 from strandline.servers.grpc.listener import GrpcListener
 from strandline.servers.grpc.methods import Direct
@@ -156,7 +156,7 @@ class Session:
         self._listener = GrpcListener(methods, Telemetry(), Access(BrokerConfig(), None))
         # Both ways are compared within one round of the loop, which may take long.
         self._listener.budget = SimpleNamespace(slice_end=lambda: math.inf)
-        self._server = Connection(self._listener)
+        self._server = GrpcConnection(self._listener)
         self._wire = Wire()
         self._server.connection_made(self._wire)
         self._client = H2Connection(H2Configuration(client_side=True, header_encoding=None))

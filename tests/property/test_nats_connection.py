@@ -11,7 +11,7 @@ from strandline.broker.write_path.admission import Admission
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, LimitsConfig, StreamConfig
 from strandline.errors import DiskFullError
-from strandline.record.envelope import Message, encode_message
+from strandline.record.envelope import EnvelopeMessage, encode_message
 from strandline.servers.nats.backpressure import ROUND, Backpressure
 from strandline.servers.nats.connection import PublisherConnection
 from strandline.servers.nats.ingest import MessageIngest
@@ -106,7 +106,7 @@ class Transport:
     resume_reading = pause_reading
 
 
-envelope = encode_message(Message(key=b"k", value=b"v", ack_inbox="_INBOX.i.1"))
+envelope = encode_message(EnvelopeMessage(key=b"k", value=b"v", ack_inbox="_INBOX.i.1"))
 pieces = st.sampled_from(
     [
         b"SUB _INBOX.i.* 1\r\n", b"SUB _INBOX.> 2\r\n", b"SUB _INBOX.i.1 3\r\n", b"SUB > 4\r\n",

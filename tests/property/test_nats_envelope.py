@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from strandline.record.envelope import (
     MAGIC,
-    Ack,
-    Message,
+    EnvelopeAck,
+    EnvelopeMessage,
     decode_ack,
     decode_message,
     encode_ack,
@@ -20,7 +20,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 int64s = st.integers(min_value=-(1 << 63), max_value=(1 << 63) - 1)
 headers = st.dictionaries(texts, st.binary(max_size=9), max_size=4).map(lambda d: list(d.items()))
 messages = st.builds(
-    Message,
+    EnvelopeMessage,
     offset=int64s,
     key=st.binary(max_size=9),
     value=st.binary(max_size=60),
@@ -35,7 +35,7 @@ messages = st.builds(
     ack_policy=st.integers(min_value=0, max_value=5),
 )
 acks = st.builds(
-    Ack,
+    EnvelopeAck,
     stream=texts,
     partition_subject=texts,
     message_subject=texts,

@@ -3,10 +3,10 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from strandline.broker.peers.errors import FrameError, HandshakeError
+from strandline.broker.peers.errors import HandshakeError, PeerFrameError
 from strandline.broker.peers.frame import HEAD, Frame, FrameDecoder, encode_frame
-from strandline.broker.peers.handshake import Identity, accept_answer, accept_hello
-from strandline.broker.peers.session import Back, Close, Lost, Session
+from strandline.broker.peers.handshake import PeerIdentity, accept_answer, accept_hello
+from strandline.broker.peers.session import Back, Close, Lost, PeerSession
 from strandline.types import BrokerId
 
 FRAME_MAX = 2000
@@ -41,7 +41,7 @@ def fed(decoder, data, sizes):
         turn += 1
         try:
             found += decoder.feed(data[position : position + size])
-        except FrameError as error:
+        except PeerFrameError as error:
             return found, error
         position += size
         assert len(decoder.buffer()) > 0
@@ -96,7 +96,7 @@ def test_no_flipped_bit_goes_unnoticed(sent, sizes, data):
 @example(0, b"\x80")
 def test_any_first_frame_gives_a_hello_or_a_refusal(channel, header):
     """Whatever a stranger says first, the answer is a handshake error at worst."""
-    me = Identity(cluster_id="c", broker_id=BrokerId(1), incarnation="i")
+    me = PeerIdentity(cluster_id="c", broker_id=BrokerId(1), incarnation="i")
     for judge in (
         lambda: accept_hello(Frame(channel, header), me, {BrokerId(2)}, certified=None),
         lambda: accept_answer(Frame(channel, header), me, BrokerId(2), certified=None),
@@ -123,7 +123,7 @@ steps = st.tuples(
 @given(st.lists(steps, max_size=40))
 def test_a_session_keeps_its_invariants(story):
     """Back and Lost alternate; up means two open connections of one incarnation; none is leaked."""
-    session = Session()
+    session = PeerSession()
     alive: list[Half] = []  # opened, and neither ended nor told to close
     closing: list[Half] = []  # told to close; their end is still to come
     told = [Lost]

@@ -7,7 +7,7 @@ then, as by a full disk or a change of leaders, and now and then known from its 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.broker.write_path.producer_state import Producers
+from strandline.broker.write_path.producer_state import ProducerStates
 from strandline.errors import OutOfOrderSequenceError, ProducerFencedError
 from strandline.types import ProducerStamp
 
@@ -84,7 +84,7 @@ def answer(producers, stamp, records):
 
 
 def noted(log, **limits):
-    producers = Producers(**limits)
+    producers = ProducerStates(**limits)
     for stamp, records, offset in log:
         producers.note(stamp, records, offset=offset, now_ns=0)
     return producers
@@ -92,7 +92,7 @@ def noted(log, **limits):
 
 def play(steps, check, **limits):
     """Let both see the same; ``check`` compares each answer."""
-    model, producers = Model(), Producers(**limits)
+    model, producers = Model(), ProducerStates(**limits)
     for kind, what, records in steps:
         if kind == "cut":
             if not producers.forget_from(model.cut(what)):

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from simulation.consensus import Group
+from simulation.consensus import ConsensusGroup
 from simulation.consensus_aims import AIMS, Figure8, TwoChanges, group
 from simulation.consensus_bugs import CONSENSUS_BUGS
 from simulation.world import ViolationError
@@ -16,7 +16,7 @@ def test_histories_keep_every_promise():
     """Nothing acked is lost, one value per index, reads never stale, agreement after healing."""
     acked = reads = changes = 0
     for seed in range(SEEDS):
-        counts = Group(seed).run().counts
+        counts = ConsensusGroup(seed).run().counts
         acked += counts["acked"]
         reads += counts["reads"]
         changes += counts["membership changes"]
@@ -41,7 +41,16 @@ def run_all(aim, *, seeds):
 def test_some_seeds_aim():
     """Every fourth, at each aim in turn; the others are as they were."""
     kinds = [type(group(seed)) for seed in range(8)]
-    assert kinds == [Group, Group, Group, AIMS[0], Group, Group, Group, AIMS[1]]
+    assert kinds == [
+        ConsensusGroup,
+        ConsensusGroup,
+        ConsensusGroup,
+        AIMS[0],
+        ConsensusGroup,
+        ConsensusGroup,
+        ConsensusGroup,
+        AIMS[1],
+    ]
 
 
 @pytest.mark.parametrize(

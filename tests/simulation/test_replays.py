@@ -8,7 +8,8 @@ import pytest
 
 SIM = "from simulation"
 HISTORIES = {
-    "consensus": f"{SIM}.consensus import Group; tell = lambda s: Group(s).run().fingerprint",
+    "consensus": f"{SIM}.consensus import ConsensusGroup; "
+    "tell = lambda s: ConsensusGroup(s).run().fingerprint",
     "metadata": f"{SIM}.metadata import MetadataRun; tell = lambda s: MetadataRun(s).live(200)",
     "recovery": f"{SIM}.recovery import run; tell = lambda s: run(s).fingerprint",
     "replication": f"{SIM}.replication import run; tell = lambda s: run(s).fingerprint",

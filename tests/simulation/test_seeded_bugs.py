@@ -5,7 +5,7 @@ import contextlib
 import pytest
 
 from simulation.__main__ import SIMULATIONS, find_bug
-from simulation.bugs import Replacement, Rewrite
+from simulation.bugs import Replacement, SourceRewrite
 
 QUICK = {
     "a follower acks what it has not synced",
@@ -70,7 +70,7 @@ def test_there_are_enough_bugs_each_with_a_name_of_its_own():
 
 def test_a_rewrite_whose_place_has_changed_is_an_error():
     """It would pass for found or not found at random."""
-    bug = Rewrite("gone", "strandline.core.raft.raft:Raft.tick", "no such text", "")
+    bug = SourceRewrite("gone", "strandline.core.raft.raft:Raft.tick", "no such text", "")
     with pytest.raises(ValueError, match="0 times"), bug.planted():
         raise AssertionError("not reached")
 

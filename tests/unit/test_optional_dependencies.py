@@ -48,12 +48,12 @@ def test_a_package_of_nobody_is_asked_of_all():
 )
 def test_a_position_store_without_its_library_names_the_extra(module, package, monkeypatch):
     """The import fails as imports do, and says what to install."""
-    monkeypatch.delitem(sys.modules, f"strandline.client.{module}", raising=False)
+    monkeypatch.delitem(sys.modules, f"strandline.client.consumer.{module}", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'strandline\[positions\]'"):
-        importlib.import_module(f"strandline.client.{module}")
+        importlib.import_module(f"strandline.client.consumer.{module}")
 
 
 def test_a_server_for_tests_without_the_broker_names_the_extra(monkeypatch):

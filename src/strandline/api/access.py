@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from strandline.api.wire import Answer, Count, Message
+from strandline.api.wire import Count, WireAnswer, WireMessage
 from strandline.security.acl import Rule
 
 LIST_RULES: Final = "list_rules"
@@ -39,13 +39,13 @@ ACTIONS: Final[dict[str, str]] = {
 _TokenId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{8}$")]
 
 
-class Rules(Message, frozen=True, kw_only=True):
+class Rules(WireMessage, frozen=True, kw_only=True):
     """Some rules."""
 
     rules: Annotated[tuple[Rule, ...], msgspec.Meta(min_length=1, max_length=RULES_MAX)]
 
 
-class AddToken(Message, frozen=True, kw_only=True):
+class AddTokenRequest(WireMessage, frozen=True, kw_only=True):
     """A token by its hash."""
 
     id: _TokenId
@@ -56,13 +56,13 @@ class AddToken(Message, frozen=True, kw_only=True):
     """0: never."""
 
 
-class WhichToken(Message, frozen=True, kw_only=True):
+class WhichToken(WireMessage, frozen=True, kw_only=True):
     """A token by its id."""
 
     id: _TokenId
 
 
-class TokenInfo(Answer, frozen=True, kw_only=True):
+class TokenInfo(WireAnswer, frozen=True, kw_only=True):
     """A token in a list, without its text."""
 
     id: str

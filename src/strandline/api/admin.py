@@ -26,7 +26,7 @@ import msgspec
 
 from strandline.api import access, cluster, encryption, groups, local, quotas, transactions
 from strandline.api.tickets import WAIT_MS_MAX, Bound
-from strandline.api.wire import Answer, Count, Int64, Message, Name, PartitionNumber
+from strandline.api.wire import Count, Int64, Name, PartitionNumber, WireAnswer, WireMessage
 from strandline.config import PARTITIONS_MAX, StreamConfig
 
 PROTOCOL_VERSION = 1
@@ -62,7 +62,7 @@ ACTIONS: dict[str, str] = {
 """Every action, with its description in ListActions."""
 
 
-class StreamName(Message, frozen=True, kw_only=True):
+class StreamName(WireMessage, frozen=True, kw_only=True):
     """A reference to a stream."""
 
     name: Name
@@ -73,7 +73,7 @@ _Numbers = Annotated[
 ]
 
 
-class StreamInfoRequest(Message, frozen=True, kw_only=True):
+class StreamInfoRequest(WireMessage, frozen=True, kw_only=True):
     """A request to describe a stream."""
 
     name: Name
@@ -82,7 +82,7 @@ class StreamInfoRequest(Message, frozen=True, kw_only=True):
     of other partitions are what the broker knows, at once."""
 
 
-class DeleteRecords(Message, frozen=True, kw_only=True):
+class DeleteRecords(WireMessage, frozen=True, kw_only=True):
     """A request to delete a partition's records below an offset."""
 
     name: Name
@@ -90,7 +90,7 @@ class DeleteRecords(Message, frozen=True, kw_only=True):
     offset: Count
 
 
-class OffsetsRequest(Message, frozen=True, kw_only=True):
+class OffsetsRequest(WireMessage, frozen=True, kw_only=True):
     """A request to resolve an offset or time in each partition."""
 
     name: Name
@@ -107,7 +107,7 @@ _Beyond = Annotated[
 ]
 
 
-class WaitRequest(Message, frozen=True, kw_only=True):
+class WaitRequest(WireMessage, frozen=True, kw_only=True):
     """A request to wait until a high watermark passes the offset given for its partition."""
 
     name: Name
@@ -115,13 +115,13 @@ class WaitRequest(Message, frozen=True, kw_only=True):
     wait_ms_max: Annotated[int, msgspec.Meta(ge=0, le=WAIT_MS_MAX)] = 1000
 
 
-class Offsets(Answer, frozen=True, kw_only=True):
+class Offsets(WireAnswer, frozen=True, kw_only=True):
     """Offsets by partition."""
 
     offsets: dict[int, int]
 
 
-class PartitionInfo(Answer, frozen=True, kw_only=True):
+class PartitionInfo(WireAnswer, frozen=True, kw_only=True):
     """A partition's offsets (half-open), size and replicas."""
 
     partition: int
@@ -145,7 +145,7 @@ class PartitionInfo(Answer, frozen=True, kw_only=True):
         return self.high_watermark - self.log_start_offset - self.hidden_offsets
 
 
-class StreamInfo(Answer, frozen=True, kw_only=True):
+class StreamInfo(WireAnswer, frozen=True, kw_only=True):
     """A stream as clients see it."""
 
     config: StreamConfig
@@ -168,7 +168,7 @@ class StreamInfo(Answer, frozen=True, kw_only=True):
         return self.config.subject
 
 
-class ServerInfo(Answer, frozen=True, kw_only=True):
+class ServerInfo(WireAnswer, frozen=True, kw_only=True):
     """A broker as clients see it."""
 
     version: str
@@ -182,7 +182,7 @@ class ServerInfo(Answer, frozen=True, kw_only=True):
     """In a cluster its own ``host:port``, as the others name it."""
 
 
-class ProducerInfo(Answer, frozen=True, kw_only=True):
+class ProducerInfo(WireAnswer, frozen=True, kw_only=True):
     """The identity of an idempotent producer."""
 
     producer_id: int

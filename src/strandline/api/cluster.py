@@ -20,7 +20,7 @@ from typing import Annotated
 
 import msgspec
 
-from strandline.api.wire import Answer, Message, Name, PartitionNumber
+from strandline.api.wire import Name, PartitionNumber, WireAnswer, WireMessage
 from strandline.config import PARTITIONS_MAX
 
 CLUSTER_STATUS = "cluster_status"
@@ -50,27 +50,27 @@ BrokerNumber = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 _Brokers = Annotated[tuple[BrokerNumber, ...], msgspec.Meta(max_length=100)]
 
 
-class WhichBroker(Message, frozen=True, kw_only=True):
+class WhichBroker(WireMessage, frozen=True, kw_only=True):
     """A reference to a broker."""
 
     broker: BrokerNumber
 
 
-class AdmitBroker(Message, frozen=True, kw_only=True):
+class AdmitBrokerRequest(WireMessage, frozen=True, kw_only=True):
     """A new broker and the address at which the others reach it."""
 
     broker: BrokerNumber
     peer_address: Annotated[str, msgspec.Meta(pattern=r"^.{1,190}:[0-9]{1,5}$")]
 
 
-class DrainBroker(Message, frozen=True, kw_only=True):
+class DrainBroker(WireMessage, frozen=True, kw_only=True):
     """Start moving all replicas off a broker, or stop (``is_on`` false)."""
 
     broker: BrokerNumber
     is_on: bool = True
 
 
-class Reassign(Message, frozen=True, kw_only=True):
+class Reassign(WireMessage, frozen=True, kw_only=True):
     """A request to move partitions of a stream.
 
     Attributes:
@@ -85,7 +85,7 @@ class Reassign(Message, frozen=True, kw_only=True):
     to: _Brokers = ()
 
 
-class ElectLeader(Message, frozen=True, kw_only=True):
+class ElectLeaderRequest(WireMessage, frozen=True, kw_only=True):
     """A new leader of a partition; ``is_unclean``: even if committed records are lost."""
 
     stream: Name
@@ -94,20 +94,20 @@ class ElectLeader(Message, frozen=True, kw_only=True):
     is_unclean: bool = False
 
 
-class AddPartitions(Message, frozen=True, kw_only=True):
+class AddPartitionsRequest(WireMessage, frozen=True, kw_only=True):
     """A number of partitions to add to a stream."""
 
     name: Name
     count: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
 
 
-class Begun(Answer, frozen=True, kw_only=True):
+class Begun(WireAnswer, frozen=True, kw_only=True):
     """The number of partitions that have begun to move."""
 
     moves: int
 
 
-class BrokerInfo(Answer, frozen=True, kw_only=True):
+class BrokerInfo(WireAnswer, frozen=True, kw_only=True):
     """One broker of a cluster."""
 
     id: int
@@ -121,7 +121,7 @@ class BrokerInfo(Answer, frozen=True, kw_only=True):
     """Whether it is a voter of the metadata quorum."""
 
 
-class CopiesInfo(Answer, frozen=True, kw_only=True):
+class CopiesInfo(WireAnswer, frozen=True, kw_only=True):
     """The leader and the replicas of a partition."""
 
     stream: str
@@ -143,7 +143,7 @@ class CopiesInfo(Answer, frozen=True, kw_only=True):
         return bool(self.adding or self.removing)
 
 
-class ClusterStatus(Answer, frozen=True, kw_only=True):
+class ClusterStatus(WireAnswer, frozen=True, kw_only=True):
     """A cluster as the broker asked knows it."""
 
     cluster: str

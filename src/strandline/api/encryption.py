@@ -8,7 +8,7 @@
 Rules: as ``admin``. No key crosses the wire, not even wrapped.
 """
 
-from strandline.api.wire import Answer, Message, Name
+from strandline.api.wire import Name, WireAnswer, WireMessage
 
 LIST_KEYS = "list_keys"
 ROTATE_KEYS = "rotate_keys"
@@ -20,14 +20,14 @@ ACTIONS: dict[str, str] = {
 """Every action, with its description in ListActions."""
 
 
-class RotateKeys(Message, frozen=True, kw_only=True):
+class RotateKeys(WireMessage, frozen=True, kw_only=True):
     """Wrap data keys anew, perhaps with one more for what is published from now on."""
 
     stream: Name
     has_new_key: bool = False
 
 
-class KeyInfo(Answer, frozen=True, kw_only=True):
+class KeyInfo(WireAnswer, frozen=True, kw_only=True):
     """A data key of a stream."""
 
     stream: str

@@ -20,7 +20,7 @@ from typing import Annotated
 
 import msgspec
 
-from strandline.api.wire import Answer, Count, Message, Name, PartitionNumber
+from strandline.api.wire import Count, Name, PartitionNumber, WireAnswer, WireMessage
 from strandline.config import PARTITIONS_MAX
 
 GROUPS_STREAM = "__groups"
@@ -61,7 +61,7 @@ _Offsets = Annotated[dict[PartitionNumber, Count], msgspec.Meta(max_length=PARTI
 _Positions = Annotated[dict[Name, _Offsets], msgspec.Meta(min_length=1, max_length=STREAMS_MAX)]
 
 
-class JoinGroup(Message, frozen=True, kw_only=True, omit_defaults=True):
+class JoinGroupRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """A request to join a group, or to change the streams of a member."""
 
     group: GroupName
@@ -76,7 +76,7 @@ class JoinGroup(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Whether offsets are stored elsewhere, so that the group stays until it is deleted."""
 
 
-class GroupHeartbeat(Message, frozen=True, kw_only=True, omit_defaults=True):
+class GroupHeartbeat(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """A heartbeat with the partitions that the member holds."""
 
     group: GroupName
@@ -88,7 +88,7 @@ class GroupHeartbeat(Message, frozen=True, kw_only=True, omit_defaults=True):
     instance: _Optional = ""
 
 
-class Assignment(Answer, frozen=True, kw_only=True):
+class Assignment(WireAnswer, frozen=True, kw_only=True):
     """The partitions a member may consume; it gives up any others that it holds."""
 
     epoch: int
@@ -102,21 +102,21 @@ class Assignment(Answer, frozen=True, kw_only=True):
     """Whether other members have not given up partitions meant for it yet: ask again soon."""
 
 
-class LeaveGroup(Message, frozen=True, kw_only=True):
+class LeaveGroupRequest(WireMessage, frozen=True, kw_only=True):
     """A request to leave a group."""
 
     group: GroupName
     member: MemberName
 
 
-class TransactionRef(Message, frozen=True, array_like=True):
+class TransactionRef(WireMessage, frozen=True, array_like=True):
     """A transaction, as its producer."""
 
     producer_id: Count
     epoch: Count
 
 
-class CommitOffsets(Message, frozen=True, kw_only=True, omit_defaults=True):
+class CommitOffsets(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """A request to commit offsets of a group."""
 
     group: GroupName
@@ -132,7 +132,7 @@ class CommitOffsets(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The transaction that commits them; it has announced that it commits offsets."""
 
 
-class GroupRef(Message, frozen=True, kw_only=True, omit_defaults=True):
+class GroupRef(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """A reference to a group."""
 
     group: GroupName
@@ -140,14 +140,14 @@ class GroupRef(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Whether ``group_info`` is refused while transactions are about to commit offsets."""
 
 
-class GroupSummary(Answer, frozen=True, kw_only=True):
+class GroupSummary(WireAnswer, frozen=True, kw_only=True):
     """A group in a list."""
 
     group: str
     members: int
 
 
-class MemberInfo(Answer, frozen=True, kw_only=True):
+class MemberInfo(WireAnswer, frozen=True, kw_only=True):
     """A member of a group."""
 
     member: str
@@ -160,7 +160,7 @@ class MemberInfo(Answer, frozen=True, kw_only=True):
     """Partitions it must give up and may still be consuming."""
 
 
-class GroupInfo(Answer, frozen=True, kw_only=True):
+class GroupInfo(WireAnswer, frozen=True, kw_only=True):
     """A group's members, assignment and committed offsets."""
 
     group: str

@@ -10,7 +10,7 @@ Nothing is listed that only the broker can judge, such as encrypted records.
 
 from typing import Final
 
-from strandline.api.wire import Answer
+from strandline.api.wire import WireAnswer
 
 LOCAL_FILES: Final = "local_files"
 
@@ -19,7 +19,7 @@ ACTIONS: Final[dict[str, str]] = {
 }
 
 
-class LocalFile(Answer, frozen=True):
+class LocalFile(WireAnswer, frozen=True):
     """Whole batches in a row."""
 
     path: str
@@ -31,7 +31,7 @@ class LocalFile(Answer, frozen=True):
     """Where the last of them ends."""
 
 
-class AbortedRange(Answer, frozen=True):
+class AbortedRange(WireAnswer, frozen=True):
     """A transaction of a partition that was aborted; offsets are half-open."""
 
     producer_id: int
@@ -39,7 +39,7 @@ class AbortedRange(Answer, frozen=True):
     end: int
 
 
-class LocalPart(Answer, frozen=True):
+class LocalPart(WireAnswer, frozen=True):
     """A partition's part of the read, half-open."""
 
     partition: int
@@ -58,7 +58,7 @@ class LocalPart(Answer, frozen=True):
     """what these have written."""
 
 
-class LocalFiles(Answer, frozen=True):
+class LocalFiles(WireAnswer, frozen=True):
     """The read, resolved: its partitions in the order in which they are read."""
 
     proof_file: str

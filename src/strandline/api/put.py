@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from strandline.api.status import ErrorBody
-from strandline.api.wire import Answer, Count, Message, Name, PartitionNumber
+from strandline.api.wire import Count, Name, PartitionNumber, WireAnswer, WireMessage
 from strandline.config import Acks
 from strandline.errors import InvalidRecordError
 from strandline.record.schema import HEADERS_TYPE, RECORD_SCHEMA, SUBJECT_TYPE
@@ -50,7 +50,7 @@ NUMBERED_RECORDS_MAX = 65_535
 """Records in a batch with a ``ProducerTag``: it is stored as one."""
 
 
-class PutRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
+class PutRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """The target of a DoPut call."""
 
     stream: Name
@@ -62,7 +62,7 @@ class PutRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
     """The batches belong to the transaction of their producer, which was let into the partition."""
 
 
-class ProducerTag(Message, frozen=True, array_like=True):
+class ProducerTag(WireMessage, frozen=True, array_like=True):
     """The numbers an idempotent producer gave to a batch; as ``types.ProducerStamp``."""
 
     producer_id: Count
@@ -70,7 +70,7 @@ class ProducerTag(Message, frozen=True, array_like=True):
     sequence: Annotated[int, msgspec.Meta(ge=0, le=SEQUENCE_MAX)]
 
 
-class BatchTag(Message, frozen=True, kw_only=True, omit_defaults=True):
+class BatchTag(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """Metadata of one record batch."""
 
     sequence: Count
@@ -93,7 +93,7 @@ class AckedRange(NamedTuple):
     records: int
 
 
-class PutAck(Answer, frozen=True, kw_only=True, omit_defaults=True):
+class PutAck(WireAnswer, frozen=True, kw_only=True, omit_defaults=True):
     """The outcome of one record batch."""
 
     sequence: int

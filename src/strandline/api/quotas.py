@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from strandline.api.wire import Answer, Message
+from strandline.api.wire import WireAnswer, WireMessage
 from strandline.security.quota import LIMIT_MAX, Quota
 
 LIST_QUOTAS: Final = "list_quotas"
@@ -31,7 +31,7 @@ _Principal = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 _Limit = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_MAX)]
 
 
-class SetQuota(Message, frozen=True, kw_only=True):
+class SetQuotaRequest(WireMessage, frozen=True, kw_only=True):
     """Limits of a principal at each broker; 0 means no limit."""
 
     principal: _Principal
@@ -51,13 +51,13 @@ class SetQuota(Message, frozen=True, kw_only=True):
         )
 
 
-class WhoseQuota(Message, frozen=True, kw_only=True):
+class WhoseQuota(WireMessage, frozen=True, kw_only=True):
     """A principal."""
 
     principal: _Principal
 
 
-class QuotaInfo(Answer, frozen=True, kw_only=True):
+class QuotaInfo(WireAnswer, frozen=True, kw_only=True):
     """A quota as it is listed; 0: no limit."""
 
     principal: str

@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.api.wire import Answer, decode, encode
+from strandline.api.wire import WireAnswer, decode, encode
 from strandline.errors import (
     CorruptBatchError,
     DisconnectedError,
@@ -35,7 +35,7 @@ DETAIL_FIELDS: tuple[str, ...] = ("file", "position", "first_offset", "next_offs
 _CLASSES = {cls.code: cls for cls in all_error_classes()}
 
 
-class ErrorBody(Answer, frozen=True, kw_only=True, omit_defaults=True):
+class ErrorBody(WireAnswer, frozen=True, kw_only=True, omit_defaults=True):
     """An error as JSON."""
 
     code: str

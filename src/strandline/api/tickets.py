@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from strandline.api.wire import Count, Int64, Message, Name, PartitionNumber, Text, decode
+from strandline.api.wire import Count, Int64, Name, PartitionNumber, Text, WireMessage, decode
 from strandline.errors import InvalidRequestError, OffsetOutOfRangeError
 from strandline.record.schema import COLUMNS
 from strandline.record.subjects import validate_subject
@@ -28,7 +28,7 @@ _Columns = Annotated[list[_Column], msgspec.Meta(max_length=len(COLUMNS) + 1)]
 _Keys = Annotated[list[bytes], msgspec.Meta(max_length=KEYS_MAX)]
 
 
-class AtTimestamp(Message, frozen=True, kw_only=True):
+class AtTimestamp(WireMessage, frozen=True, kw_only=True):
     """The first record stored at or after a time."""
 
     timestamp_ns: Int64
@@ -39,7 +39,7 @@ Bound = Literal["earliest", "latest"] | Int64 | AtTimestamp
 start, is that of the record so many before the end."""
 
 
-class ReadRequest(Message, frozen=True, kw_only=True, omit_defaults=True):
+class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """A request to read."""
 
     stream: Name

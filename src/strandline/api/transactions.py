@@ -21,7 +21,7 @@ from typing import Annotated
 
 import msgspec
 
-from strandline.api.wire import Answer, Count, Message, Name, PartitionNumber
+from strandline.api.wire import Count, Name, PartitionNumber, WireAnswer, WireMessage
 
 COORDINATOR_STREAM = "__transactions"
 
@@ -57,28 +57,28 @@ TimeoutMs = Annotated[int, msgspec.Meta(ge=1, le=TIMEOUT_MS_MAX)]
 _Fingerprint = Annotated[str, msgspec.Meta(max_length=FINGERPRINT_BYTES_MAX)]
 
 
-class ProducerRef(Message, frozen=True, array_like=True):
+class ProducerRef(WireMessage, frozen=True, array_like=True):
     """The producer of a transaction."""
 
     producer_id: Count
     epoch: Count
 
 
-class PartitionRef(Message, frozen=True, array_like=True):
+class PartitionRef(WireMessage, frozen=True, array_like=True):
     """A partition by name."""
 
     stream: Name
     partition: PartitionNumber
 
 
-class BatchRef(Message, frozen=True, array_like=True):
+class StagedBatchRef(WireMessage, frozen=True, array_like=True):
     """A numbered batch of many parts."""
 
     transaction_id: TransactionalId
     number: Count
 
 
-class BeginTransaction(Message, frozen=True, kw_only=True, omit_defaults=True):
+class BeginTransaction(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """Begin a transaction."""
 
     id: TransactionalId
@@ -87,18 +87,18 @@ class BeginTransaction(Message, frozen=True, kw_only=True, omit_defaults=True):
     timeout_ms: TimeoutMs
     after: ProducerRef | None = None
     """Of the caller's last transaction; without it the id is taken over."""
-    batch: BatchRef | None = None
+    batch: StagedBatchRef | None = None
     """It is a part of this batch."""
 
 
-class TransactionBegun(Answer, frozen=True, kw_only=True):
+class TransactionBegun(WireAnswer, frozen=True, kw_only=True):
     """A transaction has begun."""
 
     producer: ProducerRef | None
     """None: the batch is published already, there is nothing to stage."""
 
 
-class AddToTransaction(Message, frozen=True, kw_only=True, omit_defaults=True):
+class AddToTransaction(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """Let records of a transaction into partitions, or positions of groups be part of it."""
 
     id: TransactionalId
@@ -108,14 +108,14 @@ class AddToTransaction(Message, frozen=True, kw_only=True, omit_defaults=True):
     """Whether it is to commit positions, by ``commit_offsets`` of groups."""
 
 
-class PrepareTransaction(Message, frozen=True, kw_only=True):
+class PrepareTransaction(WireMessage, frozen=True, kw_only=True):
     """Everything is written; who decides comes from outside."""
 
     id: TransactionalId
     producer: ProducerRef
 
 
-class EndTransaction(Message, frozen=True, kw_only=True):
+class EndTransaction(WireMessage, frozen=True, kw_only=True):
     """Commit or abort."""
 
     id: TransactionalId
@@ -123,7 +123,7 @@ class EndTransaction(Message, frozen=True, kw_only=True):
     commit: bool
 
 
-class EndPrepared(Message, frozen=True, kw_only=True):
+class EndPrepared(WireMessage, frozen=True, kw_only=True):
     """Commit or abort what is prepared."""
 
     id: TransactionalId
@@ -131,7 +131,7 @@ class EndPrepared(Message, frozen=True, kw_only=True):
     commit: bool
 
 
-class CommitStaged(Message, frozen=True, kw_only=True):
+class CommitStaged(WireMessage, frozen=True, kw_only=True):
     """Commit parts together, under a number that grows."""
 
     transaction_id: TransactionalId
@@ -140,13 +140,13 @@ class CommitStaged(Message, frozen=True, kw_only=True):
     fingerprint: _Fingerprint
 
 
-class TransactionName(Message, frozen=True, kw_only=True):
+class TransactionName(WireMessage, frozen=True, kw_only=True):
     """Under which id batches are published."""
 
     transaction_id: TransactionalId
 
 
-class Publication(Answer, frozen=True, kw_only=True):
+class StagedPublication(WireAnswer, frozen=True, kw_only=True):
     """A batch that is published."""
 
     transaction_id: str
@@ -156,7 +156,7 @@ class Publication(Answer, frozen=True, kw_only=True):
     """It had been published before."""
 
 
-class TransactionInfo(Answer, frozen=True, kw_only=True):
+class TransactionInfo(WireAnswer, frozen=True, kw_only=True):
     """The newest transaction of an id."""
 
     id: str

@@ -30,11 +30,11 @@ _decoders: dict[Any, Any] = {}
 _making = threading.Lock()
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class WireMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of what a client sends: an unknown field is an error, never silently ignored."""
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class WireAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """Base of what a broker sends: a client ignores fields of a newer broker."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from strandline.broker.maintenance.checkpointer import CheckpointSchedule
 from strandline.broker.maintenance.cleaner import Cleaner
-from strandline.broker.maintenance.corruption import DamageReports
+from strandline.broker.maintenance.corruption import CorruptionReports
 from strandline.broker.maintenance.reclaimer import SpaceReclaimer
 from strandline.broker.maintenance.scrubber import Scrubber
 from strandline.broker.stream import Stream
@@ -23,7 +23,7 @@ from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.group_commit import GroupCommitter
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.sync_policy import Syncer
+from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.core.metadata.image import MetadataImage, unknown_stream_message
@@ -71,7 +71,7 @@ class BrokerBase(ABC):
 
     _loop: asyncio.AbstractEventLoop
     _storage: Recovered
-    _syncer: Syncer
+    _syncer: SyncPolicy
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class BrokerBase(ABC):
             telemetry=self.telemetry,
             on_poisoned=self.turn.poison,
         )
-        self._damage = DamageReports(self.call_soon, telemetry=self.telemetry)
+        self._damage = CorruptionReports(self.call_soon, telemetry=self.telemetry)
         self.admission.on_damage = self._damage.met
         self._scrubber = Scrubber(
             self.partitions,

@@ -22,7 +22,7 @@ from strandline.broker.metadata_store import MetadataStore
 from strandline.broker.opening import log_plan, open_storage
 from strandline.broker.stream import Stream, state_error
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.sync_policy import Syncer
+from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.config import StreamConfig
 from strandline.core.metadata.commands import (
     AllocateProducerIds,
@@ -73,7 +73,7 @@ class Broker(BrokerBase):
         self._loop = asyncio.get_running_loop()
         self.lock = DataDirLock(self.data_dir)
         self.proof = write_proof(self.data_dir)
-        self._syncer = Syncer(self._loop, self.disk, self.clock)
+        self._syncer = SyncPolicy(self._loop, self.disk, self.clock)
         try:
             self._assemble()
             self._attach(self._recover())

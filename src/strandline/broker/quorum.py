@@ -14,10 +14,10 @@ from typing import NamedTuple, Protocol
 
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.write_path.group_commit import GroupCommitter
-from strandline.broker.write_path.replica_writes import Done, RawWrite
+from strandline.broker.write_path.replica_writes import Done, ReplicaWrite
 from strandline.clock import Clock
-from strandline.core.raft.leader import Leader
-from strandline.core.raft.messages import Entry, Envelope, Index, Kind, Members, Term
+from strandline.core.raft.leader import RaftLeader
+from strandline.core.raft.messages import Envelope, Index, Kind, Members, RaftEntry, Term
 from strandline.core.raft.raft import Raft
 from strandline.core.raft.ready import Ready
 from strandline.core.raft.state import RaftSettings
@@ -144,7 +144,7 @@ class Quorum:
     @property
     def is_leading(self) -> bool:
         """Whether this member leads, as far as it knows: proposals tell for certain."""
-        return self._failure is None and isinstance(self._raft.role, Leader)
+        return self._failure is None and isinstance(self._raft.role, RaftLeader)
 
     @property
     def term(self) -> Term:
@@ -323,7 +323,7 @@ class Quorum:
             return
         batches = self._store.batches(ready.entries, self._clock.now_ns())
         done = self._held_up(lambda: self._finish(ready))
-        self._turn.submit(RawWrite(LOG_ID, self._store.log, batches, done))
+        self._turn.submit(ReplicaWrite(LOG_ID, self._store.log, batches, done))
 
     def _beside(self, work: Callable[[int], None], then: Callable[[], None]) -> None:
         """Write small files and cut the log beside the loop."""
@@ -378,7 +378,7 @@ class Quorum:
         self._answer_reads()
         self._compact_if_due()
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: RaftEntry) -> None:
         outcome = self._machine.apply(entry.data) if entry.kind is Kind.COMMAND else None
         self.applied_index = entry.index
         proposal = self._proposals.pop(entry.index, None)

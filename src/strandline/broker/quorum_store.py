@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 from crc32c import crc32c
 
-from strandline.core.raft.messages import Entry, HardState, Index, Kind, Members, Snapshot, Term
+from strandline.core.raft.messages import HardState, Index, Kind, Members, RaftEntry, Snapshot, Term
 from strandline.errors import UNDECODABLE, CorruptBatchError
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_records
@@ -63,7 +63,7 @@ class QuorumStore:
         self._disk = disk
         self.log = log
 
-    def load(self, founders: Members) -> tuple[HardState, Snapshot, list[Entry]]:
+    def load(self, founders: Members) -> tuple[HardState, Snapshot, list[RaftEntry]]:
         """What is on disk; the entries are those after the snapshot.
 
         Args:
@@ -121,7 +121,7 @@ class QuorumStore:
             self.log.truncate_to(start, synced_sequence=synced_sequence)
         self.save_snapshot(snapshot)
 
-    def batches(self, entries: Iterable[Entry], now_ns: TimestampNs) -> list[bytearray]:
+    def batches(self, entries: Iterable[RaftEntry], now_ns: TimestampNs) -> list[bytearray]:
         """The entries as batches, each one its own.
 
         Batches are cut whole, and what this member has vouched for must never be cut with what a
@@ -156,9 +156,9 @@ class QuorumStore:
         found = self.log.read(offset, 1)
         return Term(read_header(found.buffer).leader_epoch) if found.buffer else None
 
-    def _entries(self) -> list[Entry]:
+    def _entries(self) -> list[RaftEntry]:
         """All entries in the log."""
-        entries: list[Entry] = []
+        entries: list[RaftEntry] = []
         offset = self.log.log_start_offset
         while offset < self.log.log_end_offset:
             found = self.log.read(offset, _READ_BYTES)
@@ -181,20 +181,20 @@ class QuorumStore:
         return read_with_twin(path, decoded, disk=self._disk)
 
 
-def _batch(entry: Entry, now_ns: TimestampNs) -> bytearray:
+def _batch(entry: RaftEntry, now_ns: TimestampNs) -> bytearray:
     """An entry as a batch."""
     stamp = Stamp(Offset(entry.index - 1), LeaderEpoch(entry.term), now_ns, "none")
     return encode_records([_encode(_Stored(entry.kind, entry.data))], [SUBJECT], stamp)
 
 
-def _entries_of(batch: memoryview) -> list[Entry]:
+def _entries_of(batch: memoryview) -> list[RaftEntry]:
     """The entries in a batch."""
     term = Term(read_header(batch).leader_epoch)
-    entries: list[Entry] = []
+    entries: list[RaftEntry] = []
     for rows in decode_batches(bytes(batch), columns=["offset", "value"]):
         for offset, value in zip(*(column.to_pylist() for column in rows.columns), strict=True):
             stored = _decode_entry(value)
-            entries.append(Entry(Index(offset + 1), term, stored.kind, stored.data))
+            entries.append(RaftEntry(Index(offset + 1), term, stored.kind, stored.data))
     return entries
 
 

@@ -85,12 +85,12 @@ def add(
     Start it afterwards with an empty data directory and --join. It has no replicas at first: see
     'strandline cluster rebalance'.
     """
-    from strandline.api.cluster import ADMIT_BROKER, AdmitBroker
+    from strandline.api.cluster import ADMIT_BROKER, AdmitBrokerRequest
 
     number, _, address = broker.partition("=")
     if not (number.isdigit() and int(number) and re.fullmatch(r".+:\d+", address)):
         raise InvalidRequestError(f"{broker!r} is not ID=HOST:PORT; write e.g. 4=10.0.0.4:9295")
-    order = AdmitBroker(broker=int(number), peer_address=address)
+    order = AdmitBrokerRequest(broker=int(number), peer_address=address)
     with connected(server) as connection:
         connection.action(ADMIT_BROKER, order, dict)
     if output is OutputFormat.json:
@@ -251,12 +251,14 @@ def elect(
     A replica that may lack acknowledged records is refused, unless --unclean: the last resort when
     every replica that has them all is lost.
     """
-    from strandline.api.cluster import ELECT_LEADER, ElectLeader
+    from strandline.api.cluster import ELECT_LEADER, ElectLeaderRequest
 
     if unclean:
         note(f"RECORDS MAY BE LOST: those of {stream}/{partition} that broker {leader} lacks")
         _confirm(f"Elect broker {leader} nevertheless?", output, yes=yes)
-    order = ElectLeader(stream=stream, partition=partition, leader=leader, is_unclean=unclean)
+    order = ElectLeaderRequest(
+        stream=stream, partition=partition, leader=leader, is_unclean=unclean
+    )
     with connected(server) as connection:
         connection.action(ELECT_LEADER, order, dict)
     _done(output, f"broker {leader} leads {stream}/{partition}")

@@ -313,7 +313,7 @@ def add_partitions(
     and after the change. Partitions cannot be removed.
     """
     from strandline.api.admin import STREAM_INFO, StreamInfo, StreamInfoRequest
-    from strandline.api.cluster import ADD_PARTITIONS, AddPartitions
+    from strandline.api.cluster import ADD_PARTITIONS, AddPartitionsRequest
     from strandline.cli.cluster_admin import connected
 
     with connected(server) as connection:
@@ -325,7 +325,7 @@ def add_partitions(
                 f"--partitions {partitions} is too few"
             )
         if more:
-            order = AddPartitions(name=name, count=more)
+            order = AddPartitionsRequest(name=name, count=more)
             [info] = connection.action(ADD_PARTITIONS, order, StreamInfo)
     print_done(f"{name} has {len(info.partitions)} partitions", info, output=output)
 

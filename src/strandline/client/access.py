@@ -86,7 +86,7 @@ class AccessControl:
             raise InvalidRequestError(
                 f"days is out of range: {days}; give None for no expiry"
             ) from error
-        body = access.AddToken(
+        body = access.AddTokenRequest(
             id=token_id(text) or "",
             principal=principal,
             sha256=fingerprint(text),

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from strandline.api.admin import ServerInfo, StreamInfo
-from strandline.api.transactions import Publication, TransactionInfo
+from strandline.api.transactions import StagedPublication, TransactionInfo
 from strandline.client.aio_admin import AsyncAccessControl, AsyncGroups, AsyncQuotas
 from strandline.client.aio_consumer import AsyncConsumer
 from strandline.client.aio_reading import AsyncReader, AsyncSubscription
@@ -169,12 +169,12 @@ class AsyncClient:
 
     async def commit_staged(
         self, transaction_id: str, batch_id: int, refs: Iterable[str], **options: Any
-    ) -> Publication:
+    ) -> StagedPublication:
         """Commit the staged parts of a batch together; as ``Client.commit_staged``."""
         publish = self._client.commit_staged
         return await asyncio.to_thread(publish, transaction_id, batch_id, refs, **options)
 
-    async def last_published(self, transaction_id: str) -> Publication | None:
+    async def last_published(self, transaction_id: str) -> StagedPublication | None:
         """Return the last batch committed under an id; as ``Client.last_published``."""
         return await asyncio.to_thread(self._client.last_published, transaction_id)
 

@@ -33,7 +33,7 @@ class Quotas:
             InvalidRequestError: the name is not valid, or nothing is limited.
             NotAllowedError: the caller does not administer the cluster.
         """
-        body = quotas.SetQuota(
+        body = quotas.SetQuotaRequest(
             principal=principal,
             publish_bytes_per_s=publish_bytes_per_s,
             read_bytes_per_s=read_bytes_per_s,

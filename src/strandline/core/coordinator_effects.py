@@ -54,7 +54,7 @@ class Forget:
 Decision = Store[EntryT] | Answer | Refuse | Forget
 
 
-class State(Protocol[EntryT]):
+class CoordinatorMachine(Protocol[EntryT]):
     """State built from the entries of a coordinator."""
 
     def apply(self, entry: EntryT, /) -> None:
@@ -77,7 +77,12 @@ class DecisionLog(Generic[EntryT, EffectT]):
     """
 
     def __init__(
-        self, state: State[EntryT], *, items_per_entry: int, sequence: int, entries: int
+        self,
+        state: CoordinatorMachine[EntryT],
+        *,
+        items_per_entry: int,
+        sequence: int,
+        entries: int,
     ) -> None:
         self._state = state
         self._items_per_entry = items_per_entry
@@ -128,7 +133,7 @@ class DecisionLog(Generic[EntryT, EffectT]):
         self.give(Forget(first))
 
 
-def restore(state: State[EntryT], entries: Iterable[EntryT]) -> int:
+def restore(state: CoordinatorMachine[EntryT], entries: Iterable[EntryT]) -> int:
     """Bring an empty state to where stored entries left it; how many there were."""
     count = 0
     for entry in entries:

@@ -55,7 +55,7 @@ _REMOVED = int(Attributes.REMOVED)
 WrappedKeys = Callable[[], tuple[WrappedKey, ...]]
 
 
-class Session:
+class EncryptionSession:
     """A derived key, and the nonces used with it."""
 
     def __init__(self, secret: bytes, partition: int, *, key_number: int, salt: bytes) -> None:
@@ -89,7 +89,7 @@ class BatchSealer:
         self._keys = keys
         self._masters = masters
         self._lock = threading.Lock()
-        self._session: Session | None = None
+        self._session: EncryptionSession | None = None
         self._session_key = ""
         self._said = ""
         self._secrets: dict[int, bytes] = {}
@@ -125,7 +125,7 @@ class BatchSealer:
                 session = self._renewed(session)
             return session.seal(batch)
 
-    def _renewed(self, session: Session | None) -> Session:
+    def _renewed(self, session: EncryptionSession | None) -> EncryptionSession:
         """A session of the newest data key; the present one if that key cannot be had yet.
 
         Records were accepted already, and any data key of the stream keeps them secret.
@@ -137,10 +137,10 @@ class BatchSealer:
                 raise
             return session
 
-    def _begin(self) -> Session:
+    def _begin(self) -> EncryptionSession:
         newest = self._newest()
         secret = self._secret(newest)
-        self._session = Session(
+        self._session = EncryptionSession(
             secret,
             self._name.partition,
             key_number=newest.number,

@@ -52,7 +52,7 @@ class PartitionRange(NamedTuple, Generic[PartitionT]):
     """The start was not an offset of the caller's: a deleted prefix moves it."""
 
 
-class Delivery(NamedTuple):
+class CursorBatch(NamedTuple):
     """A record batch for the reader, and at most how large it is: pyarrow takes long to count."""
 
     batch: pa.RecordBatch
@@ -105,7 +105,7 @@ class Cursor(Generic[PartitionT]):
             return 0
         return int(self._read(bytes_max).size)
 
-    def read(self) -> list[Delivery]:
+    def read(self) -> list[CursorBatch]:
         """The next records, about ``batch_bytes`` of them, as batches without empty ones.
 
         An empty list means that none of the records passed over was asked for, or that the end is
@@ -124,7 +124,7 @@ class Cursor(Generic[PartitionT]):
             self.position = max(self.position, end)
             return []
         before = self.position
-        batches: list[Delivery] = []
+        batches: list[CursorBatch] = []
         number = self.partition.name.partition
         for whole in decode_batches(buffer, columns=self._columns, partition=number):
             batch = self._cut(whole, end)
@@ -178,17 +178,17 @@ class Cursor(Generic[PartitionT]):
             self._may_move = False
         return batch
 
-    def _split(self, batch: pa.RecordBatch) -> list[Delivery]:
+    def _split(self, batch: pa.RecordBatch) -> list[CursorBatch]:
         """Only the columns asked for, in pieces of about ``batch_bytes``."""
         if self._has_extra:
             batch = batch.select(self._names)
         size, wanted = batch.get_total_buffer_size(), self._request.batch_bytes
         if size <= 2 * wanted:
-            return [Delivery(batch, size)]
+            return [CursorBatch(batch, size)]
         size = batch.nbytes
         rows = max(1, batch.num_rows * wanted // size)
         pieces = [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]
-        return [Delivery(piece, piece.nbytes) for piece in pieces]
+        return [CursorBatch(piece, piece.nbytes) for piece in pieces]
 
     def _step_over(self, buffer: pa.Buffer) -> None:
         """Move past batches none of whose records exists any more (compaction removed them)."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from strandline.api.tickets import ReadRequest
 from strandline.errors import CorruptBatchError, DataLossError, OffsetOutOfRangeError
-from strandline.reading.cursor import Cursor, Delivery, PartitionRange, PartitionT
+from strandline.reading.cursor import Cursor, CursorBatch, PartitionRange, PartitionT
 from strandline.record.batch import read_header
 from strandline.record.codec import decode_batches
 from strandline.record.decode import walk
@@ -57,7 +57,7 @@ class DescendingCursor(Cursor[PartitionT]):
         """Whether something can be delivered now."""
         return not self.is_done
 
-    def read(self) -> list[Delivery]:
+    def read(self) -> list[CursorBatch]:
         """The records before the position, newest first, as batches without empty ones.
 
         An empty list means that none of the records passed over was asked for, or that the start is
@@ -74,7 +74,7 @@ class DescendingCursor(Cursor[PartitionT]):
         low, pieces = self._window(Offset(max(first, self.position - self._span)))
         self._adapt(low, pieces)
         end, self.position = self.position, max(first, low)
-        deliveries: list[Delivery] = []
+        deliveries: list[CursorBatch] = []
         for piece in reversed(pieces):
             for whole in reversed(list(self._decoded(piece))):
                 batch = self._between(whole, end)

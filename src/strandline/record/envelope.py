@@ -2,7 +2,7 @@
 
     0  magic B9 0E 43 B4     5  header length u8 (8, or 12 with a CRC)
     4  version u8 (0)        6  flags u8 (bit 0: CRC-32C of the payload at 8..11) · 7  type u8
-    then the payload: a protobuf ``Message`` (type 0) or ``Ack`` (type 1)
+    then the payload: a protobuf ``EnvelopeMessage`` (type 0) or ``EnvelopeAck`` (type 1)
 
 Rules: big endian. Whatever is not a valid envelope is a plain message, never an error: decoding
 answers None. Every length is checked against the bytes that are there before it is used. The two
@@ -49,7 +49,7 @@ class AckError(IntEnum):
     ENCRYPTION = 4
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class EnvelopeMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A published message; fields in the order of their protobuf numbers."""
 
     offset: int = 0
@@ -67,7 +67,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     ack_policy: int = AckPolicy.LEADER
 
 
-class Ack(msgspec.Struct, frozen=True, kw_only=True):
+class EnvelopeAck(msgspec.Struct, frozen=True, kw_only=True):
     """An acknowledgement; fields in the order of their protobuf numbers."""
 
     stream: str = ""
@@ -111,29 +111,29 @@ _ACK: Fields = {
 }
 
 
-def decode_message(payload: bytes) -> Message | None:
+def decode_message(payload: bytes) -> EnvelopeMessage | None:
     """The message in a publish envelope, or None if ``payload`` is not a valid one."""
     body = _open_envelope(payload, TYPE_PUBLISH)
     if body is None:
         return None
     try:
-        return Message(**read_fields(body, _MESSAGE, entries_max=HEADERS_MAX))
+        return EnvelopeMessage(**read_fields(body, _MESSAGE, entries_max=HEADERS_MAX))
     except WireError:
         return None
 
 
-def decode_ack(payload: bytes) -> Ack | None:
+def decode_ack(payload: bytes) -> EnvelopeAck | None:
     """The ack in an ack envelope, or None if ``payload`` is not a valid one."""
     body = _open_envelope(payload, TYPE_ACK)
     if body is None:
         return None
     try:
-        return Ack(**read_fields(body, _ACK, entries_max=0))
+        return EnvelopeAck(**read_fields(body, _ACK, entries_max=0))
     except WireError:
         return None
 
 
-def encode_message(message: Message, *, with_crc: bool = False) -> bytes:
+def encode_message(message: EnvelopeMessage, *, with_crc: bool = False) -> bytes:
     """A publish envelope, as a Liftbridge client writes it."""
     body = _encode(message, _MESSAGE)
     if not with_crc:
@@ -142,7 +142,7 @@ def encode_message(message: Message, *, with_crc: bool = False) -> bytes:
     return prefix + _CRC.pack(crc32c(body)) + body
 
 
-def encode_ack(ack: Ack) -> bytes:
+def encode_ack(ack: EnvelopeAck) -> bytes:
     """An ack envelope, as a Liftbridge server writes it."""
     return _PLAIN_PREFIX + bytes((TYPE_ACK,)) + _encode(ack, _ACK)
 
@@ -164,7 +164,7 @@ def _open_envelope(payload: bytes, kind: int) -> bytes | None:
     return body if crc32c(body) == expected else None
 
 
-def _encode(message: Message | Ack, fields: Fields) -> bytes:
+def _encode(message: EnvelopeMessage | EnvelopeAck, fields: Fields) -> bytes:
     """The protobuf bytes of a message, fields in ascending order, defaults left out."""
     out = bytearray()
     for number, (name, scalar) in fields.items():

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from strandline.errors import DiskFullError
 from strandline.storage.compaction_keys import Counts, Scope, survey
-from strandline.storage.compaction_rewrite import CLEANED_SUFFIX, Rewrite, Tombstone
+from strandline.storage.compaction_rewrite import CLEANED_SUFFIX, SegmentRewrite, Tombstone
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.segment import Segment
@@ -136,7 +136,7 @@ class Compactor:
         held_ns: list[int] = []
         records = 0
         for segment in stable:
-            rewrite = Rewrite(segment, keys, scope, disk=self._disk)
+            rewrite = SegmentRewrite(segment, keys, scope, disk=self._disk)
             rewrite.write()
             tombstones += rewrite.tombstones
             held_ns += rewrite.held_ns

@@ -17,7 +17,7 @@ from strandline.record.batch import NO_PRODUCER, Attributes, BatchHeader
 from strandline.record.codec import decode_batches
 from strandline.storage.log import Log
 from strandline.storage.segment_reads import CorruptRange
-from strandline.storage.walk import Found, walk
+from strandline.storage.walk import FoundBatch, walk
 from strandline.types import Offset
 
 Counts = Callable[[BatchHeader], bool]
@@ -58,7 +58,7 @@ class Scope(NamedTuple):
 
 
 @dataclass(slots=True)
-class Keys:
+class CompactionKeys:
     """All keys of a log.
 
     Attributes:
@@ -95,14 +95,14 @@ class Keys:
         self.newest[key] = offset
 
 
-def survey(scope: Scope) -> Keys:
+def survey(scope: Scope) -> CompactionKeys:
     """Read all keys of a log that count, up to what may yet be undone.
 
     Raises:
         EncryptionKeyError: the stream is encrypted, and its key is not here.
         LogPoisonedError: reading failed.
     """
-    keys = Keys()
+    keys = CompactionKeys()
 
     def on_hole(_: CorruptRange) -> None:
         keys.is_whole = False
@@ -120,7 +120,7 @@ def survey(scope: Scope) -> Keys:
     return keys
 
 
-def _note_batch(keys: Keys, found: Found, log: Log) -> None:
+def _note_batch(keys: CompactionKeys, found: FoundBatch, log: Log) -> None:
     has_nulls = bool(found.header.attributes & Attributes.NULL_VALUES)
     columns = ["offset", "key", "value"] if has_nulls else ["offset", "key"]
     batch = rows(log.opened(found.view), columns=columns)

@@ -15,11 +15,11 @@ import pyarrow.compute as pc
 from strandline.errors import StrandlineError
 from strandline.record.batch import Attributes, BatchHeader, read_header
 from strandline.record.codec import FILLER_OFFSETS_MAX, encode_again, encode_filler
-from strandline.storage.compaction_keys import Keys, Scope, rows
+from strandline.storage.compaction_keys import CompactionKeys, Scope, rows
 from strandline.storage.disk import BUFFERS_MAX, Bytes, Disk
 from strandline.storage.segment import Segment
 from strandline.storage.segment_reads import CorruptRange
-from strandline.storage.walk import Found, walk
+from strandline.storage.walk import FoundBatch, walk
 from strandline.types import LeaderEpoch
 
 CLEANED_SUFFIX = ".cleaned"
@@ -43,7 +43,7 @@ class _Stretch(NamedTuple):
     """The batch that stands for just these already."""
 
 
-class Rewrite:
+class SegmentRewrite:
     """Writes ``.cleaned``.
 
     Attributes:
@@ -53,7 +53,7 @@ class Rewrite:
         held_ns: for how long records stay that would go if no retry were told by them.
     """
 
-    def __init__(self, segment: Segment, keys: Keys, scope: Scope, *, disk: Disk) -> None:
+    def __init__(self, segment: Segment, keys: CompactionKeys, scope: Scope, *, disk: Disk) -> None:
         self.new: Segment | None = None
         self.records_removed = 0
         self.tombstones: list[Tombstone] = []
@@ -85,7 +85,7 @@ class Rewrite:
             writer.discard()
             raise
 
-    def _take(self, found: Found) -> None:
+    def _take(self, found: FoundBatch) -> None:
         header = found.header
         if header.attributes & Attributes.REMOVED:
             self._lengthen_stretch(header, found.view)
@@ -121,7 +121,7 @@ class Rewrite:
     def _add(self, batch: Bytes) -> None:
         self._writer.add(batch, may_wait=not self.records_removed)
 
-    def _filtered(self, found: Found) -> Bytes | None:
+    def _filtered(self, found: FoundBatch) -> Bytes | None:
         """The batch with the records that stay; None if none do."""
         header = found.header
         if header.next_offset > self._scope.below:

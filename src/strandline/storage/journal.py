@@ -34,7 +34,7 @@ from strandline.storage.journal_file import (
 )
 from strandline.storage.journal_scan import (
     SUFFIX,
-    Damage,
+    JournalCorruption,
     JournalEntry,
     JournalScan,
     scan_directory,
@@ -44,7 +44,7 @@ from strandline.types import LogId
 SPARES_MAX = 4
 _MARK_BYTES = 1 << 20
 
-__all__ = ["Damage", "Journal", "JournalEntry"]
+__all__ = ["Journal", "JournalCorruption", "JournalEntry"]
 
 
 class _File:

@@ -33,7 +33,7 @@ SUFFIX = ".journal"
 _NEVER = 1 << 63
 
 
-class Damage(NamedTuple):
+class JournalCorruption(NamedTuple):
     """Bytes that were stored once and cannot be read now."""
 
     file: Path
@@ -83,7 +83,7 @@ class JournalScan:
     """What a journal directory holds after the checkpoint."""
 
     files: list[ScannedFile] = field(default_factory=list)
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[JournalCorruption] = field(default_factory=list)
     stubs: list[Path] = field(default_factory=list)
     """Files whose creation was cut short; nothing was ever written to them."""
     torn_bytes: int = 0
@@ -188,7 +188,7 @@ class _Walk:
                     self._missing(entry.sequence - 1)
                 if file.is_guessed and not file.positions and entry.sequence <= self.synced:
                     why = "journal file header is damaged; its entries are intact"
-                    self.scan.damage.append(Damage(file.path, Position(0), why))
+                    self.scan.damage.append(JournalCorruption(file.path, Position(0), why))
                 file.positions.append(entry.position)
                 file.used_bytes += entry.length
                 self.expected = entry.sequence + 1
@@ -199,7 +199,7 @@ class _Walk:
         """Report the entries from the expected one to ``last``: they were synced once."""
         assert self.file is not None, "a file is being walked"
         why = f"journal entries {self.expected} to {last} are damaged"
-        self.scan.damage.append(Damage(self.file, Position(self.position), why))
+        self.scan.damage.append(JournalCorruption(self.file, Position(self.position), why))
 
     def _measure_tail(self, file: ScannedFile, end: int) -> None:
         """Look at what follows the last entry: damage if it was synced, else torn."""

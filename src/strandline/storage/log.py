@@ -29,11 +29,11 @@ from strandline.storage.disk import Bytes, Disk
 from strandline.storage.journal import Journal
 from strandline.storage.log_directory import doom_log_directory, remove_doomed
 from strandline.storage.log_durability import LogDurability
-from strandline.storage.log_replay import LogRedo
+from strandline.storage.log_replay import LogReplayer
 from strandline.storage.log_start import START_NAME, format_start
 from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
-from strandline.storage.truncation_marker import LogCut, note_cut
+from strandline.storage.truncation_marker import TruncationMarker, note_cut
 from strandline.types import Offset
 
 
@@ -102,12 +102,14 @@ class Log(LogDurability):
         Raises:
             LogPoisonedError: the files cannot be read or cut.
         """
-        redo = LogRedo(directory, disk=disk, segment_bytes=segment_bytes, at=at, is_only_copy=False)
+        redo = LogReplayer(
+            directory, disk=disk, segment_bytes=segment_bytes, at=at, is_only_copy=False
+        )
         return cls.redone(redo, disk=disk, segment_age_ms=segment_age_ms)
 
     @classmethod
     def redone(
-        cls, redo: LogRedo, *, disk: Disk, segment_age_ms: int, keep_lost: bool = False
+        cls, redo: LogReplayer, *, disk: Disk, segment_age_ms: int, keep_lost: bool = False
     ) -> "Log":
         """The log that a recovery has brought up to date."""
         return cls(
@@ -275,7 +277,9 @@ class Log(LogDurability):
             synced_sequence = journal.sync()
         last = self._layout.segments[place.segments - 1]
         state = self._state(last, place.position, end=place.end, cuts=self.cuts_noted + 1)
-        note_cut(self.directory, LogCut(sequence=synced_sequence, state=state), disk=self._disk)
+        note_cut(
+            self.directory, TruncationMarker(sequence=synced_sequence, state=state), disk=self._disk
+        )
         self._stable_base = min(self._stable_base, last.base_offset)
         return state.cuts
 

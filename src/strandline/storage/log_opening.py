@@ -13,7 +13,7 @@ from pathlib import Path
 from strandline.record.batch import BatchHeader
 from strandline.storage.checkpoint import LogCheckpoint
 from strandline.storage.disk import Disk
-from strandline.storage.journal_scan import Damage
+from strandline.storage.journal_scan import JournalCorruption
 from strandline.storage.log_start import START_NAME, parse_start
 from strandline.storage.scan import OFFSET_MAX, find_intact, header_at, intact_at
 from strandline.storage.segment import Segment
@@ -46,7 +46,7 @@ class LogOpening:
         is_only_copy: bool,
     ) -> None:
         self.directory = directory
-        self.damage: list[Damage] = []
+        self.damage: list[JournalCorruption] = []
         self.segment_bytes = segment_bytes
         self._disk = disk
         self._at = at
@@ -241,4 +241,4 @@ class LogOpening:
         self._has_removed = True
 
     def _report(self, file: Path, position: int, why: str) -> None:
-        self.damage.append(Damage(file, Position(position), why))
+        self.damage.append(JournalCorruption(file, Position(position), why))

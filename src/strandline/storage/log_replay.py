@@ -37,7 +37,7 @@ class _Unreadable(NamedTuple):
     """The log end offset when it was met."""
 
 
-class LogRedo(LogOpening):
+class LogReplayer(LogOpening):
     """A log that is being recovered.
 
     Attributes:

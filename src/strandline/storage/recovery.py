@@ -23,11 +23,11 @@ from strandline.storage.checkpoint import (
 )
 from strandline.storage.disk import Disk
 from strandline.storage.journal import Journal
-from strandline.storage.journal_scan import Damage
+from strandline.storage.journal_scan import JournalCorruption
 from strandline.storage.log import Log
 from strandline.storage.log_generation import BIRTH_NAME, UNUSED, birth_of
-from strandline.storage.log_replay import LogRedo
-from strandline.storage.truncation_marker import CUT_NAME, LogCut, cut_of
+from strandline.storage.log_replay import LogReplayer
+from strandline.storage.truncation_marker import CUT_NAME, TruncationMarker, cut_of
 from strandline.types import LogId, Position
 
 JOURNAL_NAME = "journal"
@@ -49,7 +49,7 @@ class RecoveryReport:
     bytes_replayed: int = 0
     torn_bytes: int = 0
     """Of an entry that was being written and was never acknowledged."""
-    damage: list[Damage] = field(default_factory=list)
+    damage: list[JournalCorruption] = field(default_factory=list)
     checkpointed: bool = False
     """False if the disk was too full for a new checkpoint; the journal keeps what it has."""
 
@@ -158,7 +158,7 @@ def recover(
         if cut.is_news(states[log_id], journal):
             states[log_id], births[log_id] = cut.state, cut.sequence
     redos = {
-        log_id: LogRedo(
+        log_id: LogReplayer(
             plan.directory,
             disk=disk,
             segment_bytes=plan.segment_bytes,
@@ -193,7 +193,7 @@ def _load(directory: Path, *, disk: Disk, report: RecoveryReport) -> Checkpoint 
     try:
         return load_checkpoint(directory, disk=disk)
     except CorruptBatchError as error:
-        report.damage.append(Damage(directory / FILE_NAME, Position(0), str(error)))
+        report.damage.append(JournalCorruption(directory / FILE_NAME, Position(0), str(error)))
         return None
 
 
@@ -207,20 +207,24 @@ def _births(
             births[log_id] = birth_of(plan.directory, disk=disk)
         except CorruptBatchError as error:
             births[log_id] = UNUSED
-            report.damage.append(Damage(plan.directory / BIRTH_NAME, Position(0), str(error)))
+            report.damage.append(
+                JournalCorruption(plan.directory / BIRTH_NAME, Position(0), str(error))
+            )
     return births
 
 
 def _cuts(
     plans: Mapping[LogId, LogPlan], *, disk: Disk, report: RecoveryReport
-) -> dict[LogId, LogCut]:
+) -> dict[LogId, TruncationMarker]:
     """Where logs go on that were cut."""
-    cuts: dict[LogId, LogCut] = {}
+    cuts: dict[LogId, TruncationMarker] = {}
     for log_id, plan in plans.items():
         try:
             cut = cut_of(plan.directory, disk=disk)
         except CorruptBatchError as error:
-            report.damage.append(Damage(plan.directory / CUT_NAME, Position(0), str(error)))
+            report.damage.append(
+                JournalCorruption(plan.directory / CUT_NAME, Position(0), str(error))
+            )
         else:
             if cut is not None:
                 cuts[log_id] = cut
@@ -247,7 +251,7 @@ def _states(
 
 def _replay(
     journal: Journal,
-    redos: Mapping[LogId, LogRedo],
+    redos: Mapping[LogId, LogReplayer],
     births: Mapping[LogId, int],
     *,
     on_progress: Callable[[int], None] | None,

@@ -17,7 +17,7 @@ from strandline.storage.journal import Journal
 CUT_NAME = "log-cut"
 
 
-class LogCut(msgspec.Struct, frozen=True, kw_only=True):
+class TruncationMarker(msgspec.Struct, frozen=True, kw_only=True):
     """Where a log goes on, durably, after the journal's ``sequence``."""
 
     sequence: int
@@ -30,7 +30,7 @@ class LogCut(msgspec.Struct, frozen=True, kw_only=True):
         return self.state.cuts > at.cuts
 
 
-def note_cut(directory: Path, cut: LogCut, *, disk: Disk) -> None:
+def note_cut(directory: Path, cut: TruncationMarker, *, disk: Disk) -> None:
     """Note a cut durably; the log up to it, and the journal up to its sequence, are already.
 
     Raises:
@@ -40,7 +40,7 @@ def note_cut(directory: Path, cut: LogCut, *, disk: Disk) -> None:
     disk.write_atomically(directory / CUT_NAME, encode_note(cut))
 
 
-def cut_of(directory: Path, *, disk: Disk) -> LogCut | None:
+def cut_of(directory: Path, *, disk: Disk) -> TruncationMarker | None:
     """The last cut that was noted; None if there was none.
 
     Raises:
@@ -48,4 +48,4 @@ def cut_of(directory: Path, *, disk: Disk) -> LogCut | None:
     """
     path = directory / CUT_NAME
     data = disk.read_bytes(path)
-    return None if data is None else decode_note(data, LogCut, path)
+    return None if data is None else decode_note(data, TruncationMarker, path)

@@ -18,7 +18,7 @@ from strandline.storage.segment_reads import LOG_SUFFIX, CorruptRange
 WINDOW_BYTES = 1 << 20
 
 
-class Found(NamedTuple):
+class FoundBatch(NamedTuple):
     """An intact batch in a segment."""
 
     position: int
@@ -29,7 +29,7 @@ class Found(NamedTuple):
 
 def walk(
     segment: Segment, position: int = 0, *, on_hole: Callable[[CorruptRange], None] | None = None
-) -> Iterator[Found]:
+) -> Iterator[FoundBatch]:
     """The intact batches from ``position``, which is the beginning of one.
 
     Args:
@@ -46,7 +46,7 @@ def walk(
             window = segment.view(position, header.length)
         at = 0
         while (header := intact_at(window, at)) is not None:
-            yield Found(position + at, header, window[at : at + header.length])
+            yield FoundBatch(position + at, header, window[at : at + header.length])
             at += header.length
             expected = header.next_offset
         position += at

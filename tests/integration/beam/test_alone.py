@@ -7,7 +7,7 @@ import grpc
 import msgspec
 import pytest
 
-from strandline.broker.write_path.replica_writes import RawWrite
+from strandline.broker.write_path.replica_writes import ReplicaWrite
 from strandline.errors import DiskFullError
 from strandline.record.codec import encode_filler
 from strandline.servers.grpc._generated import logspec_pb2 as pb
@@ -75,7 +75,7 @@ def test_millions_of_compacted_offsets_are_sent_bit_by_bit(tmp_path, connected, 
             partition.config = msgspec.structs.replace(partition.config, compact=True)
             filler = encode_filler(1, 1 + skipped, leader_epoch=partition.leader_epoch)
             written = asyncio.get_running_loop().create_future()
-            write = RawWrite(partition.log_id, partition.log, [filler], written.set_result)
+            write = ReplicaWrite(partition.log_id, partition.log, [filler], written.set_result)
             broker.turn.submit(write)
             assert await written is None
             partition.commit(1 + skipped)

@@ -20,7 +20,7 @@ from strandline.broker.write_path import sync_policy as syncer
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
 from strandline.core.transactions import events as ev
-from strandline.core.transactions.state import Batch, Producer
+from strandline.core.transactions.state import BatchOfProducer, TransactionalProducer
 from strandline.record.codec import decode_batches
 from strandline.storage.disk import Disk, failed_sync, translated
 from strandline.types import ProducerStamp
@@ -149,12 +149,12 @@ class RiggedDisk(Disk):
 
 
 SHORT = {
-    "EntrySync": "the sync that publishers wait for",
+    "JournalSync": "the sync that publishers wait for",
     "Journal._roll": "a journal file is full and none is spare",
     "GroupCommitter.sync": "what was answered without a sync: little, as the next turn takes it",
     "Segment._write": "a segment's first bytes make its file",
     "MetadataStore._append": "one line, of one command of an operator or an application",
-    "RawWrites.undo": "a turn is taken back out",
+    "ReplicaWrites.undo": "a turn is taken back out",
     "Log.delete": "the directory of a log that is deleted gets another name",
 }
 """Calls that may be made on the event loop, and why: each is short."""
@@ -424,7 +424,7 @@ class Asker:
 
     async def begin(self, id_, *, after=None, timeout_ms=60_000, batch=None, nonce=None):
         nonce = nonce or f"nonce {next(_nonces)}"
-        batch = None if batch is None else Batch(*batch)
+        batch = None if batch is None else BatchOfProducer(*batch)
         begun = await self.office.begin_transaction(
             lambda token, fresh: ev.Begin(token, id_, after, nonce, timeout_ms, fresh, batch)
         )
@@ -455,12 +455,12 @@ class Asker:
 
     async def end_staged(self, id_, who, *, is_commit):
         await self.office.ask(
-            lambda token: ev.EndStaged(token, id_, Producer(*who), is_commit=is_commit)
+            lambda token: ev.EndStaged(token, id_, TransactionalProducer(*who), is_commit=is_commit)
         )
 
     async def publish(self, name, number, fingerprint, *parts):
         return await self.office.ask(
-            lambda token: ev.Publish(token, Batch(name, number), parts, fingerprint)
+            lambda token: ev.Publish(token, BatchOfProducer(name, number), parts, fingerprint)
         )
 
     async def read(self, question):

@@ -11,7 +11,7 @@ from strandline.broker.quorum import Quorum
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.write_path.group_commit import GroupCommitter
 from strandline.broker.write_path.partition import Admission
-from strandline.broker.write_path.sync_policy import Syncer
+from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import SystemClock
 from strandline.config import LimitsConfig
 from strandline.core.raft.messages import HardState, Members, Snapshot
@@ -65,7 +65,7 @@ class Member:
             telemetry=Telemetry(),
             on_poisoned=self.poisoned.append,
         )
-        self.syncer = Syncer(loop, disk, self.clock)
+        self.syncer = SyncPolicy(loop, disk, self.clock)
         self.turn.attach(self.storage.journal, self.syncer)
         self.store = QuorumStore(directory, disk=disk, log=self.storage.logs[LOG_ID])
         self.quorum = Quorum(

@@ -41,7 +41,7 @@ class Cluster(ClusterClient):
 
 
 def join(cluster, *streams):
-    body = wire.JoinGroup(group="g", member="m", streams=streams, session_ms=1000)
+    body = wire.JoinGroupRequest(group="g", member="m", streams=streams, session_ms=1000)
     office = CoordinatorClient(cluster, GROUPS_STREAM)
     return office.ask(wire.JOIN_GROUP, body, str, timeout_s=30, streams=streams)
 

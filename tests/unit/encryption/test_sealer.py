@@ -9,7 +9,7 @@ import pytest
 from strandline.encryption import sealer as module
 from strandline.encryption.data_keys import new_data_key, rewrapped
 from strandline.encryption.master_keys import MasterKey, MasterKeys
-from strandline.encryption.sealer import BatchSealer, Session
+from strandline.encryption.sealer import BatchSealer, EncryptionSession
 from strandline.errors import (
     CorruptBatchError,
     DecryptionError,
@@ -234,5 +234,5 @@ def test_the_vector_of_the_format_page():
     page = Path(__file__).parents[3] / "docs" / "format.md"
     blocks = re.findall(r"```hex\n(.*?)```", page.read_text(), flags=re.DOTALL)
     plain, _, _, sealed, *_ = [bytes.fromhex("".join(block.split())) for block in blocks]
-    session = Session(bytes(range(32)), 0, key_number=1, salt=b"0123456789abcdef")
+    session = EncryptionSession(bytes(range(32)), 0, key_number=1, salt=b"0123456789abcdef")
     assert bytes(session.seal(plain)) == sealed

@@ -5,17 +5,17 @@ import pytest
 from strandline.record.envelope import (
     HEADERS_MAX,
     MAGIC,
-    Ack,
     AckError,
     AckPolicy,
-    Message,
+    EnvelopeAck,
+    EnvelopeMessage,
     decode_ack,
     decode_message,
     encode_ack,
     encode_message,
 )
 
-FULL = Message(
+FULL = EnvelopeMessage(
     offset=7,
     key=b"k",
     value=b"v\x00",
@@ -39,19 +39,21 @@ def test_message_round_trip(with_crc):
 
 def test_message_bytes_are_the_specified_ones():
     """The bytes of a small envelope, written out by hand."""
-    encoded = encode_message(Message(key=b"k", value=b"v", ack_inbox="i", ack_policy=2))
+    encoded = encode_message(EnvelopeMessage(key=b"k", value=b"v", ack_inbox="i", ack_policy=2))
     assert encoded.hex() == "b90e43b400080000" + "12016b" + "1a0176" + "520169" + "6002"
 
 
 def test_ack_bytes_are_the_specified_ones():
     """The bytes of a small ack, written out by hand."""
-    encoded = encode_ack(Ack(stream="S", offset=300, ack_inbox="i", error=AckError.TOO_LARGE))
+    encoded = encode_ack(
+        EnvelopeAck(stream="S", offset=300, ack_inbox="i", error=AckError.TOO_LARGE)
+    )
     assert encoded.hex() == "b90e43b400080001" + "0a0153" + "20ac02" + "2a0169" + "5003"
 
 
 def test_ack_round_trip():
     """Every field of an ack survives."""
-    ack = Ack(
+    ack = EnvelopeAck(
         stream="S",
         partition_subject="a.*",
         message_subject="a.b",
@@ -68,7 +70,7 @@ def test_ack_round_trip():
 
 def test_an_empty_message_is_an_envelope():
     """Eight bytes of header and nothing else is a message with all defaults."""
-    assert decode_message(encode_message(Message())) == Message()
+    assert decode_message(encode_message(EnvelopeMessage())) == EnvelopeMessage()
 
 
 def envelope(*, version=0, length=8, flags=0, kind=0, rest=b""):
@@ -104,14 +106,14 @@ def test_what_is_not_a_valid_envelope_is_plain(payload):
 def test_too_many_headers_make_a_message_plain():
     """The number of headers is capped."""
     headers = [(str(number), b"") for number in range(HEADERS_MAX + 1)]
-    assert decode_message(encode_message(Message(headers=headers[:-1]))) is not None
-    assert decode_message(encode_message(Message(headers=headers))) is None
+    assert decode_message(encode_message(EnvelopeMessage(headers=headers[:-1]))) is not None
+    assert decode_message(encode_message(EnvelopeMessage(headers=headers))) is None
 
 
 def test_acks_and_messages_are_not_confused():
     """The type byte tells them apart."""
     assert decode_ack(encode_message(FULL)) is None
-    assert decode_message(encode_ack(Ack(stream="S"))) is None
+    assert decode_message(encode_ack(EnvelopeAck(stream="S"))) is None
 
 
 def test_bytes_agree_with_protobuf():

@@ -10,10 +10,10 @@ import pytest
 
 from chaos import clients, load, run
 from chaos.__main__ import page, write
-from chaos.clients import Member, OwnProducer, given_up
+from chaos.clients import GroupClient, OwnProducer, given_up
 from chaos.faults import FAULTS, deal
-from chaos.load import Reader, expected
-from chaos.run import Outcome, Plan
+from chaos.load import ChaosReader, expected
+from chaos.run import ChaosOutcome, ChaosPlan
 from simulation.world import ViolationError
 from strandline import errors
 from strandline.client.reader.results import Ack
@@ -103,7 +103,7 @@ def reader(histories, monkeypatch):
     """Makes a reader of a replica that serves this."""
 
     def make(*served):
-        made = Reader([SimpleNamespace(flight="here")], "s", histories, name="one")
+        made = ChaosReader([SimpleNamespace(flight="here")], "s", histories, name="one")
         monkeypatch.setattr(load, "ReplicaReader", Replica(made, *served))
         return made
 
@@ -244,7 +244,7 @@ class Handing:
 
 def consume(group, at, *batches, commit=None):
     """Let a member be handed this."""
-    member = Member([], "s", [group], name="ann", stay_s=60.0)
+    member = GroupClient([], "s", [group], name="ann", stay_s=60.0)
     consumer = Handing(member, at, *batches, commit=commit)
     member._begin(consumer, {PartitionName("s", 0)})
     while not member.is_stopping:
@@ -299,7 +299,7 @@ def test_positions_are_those_of_all_partitions(monkeypatch):
 
 def test_results_are_written_by_day_and_label(tmp_path):
     """The page has a line for each run, and how often each fault came."""
-    outcome = Outcome(Plan(3, 1.0, 7), skipped={"fill-disk": "mounting needs root"})
+    outcome = ChaosOutcome(ChaosPlan(3, 1.0, 7), skipped={"fill-disk": "mounting needs root"})
     outcome.faults.update(name for name in FAULTS if name != "fill-disk")
     plain, short = write([outcome], tmp_path, ""), write([outcome], tmp_path, "short")
     assert plain.name.endswith("-chaos.md")

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.cluster.requests import Session
-from strandline.broker.cluster.wanted import Wanted
+from strandline.broker.cluster.wanted import PendingProposals
 from strandline.core.metadata.commands import BrokerRun, ChangeIsr, IsrChange, PartitionAt
 from strandline.core.metadata.image import MetadataImage
-from strandline.core.metadata.outcome import Outcome
+from strandline.core.metadata.outcome import CommandOutcome
 from strandline.core.replication import events as ev
 from strandline.core.replication.effects import ProposeIsr
 from strandline.errors import UnavailableError
@@ -47,7 +47,7 @@ class IsrProposals:
         self._session = session
         self._image = image
         self.me: BrokerRun | None = None
-        self._wanted: Wanted[_WantedIsr] = Wanted()
+        self._wanted: PendingProposals[_WantedIsr] = PendingProposals()
 
     def propose(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:
         """Let metadata decide, however long it takes."""
@@ -96,7 +96,7 @@ class IsrProposals:
             return
         self._tell(wanted, outcome)
 
-    def _tell(self, wanted: list[_WantedIsr], outcome: Outcome) -> None:
+    def _tell(self, wanted: list[_WantedIsr], outcome: CommandOutcome) -> None:
         """Tell leaders of refusals; what was applied they learn from the image.
 
         So they do where another version or leader was first: that may have been this very change,

@@ -14,7 +14,7 @@ from strandline.broker.cluster import cluster_metrics as figures
 from strandline.broker.cluster.delete_records import LogStarts
 from strandline.broker.cluster.discard import corrupt_metadata
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_incarnation
-from strandline.broker.cluster.membership import CUT_OFF_MS, Membership
+from strandline.broker.cluster.membership import CUT_OFF_MS, ClusterMembership
 from strandline.broker.cluster.metadata_applier import MetadataApplier
 from strandline.broker.cluster.opening import open_all_logs
 from strandline.broker.cluster.operations import Operations
@@ -151,7 +151,7 @@ class ClusterBroker(MetadataApplier):
             self.data_dir, disk=self.disk, log=self._storage.logs[LOG_ID]
         )
         try:
-            self.membership = Membership(
+            self.membership = ClusterMembership(
                 self.config,
                 self._store_of_quorum,
                 self.turn,

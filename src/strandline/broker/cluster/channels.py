@@ -13,13 +13,13 @@ import msgspec
 
 from strandline.broker.peers.frame import Frame
 from strandline.core.metadata.commands import BrokerRun
-from strandline.core.metadata.outcome import Outcome
+from strandline.core.metadata.outcome import CommandOutcome
 from strandline.core.raft.messages import Envelope
 from strandline.core.replication import messages
 from strandline.core.replication.events import Received
 from strandline.core.replication.messages import Message, Range, Replicate
 from strandline.core.transactions.effects import MarkerKind
-from strandline.core.transactions.state import Producer, TransactionPartition
+from strandline.core.transactions.state import TransactionalProducer, TransactionPartition
 from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.record.batch import read_header
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset
@@ -45,7 +45,7 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The answer: what became of the entry."""
 
     number: int
-    outcome: Outcome
+    outcome: CommandOutcome
     index: int = 0
     """The image that has it, for the asker to wait for: an index of the quorum's log."""
 
@@ -58,7 +58,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=3):
     message: str
 
 
-class Heartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """To the leader of the quorum: this run of this broker is there."""
 
     run: BrokerRun
@@ -71,7 +71,7 @@ class WriteMarker(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
     number: int
     place: TransactionPartition
-    producer: Producer
+    producer: TransactionalProducer
     kind: MarkerKind
 
 
@@ -82,27 +82,27 @@ class MarkerWritten(msgspec.Struct, frozen=True, array_like=True, tag=6):
     failure: str
 
 
-class AskLogEnds(msgspec.Struct, frozen=True, array_like=True, tag=7):
+class LogEndsRequest(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """From the controller: how far are your copies of these logs?"""
 
     number: int
     log_ids: tuple[LogId, ...]
 
 
-class LogEndsTold(msgspec.Struct, frozen=True, array_like=True, tag=8):
+class LogEndsResponse(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """The answer: of those that there are, the epoch of the last batch and the log end offset."""
 
     number: int
     ends: tuple[tuple[LogId, tuple[LeaderEpoch, Offset]], ...]
 
 
-class AskNewest(msgspec.Struct, frozen=True, array_like=True, tag=9):
+class ReadIndexRequest(msgspec.Struct, frozen=True, array_like=True, tag=9):
     """To the leader of the quorum: how far is what was decided before now?"""
 
     number: int
 
 
-class ReadIndexAnswer(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=10):
     """The answer: an index of the quorum's log or, if there is a failure, that it is not known."""
 
     number: int
@@ -110,8 +110,8 @@ class ReadIndexAnswer(msgspec.Struct, frozen=True, array_like=True, tag=10):
     failure: str = ""
 
 
-Answer = Decided | Failed | MarkerWritten | LogEndsTold | ReadIndexAnswer
-Request = Propose | Heartbeat | WriteMarker | AskLogEnds | AskNewest | Answer
+Answer = Decided | Failed | MarkerWritten | LogEndsResponse | ReadIndexResponse
+Request = Propose | BrokerHeartbeat | WriteMarker | LogEndsRequest | ReadIndexRequest | Answer
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode

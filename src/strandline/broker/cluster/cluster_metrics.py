@@ -5,7 +5,7 @@ Rules: only looked at when somebody asks, on the loop, and changes nothing.
 
 from collections import defaultdict
 
-from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.membership import ClusterMembership
 from strandline.broker.cluster.replicas import Replicas
 from strandline.core.metadata.image import MetadataImage, PartitionImage
 from strandline.core.replication.effects import Refusal
@@ -13,7 +13,7 @@ from strandline.telemetry import Telemetry
 from strandline.types import BrokerId
 
 
-def refresh(telemetry: Telemetry, membership: Membership) -> None:
+def refresh(telemetry: Telemetry, membership: ClusterMembership) -> None:
     """Bring the gauges of the cluster up to date."""
     quorum, replicas = membership.quorum, membership.replicas
     telemetry.controller = int(membership.office.is_held)

@@ -16,7 +16,7 @@ from strandline.core.metadata.commands import BrokerRun, Command, encode_entry
 from strandline.core.metadata.controller import Controller, ControllerLimits
 from strandline.core.metadata.election import LogEnds, whom_to_ask
 from strandline.core.metadata.image import MetadataImage
-from strandline.core.metadata.outcome import Outcome
+from strandline.core.metadata.outcome import CommandOutcome
 from strandline.errors import UnavailableError
 from strandline.types import BrokerId, LogId
 
@@ -116,7 +116,7 @@ class ControllerRunner:
                 outcome = await self._quorum.propose(
                     encode_entry(command), timeout_s=PROPOSE_TIMEOUT_S
                 )
-                assert isinstance(outcome, Outcome), "what the machine answers"
+                assert isinstance(outcome, CommandOutcome), "what the machine answers"
                 name = type(command).__name__
                 if outcome.is_applied:
                     logger.info("controller: %s", command)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.replicas import Replicas
-from strandline.broker.cluster.wanted import Wanted
+from strandline.broker.cluster.wanted import PendingProposals
 from strandline.broker.maintenance.cleaner import counted_removal
 from strandline.broker.maintenance.reclaimer import SpaceReclaimer
 from strandline.broker.write_path.partition import Partition
@@ -48,8 +48,8 @@ class LogStarts:
         self._operations = operations
         self._reclaimer = reclaimer
         self._telemetry = telemetry
-        self._given_up: Wanted[tuple[Partition, Offset]] = Wanted()
-        self._wanted: Wanted[LogStart] = Wanted()
+        self._given_up: PendingProposals[tuple[Partition, Offset]] = PendingProposals()
+        self._wanted: PendingProposals[LogStart] = PendingProposals()
 
     def follow(self, image: MetadataImage, partitions: Iterable[Partition]) -> None:
         """Let go of what the image has given up, as far as it is known here to be committed."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from strandline.broker.cluster import channels
 from strandline.broker.cluster.channels import (
-    AskLogEnds,
-    AskNewest,
-    Heartbeat,
+    BrokerHeartbeat,
+    LogEndsRequest,
     Propose,
+    ReadIndexRequest,
     Request,
     WriteMarker,
 )
@@ -27,9 +27,9 @@ from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.peer_registry import PeerRegistry
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.cluster.read_barrier import MetadataReadBarrier
-from strandline.broker.cluster.replica_status import Survey
+from strandline.broker.cluster.replica_status import ReplicaStatusQuery
 from strandline.broker.cluster.replicas import Incarnation, Replicas
-from strandline.broker.cluster.replication_throttle import MoveRate
+from strandline.broker.cluster.replication_throttle import ReplicationThrottle
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.broker.cluster.state_machine import MetadataMachine
 from strandline.broker.cluster.trace import open_trace, take_clock
@@ -59,7 +59,7 @@ SESSIONS_PER_LIFE = 32
 """Bits of a stream session that count within one life of the broker."""
 
 
-class Membership:
+class ClusterMembership:
     """One broker's part in its cluster.
 
     Args:
@@ -146,7 +146,7 @@ class Membership:
             move_rate=_move_rate(config),
         )
         self.replicas.trace = self.trace
-        self.survey = Survey(self.replicas, questions)
+        self.survey = ReplicaStatusQuery(self.replicas, questions)
         self.office = ControllerRunner(self.quorum, self._newest, self.survey.ask, clock=clock)
         self.quorum.on_leadership.append(self._note_leadership)
 
@@ -273,7 +273,7 @@ class Membership:
             if self.quorum.is_leading:
                 self.office.heartbeat(self.run, self.quorum.stored_index)
             elif leader is not None:
-                self._send_request(leader, Heartbeat(self.run, self.quorum.stored_index))
+                self._send_request(leader, BrokerHeartbeat(self.run, self.quorum.stored_index))
             self._neighbours.link()  # who was removed is let go when the quorum has let it go
             self._look_for_controller()
             await asyncio.sleep(HEARTBEAT_S)
@@ -404,16 +404,16 @@ class Membership:
 
     def _take_request(self, peer: BrokerId, request: Request) -> None:
         match request:
-            case Heartbeat(run, stored_index):
+            case BrokerHeartbeat(run, stored_index):
                 if run.broker == peer:
                     self.office.heartbeat(run, stored_index)
             case Propose():
                 self._requests.serve(peer, request)
             case WriteMarker():
                 self.markers.serve(peer, request)
-            case AskLogEnds():
+            case LogEndsRequest():
                 self.survey.serve(peer, request)
-            case AskNewest():
+            case ReadIndexRequest():
                 self.newest.serve(peer, request)
             case _:
                 self._questions.told(peer, request)
@@ -437,9 +437,9 @@ class Membership:
         return self._links.send(broker, channels.REQUESTS, channels.encode_request(request))
 
 
-def _move_rate(config: BrokerConfig) -> MoveRate | None:
+def _move_rate(config: BrokerConfig) -> ReplicationThrottle | None:
     bytes_per_s = config.cluster.move_bytes_per_s
-    return MoveRate(bytes_per_s) if bytes_per_s else None
+    return ReplicationThrottle(bytes_per_s) if bytes_per_s else None
 
 
 def _report(task: "asyncio.Task[None]") -> None:

@@ -15,7 +15,7 @@ from strandline.broker.broker import Broker
 from strandline.broker.cluster.assignment import not_leader
 from strandline.broker.cluster.delete_records import LogStarts
 from strandline.broker.cluster.identity import DirectoryIdentity
-from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.membership import ClusterMembership
 from strandline.broker.cluster.opening import LogToOpen, open_logs
 from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remembered import remembered
@@ -44,7 +44,7 @@ REMEMBER_TIMEOUT_S = 30.0
 class MetadataApplier(Broker):
     """A broker whose streams are those of the metadata log; arguments as for ``Broker``."""
 
-    membership: Membership
+    membership: ClusterMembership
     operations: Operations
     """Orders of operators."""
     log_starts: LogStarts

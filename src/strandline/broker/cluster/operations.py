@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
-from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.membership import ClusterMembership
 from strandline.core.metadata.commands import (
     AddPartitions,
     AdmitBroker,
@@ -26,7 +26,7 @@ from strandline.core.metadata.commands import (
 )
 from strandline.core.metadata.election import at, choose_leader, leader_change, led_partitions
 from strandline.core.metadata.image import MetadataImage, PartitionImage
-from strandline.core.metadata.outcome import Outcome
+from strandline.core.metadata.outcome import CommandOutcome
 from strandline.core.metadata.placement import Loads, place, rebalance_plan, rotated, well_placed
 from strandline.errors import InvalidRequestError, NotLeaderError, UnavailableError
 from strandline.types import BrokerId, PartitionName
@@ -49,7 +49,7 @@ class Operations:
         until: waits until something that was decided is known here.
     """
 
-    def __init__(self, membership: Membership, until: Until) -> None:
+    def __init__(self, membership: ClusterMembership, until: Until) -> None:
         self._membership = membership
         self._until = until
 
@@ -228,7 +228,7 @@ class Operations:
         outcome = await self.outcome(command)
         outcome.raise_if_refused()
 
-    async def outcome(self, command: Command) -> Outcome:
+    async def outcome(self, command: Command) -> CommandOutcome:
         """What became of a command.
 
         Raises:
@@ -240,7 +240,7 @@ class Operations:
         return await membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
 
 
-def _is_stale(outcome: Outcome) -> bool:
+def _is_stale(outcome: CommandOutcome) -> bool:
     """Whether a decision came too late for a partition, and for no other reason.
 
     Raises:

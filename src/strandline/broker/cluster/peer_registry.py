@@ -6,8 +6,8 @@ from pathlib import Path
 from strandline.broker.cluster.identity import DirectoryIdentity
 from strandline.broker.cluster.state_machine import MetadataMachine
 from strandline.broker.cluster.trace import TracedLinks
-from strandline.broker.peers.errors import HandshakeError, Refusal
-from strandline.broker.peers.handshake import Hello, Identity
+from strandline.broker.peers.errors import HandshakeError, HandshakeRefusal
+from strandline.broker.peers.handshake import Hello, PeerIdentity
 from strandline.broker.peers.limits import LinkLimits
 from strandline.broker.peers.link import PeerLinks
 from strandline.broker.peers.peer import Address, PeerEvents
@@ -49,7 +49,7 @@ class PeerRegistry:
         self._quorum = quorum
         frame_bytes = max(FRAME_BYTES_MIN, 4 * config.limits.batch_bytes)
         self.links = (PeerLinks if trace is None else TracedLinks)(
-            Identity(
+            PeerIdentity(
                 cluster_id=cluster.name,
                 broker_id=self._me,
                 incarnation=secrets.token_hex(8),
@@ -98,14 +98,15 @@ class PeerRegistry:
             return
         if known.directory_id not in ("", hello.directory_id):
             raise HandshakeError(
-                Refusal.OTHER_DIRECTORY,
+                HandshakeRefusal.OTHER_DIRECTORY,
                 f"broker {broker} has another data directory than before; give a second broker a "
                 f"number of its own, or, if the disk is lost, run 'strandline cluster replace-disk "
                 f"{broker}'",
             )
         if not known.directory_id and broker in self._quorum.members.voters:
             raise HandshakeError(
-                Refusal.OTHER_DIRECTORY, f"the vote of broker {broker} is not withdrawn yet"
+                HandshakeRefusal.OTHER_DIRECTORY,
+                f"the vote of broker {broker} is not withdrawn yet",
             )
 
     def leave_all(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from strandline.broker.cluster.reading import read_batches, read_range, split
-from strandline.broker.cluster.replication_throttle import MoveRate
+from strandline.broker.cluster.replication_throttle import ReplicationThrottle
 from strandline.broker.write_path.group_commit import GroupCommitter
 from strandline.broker.write_path.partition import Partition
 from strandline.core.replication import effects as fx
@@ -36,7 +36,7 @@ class RangeServerHost(Protocol):
         """Run something that reads files beside the loop, then ``done`` on it."""
         ...
 
-    def move_rate(self, log_id: LogId, follower: BrokerId) -> MoveRate | None:
+    def move_rate(self, log_id: LogId, follower: BrokerId) -> ReplicationThrottle | None:
         """What slows down reading for a follower; None: nothing does."""
         ...
 
@@ -76,7 +76,9 @@ class RangeServer:
         size = min(effect.bytes_max, rate.slice_bytes)
         rate.ask(reader, lambda: self._read_for(effect, size, rate))
 
-    def _read_for(self, effect: fx.ReadLog, bytes_max: int, rate: MoveRate | None) -> None:
+    def _read_for(
+        self, effect: fx.ReadLog, bytes_max: int, rate: ReplicationThrottle | None
+    ) -> None:
         """Read beside the loop."""
         if self.is_over:
             return

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from strandline.broker.cluster.channels import AskNewest, ReadIndexAnswer
+from strandline.broker.cluster.channels import ReadIndexRequest, ReadIndexResponse
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.quorum import Quorum
 from strandline.errors import NotLeaderError, RequestTimeoutError, StrandlineError, UnavailableError
@@ -87,7 +87,7 @@ class MetadataReadBarrier:
         Raises:
             UnavailableError: nothing, or that it does not know.
         """
-        answer = self._questions.ask(leader, AskNewest, ReadIndexAnswer)
+        answer = self._questions.ask(leader, ReadIndexRequest, ReadIndexResponse)
         if answer is None:
             raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
         try:
@@ -101,18 +101,18 @@ class MetadataReadBarrier:
 
     # What comes from others
 
-    def serve(self, sender: BrokerId, question: AskNewest) -> None:
+    def serve(self, sender: BrokerId, question: ReadIndexRequest) -> None:
         """Answer another broker, once it is sure that this one leads the metadata."""
         task = asyncio.create_task(self._serve(sender, question), name="newest")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, sender: BrokerId, question: AskNewest) -> None:
+    async def _serve(self, sender: BrokerId, question: ReadIndexRequest) -> None:
         try:
             await self._quorum.barrier(timeout_s=ATTEMPT_S)
-            answer = ReadIndexAnswer(question.number, self._quorum.applied_index)
+            answer = ReadIndexResponse(question.number, self._quorum.applied_index)
         except StrandlineError as error:
-            answer = ReadIndexAnswer(question.number, 0, error.message)
+            answer = ReadIndexResponse(question.number, 0, error.message)
         self._questions.answer(sender, answer)
 
     async def stop(self) -> None:

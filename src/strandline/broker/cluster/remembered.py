@@ -12,7 +12,7 @@ from strandline.core.raft.log import decode_members
 from strandline.core.raft.messages import Index, Kind, Members, Term
 
 
-class RememberedMetadata(NamedTuple):
+class LocalMetadata(NamedTuple):
     """What a broker's disk tells of the metadata.
 
     Attributes:
@@ -28,7 +28,7 @@ class RememberedMetadata(NamedTuple):
     term: Term
 
 
-def remembered(store: QuorumStore, founders: Members) -> RememberedMetadata:
+def remembered(store: QuorumStore, founders: Members) -> LocalMetadata:
     """Read the metadata from a broker's disk.
 
     Raises:
@@ -45,4 +45,4 @@ def remembered(store: QuorumStore, founders: Members) -> RememberedMetadata:
             machine.apply(entry.data)
         elif entry.kind is Kind.MEMBERS:
             members = decode_members(entry.data)
-    return RememberedMetadata(machine, members, index, term)
+    return LocalMetadata(machine, members, index, term)

@@ -18,7 +18,7 @@ from strandline.broker.cluster import range_server as lending
 from strandline.broker.cluster import replica_publishers
 from strandline.broker.write_path.partition import Partition
 from strandline.broker.write_path.pending import Chunk
-from strandline.broker.write_path.replica_writes import RawWrite
+from strandline.broker.write_path.replica_writes import ReplicaWrite
 from strandline.core.replication import effects as fx
 from strandline.core.replication import events as ev
 from strandline.core.replication.effects import Effect
@@ -185,7 +185,7 @@ class ReplicaDriver:
         self._writes += 1
         end = change.batches[-1].next_offset
         copies = change.buffers
-        write = RawWrite(
+        write = ReplicaWrite(
             self.log_id, self.log, copies, lambda error: self._copied(copies, end, error)
         )
         self._around.turn.submit(write)

@@ -9,7 +9,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 
-from strandline.broker.cluster.channels import AskLogEnds, LogEndsTold
+from strandline.broker.cluster.channels import LogEndsRequest, LogEndsResponse
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.cluster.replicas import Replicas
 from strandline.core.metadata.election import LogEnd, LogEnds
@@ -19,7 +19,7 @@ ASK_S = 0.25
 Told = tuple[tuple[LogId, LogEnd], ...]
 
 
-class Survey:
+class ReplicaStatusQuery:
     """Questions to other brokers, and theirs to this one.
 
     Args:
@@ -51,8 +51,8 @@ class Survey:
 
     def _ask(
         self, broker: BrokerId, log_ids: tuple[LogId, ...]
-    ) -> asyncio.Future[LogEndsTold] | None:
-        return self._questions.ask(broker, lambda n: AskLogEnds(n, log_ids), LogEndsTold)
+    ) -> asyncio.Future[LogEndsResponse] | None:
+        return self._questions.ask(broker, lambda n: LogEndsRequest(n, log_ids), LogEndsResponse)
 
     def _ends(self, log_ids: tuple[LogId, ...]) -> Told:
         """How far the copies here are."""
@@ -62,9 +62,11 @@ class Survey:
 
     # What comes from others
 
-    def serve(self, sender: BrokerId, question: AskLogEnds) -> None:
+    def serve(self, sender: BrokerId, question: LogEndsRequest) -> None:
         """Answer another broker."""
-        self._questions.answer(sender, LogEndsTold(question.number, self._ends(question.log_ids)))
+        self._questions.answer(
+            sender, LogEndsResponse(question.number, self._ends(question.log_ids))
+        )
 
 
 def _note(found: dict[LogId, dict[BrokerId, LogEnd]], broker: BrokerId, told: Told) -> None:

@@ -14,7 +14,7 @@ from strandline.broker.cluster.assignment import assignment, not_leader
 from strandline.broker.cluster.channels import REPLICATION, decode_replication, encode_replication
 from strandline.broker.cluster.epochs import leader_epochs
 from strandline.broker.cluster.replica import ReplicaDriver
-from strandline.broker.cluster.replication_throttle import MoveRate
+from strandline.broker.cluster.replication_throttle import ReplicationThrottle
 from strandline.broker.cluster.requests import Session
 from strandline.broker.peers.frame import Frame
 from strandline.broker.peers.link import PeerLinks
@@ -78,7 +78,7 @@ class Replicas:
         wake: Callable[[], None],
         session: Session,
         limits: ReplicationLimits | None = None,
-        move_rate: MoveRate | None = None,
+        move_rate: ReplicationThrottle | None = None,
     ) -> None:
         self.turn = turn
         self.drivers: dict[LogId, ReplicaDriver] = {}
@@ -344,7 +344,7 @@ class Replicas:
 
         reading.add_done_callback(read)
 
-    def move_rate(self, log_id: LogId, follower: BrokerId) -> MoveRate | None:
+    def move_rate(self, log_id: LogId, follower: BrokerId) -> ReplicationThrottle | None:
         """Only replicas that are being added, and were not in sync yet, are slowed down."""
         given = self._given.get(log_id)
         is_new = given is not None and follower in given.adding and follower not in given.isr

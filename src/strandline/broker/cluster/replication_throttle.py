@@ -12,7 +12,7 @@ SLICE_BYTES_MIN = 64 << 10
 SLICES_PER_S = 4
 
 
-class MoveRate:
+class ReplicationThrottle:
     """The rate of one broker, for what it leads.
 
     Args:

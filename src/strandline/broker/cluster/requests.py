@@ -19,7 +19,7 @@ from strandline.broker.cluster.channels import (
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.quorum import Quorum
 from strandline.core.metadata.commands import Command, Entry, OpenSession, Proposed, encode_entry
-from strandline.core.metadata.outcome import Outcome
+from strandline.core.metadata.outcome import CommandOutcome
 from strandline.errors import (
     NotLeaderError,
     RequestTimeoutError,
@@ -59,7 +59,7 @@ class Requests:
         self._serving: set[asyncio.Task[None]] = set()
         self._leaderless_since_s = self._in_vain_s = -math.inf
 
-    async def propose(self, entry: Entry, *, timeout_s: float) -> Outcome:
+    async def propose(self, entry: Entry, *, timeout_s: float) -> CommandOutcome:
         """What became of the entry, which this broker has applied; tried again until then.
 
         Raises:
@@ -104,7 +104,7 @@ class Requests:
         self._in_vain_s = now_s
         return now_s - self._leaderless_since_s
 
-    async def _attempt(self, data: bytes, timeout_s: float) -> Outcome:
+    async def _attempt(self, data: bytes, timeout_s: float) -> CommandOutcome:
         """Propose once.
 
         Raises:
@@ -115,7 +115,7 @@ class Requests:
             raise NotLeaderError("no broker leads the metadata now")
         if self._quorum.is_leading:
             outcome = await self._quorum.propose(data, timeout_s=timeout_s)
-            assert isinstance(outcome, Outcome), "what the machine answers"
+            assert isinstance(outcome, CommandOutcome), "what the machine answers"
             return outcome
         timeout_ms = max(1, int(timeout_s * 1e3))
         answer = self._questions.ask(leader, lambda n: Propose(n, data, timeout_ms), Decided)
@@ -145,7 +145,7 @@ class Requests:
         answer: Answer
         try:
             outcome = await self._quorum.propose(request.entry, timeout_s=timeout_s)
-            assert isinstance(outcome, Outcome), "what the machine answers"
+            assert isinstance(outcome, CommandOutcome), "what the machine answers"
             answer = Decided(request.number, outcome, self._quorum.applied_index)
         except StrandlineError as error:
             answer = Failed(request.number, error.code, error.message)
@@ -171,7 +171,7 @@ class Session:
         self._client_id = 0
         self._sequence = 0
 
-    async def propose(self, command: Command, *, timeout_s: float) -> Outcome:
+    async def propose(self, command: Command, *, timeout_s: float) -> CommandOutcome:
         """What became of the command.
 
         Raises:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from strandline.core.metadata.apply import apply_entry
 from strandline.core.metadata.commands import decode_entry
 from strandline.core.metadata.image import MetadataImage
-from strandline.core.metadata.outcome import Outcome, refused
+from strandline.core.metadata.outcome import CommandOutcome, refused
 from strandline.core.metadata.snapshot import decode_image, encode_image
 from strandline.errors import InvalidRecordError
 
@@ -25,7 +25,7 @@ class MetadataMachine:
         self.image = MetadataImage()
         self._on_change = on_change
 
-    def apply(self, command: bytes) -> Outcome:
+    def apply(self, command: bytes) -> CommandOutcome:
         """Apply an entry; what became of it."""
         try:
             entry = decode_entry(command)

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from typing import Final
 
-from strandline.broker.cluster.membership import Membership
+from strandline.broker.cluster.membership import ClusterMembership
 from strandline.clock import Clock
 from strandline.errors import DiskFullError, StrandlineError
 from strandline.storage.disk import Disk
@@ -46,7 +46,7 @@ class StorageWatch:
         self,
         directory: Path,
         disk: Disk,
-        membership: Membership,
+        membership: ClusterMembership,
         *,
         telemetry: Telemetry,
         clock: Clock,

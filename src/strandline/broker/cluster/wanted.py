@@ -8,7 +8,7 @@ from strandline.types import LogId
 T = TypeVar("T")
 
 
-class Wanted(Generic[T]):
+class PendingProposals(Generic[T]):
     """The newest wish of each log: a command that names a partition twice is refused whole."""
 
     def __init__(self) -> None:

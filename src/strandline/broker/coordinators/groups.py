@@ -35,14 +35,14 @@ from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.effects import Assigned
 from strandline.core.groups.state import (
-    Group,
+    ConsumerGroup,
     GroupsState,
     Partitions,
     Positions,
     decode_entry,
     encode_entry,
 )
-from strandline.core.groups.transactions import Mark, Transaction
+from strandline.core.groups.transactions import Mark, PendingOffsets
 from strandline.errors import StrandlineError, UndecidedPositionsError, UnknownGroupError
 from strandline.telemetry import GroupSample
 
@@ -127,7 +127,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         member: str = "",
         epoch: int = 0,
         number: int = 0,
-        transaction: Transaction | None = None,
+        transaction: PendingOffsets | None = None,
         owner: str = "",
     ) -> None:
         """Note positions; done when every in-sync replica has them.
@@ -163,7 +163,9 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         Raises:
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
-        found: Positions = await self._read(lambda state: _copy(state.groups.get(group, Group())))
+        found: Positions = await self._read(
+            lambda state: _copy(state.groups.get(group, ConsumerGroup()))
+        )
         return found
 
     # Transactions
@@ -177,7 +179,10 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         await self.home()
 
     def mark(
-        self, transaction: Transaction, mark: Mark, done: Callable[[StrandlineError | None], None]
+        self,
+        transaction: PendingOffsets,
+        mark: Mark,
+        done: Callable[[StrandlineError | None], None],
     ) -> None:
         """Let a transaction commit positions, or let count what waits for it.
 
@@ -221,7 +226,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             for number, offset in offsets.items()
         ]
 
-    async def describe(self, group: str, *, must_be_decided: bool = False) -> Group:
+    async def describe(self, group: str, *, must_be_decided: bool = False) -> ConsumerGroup:
         """A group as it is now, a copy.
 
         Args:
@@ -235,17 +240,17 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
 
-        def question(state: GroupsState) -> Group | None:
+        def question(state: GroupsState) -> ConsumerGroup | None:
             known = state.groups.get(group)
             if known is None:
                 return None
-            copy = Group()
+            copy = ConsumerGroup()
             copy.epoch, copy.members = known.epoch, dict(known.members)
             copy.positions, copy.committed = _copy(known), dict(known.committed)
             copy.undecided, copy.began_with = dict(known.undecided), dict(known.began_with)
             return copy
 
-        found: Group | None = await self._read(question)
+        found: ConsumerGroup | None = await self._read(question)
         if found is None:
             raise UnknownGroupError(f"no group {group!r}; 'strandline group list' names them")
         if must_be_decided and found.undecided:
@@ -346,6 +351,6 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         return int(self.broker.clock.monotonic_ms())
 
 
-def _copy(group: Group) -> Positions:
+def _copy(group: ConsumerGroup) -> Positions:
     """Positions that do not change while they are looked at."""
     return {stream: dict(offsets) for stream, offsets in group.positions.items()}

@@ -17,7 +17,7 @@ from strandline.broker.coordinators.runtime import CoordinatorRuntime, Coordinat
 from strandline.broker.write_path.partition import Partition
 from strandline.core.coordinator_effects import restore
 from strandline.core.groups.transactions import Mark as GroupMark
-from strandline.core.groups.transactions import Transaction as GroupTransaction
+from strandline.core.groups.transactions import PendingOffsets as GroupTransaction
 from strandline.core.transactions import effects as fx
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.coordinator import Coordinator

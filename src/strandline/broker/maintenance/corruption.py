@@ -15,7 +15,7 @@ from strandline.types import LogId, Offset
 logger = logging.getLogger(__name__)
 
 
-class DamageReports:
+class CorruptionReports:
     """What is damaged, as far as known.
 
     Args:

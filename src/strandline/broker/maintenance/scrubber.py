@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from strandline.broker.maintenance.corruption import DamageReports
+from strandline.broker.maintenance.corruption import CorruptionReports
 from strandline.broker.write_path.partition import Partition
 from strandline.errors import CorruptBatchError, OffsetOutOfRangeError, UnavailableError
 from strandline.storage.log import Log
@@ -36,7 +36,7 @@ class Scrubber:
     def __init__(
         self,
         partitions: Callable[[], list[Partition]],
-        reports: DamageReports,
+        reports: CorruptionReports,
         *,
         telemetry: Telemetry,
         interval_ms: int,

@@ -1,7 +1,7 @@
 """How long to wait before calling a peer again. Pure: randomness is an argument."""
 
 
-class Backoff:
+class ReconnectBackoff:
     """Doubles from ``min_s`` to ``max_s``; each wait is half to all of that.
 
     The random half keeps brokers that lost each other at one moment from calling in step. A

@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol, cast
 
-from strandline.broker.peers.errors import FrameError, HandshakeError
+from strandline.broker.peers.errors import HandshakeError, PeerFrameError
 from strandline.broker.peers.frame import Data, Frame, FrameDecoder
 from strandline.broker.peers.handshake import (
     Hello,
-    Identity,
+    PeerIdentity,
     accept_answer,
     encode_hello,
     encode_refusal,
@@ -34,7 +34,7 @@ place in a list of buffers for the kernel."""
 MORE_THAN_HANDSHAKE: Final = "the other end sent more than its part of the handshake"
 
 
-class Connection(asyncio.BufferedProtocol):
+class PeerConnection(asyncio.BufferedProtocol):
     """What both ends share.
 
     Args:
@@ -47,8 +47,8 @@ class Connection(asyncio.BufferedProtocol):
         self,
         limits: LinkLimits,
         *,
-        on_begin: "Callable[[Connection], None]",
-        on_end: "Callable[[Connection], None]",
+        on_begin: "Callable[[PeerConnection], None]",
+        on_end: "Callable[[PeerConnection], None]",
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._limits = limits
@@ -102,7 +102,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         try:
             frames = self._decoder.received(nbytes)
-        except FrameError as error:
+        except PeerFrameError as error:
             self.abort(f"the other end sent {error}")
             return
         if not self.incarnation and frames and not self._came_alone(frames):
@@ -154,7 +154,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._transport
 
 
-class Incoming(Connection):
+class Incoming(PeerConnection):
     """A connection that a peer made: frames come in.
 
     Args:
@@ -171,8 +171,8 @@ class Incoming(Connection):
         *,
         on_frame: Callable[[BrokerId, Frame], None],
         on_hello: "Callable[[Incoming, Frame], None]",
-        on_begin: Callable[[Connection], None],
-        on_end: Callable[[Connection], None],
+        on_begin: Callable[[PeerConnection], None],
+        on_end: Callable[[PeerConnection], None],
     ) -> None:
         super().__init__(limits, on_begin=on_begin, on_end=on_end)
         self._on_frame = on_frame
@@ -193,7 +193,7 @@ class Incoming(Connection):
         else:
             self._on_frame(self.peer, frame)
 
-    def accept(self, hello: Hello, me: Identity) -> None:
+    def accept(self, hello: Hello, me: PeerIdentity) -> None:
         """Answer; frames are held until the peer is up."""
         self.handshake_done()
         self.peer = BrokerId(hello.broker_id)
@@ -221,7 +221,7 @@ class Incoming(Connection):
             self._live().resume_reading()
 
 
-class Outgoing(Connection):
+class Outgoing(PeerConnection):
     """A connection that we made: frames go out.
 
     Args:
@@ -237,11 +237,11 @@ class Outgoing(Connection):
         self,
         limits: LinkLimits,
         *,
-        me: Identity,
+        me: PeerIdentity,
         to: BrokerId,
         on_answer: "Callable[[Outgoing], None]",
-        on_begin: Callable[[Connection], None],
-        on_end: Callable[[Connection], None],
+        on_begin: Callable[[PeerConnection], None],
+        on_end: Callable[[PeerConnection], None],
     ) -> None:
         super().__init__(limits, on_begin=on_begin, on_end=on_end)
         self._me = me

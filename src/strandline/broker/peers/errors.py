@@ -7,11 +7,11 @@ link hears that the peer is lost; so they are no ``StrandlineError`` and have no
 from enum import StrEnum
 
 
-class FrameError(Exception):
+class PeerFrameError(Exception):
     """Bytes that are no frame, or one over a limit; the stream cannot be read on."""
 
 
-class Refusal(StrEnum):
+class HandshakeRefusal(StrEnum):
     """Why a broker does not want to talk; crosses the wire, so names are not changed."""
 
     NOT_A_PEER = "not_a_peer"
@@ -32,6 +32,6 @@ class HandshakeError(Exception):
         message: for people; names what is wrong and what was expected.
     """
 
-    def __init__(self, reason: Refusal, message: str) -> None:
+    def __init__(self, reason: HandshakeRefusal, message: str) -> None:
         super().__init__(message)
         self.reason = reason

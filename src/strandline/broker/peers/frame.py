@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from strandline.broker.peers.errors import FrameError
+from strandline.broker.peers.errors import PeerFrameError
 
 Data = bytes | bytearray | memoryview
 """One-dimensional bytes; ``len`` must count bytes."""
@@ -137,13 +137,15 @@ class FrameDecoder:
         length, _, _, header_bytes, count = HEAD.unpack_from(self._view, start)
         total: int = PREFIX.size + length
         if total > self._frame_bytes_max:
-            raise FrameError(f"a frame of {total} bytes; at most {self._frame_bytes_max} are taken")
+            raise PeerFrameError(
+                f"a frame of {total} bytes; at most {self._frame_bytes_max} are taken"
+            )
         if count > self._attachments_max:
-            raise FrameError(
+            raise PeerFrameError(
                 f"a frame of {count} attachments; at most {self._attachments_max} are taken"
             )
         if BODY.size + count * LENGTH_BYTES + header_bytes > length:
-            raise FrameError("a frame that is longer inside than outside")
+            raise PeerFrameError("a frame that is longer inside than outside")
         return total
 
     def _begin_large(self, start: int, total: int) -> None:
@@ -171,14 +173,14 @@ def _cut(view: memoryview, *, is_own: bool) -> Frame:
     """
     _, crc, channel, header_bytes, count = HEAD.unpack_from(view)
     if crc32c(view[PREFIX.size :]) != crc:
-        raise FrameError("a frame with a wrong checksum")
+        raise PeerFrameError("a frame with a wrong checksum")
     header_at = HEAD.size + count * LENGTH_BYTES
     end = header_at + header_bytes
     lengths: tuple[int, ...] = ()
     if count:
         lengths = struct.unpack_from(f"<{count}I", view, HEAD.size)
     if end + sum(lengths) != len(view):
-        raise FrameError("a frame whose attachments do not add up to its length")
+        raise PeerFrameError("a frame whose attachments do not add up to its length")
     header = bytes(view[header_at:end])
     if not count:
         return Frame(channel, header)

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from strandline.broker.peers.errors import HandshakeError, Refusal
+from strandline.broker.peers.errors import HandshakeError, HandshakeRefusal
 from strandline.broker.peers.frame import Data, Frame, encode_frame
 from strandline.errors import UNDECODABLE
 from strandline.types import BrokerId
@@ -28,7 +28,7 @@ Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class PeerIdentity:
     """Who a broker is."""
 
     cluster_id: str
@@ -71,7 +71,7 @@ _decode_opening = msgspec.msgpack.Decoder(_Opening).decode
 _decode_answer = msgspec.msgpack.Decoder(Hello | Refused).decode
 
 
-def encode_hello(me: Identity, to: BrokerId) -> list[Data]:
+def encode_hello(me: PeerIdentity, to: BrokerId) -> list[Data]:
     """The frame that opens or answers."""
     hello = Hello(
         cluster_id=me.cluster_id,
@@ -91,7 +91,7 @@ def encode_refusal(error: HandshakeError) -> list[Data]:
 
 def accept_hello(
     frame: Frame,
-    me: Identity,
+    me: PeerIdentity,
     known: Container[BrokerId],
     *,
     certified: frozenset[BrokerId] | None,
@@ -109,16 +109,18 @@ def accept_hello(
     """
     hello = _decode(frame)
     if isinstance(hello, Refused):
-        raise HandshakeError(Refusal.NOT_A_PEER, "a refusal of something that was not asked")
+        raise HandshakeError(
+            HandshakeRefusal.NOT_A_PEER, "a refusal of something that was not asked"
+        )
     _check(hello, me, certified)
     if hello.to != me.broker_id:
         raise HandshakeError(
-            Refusal.WRONG_BROKER,
+            HandshakeRefusal.WRONG_BROKER,
             f"this is broker {me.broker_id}, not broker {hello.to}: check the addresses",
         )
     if hello.broker_id not in known:
         raise HandshakeError(
-            Refusal.UNKNOWN_BROKER,
+            HandshakeRefusal.UNKNOWN_BROKER,
             f"broker {hello.broker_id} is not a member of the cluster: admit it with 'strandline "
             "cluster add'; if it was removed, give it another number; if it is one, and broker "
             f"{me.broker_id} joins with an empty disk, name it in cluster.peers of broker "
@@ -128,7 +130,7 @@ def accept_hello(
 
 
 def accept_answer(
-    frame: Frame, me: Identity, expected: BrokerId, *, certified: frozenset[BrokerId] | None
+    frame: Frame, me: PeerIdentity, expected: BrokerId, *, certified: frozenset[BrokerId] | None
 ) -> Hello:
     """The answer of a broker that we connected to.
 
@@ -137,12 +139,16 @@ def accept_answer(
     """
     hello = _decode(frame)
     if isinstance(hello, Refused):
-        reason = Refusal(hello.reason) if hello.reason in list(Refusal) else Refusal.NOT_A_PEER
+        reason = (
+            HandshakeRefusal(hello.reason)
+            if hello.reason in list(HandshakeRefusal)
+            else HandshakeRefusal.NOT_A_PEER
+        )
         raise HandshakeError(reason, f"refused by broker {expected}: {hello.text[:TEXT_MAX]}")
     _check(hello, me, certified)
     if hello.broker_id != expected:
         raise HandshakeError(
-            Refusal.WRONG_BROKER,
+            HandshakeRefusal.WRONG_BROKER,
             f"broker {hello.broker_id} answers at the address of broker {expected}",
         )
     return hello
@@ -150,39 +156,42 @@ def accept_answer(
 
 def _decode(frame: Frame) -> Hello | Refused:
     if frame.channel != HANDSHAKE_CHANNEL or frame.attachments:
-        raise HandshakeError(Refusal.NOT_A_PEER, "the first frame is no handshake")
+        raise HandshakeError(HandshakeRefusal.NOT_A_PEER, "the first frame is no handshake")
     try:
         opening = _decode_opening(frame.header)
         if opening.magic != MAGIC:
-            raise HandshakeError(Refusal.NOT_A_PEER, "the other end is not a broker")
+            raise HandshakeError(HandshakeRefusal.NOT_A_PEER, "the other end is not a broker")
         if opening.version != VERSION:
             raise HandshakeError(
-                Refusal.VERSION,
+                HandshakeRefusal.VERSION,
                 f"peer protocol {opening.version} is not supported, {VERSION} is: upgrade one "
                 "broker after the other, and no more than one release at a time",
             )
         message: Hello | Refused = _decode_answer(frame.header)
     except UNDECODABLE as error:
-        raise HandshakeError(Refusal.NOT_A_PEER, f"an unreadable handshake: {error}") from error
+        raise HandshakeError(
+            HandshakeRefusal.NOT_A_PEER, f"an unreadable handshake: {error}"
+        ) from error
     return message
 
 
-def _check(hello: Hello, me: Identity, certified: frozenset[BrokerId] | None) -> None:
+def _check(hello: Hello, me: PeerIdentity, certified: frozenset[BrokerId] | None) -> None:
     """What both sides check of each other."""
     if hello.cluster_id != me.cluster_id:
         raise HandshakeError(
-            Refusal.OTHER_CLUSTER,
+            HandshakeRefusal.OTHER_CLUSTER,
             f"broker {hello.broker_id} is of cluster {hello.cluster_id!r}, "
             f"broker {me.broker_id} of {me.cluster_id!r}",
         )
     if hello.broker_id == me.broker_id:
         raise HandshakeError(
-            Refusal.OWN_ID, f"both ends are broker {me.broker_id}: give each an id of its own"
+            HandshakeRefusal.OWN_ID,
+            f"both ends are broker {me.broker_id}: give each an id of its own",
         )
     if certified is not None and hello.broker_id not in certified:
         names = ", ".join(f"broker-{each}" for each in sorted(certified)) or "no broker"
         raise HandshakeError(
-            Refusal.CERTIFICATE,
+            HandshakeRefusal.CERTIFICATE,
             f"broker {hello.broker_id} shows a certificate that names {names}; "
             f"it must have the subject alternative name broker-{hello.broker_id}",
         )

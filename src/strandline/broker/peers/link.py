@@ -13,10 +13,10 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from strandline.broker.log_throttle import LogThrottle
-from strandline.broker.peers.connection import Connection, Incoming, Outgoing
+from strandline.broker.peers.connection import Incoming, Outgoing, PeerConnection
 from strandline.broker.peers.errors import HandshakeError
 from strandline.broker.peers.frame import Data, Frame, encode_frame
-from strandline.broker.peers.handshake import HANDSHAKE_CHANNEL, Hello, Identity, accept_hello
+from strandline.broker.peers.handshake import HANDSHAKE_CHANNEL, Hello, PeerIdentity, accept_hello
 from strandline.broker.peers.limits import LinkLimits
 from strandline.broker.peers.peer import Address, Peer, PeerEvents, tls_times
 from strandline.broker.peers.tls import TlsFiles, calling_context, listening_context, load
@@ -44,7 +44,7 @@ class PeerLinks:
 
     def __init__(
         self,
-        me: Identity,
+        me: PeerIdentity,
         events: PeerEvents,
         *,
         listen: Address = Address("127.0.0.1", 0),  # noqa: B008  immutable
@@ -65,8 +65,8 @@ class PeerLinks:
         self._server: asyncio.Server | None = None
         self._peers: dict[BrokerId, Peer] = {}
         self._calls: dict[BrokerId, asyncio.Task[None]] = {}
-        self._connections: set[Connection] = set()
-        self._strangers: dict[Connection, None] = {}
+        self._connections: set[PeerConnection] = set()
+        self._strangers: dict[PeerConnection, None] = {}
         self._refusals = LogThrottle()
         self.port = 0
         """Where it listens, once started."""
@@ -229,7 +229,7 @@ class PeerLinks:
             on_end=self._ended,
         )
 
-    def _begun(self, connection: Connection) -> None:
+    def _begun(self, connection: PeerConnection) -> None:
         self._connections.add(connection)
         if isinstance(connection, Outgoing):
             return
@@ -260,7 +260,7 @@ class PeerLinks:
         if broker in self._peers:
             self._events.on_frame(broker, frame)
 
-    def _ended(self, connection: Connection) -> None:
+    def _ended(self, connection: PeerConnection) -> None:
         self._connections.discard(connection)
         self._strangers.pop(connection, None)
         peer = self._peers.get(connection.peer) if connection.peer is not None else None

@@ -11,12 +11,12 @@ import ssl
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypedDict, cast
 
-from strandline.broker.peers.backoff import Backoff
-from strandline.broker.peers.connection import Connection, Incoming, Outgoing, describe
+from strandline.broker.peers.backoff import ReconnectBackoff
+from strandline.broker.peers.connection import Incoming, Outgoing, PeerConnection, describe
 from strandline.broker.peers.frame import Data, Frame
-from strandline.broker.peers.handshake import Identity
+from strandline.broker.peers.handshake import PeerIdentity
 from strandline.broker.peers.limits import LinkLimits
-from strandline.broker.peers.session import Back, Close, Effect, Lost, Session
+from strandline.broker.peers.session import Back, Close, Effect, Lost, PeerSession
 from strandline.types import BrokerId
 
 logger = logging.getLogger(__name__)
@@ -71,13 +71,13 @@ class Peer:
         broker: BrokerId,
         address: Address,
         *,
-        me: Identity,
+        me: PeerIdentity,
         limits: LinkLimits,
         events: PeerEvents,
         tls: ssl.SSLContext | None,
         rng: random.Random,
-        on_begin: Callable[[Connection], None],
-        on_end: Callable[[Connection], None],
+        on_begin: Callable[[PeerConnection], None],
+        on_end: Callable[[PeerConnection], None],
     ) -> None:
         self.broker = broker
         self.address = address
@@ -88,8 +88,8 @@ class Peer:
         self._rng = rng
         self._on_begin = on_begin
         self._on_end = on_end
-        self._session = Session()
-        self._backoff = Backoff(limits.backoff_min_s, limits.backoff_max_s)
+        self._session = PeerSession()
+        self._backoff = ReconnectBackoff(limits.backoff_min_s, limits.backoff_max_s)
         self._out: Outgoing | None = None
         self._in: Incoming | None = None
         self._is_retired = False
@@ -180,7 +180,7 @@ class Peer:
         self._in = connection
         self._carry_out(self._session.opened("in", connection), "it called anew")
 
-    def ended(self, connection: Connection) -> None:
+    def ended(self, connection: PeerConnection) -> None:
         """A connection with this peer ended; perhaps one of an earlier session."""
         if connection is self._out:
             self._out = None
@@ -194,7 +194,7 @@ class Peer:
                 continue
             match effect:
                 case Close(half):
-                    cast("Connection", half).abort(reason)
+                    cast("PeerConnection", half).abort(reason)
                 case Lost():
                     self._lost()
                 case Back():

@@ -49,7 +49,7 @@ class Close:
 Effect = Back | Lost | Close
 
 
-class Session:
+class PeerSession:
     """The connections with one peer."""
 
     def __init__(self) -> None:

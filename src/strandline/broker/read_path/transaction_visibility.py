@@ -21,7 +21,7 @@ from strandline.broker.read_path.visible import read_visible
 from strandline.core.transactions.effects import MarkerKind
 from strandline.core.transactions.hidden import HiddenOffsets
 from strandline.core.transactions.index import Aborted, TransactionIndex
-from strandline.core.transactions.state import Producer
+from strandline.core.transactions.state import TransactionalProducer
 from strandline.errors import (
     CorruptBatchError,
     OffsetOutOfRangeError,
@@ -52,7 +52,7 @@ class Noted(NamedTuple):
     offset: Offset
     offsets: int
     """How many it stands for."""
-    producer: Producer
+    producer: TransactionalProducer
     kind: MarkerKind | None
 
 
@@ -75,7 +75,7 @@ def _noted_in(batches: Buffer) -> Iterator[Noted]:
     while position < size:
         length, attributes, base, last, producer_id, epoch = unpack(batches, position)
         if attributes & _OURS:
-            producer = Producer(producer_id, epoch)
+            producer = TransactionalProducer(producer_id, epoch)
             yield Noted(Offset(base), last + 1, producer, _kind_of(attributes))
         position += length
 
@@ -114,7 +114,7 @@ class PartitionTransactions:
         self._noted: deque[Noted] = deque()
         self._noted_to = self._end
         """Batches below were noted: one that was read back may be told a second time."""
-        self._ending: set[Producer] = set()
+        self._ending: set[TransactionalProducer] = set()
         self._hidden = HiddenOffsets()
         self._undecided: dict[int, list[Noted]] = {}
         """Committed records of open transactions, by producer id."""
@@ -252,7 +252,7 @@ class PartitionTransactions:
 
     # Who may write
 
-    def check(self, producer: Producer) -> None:
+    def check(self, producer: TransactionalProducer) -> None:
         """Let records of a transaction in.
 
         Raises:
@@ -266,7 +266,7 @@ class PartitionTransactions:
                 "one took its id over"
             )
 
-    def needs(self, kind: MarkerKind, producer: Producer) -> bool:
+    def needs(self, kind: MarkerKind, producer: TransactionalProducer) -> bool:
         """Whether a marker is still to be written; from now on nothing gets behind an end."""
         if kind is MarkerKind.BEGIN:
             return producer not in self._ending and self._index.may_begin(producer)

@@ -17,7 +17,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final
 
-from strandline.broker.write_path.replica_writes import Done, RawWrite, append_whole
+from strandline.broker.write_path.replica_writes import Done, ReplicaWrite, append_whole
 from strandline.broker.write_path.write_back import write_back
 from strandline.errors import LogPoisonedError, StrandlineError
 from strandline.storage.log import Log
@@ -30,7 +30,7 @@ STEP_PAUSE_S: Final = 0.003
 """Between two parts that the disk is given, so that a sync of a journal need not wait for all."""
 
 
-class BulkWrites:
+class CatchUpWrites:
     """What is being synced in its segments, and what waits for that.
 
     Args:
@@ -47,7 +47,7 @@ class BulkWrites:
         *,
         telemetry: Telemetry,
         on_poisoned: Callable[[StrandlineError], None],
-        go_on: Callable[[RawWrite], None],
+        go_on: Callable[[ReplicaWrite], None],
         is_busy: Callable[[LogId], bool],
     ) -> None:
         self._loop = loop
@@ -55,7 +55,7 @@ class BulkWrites:
         self._on_poisoned = on_poisoned
         self._go_on = go_on
         self._is_busy = is_busy
-        self._held: dict[LogId, list[RawWrite]] = {}
+        self._held: dict[LogId, list[ReplicaWrite]] = {}
         self._syncs: set[asyncio.Task[None]] = set()
         self.changing: set[Log] = set()
         """Logs that are being cut."""
@@ -85,14 +85,14 @@ class BulkWrites:
 
         task.add_done_callback(changed)
 
-    def holds(self, write: RawWrite) -> bool:
+    def holds(self, write: ReplicaWrite) -> bool:
         """Take what has to wait for its log's sync."""
         held = self._held.get(write.log_id)
         if held is not None:
             held.append(write)
         return held is not None
 
-    def begin(self, writes: Sequence[RawWrite]) -> bool:
+    def begin(self, writes: Sequence[ReplicaWrite]) -> bool:
         """Take writes of one log, in order, if they are large and nothing of it is elsewhere.
 
         Returns:
@@ -136,7 +136,7 @@ class BulkWrites:
         await write_back(log, pause_s=STEP_PAUSE_S)
         await self._loop.run_in_executor(None, log.sync_written)
 
-    def _synced(self, writes: Sequence[RawWrite], sync: asyncio.Task[None]) -> None:
+    def _synced(self, writes: Sequence[ReplicaWrite], sync: asyncio.Task[None]) -> None:
         self._syncs.remove(sync)
         if not sync.cancelled():  # else the loop is being closed
             self._end(writes, self._failure_of(sync))
@@ -150,7 +150,7 @@ class BulkWrites:
             self._on_poisoned(failure)
         return failure
 
-    def _end(self, writes: Sequence[RawWrite], error: StrandlineError | None) -> None:
+    def _end(self, writes: Sequence[ReplicaWrite], error: StrandlineError | None) -> None:
         """Tell them, and go on with what came meanwhile."""
         for write in writes:
             write.done(error)

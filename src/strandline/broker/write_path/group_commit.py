@@ -21,13 +21,13 @@ from typing import NamedTuple
 from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.append_queue import AppendQueue, DrainedBatch
-from strandline.broker.write_path.catch_up_writes import BulkWrites
-from strandline.broker.write_path.journal_sync import EntrySync
+from strandline.broker.write_path.catch_up_writes import CatchUpWrites
+from strandline.broker.write_path.journal_sync import JournalSync
 from strandline.broker.write_path.partition import Partition
 from strandline.broker.write_path.pending import AckWaiter, Chunk, reject_waiting
-from strandline.broker.write_path.replica_writes import Done, RawWrite, RawWrites
-from strandline.broker.write_path.segment_writeback import LateWrites
-from strandline.broker.write_path.sync_policy import Syncer
+from strandline.broker.write_path.replica_writes import Done, ReplicaWrite, ReplicaWrites
+from strandline.broker.write_path.segment_writeback import SegmentWriteback
+from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock
 from strandline.errors import (
     DiskFullError,
@@ -43,7 +43,7 @@ from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset
 
 
-class Written(NamedTuple):
+class WrittenEntry(NamedTuple):
     """A chunk that is in its log, and where its log ended after it."""
 
     partition: Partition
@@ -52,7 +52,7 @@ class Written(NamedTuple):
     next_offset: Offset
 
 
-def _only_source(written: Sequence[Written]) -> AckSink | None:
+def _only_source(written: Sequence[WrittenEntry]) -> AckSink | None:
     """The connection that all records came over, as far as each chunk's first and last tell."""
     waiting = (item.chunk.waiting for item in written if item.chunk.waiting)
     sources = (end.ack_sink for each in waiting for end in (each[0], each[-1]))
@@ -89,16 +89,16 @@ class GroupCommitter:
         self._is_scheduled = False
         self.takes = AppendQueue(loop, admission)
         self._under_way: list[DrainedBatch] = []
-        self._raw = RawWrites()
-        self._late = LateWrites(loop, self.poison)
-        self._bulk = BulkWrites(
+        self._raw = ReplicaWrites()
+        self._late = SegmentWriteback(loop, self.poison)
+        self._bulk = CatchUpWrites(
             loop,
             telemetry=telemetry,
             on_poisoned=self.poison,
             go_on=self._submit,
             is_busy=self._raw.has,
         )
-        self._entry_sync = EntrySync(
+        self._entry_sync = JournalSync(
             loop,
             clock=clock,
             telemetry=telemetry,
@@ -118,7 +118,7 @@ class GroupCommitter:
         """The loop itself reads what comes over a connection, so it can while the disk works."""
         self._entry_sync.read_here.add(ack_sink)
 
-    def attach(self, journal: Journal, syncer: Syncer) -> None:
+    def attach(self, journal: Journal, syncer: SyncPolicy) -> None:
         """Use this journal from now on (at start, and after a poisoned one was reopened)."""
         assert not self._is_busy, "a turn ends with the journal it began with"
         self._journal = journal
@@ -165,14 +165,14 @@ class GroupCommitter:
             self.poison(error)
             raise
 
-    def submit(self, write: RawWrite) -> None:
+    def submit(self, write: ReplicaWrite) -> None:
         """Write finished batches: in the next turn, or if they are large beside it."""
         if self._admission.refusal is not None:
             self._loop.call_soon(write.done, self._admission.refusal)
         elif not self._bulk.holds(write):
             self._submit(write)
 
-    def _submit(self, write: RawWrite) -> None:
+    def _submit(self, write: ReplicaWrite) -> None:
         if not self._bulk.begin([write]):
             self._raw.submit(write)
             self.wake()
@@ -249,13 +249,13 @@ class GroupCommitter:
             self._under_way = []
             self._is_busy = False
 
-    def _write(self) -> list[Written]:
+    def _write(self) -> list[WrittenEntry]:
         """Encode and append to the logs; a partition whose disk is full loses its chunks only.
 
         Raises:
             LogPoisonedError: a write failed.
         """
-        written: list[Written] = []
+        written: list[WrittenEntry] = []
         now_ns = self._admission.now_ns
         for partition, chunks in self._under_way:
             for index, chunk in enumerate(chunks):
@@ -267,7 +267,7 @@ class GroupCommitter:
                     self._give_up(partition, chunks, error, index=index)
                     break
                 next_offset = Offset(chunk.base_offset + chunk.count)
-                written.append(Written(partition, chunk, batch, next_offset))
+                written.append(WrittenEntry(partition, chunk, batch, next_offset))
         return written
 
     def _give_up(
@@ -297,14 +297,14 @@ class GroupCommitter:
             return False
         return True
 
-    def _note_logs(self, written: list[Written]) -> None:
+    def _note_logs(self, written: list[WrittenEntry]) -> None:
         """Let what the logs were given be written to their segments."""
         for log in self._raw.logs:
             self._late.note(log)
         for item in written:
             self._late.note(item.partition.log)
 
-    def _sync(self, written: list[Written], *, size: int, is_sending: bool) -> None:
+    def _sync(self, written: list[WrittenEntry], *, size: int, is_sending: bool) -> None:
         """Make the entry durable if anything in it has to be, then answer.
 
         Args:
@@ -334,7 +334,7 @@ class GroupCommitter:
         self._guarded(last_step)
         self._end()
 
-    def _complete(self, written: list[Written]) -> None:
+    def _complete(self, written: list[WrittenEntry]) -> None:
         """Commit, answer and wake."""
         telemetry = self._telemetry
         records = size = 0

@@ -13,8 +13,8 @@ from weakref import WeakSet
 
 from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.busy_poll import BusyPoll
-from strandline.broker.write_path.segment_writeback import LateWrites
-from strandline.broker.write_path.sync_policy import Syncer
+from strandline.broker.write_path.segment_writeback import SegmentWriteback
+from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock
 from strandline.errors import LogPoisonedError, StrandlineError
 from strandline.storage.journal import Journal
@@ -23,7 +23,7 @@ from strandline.telemetry import Telemetry
 Step = Callable[[], None]
 
 
-class EntrySync:
+class JournalSync:
     """Syncs what the journal was given last.
 
     Args:
@@ -41,7 +41,7 @@ class EntrySync:
         *,
         clock: Clock,
         telemetry: Telemetry,
-        late: LateWrites,
+        late: SegmentWriteback,
         send_answers: Step,
         end_with: Callable[[Step], None],
     ) -> None:
@@ -53,13 +53,13 @@ class EntrySync:
         self._end_with = end_with
         self.busy_poll = BusyPoll(loop)
         self._journal: Journal | None = None
-        self._syncer: Syncer | None = None
+        self._syncer: SyncPolicy | None = None
         self.read_here: WeakSet[AckSink] = WeakSet()
         """Connections that the loop itself reads, publish by publish."""
         self._last_source: AckSink | None = None
         """The connection that all of the last entry came over, if there was but one."""
 
-    def attach(self, journal: Journal, syncer: Syncer) -> None:
+    def attach(self, journal: Journal, syncer: SyncPolicy) -> None:
         """Use these from now on."""
         self._journal = journal
         self._syncer = syncer
@@ -95,7 +95,7 @@ class EntrySync:
         else:
             self._sync_here(then, is_alone=is_alone)
 
-    def _sync_beside(self, journal: Journal, syncer: Syncer, then: Step) -> None:
+    def _sync_beside(self, journal: Journal, syncer: SyncPolicy, then: Step) -> None:
         fd, sequence = journal.sync_target()
 
         def finish(error: StrandlineError | None, took_ms: float) -> None:

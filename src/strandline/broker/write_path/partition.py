@@ -29,7 +29,7 @@ from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.log_replay import LogReplay
 from strandline.broker.write_path.partition_appends import RECORD_OVERHEAD_BYTES, PartitionAppends
 from strandline.broker.write_path.pending import Chunk, reject_waiting
-from strandline.broker.write_path.producer_state import NotedMeanwhile, Producers, note_batches
+from strandline.broker.write_path.producer_state import NotedMeanwhile, ProducerStates, note_batches
 from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, StillLoadingError, StrandlineError
 from strandline.record.batch import Buffer, Extent
@@ -265,7 +265,7 @@ class Partition(PartitionAppends):
                 self.ledger.written(batch)
         elif any(map(has_transactions, batches)):
             self.keep_ledger(self.high_watermark)  # the leader has heard of transactions before us
-        noted: Producers | NotedMeanwhile | None = self.producers
+        noted: ProducerStates | NotedMeanwhile | None = self.producers
         if noted is None:
             if not self._producers_replay.is_under_way:
                 self._begin_to_know_producers()

@@ -28,13 +28,13 @@ from strandline.broker.write_path.pending import (
 )
 from strandline.broker.write_path.producer_state import (
     NotedMeanwhile,
-    Producers,
+    ProducerStates,
     load_producers,
     producers_from,
 )
 from strandline.config import Acks, StreamConfig
 from strandline.core.transactions.effects import MarkerKind
-from strandline.core.transactions.state import Producer
+from strandline.core.transactions.state import TransactionalProducer
 from strandline.errors import (
     InvalidRecordError,
     ProducerFencedError,
@@ -60,12 +60,12 @@ class PartitionAppends(PartitionReads):
     ) -> None:
         super().__init__(name, config, log, admission=admission)
         self.dedup: DedupWindow | None = None
-        self.producers: Producers | None = None
+        self.producers: ProducerStates | None = None
         """None until it is needed, and while only the log knows."""
         self._dedup_replay: LogReplay[DedupWindow] = LogReplay(
             self._take_window, what=f"message ids of {name}"
         )
-        self._producers_replay: LogReplay[Producers] = LogReplay(
+        self._producers_replay: LogReplay[ProducerStates] = LogReplay(
             self._take_producers, what=f"producers of {name}"
         )
         self._noted_meanwhile = NotedMeanwhile(log.log_end_offset)
@@ -227,10 +227,10 @@ class PartitionAppends(PartitionReads):
         """
         if self.ledger is None:
             raise ProducerFencedError(f"no transaction is open in {self.name}")
-        self.ledger.check(Producer(producer.producer_id, producer.epoch))
+        self.ledger.check(TransactionalProducer(producer.producer_id, producer.epoch))
 
     def mark(
-        self, kind: MarkerKind, producer: Producer, *, ack_sink: AckSink, token: object
+        self, kind: MarkerKind, producer: TransactionalProducer, *, ack_sink: AckSink, token: object
     ) -> None:
         """Accept the beginning or the end of a transaction; told when it is committed."""
         refusal = self.absence
@@ -398,7 +398,7 @@ class PartitionAppends(PartitionReads):
             size_bytes=lambda: log.bytes_from(producers_from(log, now_ns)[0]),
         )
 
-    def _take_producers(self, producers: Producers) -> None:
+    def _take_producers(self, producers: ProducerStates) -> None:
         self._noted_meanwhile.move_to(producers)
         self.producers = producers
 

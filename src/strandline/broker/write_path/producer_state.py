@@ -73,7 +73,7 @@ class _Producer:
         """Whether no range has been forgotten."""
 
 
-class Producers:
+class ProducerStates:
     """Producer id → what of it was stored where.
 
     Args:
@@ -188,7 +188,7 @@ def _check_first(stamp: ProducerStamp, why: str) -> None:
 
 
 def note_batches(
-    producers: "Producers | NotedMeanwhile", batches: Buffer, now_ns: TimestampNs
+    producers: "ProducerStates | NotedMeanwhile", batches: Buffer, now_ns: TimestampNs
 ) -> None:
     """Remember whole batches as the log has them; looks at their headers only."""
     unpack, size = _HEADER_PARTS.unpack_from, len(batches)
@@ -215,11 +215,11 @@ class NotedMeanwhile:
     def note(
         self, stamp: ProducerStamp, records: int, *, offset: Offset, now_ns: TimestampNs
     ) -> None:
-        """As ``Producers.note``."""
+        """As ``ProducerStates.note``."""
         if offset >= self._start:
             self._batches.append((stamp, records, offset, now_ns))
 
-    def move_to(self, producers: Producers) -> None:
+    def move_to(self, producers: ProducerStates) -> None:
         """Note them where the earlier ones are known now."""
         for stamp, records, offset, now_ns in self._batches:
             producers.note(stamp, records, offset=offset, now_ns=now_ns)
@@ -232,7 +232,7 @@ def load_producers(
     *,
     end: Offset | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
-) -> Producers:
+) -> ProducerStates:
     """What the batches of a log say of producers; any thread.
 
     As far back as a producer that was heard last then would be known still; costs about a
@@ -247,7 +247,7 @@ def load_producers(
     Raises:
         UnavailableError: the log cannot be read.
     """
-    producers = Producers()
+    producers = ProducerStates()
     end = log.log_end_offset if end is None else end
     offset, last_ns = producers_from(log, now_ns)
     while offset < end and is_wanted():

@@ -20,7 +20,7 @@ Done = Callable[[StrandlineError | None], None]
 """Told None once everything is on disk, or why it is not."""
 
 
-class RawWrite(NamedTuple):
+class ReplicaWrite(NamedTuple):
     """Batches for the end of one log, byte for byte.
 
     Attributes:
@@ -36,12 +36,12 @@ class RawWrite(NamedTuple):
     done: Done
 
 
-class RawWrites:
+class ReplicaWrites:
     """What waits for a turn, and what is in one."""
 
     def __init__(self) -> None:
-        self._waiting: list[RawWrite] = []
-        self._under_way: list[RawWrite] = []
+        self._waiting: list[ReplicaWrite] = []
+        self._under_way: list[ReplicaWrite] = []
 
     @property
     def has_waiting(self) -> bool:
@@ -62,7 +62,7 @@ class RawWrites:
         """Which the turn writes to."""
         return [write.log for write in self._under_way]
 
-    def submit(self, write: RawWrite) -> None:
+    def submit(self, write: ReplicaWrite) -> None:
         """Take part in the next turn."""
         self._waiting.append(write)
 
@@ -121,9 +121,9 @@ class RawWrites:
         for write in waiting:
             write.done(error)
 
-    def _tell(self, writes: list[RawWrite], errors: dict[LogId, StrandlineError]) -> None:
+    def _tell(self, writes: list[ReplicaWrite], errors: dict[LogId, StrandlineError]) -> None:
         """Cut what part of them is in their logs, and tell them."""
-        first: dict[LogId, RawWrite] = {}
+        first: dict[LogId, ReplicaWrite] = {}
         for write in writes:
             first.setdefault(write.log_id, write)
         for write in first.values():

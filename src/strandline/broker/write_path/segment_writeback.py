@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 ROUND_BYTES = 256 << 10
 
 
-class LateWrites:
+class SegmentWriteback:
     """Logs with batches that are in memory only.
 
     Args:

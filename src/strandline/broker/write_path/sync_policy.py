@@ -7,7 +7,7 @@ the loop has enough to read while the disk works (docs/adr/0037 has the figures)
 
 import asyncio
 
-from strandline.broker.write_path.sync_process import SyncChild
+from strandline.broker.write_path.sync_process import SyncProcess
 from strandline.broker.write_path.sync_thread import Done, SyncThread
 from strandline.clock import Clock
 from strandline.storage.disk import Disk
@@ -24,7 +24,7 @@ COUNTED_MS_MAX = 4.0
 """A sync counts as no longer than this: one hiccup says little about the next sync."""
 
 
-class Syncer:
+class SyncPolicy:
     """Knows where to sync, and who syncs beside the loop.
 
     Args:
@@ -35,7 +35,7 @@ class Syncer:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, disk: Disk, clock: Clock) -> None:
         self._beside = (
-            SyncChild(loop) if disk.syncs_plainly else SyncThread(loop, disk.fdatasync, clock)
+            SyncProcess(loop) if disk.syncs_plainly else SyncThread(loop, disk.fdatasync, clock)
         )
         self.average_ms = 0.0
 

@@ -27,7 +27,7 @@ from strandline.storage.disk import failed_sync
 logger = logging.getLogger(__name__)
 
 
-class SyncChild:
+class SyncProcess:
     """One process that syncs files, and reports on the loop.
 
     Args:

@@ -175,7 +175,7 @@ class GroupMembership:
         if self._thread.is_alive():
             self._thread.join(LEAVE_TIMEOUT_S)
         if self._member and not self._instance:
-            body = wire.LeaveGroup(group=self._group, member=self._member)
+            body = wire.LeaveGroupRequest(group=self._group, member=self._member)
             try:
                 self._coordinator.call(wire.LEAVE_GROUP, body, timeout_s=LEAVE_TIMEOUT_S)
             except StrandlineError as error:
@@ -218,7 +218,7 @@ class GroupMembership:
                 self._group,
                 self._poll_interval_max_s,
             )
-            body = wire.LeaveGroup(group=self._group, member=self._member)
+            body = wire.LeaveGroupRequest(group=self._group, member=self._member)
             self._coordinator.call(wire.LEAVE_GROUP, body, timeout_s=self._session_s)
             self._lose()
         elif self._member:
@@ -228,7 +228,7 @@ class GroupMembership:
 
     def _join(self) -> None:
         member = secrets.token_hex(8)
-        body = wire.JoinGroup(
+        body = wire.JoinGroupRequest(
             group=self._group,
             member=member,
             streams=self._streams,

@@ -42,7 +42,7 @@ class CoordinatorCalls:
         *,
         timeout_s: float,
         after: wire.ProducerRef | None = None,
-        batch: wire.BatchRef | None = None,
+        batch: wire.StagedBatchRef | None = None,
     ) -> wire.ProducerRef | None:
         """Begin a transaction; see ``protocol.transactions.BeginTransaction``."""
         request = wire.BeginTransaction(
@@ -81,15 +81,15 @@ class CoordinatorCalls:
         """Commit or abort a prepared transaction."""
         self._ask(wire.END_PREPARED, wire.EndPrepared(id=id_, staged=staged, commit=commit), Any)
 
-    def publish(self, request: wire.CommitStaged) -> wire.Publication:
+    def publish(self, request: wire.CommitStaged) -> wire.StagedPublication:
         """Commit the staged parts of a batch."""
-        [found] = self._ask(wire.COMMIT_STAGED, request, wire.Publication)
+        [found] = self._ask(wire.COMMIT_STAGED, request, wire.StagedPublication)
         return found
 
-    def last_published(self, transaction_id: str) -> wire.Publication | None:
+    def last_published(self, transaction_id: str) -> wire.StagedPublication | None:
         """Return the last batch committed under a transaction id."""
         request = wire.TransactionName(transaction_id=transaction_id)
-        found = self._ask(wire.LAST_PUBLISHED, request, wire.Publication)
+        found = self._ask(wire.LAST_PUBLISHED, request, wire.StagedPublication)
         return found[0] if found else None
 
     def transactions(self) -> list[wire.TransactionInfo]:

@@ -125,7 +125,7 @@ class TransactionalClient(ABC):
         batch = _batch(transaction_id, batch_id)
         return self._stage(secrets.token_hex(8), batch, timeout_s=timeout_s)
 
-    def _stage(self, name: str, batch: wire.BatchRef, *, timeout_s: float) -> StagedWrite:
+    def _stage(self, name: str, batch: wire.StagedBatchRef, *, timeout_s: float) -> StagedWrite:
         """Begin one part of a batch; it replaces a part of the same name."""
         part = f"{batch.transaction_id}/{batch.number}/{name}"
         producer = self._coordinator.begin(part, timeout_s=timeout_s, batch=batch)
@@ -139,7 +139,7 @@ class TransactionalClient(ABC):
         *,
         fingerprint: str,
         offsets: Mapping[str, Offsets] | None = None,
-    ) -> wire.Publication:
+    ) -> wire.StagedPublication:
         """Commit the staged parts of a batch together; has no effect when repeated.
 
         Parts of this or an earlier batch that are not named are discarded.
@@ -176,15 +176,17 @@ class TransactionalClient(ABC):
         )
         return self._coordinator.publish(request)
 
-    def last_published(self, transaction_id: str) -> wire.Publication | None:
+    def last_published(self, transaction_id: str) -> wire.StagedPublication | None:
         """Return the last batch committed under a transaction id; None if there is none."""
         return self._coordinator.last_published(text(transaction_id, "a transaction"))
 
 
-def _batch(transaction_id: str, number: int) -> wire.BatchRef:
+def _batch(transaction_id: str, number: int) -> wire.StagedBatchRef:
     """Return a reference to a batch.
 
     Raises:
         InvalidRequestError: the id is not text, or the number not whole.
     """
-    return wire.BatchRef(text(transaction_id, "a transaction"), whole_number(number, "a batch"))
+    return wire.StagedBatchRef(
+        text(transaction_id, "a transaction"), whole_number(number, "a batch")
+    )

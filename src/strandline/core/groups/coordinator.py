@@ -31,7 +31,13 @@ from strandline.core.coordinator_effects import Answer, DecisionLog, Refuse
 from strandline.core.groups import events as ev
 from strandline.core.groups.assignment import Readers, assign
 from strandline.core.groups.effects import Assigned, Effect, Expired
-from strandline.core.groups.state import Group, GroupEntry, GroupsState, Member, Partitions
+from strandline.core.groups.state import (
+    ConsumerGroup,
+    GroupEntry,
+    GroupMember,
+    GroupsState,
+    Partitions,
+)
 from strandline.core.groups.transactions import Mark
 from strandline.errors import (
     GroupInUseError,
@@ -151,7 +157,7 @@ class GroupCoordinator:
 
     def _join(self, request: ev.Join) -> Assigned:
         self._check_join(request)
-        group = self.state.groups.get(request.group, Group())
+        group = self.state.groups.get(request.group, ConsumerGroup())
         known = group.members.get(request.member)
         predecessor = group.by_instance(request.instance)
         _check_owner(request, known, predecessor)
@@ -162,7 +168,7 @@ class GroupCoordinator:
         if known is not None:
             member = msgspec.structs.replace(known, streams=streams, session_ms=request.session_ms)
         else:
-            member = Member(
+            member = GroupMember(
                 id=request.member,
                 instance=request.instance,
                 streams=streams,
@@ -194,7 +200,7 @@ class GroupCoordinator:
         self._heard(request.group, member)
         return self._reconciled(request.group, member, held=NOTHING)
 
-    def _begun(self, group: Group, streams: Iterable[str]) -> _Begun:
+    def _begun(self, group: ConsumerGroup, streams: Iterable[str]) -> _Begun:
         """Those of the streams that are new to the group."""
         new = [s for s in streams if s in self._partitions and not self._knows(group, s)]
         return _Begun(
@@ -202,7 +208,7 @@ class GroupCoordinator:
             {stream: self._created[stream] for stream in new},
         )
 
-    def _knows(self, group: Group, stream: str) -> bool:
+    def _knows(self, group: ConsumerGroup, stream: str) -> bool:
         """Whether a group has begun with a stream, and that was not made anew since."""
         created = self._created[stream]
         # Of groups of before this was noted nobody can tell.
@@ -220,7 +226,7 @@ class GroupCoordinator:
             raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
 
     def _heartbeat(self, request: ev.Heartbeat) -> Assigned:
-        group = self.state.groups.get(request.group, Group())
+        group = self.state.groups.get(request.group, ConsumerGroup())
         member = group.members.get(request.member)
         if member is None:
             raise _gone(request.group, group, request.instance)
@@ -239,7 +245,7 @@ class GroupCoordinator:
             self._remove(request.group, request.member)
 
     def _commit(self, request: ev.Commit) -> None:
-        group = self.state.groups.get(request.group, Group())
+        group = self.state.groups.get(request.group, ConsumerGroup())
         if request.member:
             self._check_committer(group, request)
             if request.number and request.number == group.committed.get(request.member):
@@ -266,7 +272,7 @@ class GroupCoordinator:
             )
         )
 
-    def _check_transaction(self, group: Group, request: ev.Commit) -> None:
+    def _check_transaction(self, group: ConsumerGroup, request: ev.Commit) -> None:
         """Refuse to commit for a transaction that is over, or in the way of another one.
 
         Raises:
@@ -297,7 +303,7 @@ class GroupCoordinator:
                 if self.state.groups[name].is_over:
                     self._forget_group(name)
 
-    def _check_committer(self, group: Group, request: ev.Commit) -> None:
+    def _check_committer(self, group: ConsumerGroup, request: ev.Commit) -> None:
         member = group.members.get(request.member)
         if member is None:
             raise _gone(request.group, group, "")
@@ -332,7 +338,7 @@ class GroupCoordinator:
 
     # Members
 
-    def _heard(self, group: str, member: Member) -> None:
+    def _heard(self, group: str, member: GroupMember) -> None:
         self._deadlines[group, member.id] = self._now_ms + member.session_ms
 
     def _remove(self, name: str, member: str) -> None:
@@ -363,7 +369,7 @@ class GroupCoordinator:
         subscriptions = {id_: member.streams for id_, member in members.items()}
         self._targets[name] = assign(subscriptions, self._partitions, current)
 
-    def _reconciled(self, name: str, member: Member, *, held: Partitions) -> Assigned:
+    def _reconciled(self, name: str, member: GroupMember, *, held: Partitions) -> Assigned:
         """Bring a member closer to what it is to read, as far as others let go; what it has then.
 
         Args:
@@ -396,7 +402,7 @@ class GroupCoordinator:
             target != member.assigned,
         )
 
-    def _change(self, name: str, member: Member) -> Member:
+    def _change(self, name: str, member: GroupMember) -> GroupMember:
         """Store a member as it is from now on, under a new epoch."""
         epoch = self.state.epoch + 1
         member = msgspec.structs.replace(member, epoch=epoch)
@@ -426,7 +432,7 @@ class GroupCoordinator:
 
 
 def _check_owner(
-    request: ev.Join | ev.Heartbeat | ev.Leave | ev.Commit, *members: Member | None
+    request: ev.Join | ev.Heartbeat | ev.Leave | ev.Commit, *members: GroupMember | None
 ) -> None:
     """Refuse to speak for members that another principal joined as.
 
@@ -442,7 +448,7 @@ def _check_owner(
             )
 
 
-def _gone(name: str, group: Group, instance: str) -> StrandlineError:
+def _gone(name: str, group: ConsumerGroup, instance: str) -> StrandlineError:
     """Why somebody is not a member."""
     if group.by_instance(instance) is not None:
         return MemberFencedError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from strandline.core.groups.state import GroupsState, Partitions, Positions
-from strandline.core.groups.transactions import Mark, Transaction
+from strandline.core.groups.transactions import Mark, PendingOffsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Commit:
     member: str = ""
     epoch: int = 0
     number: int = 0
-    transaction: Transaction | None = None
+    transaction: PendingOffsets | None = None
     owner: str = ""
 
 
@@ -96,7 +96,7 @@ class MarkTransaction:
     """
 
     token: object
-    transaction: Transaction
+    transaction: PendingOffsets
     mark: Mark
 
 

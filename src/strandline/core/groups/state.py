@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from strandline.core.groups.transactions import Mark, Transaction, Transactions
+from strandline.core.groups.transactions import Mark, PendingOffsets, Transactions
 from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.types import PartitionName
 
@@ -21,7 +21,7 @@ Positions = dict[str, dict[int, int]]
 Partitions = frozenset[PartitionName]
 
 
-class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class GroupMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A consumer of a group, as long as it is heard of."""
 
     id: str
@@ -49,7 +49,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Undecided(NamedTuple):
     """A position that counts when a transaction is committed."""
 
-    transaction: Transaction
+    transaction: PendingOffsets
     offset: int
 
 
@@ -61,18 +61,18 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     group: str = ""
     epoch: int = 0
-    members: tuple[Member, ...] = ()
+    members: tuple[GroupMember, ...] = ()
     """New, or as they are from now on."""
     gone: tuple[str, ...] = ()
     positions: Positions = {}
     committed: dict[str, int] = {}
     """Member → number of its last commit."""
     is_deleted: bool = False
-    transaction: Transaction | None = None
+    transaction: PendingOffsets | None = None
     """Which begins or ends; or for which the positions wait."""
     mark: Mark | None = None
     """What becomes of the transaction."""
-    ended: tuple[Transaction, ...] = ()
+    ended: tuple[PendingOffsets, ...] = ()
     """Have ended, whatever became of them."""
     began_with: dict[str, int] = {}
     """Stream → how many partitions it had when the group began with it."""
@@ -103,12 +103,12 @@ def decode_entry(value: bytes) -> GroupEntry:
         raise InvalidRecordError(f"not an entry of the group coordinator: {error}") from error
 
 
-class Group:
+class ConsumerGroup:
     """One consumer group."""
 
     def __init__(self) -> None:
         self.epoch = 0
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, GroupMember] = {}
         self.positions: Positions = {}
         self.committed: dict[str, int] = {}
         """Number of each member's last commit: one that was overtaken on its way is void."""
@@ -127,7 +127,7 @@ class Group:
         """Whether nobody misses it."""
         return not (self.members or self.positions or self.undecided or self.keeps)
 
-    def by_instance(self, instance: str) -> Member | None:
+    def by_instance(self, instance: str) -> GroupMember | None:
         """The static member of that name."""
         if not instance:
             return None
@@ -151,7 +151,7 @@ class GroupsState:
     """Everything that entries have said so far."""
 
     def __init__(self) -> None:
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, ConsumerGroup] = {}
         self.epoch = 0
         """The last one given to any group; groups that are forgotten do not take it along."""
         self.transactions = Transactions()
@@ -168,7 +168,7 @@ class GroupsState:
         if entry.is_deleted:
             self.groups.pop(entry.group, None)
             return
-        group = self.groups.setdefault(entry.group, Group())
+        group = self.groups.setdefault(entry.group, ConsumerGroup())
         group.epoch = max(group.epoch, entry.epoch)
         for member in entry.members:
             group.members[member.id] = member
@@ -185,13 +185,13 @@ class GroupsState:
         for stream, offsets in entry.positions.items():
             group.positions.setdefault(stream, {}).update(offsets)
 
-    def _mark(self, transaction: Transaction, mark: Mark) -> None:
+    def _mark(self, transaction: PendingOffsets, mark: Mark) -> None:
         if mark is Mark.BEGIN:
             self.transactions.begin(transaction)
         else:
             self._end(transaction, is_commit=mark is Mark.COMMIT)
 
-    def _wait(self, name: str, positions: Positions, transaction: Transaction) -> None:
+    def _wait(self, name: str, positions: Positions, transaction: PendingOffsets) -> None:
         """Positions count when the transaction is committed."""
         self.transactions.wait(transaction, name)
         if not self.transactions.is_open(transaction):
@@ -201,7 +201,7 @@ class GroupsState:
             for number, offset in offsets.items():
                 undecided[PartitionName(stream, number)] = Undecided(transaction, offset)
 
-    def _end(self, transaction: Transaction, *, is_commit: bool) -> None:
+    def _end(self, transaction: PendingOffsets, *, is_commit: bool) -> None:
         """Positions that waited count from now on, or are forgotten."""
         for name in self.transactions.end(transaction):
             group = self.groups.get(name)

@@ -16,7 +16,7 @@ ENDED_MAX = 10_000
 comes from the coordinator of transactions alone and at once, so that none is met that late."""
 
 
-class Transaction(msgspec.Struct, frozen=True, array_like=True, order=True):
+class PendingOffsets(msgspec.Struct, frozen=True, array_like=True, order=True):
     """A transaction, as its producer: the epoch is another one in each."""
 
     producer_id: int
@@ -51,39 +51,39 @@ class Transactions:
         self._open: dict[int, _Open] = {}
         self._ended: dict[int, int] = {}
 
-    def may_begin(self, transaction: Transaction) -> bool:
+    def may_begin(self, transaction: PendingOffsets) -> bool:
         """Whether neither it nor a later one of its producer has begun or ended."""
         known = self._open.get(transaction.producer_id)
         last = self._ended.get(transaction.producer_id, -1)
         return transaction.epoch > max(last, -1 if known is None else known.epoch)
 
-    def is_open(self, transaction: Transaction) -> bool:
+    def is_open(self, transaction: PendingOffsets) -> bool:
         """Whether it has begun and not ended."""
         known = self._open.get(transaction.producer_id)
         return known is not None and known.epoch == transaction.epoch
 
-    def has_ended(self, transaction: Transaction) -> bool:
+    def has_ended(self, transaction: PendingOffsets) -> bool:
         """Whether it, or a later one of its producer, has ended."""
         return self._ended.get(transaction.producer_id, -1) >= transaction.epoch
 
-    def begin(self, transaction: Transaction) -> None:
+    def begin(self, transaction: PendingOffsets) -> None:
         """It has begun."""
         if self.may_begin(transaction):
             self._open[transaction.producer_id] = _Open(transaction.epoch)
 
-    def wait(self, transaction: Transaction, group: str) -> None:
+    def wait(self, transaction: PendingOffsets, group: str) -> None:
         """Positions of a group wait for its end."""
         self.begin(transaction)  # of which the entry may be gone already
         if self.is_open(transaction):
             self._open[transaction.producer_id].groups.add(group)
 
-    def waiting(self, transaction: Transaction) -> frozenset[str]:
+    def waiting(self, transaction: PendingOffsets) -> frozenset[str]:
         """The groups whose positions wait for its end."""
         if not self.is_open(transaction):
             return frozenset()
         return frozenset(self._open[transaction.producer_id].groups)
 
-    def end(self, transaction: Transaction) -> frozenset[str]:
+    def end(self, transaction: PendingOffsets) -> frozenset[str]:
         """It has ended; the groups whose positions waited for it."""
         last = self._ended.pop(transaction.producer_id, -1)
         self._ended[transaction.producer_id] = max(last, transaction.epoch)
@@ -95,10 +95,10 @@ class Transactions:
             del self._open[transaction.producer_id]
         return waiting
 
-    def opened(self) -> list[Transaction]:
+    def opened(self) -> list[PendingOffsets]:
         """Those that have begun and not ended."""
-        return [Transaction(producer_id, each.epoch) for producer_id, each in self._open.items()]
+        return [PendingOffsets(producer_id, each.epoch) for producer_id, each in self._open.items()]
 
-    def ended(self) -> list[Transaction]:
+    def ended(self) -> list[PendingOffsets]:
         """The last that ended of each producer that is remembered."""
-        return [Transaction(*each) for each in self._ended.items()]
+        return [PendingOffsets(*each) for each in self._ended.items()]

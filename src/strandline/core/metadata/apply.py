@@ -60,7 +60,7 @@ from strandline.core.metadata.commands import (
     Unfence,
 )
 from strandline.core.metadata.image import MetadataImage, SessionImage
-from strandline.core.metadata.outcome import Outcome, RefusedError, refused
+from strandline.core.metadata.outcome import CommandOutcome, CommandRefusedError, refused
 from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.errors import InvalidRequestError, StrandlineError
 from strandline.security.producer_ids import OWNERS_MAX, producer_id_of
@@ -98,7 +98,9 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
 }
 """Commands that are applied or refused whole."""
 
-_ANSWERING: dict[type[Any], Callable[[MetadataImage, Any], tuple[MetadataImage, Outcome]]] = {
+_ANSWERING: dict[
+    type[Any], Callable[[MetadataImage, Any], tuple[MetadataImage, CommandOutcome]]
+] = {
     ChangeIsr: changes.change_isrs,
     ElectLeader: changes.elect_leaders,
     ReassignReplicas: changes.reassign,
@@ -120,13 +122,13 @@ def apply(image: MetadataImage, command: Command) -> MetadataImage:
     """
     try:
         after, outcome = _run(image, command)
-    except RefusedError as error:
+    except CommandRefusedError as error:
         raise InvalidRequestError(error.message) from error
     outcome.raise_if_refused()
     return after
 
 
-def apply_entry(image: MetadataImage, entry: Entry) -> tuple[MetadataImage, Outcome]:
+def apply_entry(image: MetadataImage, entry: Entry) -> tuple[MetadataImage, CommandOutcome]:
     """The image after an entry of the metadata log, and what is answered to who proposed it."""
     if not isinstance(entry, Proposed):
         return _outcome(image, entry)
@@ -135,11 +137,11 @@ def apply_entry(image: MetadataImage, entry: Entry) -> tuple[MetadataImage, Outc
         why = (
             f"session {entry.client_id} was forgotten; whether its last command applied is unknown"
         )
-        return image, refused(RefusedError("session_expired", why))
+        return image, refused(CommandRefusedError("session_expired", why))
     if was_seen(session, entry):
         return image, recorded_outcome(session, entry)
     if isinstance(entry.command, OpenSession):
-        return image, refused(RefusedError("limit", "a session is opened outside of one"))
+        return image, refused(CommandRefusedError("limit", "a session is opened outside of one"))
     after, outcome = _outcome(image, entry.command)
     return _recorded(after, entry, outcome), outcome
 
@@ -149,15 +151,15 @@ def was_seen(session: SessionImage, entry: Proposed) -> bool:
     return entry.sequence <= session.sequence
 
 
-def recorded_outcome(session: SessionImage, entry: Proposed) -> Outcome:
+def recorded_outcome(session: SessionImage, entry: Proposed) -> CommandOutcome:
     """Return the recorded outcome of a command that was applied or passed over before."""
     if entry.sequence == session.sequence and entry.sequence > 0:
         return session.outcome
     why = f"sequence {entry.sequence} is not above {session.sequence}, the last one"
-    return refused(RefusedError("sequence_passed", why))
+    return refused(CommandRefusedError("sequence_passed", why))
 
 
-def _recorded(image: MetadataImage, entry: Proposed, outcome: Outcome) -> MetadataImage:
+def _recorded(image: MetadataImage, entry: Proposed, outcome: CommandOutcome) -> MetadataImage:
     """Remember what became of a session's command, be it applied or refused."""
     used = image.proposals + 1
     session = SessionImage(used=used, sequence=entry.sequence, outcome=outcome)
@@ -165,18 +167,18 @@ def _recorded(image: MetadataImage, entry: Proposed, outcome: Outcome) -> Metada
     return msgspec.structs.replace(image, proposals=used, sessions=sessions)
 
 
-def _outcome(image: MetadataImage, command: Command) -> tuple[MetadataImage, Outcome]:
+def _outcome(image: MetadataImage, command: Command) -> tuple[MetadataImage, CommandOutcome]:
     """Run a command; a refusal leaves the image as it was."""
     try:
         return _run(image, command)
-    except (RefusedError, StrandlineError) as error:
+    except (CommandRefusedError, StrandlineError) as error:
         return image, refused(error)
 
 
-def _run(image: MetadataImage, command: Command) -> tuple[MetadataImage, Outcome]:
+def _run(image: MetadataImage, command: Command) -> tuple[MetadataImage, CommandOutcome]:
     kind = type(command)
     if kind in _WHOLE:
-        return activity.noted(image, _WHOLE[kind](image, command), command), Outcome()
+        return activity.noted(image, _WHOLE[kind](image, command), command), CommandOutcome()
     if kind in _ANSWERING:
         return _ANSWERING[kind](image, command)
     if isinstance(command, AllocateProducerIds):
@@ -187,21 +189,25 @@ def _run(image: MetadataImage, command: Command) -> tuple[MetadataImage, Outcome
 
 def _allocate_producer_ids(
     image: MetadataImage, command: AllocateProducerIds
-) -> tuple[MetadataImage, Outcome]:
+) -> tuple[MetadataImage, CommandOutcome]:
     if not 1 <= command.count <= PRODUCER_IDS_MAX:
-        raise RefusedError("limit", f"1 to {PRODUCER_IDS_MAX} producer ids, not {command.count}")
+        raise CommandRefusedError(
+            "limit", f"1 to {PRODUCER_IDS_MAX} producer ids, not {command.count}"
+        )
     owners, first = image.producer_owners, image.next_producer_id
     if command.owner and command.owner not in owners:
         if len(owners) >= OWNERS_MAX:
-            raise RefusedError("limit", f"{OWNERS_MAX} principals have producer ids, the most")
+            raise CommandRefusedError(
+                "limit", f"{OWNERS_MAX} principals have producer ids, the most"
+            )
         owners = {**owners, command.owner: len(owners) + 1}
     after = msgspec.structs.replace(
         image, next_producer_id=first + command.count, producer_owners=owners
     )
-    return after, Outcome(value=producer_id_of(first, owners.get(command.owner, 0)))
+    return after, CommandOutcome(value=producer_id_of(first, owners.get(command.owner, 0)))
 
 
-def _open_session(image: MetadataImage) -> tuple[MetadataImage, Outcome]:
+def _open_session(image: MetadataImage) -> tuple[MetadataImage, CommandOutcome]:
     """A session under a new id; the one not used for longest makes room for it."""
     client_id, used = image.next_client_id, image.proposals + 1
     sessions = dict(image.sessions)
@@ -211,4 +217,4 @@ def _open_session(image: MetadataImage) -> tuple[MetadataImage, Outcome]:
     after = msgspec.structs.replace(
         image, next_client_id=client_id + 1, proposals=used, sessions=sessions
     )
-    return after, Outcome(value=client_id)
+    return after, CommandOutcome(value=client_id)

@@ -10,7 +10,7 @@ Rules:
 - the id of a removed broker is never used again: what is still under way to or from it, or stands
   in somebody's settings, must not be taken for another's.
 
-Every function takes an image and returns the next, or raises ``RefusedError``.
+Every function takes an image and returns the next, or raises ``CommandRefusedError``.
 """
 
 from collections.abc import Collection
@@ -30,7 +30,7 @@ from strandline.core.metadata.commands import (
     Unfence,
 )
 from strandline.core.metadata.image import BrokerImage, MetadataImage
-from strandline.core.metadata.outcome import RefusedError
+from strandline.core.metadata.outcome import CommandRefusedError
 from strandline.core.metadata.partitions import fence, forget_replica
 from strandline.types import BrokerId
 
@@ -56,7 +56,7 @@ def known_broker(image: MetadataImage, broker: BrokerId) -> BrokerImage:
     """
     if broker not in image.brokers:
         known = ", ".join(str(b) for b in sorted(image.brokers)) or "none"
-        raise RefusedError(
+        raise CommandRefusedError(
             "unknown_broker", f"no broker {broker} is registered; there are: {known}"
         )
     return image.brokers[broker]
@@ -70,7 +70,7 @@ def known_run(image: MetadataImage, run: BrokerRun) -> BrokerImage:
     """
     found = known_broker(image, run.broker)
     if found.incarnation != run.incarnation or not run.incarnation:
-        raise RefusedError(
+        raise CommandRefusedError(
             "stale_incarnation",
             f"broker {run.broker} runs as {found.incarnation!r}, not {run.incarnation!r}",
         )
@@ -81,7 +81,7 @@ def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
     """Expect a new broker at an address."""
     known = image.brokers.get(command.broker)
     if known is not None and known.directory_id:
-        raise RefusedError(
+        raise CommandRefusedError(
             "duplicate_broker",
             f"broker {known.id} exists ({known.state}, at {known.peer_address or 'no address'}); "
             "give the new one another id",
@@ -89,7 +89,7 @@ def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
     host, _, port = command.peer_address.rpartition(":")
     is_address = host and port.isdecimal() and 0 < int(port) <= PORT_MAX
     if not is_address or len(command.peer_address) > TEXT_MAX or command.broker < 1:
-        raise RefusedError("limit", "a broker has an id above 0 and an address HOST:PORT")
+        raise CommandRefusedError("limit", "a broker has an id above 0 and an address HOST:PORT")
     _check_id(image, command.broker)
     expected = BrokerImage(
         id=command.broker, directory_id="", incarnation="", peer_address=command.peer_address
@@ -100,13 +100,13 @@ def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
 def _check_id(image: MetadataImage, broker: BrokerId) -> None:
     """Refuse an id that may not be used (again), or for which there is no room."""
     if broker in image.removed:
-        raise RefusedError(
+        raise CommandRefusedError(
             "removed_broker",
             f"broker {broker} was removed from the cluster, and its id is not used again; give "
             "this broker another id and an empty data directory",
         )
     if broker not in image.brokers and len(image.brokers) >= BROKERS_MAX:
-        raise RefusedError("limit", f"there are {BROKERS_MAX} brokers; remove one first")
+        raise CommandRefusedError("limit", f"there are {BROKERS_MAX} brokers; remove one first")
 
 
 def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
@@ -126,13 +126,17 @@ def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
 
 def _check_registration(image: MetadataImage, command: RegisterBroker) -> None:
     if command.broker < 1 or not command.directory_id or not command.incarnation:
-        raise RefusedError("limit", "a broker has an id above 0, a directory and an incarnation")
+        raise CommandRefusedError(
+            "limit", "a broker has an id above 0, a directory and an incarnation"
+        )
     if max(len(getattr(command, name)) for name in _TEXTS) > TEXT_MAX:
-        raise RefusedError("limit", f"addresses and labels have at most {TEXT_MAX} characters")
+        raise CommandRefusedError(
+            "limit", f"addresses and labels have at most {TEXT_MAX} characters"
+        )
     _check_id(image, command.broker)
     for other in image.brokers.values():
         if other.id != command.broker and other.directory_id == command.directory_id:
-            raise RefusedError(
+            raise CommandRefusedError(
                 "duplicate_broker",
                 f"this data directory is that of broker {other.id}; start it with id {other.id}, "
                 "or give this broker a directory of its own",
@@ -146,7 +150,7 @@ def check_directory(known: BrokerImage, command: RegisterBroker) -> None:
         RefusedError: the directory is another one.
     """
     if known.directory_id not in ("", command.directory_id):
-        raise RefusedError(
+        raise CommandRefusedError(
             "duplicate_broker",
             f"broker {known.id} exists ({known.state}, at {known.peer_address or 'no address'}) "
             "with another data directory; give this broker another id, or, if that disk is lost, "
@@ -174,7 +178,7 @@ def check_not_older(known: BrokerImage, command: RegisterBroker) -> None:
     # each run reports for itself, in its heartbeats, which begin after it has registered; and a
     # registration that is repeated, since its answer was lost, is not compared.
     if command.stored_index < known.stored_index:
-        raise RefusedError(
+        raise CommandRefusedError(
             "older_copy",
             f"the data directory of broker {known.id} is an older copy: it has the metadata up to "
             f"entry {command.stored_index}, and had acknowledged entry {known.stored_index}. "
@@ -222,7 +226,7 @@ def unfence_brokers(image: MetadataImage, command: Unfence) -> MetadataImage:
     for number, run in enumerate(command.runs):
         found = _with_stored(known_run(image, run), command.stored, number)
         if found.is_stopping:
-            raise RefusedError(
+            raise CommandRefusedError(
                 "not_eligible", f"broker {run.broker} is stopping; it has to restart"
             )
         brokers[found.id] = msgspec.structs.replace(found, is_fenced=False)
@@ -255,14 +259,16 @@ def forget_directory(image: MetadataImage, command: ForgetDirectory) -> Metadata
     """
     found = known_broker(image, command.broker)
     if not found.is_fenced:
-        raise RefusedError("broker_in_use", f"broker {found.id} is {found.state}; stop it first")
+        raise CommandRefusedError(
+            "broker_in_use", f"broker {found.id} is {found.state}; stop it first"
+        )
     changed = {}
     for name, partition in image.partitions():
         if found.id in partition.replicas:
             try:
                 changed[name] = forget_replica(partition, found.id)
-            except RefusedError as error:
-                raise RefusedError(
+            except CommandRefusedError as error:
+                raise CommandRefusedError(
                     error.reason,
                     f"broker {found.id} cannot be forgotten: in {name} {error.message}; elect "
                     "another leader there first, which loses records, or delete the stream",
@@ -277,10 +283,10 @@ def remove(image: MetadataImage, command: RemoveBroker) -> MetadataImage:
     """Let go of a broker that is out of use, for ever."""
     found = known_broker(image, command.broker)
     if found.may_take_replicas:
-        raise RefusedError("broker_in_use", f"broker {found.id} is live; drain it first")
+        raise CommandRefusedError("broker_in_use", f"broker {found.id} is live; drain it first")
     kept = [str(name) for name, p in image.partitions() if found.id in p.replicas]
     if kept:
-        raise RefusedError(
+        raise CommandRefusedError(
             "broker_in_use",
             f"broker {found.id} keeps {len(kept)} partitions, such as {kept[0]}; drain it first",
         )

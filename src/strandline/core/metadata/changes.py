@@ -26,7 +26,12 @@ from strandline.core.metadata.commands import (
 )
 from strandline.core.metadata.image import MetadataImage, PartitionImage
 from strandline.core.metadata.internal_streams import adapt_settings
-from strandline.core.metadata.outcome import Outcome, Reason, Refusal, RefusedError
+from strandline.core.metadata.outcome import (
+    CommandOutcome,
+    CommandRefusal,
+    CommandRefusedError,
+    Reason,
+)
 from strandline.core.metadata.partitions import (
     begin_move,
     change_isr,
@@ -44,7 +49,7 @@ CHANGES_MAX = 10_000
 MESSAGES_MAX = 20
 
 
-def change_isrs(image: MetadataImage, command: ChangeIsr) -> tuple[MetadataImage, Outcome]:
+def change_isrs(image: MetadataImage, command: ChangeIsr) -> tuple[MetadataImage, CommandOutcome]:
     """The ISRs as the leader of their partitions wants them."""
     leader = known_run(image, command.leader).id
     one = partial(_change_isr, image, leader)
@@ -54,7 +59,7 @@ def change_isrs(image: MetadataImage, command: ChangeIsr) -> tuple[MetadataImage
 def _change_isr(image: MetadataImage, leader: BrokerId, change: IsrChange) -> PartitionImage:
     found = find_partition(image, change.at)
     if found.leader != leader or found.leader_epoch != change.leader_epoch:
-        raise RefusedError(
+        raise CommandRefusedError(
             "not_leader",
             f"broker {found.leader} leads in epoch {found.leader_epoch}, not broker {leader} in "
             f"epoch {change.leader_epoch}",
@@ -64,7 +69,9 @@ def _change_isr(image: MetadataImage, leader: BrokerId, change: IsrChange) -> Pa
     return change_isr(found, change.isr, brokers=image.brokers, min_isr=_min_isr(image, change.at))
 
 
-def elect_leaders(image: MetadataImage, command: ElectLeader) -> tuple[MetadataImage, Outcome]:
+def elect_leaders(
+    image: MetadataImage, command: ElectLeader
+) -> tuple[MetadataImage, CommandOutcome]:
     """New leaders; only the reason ``unclean`` lets one lead that may lack committed records."""
     one = partial(_elect, image, reason=command.reason)
     return _each(image, command.changes, at=lambda item: item.at, change=one)
@@ -81,7 +88,9 @@ def _elect(image: MetadataImage, change: LeaderChange, *, reason: ElectionReason
     )
 
 
-def reassign(image: MetadataImage, command: ReassignReplicas) -> tuple[MetadataImage, Outcome]:
+def reassign(
+    image: MetadataImage, command: ReassignReplicas
+) -> tuple[MetadataImage, CommandOutcome]:
     """Begin moves."""
     one = partial(_begin_move, image)
     return _each(image, command.moves, at=lambda item: item.at, change=one)
@@ -90,19 +99,23 @@ def reassign(image: MetadataImage, command: ReassignReplicas) -> tuple[MetadataI
 def _begin_move(image: MetadataImage, move: Move) -> PartitionImage:
     found = find_partition(image, move.at)
     if not found.replicas:
-        raise RefusedError("bad_assignment", "it has no replicas: it was made by a broker alone")
+        raise CommandRefusedError(
+            "bad_assignment", "it has no replicas: it was made by a broker alone"
+        )
     check_replicas(image, move.target)
     min_isr = _min_isr(image, move.at)
     if len(move.target) < min_isr:
-        raise RefusedError("bad_assignment", f"min_isr needs {min_isr} replicas")
+        raise CommandRefusedError("bad_assignment", f"min_isr needs {min_isr} replicas")
     for broker in move.target:
         if broker not in found.replicas and not image.brokers[broker].may_take_replicas:
             state = image.brokers[broker].state
-            raise RefusedError("not_eligible", f"broker {broker} is {state}")
+            raise CommandRefusedError("not_eligible", f"broker {broker} is {state}")
     return begin_move(found, move.target)
 
 
-def finish(image: MetadataImage, command: FinishReassignment) -> tuple[MetadataImage, Outcome]:
+def finish(
+    image: MetadataImage, command: FinishReassignment
+) -> tuple[MetadataImage, CommandOutcome]:
     """End moves whose new replicas are in sync."""
     one = partial(_finish, image)
     after, outcome = _each(image, command.partitions, at=lambda item: item, change=one)
@@ -113,7 +126,9 @@ def _finish(image: MetadataImage, at: PartitionAt) -> PartitionImage:
     return finish_move(find_partition(image, at), min_isr=_min_isr(image, at))
 
 
-def move_log_starts(image: MetadataImage, command: MoveLogStarts) -> tuple[MetadataImage, Outcome]:
+def move_log_starts(
+    image: MetadataImage, command: MoveLogStarts
+) -> tuple[MetadataImage, CommandOutcome]:
     """Records deleted from the beginning of logs."""
     one = partial(_move_log_start, image)
     return _each(image, command.changes, at=lambda item: item.at, change=one)
@@ -132,9 +147,9 @@ def find_partition(image: MetadataImage, at: PartitionAt) -> PartitionImage:
     """
     found = image.partition(at.stream, at.partition)
     if found.log_id != at.log_id:
-        raise RefusedError("stale_partition", "the stream was deleted and made again")
+        raise CommandRefusedError("stale_partition", "the stream was deleted and made again")
     if not is_current(found, at):
-        raise RefusedError(
+        raise CommandRefusedError(
             "stale_partition", f"its version is {found.version}, not {at.version}; look again"
         )
     return found
@@ -155,24 +170,24 @@ def _each(
     *,
     at: Callable[[Item], PartitionAt],
     change: Callable[[Item], PartitionImage],
-) -> tuple[MetadataImage, Outcome]:
+) -> tuple[MetadataImage, CommandOutcome]:
     """Apply what fits; a command of which nothing fits is refused with its first reason."""
     _check_each(items, at)
     changed: Changed = {}
-    left_out: list[Refusal] = []
+    left_out: list[CommandRefusal] = []
     for item in items:
         where = at(item)
         try:
             changed[where.name] = change(item)
-        except RefusedError as error:
+        except CommandRefusedError as error:
             left_out.append(_refusal(where, error.reason, error.message, count=len(left_out)))
         except InvalidRequestError as error:
             gone = _refusal(where, "stale_partition", error.message, count=len(left_out))
             left_out.append(gone)
     if changed:
-        return image.with_partitions(changed), Outcome(refused=tuple(left_out))
+        return image.with_partitions(changed), CommandOutcome(refused=tuple(left_out))
     first = left_out[0]
-    return image, Outcome(
+    return image, CommandOutcome(
         code=InvalidRequestError.code,
         reason=first.reason,
         message=first.message,
@@ -180,16 +195,16 @@ def _each(
     )
 
 
-def _refusal(at: PartitionAt, reason: Reason, message: str, *, count: int) -> Refusal:
+def _refusal(at: PartitionAt, reason: Reason, message: str, *, count: int) -> CommandRefusal:
     """One partition left out; outcomes are kept in the image, so only the first ones explain."""
     text = f"{at.stream}/{at.partition}: {message}" if count < MESSAGES_MAX else ""
-    return Refusal(at.stream, at.partition, reason, text)
+    return CommandRefusal(at.stream, at.partition, reason, text)
 
 
 def _check_each(items: tuple[Item, ...], at: Callable[[Item], PartitionAt]) -> None:
     """Refuse a command whose items would get in each other's way."""
     if not 1 <= len(items) <= CHANGES_MAX:
-        raise RefusedError("limit", f"1 to {CHANGES_MAX} partitions, not {len(items)}")
+        raise CommandRefusedError("limit", f"1 to {CHANGES_MAX} partitions, not {len(items)}")
     names: Iterable[PartitionName] = (at(item).name for item in items)
     if len(set(names)) != len(items):
-        raise RefusedError("stale_partition", "a partition is named twice")
+        raise CommandRefusedError("stale_partition", "a partition is named twice")

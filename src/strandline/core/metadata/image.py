@@ -28,7 +28,7 @@ from strandline.core.metadata.commands import (
     PausePartitions,
     SetReadonly,
 )
-from strandline.core.metadata.outcome import Outcome
+from strandline.core.metadata.outcome import CommandOutcome
 from strandline.errors import UnknownPartitionError, UnknownStreamError
 from strandline.security.acl import Rule
 from strandline.security.quota import Quota
@@ -188,7 +188,7 @@ class SessionImage(msgspec.Struct, frozen=True, kw_only=True):
     used: int
     """The count of proposals when it was last used; the least is forgotten first."""
     sequence: int = 0
-    outcome: Outcome = Outcome()
+    outcome: CommandOutcome = CommandOutcome()
 
 
 class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):

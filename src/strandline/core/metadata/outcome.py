@@ -44,8 +44,8 @@ Reason = Literal[
 """Why a command was refused, for programs; the message is for people. Stable."""
 
 
-class RefusedError(Exception):
-    """Inside this package only: a command that does not apply. Becomes an ``Outcome``."""
+class CommandRefusedError(Exception):
+    """Inside this package only: a command that does not apply. Becomes an ``CommandOutcome``."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -53,7 +53,7 @@ class RefusedError(Exception):
         self.message = message
 
 
-class Refusal(msgspec.Struct, frozen=True, array_like=True):
+class CommandRefusal(msgspec.Struct, frozen=True, array_like=True):
     """One partition of a command that was left out, and why."""
 
     stream: str
@@ -67,7 +67,7 @@ class Refusal(msgspec.Struct, frozen=True, array_like=True):
         return PartitionName(self.stream, self.partition)
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Applied, or refused with a stable code."""
 
     code: str = ""
@@ -76,7 +76,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     message: str = ""
     value: int = 0
     """What was given out: the first producer id of a block, the client id of a session."""
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[CommandRefusal, ...] = ()
 
     @property
     def is_applied(self) -> bool:
@@ -94,8 +94,10 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             raise kinds.get(self.code, StrandlineError)(self.message)
 
 
-def refused(error: RefusedError | StrandlineError) -> Outcome:
+def refused(error: CommandRefusedError | StrandlineError) -> CommandOutcome:
     """The outcome of a command that does not apply."""
-    if isinstance(error, RefusedError):
-        return Outcome(code=InvalidRequestError.code, reason=error.reason, message=error.message)
-    return Outcome(code=error.code, message=error.message)
+    if isinstance(error, CommandRefusedError):
+        return CommandOutcome(
+            code=InvalidRequestError.code, reason=error.reason, message=error.message
+        )
+    return CommandOutcome(code=error.code, message=error.message)

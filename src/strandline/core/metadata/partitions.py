@@ -14,7 +14,7 @@ Rules:
 - the log start offset only grows, but for an unclean election: the new leader may not have come so
   far, and what it then takes must not be deleted for having the offset of something older.
 
-Must not know streams, brokers' addresses or who asks; refusals are ``RefusedError``.
+Must not know streams, brokers' addresses or who asks; refusals are ``CommandRefusedError``.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -23,7 +23,7 @@ import msgspec
 
 from strandline.core.metadata.commands import Replicas
 from strandline.core.metadata.image import BrokerImage, PartitionImage
-from strandline.core.metadata.outcome import RefusedError
+from strandline.core.metadata.outcome import CommandRefusedError
 from strandline.types import BrokerId, LeaderEpoch, Offset
 
 Brokers = Mapping[BrokerId, BrokerImage]
@@ -41,7 +41,9 @@ def new_partition(
     isr = tuple(b for b in able if not brokers[b].is_impaired) or tuple(able)
     leader = next((b for b in replicas if b in isr), None)
     if replicas and leader is None:
-        raise RefusedError("not_eligible", f"none of the brokers {_list(replicas)} is in service")
+        raise CommandRefusedError(
+            "not_eligible", f"none of the brokers {_list(replicas)} is in service"
+        )
     return msgspec.structs.replace(partition, replicas=replicas, leader=leader, isr=isr)
 
 
@@ -69,9 +71,9 @@ def change_isr(
     """
     isr = tuple(sorted(set(wanted)))
     if len(isr) != len(wanted) or not set(isr) <= set(partition.replicas):
-        raise RefusedError("not_eligible", f"ISR {_list(wanted)} is not a set of replicas")
+        raise CommandRefusedError("not_eligible", f"ISR {_list(wanted)} is not a set of replicas")
     if partition.leader not in isr:
-        raise RefusedError("not_eligible", f"ISR {_list(wanted)} lacks the leader")
+        raise CommandRefusedError("not_eligible", f"ISR {_list(wanted)} lacks the leader")
     for broker in sorted(set(isr) - set(partition.isr)):
         check_may_join_isr(brokers[broker])
     return _changed(partition, isr, leader=partition.leader, min_isr=min_isr)
@@ -84,7 +86,7 @@ def check_may_join_isr(broker: BrokerImage) -> None:
         RefusedError: it is fenced or stopping.
     """
     if not broker.may_lead:
-        raise RefusedError("not_eligible", f"broker {broker.id} is {broker.state}")
+        raise CommandRefusedError("not_eligible", f"broker {broker.id} is {broker.state}")
 
 
 def elect(
@@ -110,9 +112,9 @@ def elect(
         RefusedError: this broker may not lead it.
     """
     if leader == partition.leader:
-        raise RefusedError("not_eligible", f"broker {leader} leads it already")
+        raise CommandRefusedError("not_eligible", f"broker {leader} leads it already")
     if leader not in partition.replicas or not brokers[leader].may_lead:
-        raise RefusedError("not_eligible", f"broker {leader} is no replica in service")
+        raise CommandRefusedError("not_eligible", f"broker {leader} is no replica in service")
     if leader in partition.isr:
         failed = partition.leader if has_failed else None
         isr = tuple(b for b in partition.isr if not brokers[b].is_fenced and b != failed)
@@ -120,7 +122,7 @@ def elect(
     if is_safe(partition, leader):
         return _changed(partition, (leader,), leader=leader, min_isr=min_isr)
     if not is_unclean:
-        raise RefusedError("not_in_sync", f"broker {leader} may lack committed records")
+        raise CommandRefusedError("not_in_sync", f"broker {leader} may lack committed records")
     # Nobody is known to have what this leader has, or lacks: all that was known is void.
     forgotten = msgspec.structs.replace(
         partition,
@@ -144,7 +146,7 @@ def move_log_start(partition: PartitionImage, offset: Offset) -> PartitionImage:
         RefusedError: an impossible offset.
     """
     if not 0 <= offset <= OFFSET_MAX:
-        raise RefusedError("limit", f"{offset} is no offset")
+        raise CommandRefusedError("limit", f"{offset} is no offset")
     if offset <= partition.log_start_offset:
         return partition
     version = next_version(partition.version)
@@ -167,7 +169,7 @@ def forget_replica(partition: PartitionImage, broker: BrokerId) -> PartitionImag
     """
     isr = tuple(b for b in partition.isr if b != broker)
     if partition.isr and not isr:
-        raise RefusedError("last_replica", "it is the last in-sync replica")
+        raise CommandRefusedError("last_replica", "it is the last in-sync replica")
     safe = tuple(b for b in partition.last_known_safe if b != broker)
     return msgspec.structs.replace(
         partition,
@@ -225,9 +227,9 @@ def finish_move(partition: PartitionImage, *, min_isr: int) -> PartitionImage:
         RefusedError: no move is under way, or it has to wait.
     """
     if not partition.is_moving:
-        raise RefusedError("not_ready", "no reassignment is under way")
+        raise CommandRefusedError("not_ready", "no reassignment is under way")
     if why := why_move_waits(partition, min_isr=min_isr):
-        raise RefusedError("not_ready", why)
+        raise CommandRefusedError("not_ready", why)
     target = partition.target
     isr = tuple(b for b in partition.isr if b in target)
     filling = tuple(b for b in partition.filling if b in target)

@@ -8,26 +8,26 @@ Invariants:
 - one membership change at a time, of one voter, and only after this term has committed something
   (thesis 4.1, and Ongaro's correction of 2015: else two leaders' changes can each find a quorum).
 
-Must not know of elections: whoever wins one makes a ``Leader``.
+Must not know of elections: whoever wins one makes a ``RaftLeader``.
 """
 
 from dataclasses import dataclass
 
 from strandline.core.raft.log import ENTRY_OVERHEAD_BYTES, encode_members
 from strandline.core.raft.messages import (
-    Append,
-    AppendReply,
+    AppendEntries,
+    AppendEntriesReply,
     Campaign,
-    Entry,
     Index,
     InstallSnapshot,
     Kind,
     Members,
+    RaftEntry,
     Term,
 )
-from strandline.core.raft.progress import Progress
+from strandline.core.raft.progress import RaftProgress
 from strandline.core.raft.ready import ReadAllowed
-from strandline.core.raft.state import State
+from strandline.core.raft.state import RaftState
 from strandline.errors import InvalidRequestError, UnavailableError
 from strandline.types import BrokerId
 
@@ -50,14 +50,14 @@ class _Read:
     round: int
 
 
-class Leader:
+class RaftLeader:
     """The role of leader for one term.
 
     Args:
         state: the member's; an entry of this term is appended to its log at once.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: RaftState) -> None:
         self._state = state
         self._heartbeat_ticks = 0
         self._quorum_ticks = 0
@@ -69,7 +69,7 @@ class Leader:
         self._heir_ticks = 0
         self.is_deposed = False
         """Lost its quorum, or is no voter any more: it must step down."""
-        self.followers: dict[BrokerId, Progress] = {}
+        self.followers: dict[BrokerId, RaftProgress] = {}
         self._follow_members()
         self._append(Kind.NOTHING, b"")
 
@@ -149,7 +149,7 @@ class Leader:
         self._heir, self._heir_ticks = heir, self._state.settings.election_ticks
         self._hand_over_if_ready()
 
-    def on_reply(self, follower: BrokerId, reply: AppendReply) -> None:
+    def on_reply(self, follower: BrokerId, reply: AppendEntriesReply) -> None:
         """A follower has taken entries, or could not."""
         progress = self.followers.get(follower)
         if progress is None:
@@ -159,7 +159,7 @@ class Leader:
         if not reply.accepted:
             if reply.hint < progress.match and follower in self._state.members.learners:
                 # It lost its disk. That is not believed of a voter; a learner counts for nothing.
-                self.followers[follower] = progress = Progress(Index(reply.hint + 1))
+                self.followers[follower] = progress = RaftProgress(Index(reply.hint + 1))
             progress.refused(reply.index, reply.hint)
         elif progress.accepted(reply.index):
             self.advance_commit()
@@ -200,7 +200,7 @@ class Leader:
 
     def _append(self, kind: Kind, data: bytes) -> tuple[Index, Term]:
         state = self._state
-        entry = Entry(Index(state.log.last_index + 1), state.term, kind, data)
+        entry = RaftEntry(Index(state.log.last_index + 1), state.term, kind, data)
         state.append((entry,))
         self._pending_bytes += _size(entry)
         if kind is Kind.MEMBERS:
@@ -240,7 +240,7 @@ class Leader:
         """Replicate to all in the newest membership; who left stays until that is committed."""
         for member in self._state.members.everybody:
             if member != self._state.me and member not in self.followers:
-                self.followers[member] = Progress(Index(self._state.log.last_index + 1))
+                self.followers[member] = RaftProgress(Index(self._state.log.last_index + 1))
 
     def _send_heartbeats(self) -> None:
         """Say that we lead; without entries, since only what was asked for may be refused."""
@@ -248,7 +248,7 @@ class Leader:
         self._heartbeat_ticks = 0
         for follower, progress in self.followers.items():
             previous = progress.match if progress.match >= log.base_index else Index(0)
-            message = Append(
+            message = AppendEntries(
                 state.term,
                 previous,
                 log.term_at(previous) or Term(0),
@@ -272,7 +272,9 @@ class Leader:
         assert previous_term is not None, "at or above the base"
         progress.wait_ticks = state.settings.election_ticks
         entries = log.batch_from(progress.next, state.settings.batch_bytes_max)
-        append = Append(state.term, previous, previous_term, log.commit_index, entries, self._round)
+        append = AppendEntries(
+            state.term, previous, previous_term, log.commit_index, entries, self._round
+        )
         state.send(follower, append, early=True)
 
     def _check_quorum(self) -> None:
@@ -292,6 +294,6 @@ class Leader:
             self._state.send(self._heir, Campaign(self._state.term))
 
 
-def _size(entry: Entry) -> int:
+def _size(entry: RaftEntry) -> int:
     """Return the bytes that an entry counts against the limit of pending proposals."""
     return len(entry.data) + ENTRY_OVERHEAD_BYTES

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from strandline.core.raft.messages import Entry, Index, Kind, Members, Snapshot, Term
+from strandline.core.raft.messages import Index, Kind, Members, RaftEntry, Snapshot, Term
 
 ENTRY_OVERHEAD_BYTES = 24
 """Counted for an entry besides its data when batches are cut to size."""
@@ -31,7 +31,7 @@ class RaftLog:
     """
 
     def __init__(
-        self, snapshot: Snapshot, *, base: tuple[Index, Term], entries: Iterable[Entry]
+        self, snapshot: Snapshot, *, base: tuple[Index, Term], entries: Iterable[RaftEntry]
     ) -> None:
         self.snapshot = snapshot
         self.base_index, self.base_term = base
@@ -72,14 +72,14 @@ class RaftLog:
         """Whether the entry is here with that term, so that all before it are equal too."""
         return self.term_at(index) == term
 
-    def between(self, first: int, last: int) -> list[Entry]:
+    def between(self, first: int, last: int) -> list[RaftEntry]:
         """Entries from ``first`` to ``last``, both included, as far as they are kept."""
         start = max(first - self.base_index - 1, 0)
         return self._entries[start : max(last - self.base_index, 0)]
 
-    def batch_from(self, first: int, bytes_max: int) -> tuple[Entry, ...]:
+    def batch_from(self, first: int, bytes_max: int) -> tuple[RaftEntry, ...]:
         """Entries from ``first`` on, at least one if there is any, up to so many bytes."""
-        batch: list[Entry] = []
+        batch: list[RaftEntry] = []
         size = 0
         for position in range(first - self.base_index - 1, len(self._entries)):
             entry = self._entries[position]
@@ -106,7 +106,7 @@ class RaftLog:
 
     # Changing it
 
-    def append(self, entries: Sequence[Entry]) -> None:
+    def append(self, entries: Sequence[RaftEntry]) -> None:
         """Add entries at the end, not yet on disk."""
         assert not entries or entries[0].index == self.last_index + 1, "indexes are dense"
         self._entries.extend(entries)
@@ -122,7 +122,7 @@ class RaftLog:
         if self.has(index, term):
             self.stable_index = max(self.stable_index, index)
 
-    def take_committed(self) -> tuple[Entry, ...]:
+    def take_committed(self) -> tuple[RaftEntry, ...]:
         """Entries to apply now, each handed out once: committed, and on our own disk."""
         end = self.stored_index
         if end <= self.applied_index:

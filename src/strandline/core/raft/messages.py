@@ -49,7 +49,7 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
         return len(self.voters) // 2 + 1
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class RaftEntry(msgspec.Struct, frozen=True, array_like=True):
     """One entry of the log."""
 
     index: Index
@@ -99,7 +99,7 @@ class VoteReply(msgspec.Struct, frozen=True, array_like=True, tag=2):
     pre: bool = False
 
 
-class Append(msgspec.Struct, frozen=True, array_like=True, tag=3):
+class AppendEntries(msgspec.Struct, frozen=True, array_like=True, tag=3):
     """Entries after ``prev_index``, or none: then it is a heartbeat.
 
     Attributes:
@@ -114,11 +114,11 @@ class Append(msgspec.Struct, frozen=True, array_like=True, tag=3):
     prev_index: Index
     prev_term: Term
     commit: Index
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[RaftEntry, ...] = ()
     round: int = 0
 
 
-class AppendReply(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class AppendEntriesReply(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """Whether the entries are in the follower's log, on disk.
 
     Attributes:
@@ -149,7 +149,7 @@ class Campaign(msgspec.Struct, frozen=True, array_like=True, tag=6):
     term: Term
 
 
-Message = VoteRequest | VoteReply | Append | AppendReply | InstallSnapshot | Campaign
+Message = VoteRequest | VoteReply | AppendEntries | AppendEntriesReply | InstallSnapshot | Campaign
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):

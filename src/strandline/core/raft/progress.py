@@ -8,7 +8,7 @@ _NONE = Index(0)
 
 
 @dataclass(slots=True)
-class Progress:
+class RaftProgress:
     """Of one follower.
 
     Attributes:

@@ -2,10 +2,10 @@
 
 Roles are types; a member has exactly one:
 
-- ``Follower``: knows the leader or waits for one;
-- ``Candidate``: asks for votes, first on trial (pre-vote: an election that cannot be won disturbs
-  nobody, thesis 9.6), then for real;
-- ``Leader``: see ``leader.py``.
+- ``RaftFollower``: knows the leader or waits for one;
+- ``RaftCandidate``: asks for votes, first on trial (pre-vote: an election that cannot be won
+  disturbs nobody, thesis 9.6), then for real;
+- ``RaftLeader``: see ``leader.py``.
 
 Rules: a message of a newer term makes a follower of anybody, one of an older term is answered with
 the newer term at most. Nothing here waits, and nothing is promised before it is on disk: see
@@ -16,39 +16,39 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from strandline.core.raft.leader import Leader
+from strandline.core.raft.leader import RaftLeader
 from strandline.core.raft.log import RaftLog
 from strandline.core.raft.messages import (
-    Append,
-    AppendReply,
+    AppendEntries,
+    AppendEntriesReply,
     Campaign,
-    Entry,
     Envelope,
     HardState,
     Index,
     InstallSnapshot,
     Members,
     Message,
+    RaftEntry,
     Snapshot,
     Term,
     VoteReply,
     VoteRequest,
 )
 from strandline.core.raft.ready import Ready
-from strandline.core.raft.state import RaftSettings, State
+from strandline.core.raft.state import RaftSettings, RaftState
 from strandline.errors import NotLeaderError
 from strandline.types import BrokerId
 
 
 @dataclass(slots=True)
-class Follower:
+class RaftFollower:
     """Waits for a leader's messages; ``leader`` is None until one is known."""
 
     leader: BrokerId | None = None
 
 
 @dataclass(slots=True)
-class Candidate:
+class RaftCandidate:
     """Asks for votes; ``pre``: only whether it would get them."""
 
     pre: bool
@@ -76,12 +76,12 @@ class Raft:
         snapshot: Snapshot,
         hard: HardState = HardState(),  # noqa: B008 -- frozen
         base: tuple[Index, Term] | None = None,
-        entries: Iterable[Entry] = (),
+        entries: Iterable[RaftEntry] = (),
         settings: RaftSettings = RaftSettings(),  # noqa: B008 -- frozen
     ) -> None:
         log = RaftLog(snapshot, base=base or (snapshot.index, snapshot.term), entries=entries)
-        self.state = State(me, log, hard=hard, settings=settings, jitter=jitter)
-        self.role: Follower | Candidate | Leader = Follower()
+        self.state = RaftState(me, log, hard=hard, settings=settings, jitter=jitter)
+        self.role: RaftFollower | RaftCandidate | RaftLeader = RaftFollower()
         self._quiet_ticks = 0
         self._patience_ticks = 0
         self._restart_timer()
@@ -90,9 +90,9 @@ class Raft:
     def leader(self) -> BrokerId | None:
         """The leader known to this member."""
         match self.role:
-            case Leader():
+            case RaftLeader():
                 return self.state.me
-            case Follower(leader):
+            case RaftFollower(leader):
                 return leader
             case _:
                 return None
@@ -101,7 +101,7 @@ class Raft:
 
     def tick(self) -> None:
         """Let one tick pass."""
-        if isinstance(self.role, Leader):
+        if isinstance(self.role, RaftLeader):
             self.role.tick()
             self._step_down_if_deposed()
             return
@@ -153,8 +153,8 @@ class Raft:
         """Replace the entries up to ``index`` (applied) by the state after it; see ``RaftLog``."""
         return self.state.log.compact(index, data, keep=keep)
 
-    def _leader(self) -> Leader:
-        if not isinstance(self.role, Leader):
+    def _leader(self) -> RaftLeader:
+        if not isinstance(self.role, RaftLeader):
             known = self.leader
             where = f"broker {known} is" if known is not None else "none is known now"
             raise NotLeaderError(f"this broker is not the controller; {where}")
@@ -169,7 +169,7 @@ class Raft:
     def persisted(self, ready: Ready) -> None:
         """The ``Ready`` is on disk, as far as it had to be."""
         self.state.mark_persisted(ready)
-        if isinstance(self.role, Leader):
+        if isinstance(self.role, RaftLeader):
             self.role.advance_commit()
             self._step_down_if_deposed()
 
@@ -180,15 +180,15 @@ class Raft:
         self._quiet_ticks, self._patience_ticks = 0, ticks + self.state.jitter(ticks)
 
     def _become_follower(self, term: Term, leader: BrokerId | None) -> None:
-        if isinstance(self.role, Leader):
+        if isinstance(self.role, RaftLeader):
             self.state.lost_reads += self.role.give_up_reads()
         if term != self.state.term:
             self.state.hard = HardState(term)
-        self.role = Follower(leader)
+        self.role = RaftFollower(leader)
         self._restart_timer()
 
     def _step_down_if_deposed(self) -> None:
-        if isinstance(self.role, Leader) and self.role.is_deposed:
+        if isinstance(self.role, RaftLeader) and self.role.is_deposed:
             self._become_follower(self.state.term, None)
 
     def _campaign(self, *, pre: bool, forced: bool = False) -> None:
@@ -197,7 +197,7 @@ class Raft:
         term = Term(state.term + 1)
         if not pre:
             state.hard = HardState(term, state.me)
-        self.role = Candidate(pre)
+        self.role = RaftCandidate(pre)
         self._restart_timer()
         log = state.log
         request = VoteRequest(term, log.last_index, log.last_term, pre, forced)
@@ -206,7 +206,7 @@ class Raft:
                 state.send(voter, request)
         self._count_vote(self.role, state.me)
 
-    def _count_vote(self, candidate: Candidate, voter: BrokerId) -> None:
+    def _count_vote(self, candidate: RaftCandidate, voter: BrokerId) -> None:
         members = self.state.members
         if voter in members.voters:
             candidate.votes.add(voter)
@@ -215,7 +215,7 @@ class Raft:
         if candidate.pre:
             self._campaign(pre=False)
         else:
-            self.role = Leader(self.state)
+            self.role = RaftLeader(self.state)
 
     # Messages
 
@@ -227,7 +227,7 @@ class Raft:
             return  # we hear from a leader: whoever does not is alone with that (thesis 4.2.3)
         if message.term > self.state.term:
             if not _is_trial(message):
-                leads = isinstance(message, Append | InstallSnapshot)
+                leads = isinstance(message, AppendEntries | InstallSnapshot)
                 self._become_follower(message.term, sender if leads else None)
         elif message.term < self.state.term:
             self._answer_stale(sender, message)
@@ -238,15 +238,15 @@ class Raft:
     @property
     def _is_content(self) -> bool:
         """Whether there is a leader, heard from lately."""
-        if isinstance(self.role, Leader):
+        if isinstance(self.role, RaftLeader):
             return True
         return self.leader is not None and self._quiet_ticks < self.state.settings.election_ticks
 
     def _answer_stale(self, sender: BrokerId, message: Message) -> None:
         """Let the sender know the newer term."""
         term = self.state.term
-        if isinstance(message, Append | InstallSnapshot):
-            self.state.send(sender, AppendReply(term, accepted=False, index=Index(0)))
+        if isinstance(message, AppendEntries | InstallSnapshot):
+            self.state.send(sender, AppendEntriesReply(term, accepted=False, index=Index(0)))
         elif isinstance(message, VoteRequest) and message.pre:
             self.state.send(sender, VoteReply(term, granted=False, pre=True))
 
@@ -257,14 +257,14 @@ class Raft:
                 self._on_vote_request(sender, message)
             case VoteReply():
                 self._on_vote_reply(sender, message)
-            case Append():
+            case AppendEntries():
                 self._follow(sender)
                 self._on_append(sender, message)
             case InstallSnapshot():
                 self._follow(sender)
                 self._on_snapshot(sender, message)
-            case AppendReply():
-                if isinstance(self.role, Leader):
+            case AppendEntriesReply():
+                if isinstance(self.role, RaftLeader):
                     self.role.on_reply(sender, message)
             case Campaign():
                 if self.leader == sender and self.state.is_voter:
@@ -274,8 +274,8 @@ class Raft:
 
     def _follow(self, leader: BrokerId) -> None:
         """It leads this term."""
-        assert not isinstance(self.role, Leader), "one leader in a term"
-        if isinstance(self.role, Follower):
+        assert not isinstance(self.role, RaftLeader), "one leader in a term"
+        if isinstance(self.role, RaftFollower):
             self.role.leader = leader
             self._restart_timer()
         else:
@@ -295,29 +295,31 @@ class Raft:
 
     def _on_vote_reply(self, voter: BrokerId, reply: VoteReply) -> None:
         role = self.role
-        if not isinstance(role, Candidate) or not reply.granted or reply.pre != role.pre:
+        if not isinstance(role, RaftCandidate) or not reply.granted or reply.pre != role.pre:
             return
         asked = self.state.term + 1 if role.pre else self.state.term
         if reply.term == asked:
             self._count_vote(role, voter)
 
-    def _on_append(self, leader: BrokerId, message: Append) -> None:
+    def _on_append(self, leader: BrokerId, message: AppendEntries) -> None:
         """Take the entries if they follow on what we have; say how far we are, once on disk."""
         state, log = self.state, self.state.log
         if message.prev_index < log.commit_index:
             # What is committed is equal everywhere; the entries before may be gone here.
-            reply = AppendReply(state.term, accepted=True, index=log.commit_index)
+            reply = AppendEntriesReply(state.term, accepted=True, index=log.commit_index)
         elif log.has(message.prev_index, message.prev_term):
             self._take(message.entries)
             index = Index(message.prev_index + len(message.entries))
             log.commit_index = max(log.commit_index, min(message.commit, index))
-            reply = AppendReply(state.term, accepted=True, index=index)
+            reply = AppendEntriesReply(state.term, accepted=True, index=index)
         else:
             hint = self._last_possible(message.prev_index, message.prev_term)
-            reply = AppendReply(state.term, accepted=False, index=message.prev_index, hint=hint)
+            reply = AppendEntriesReply(
+                state.term, accepted=False, index=message.prev_index, hint=hint
+            )
         state.send(leader, _with_round(reply, message.round))
 
-    def _take(self, entries: tuple[Entry, ...]) -> None:
+    def _take(self, entries: tuple[RaftEntry, ...]) -> None:
         """Append what is new; cut our own log only where it differs, for messages come late too."""
         log = self.state.log
         for position, entry in enumerate(entries):
@@ -344,7 +346,7 @@ class Raft:
         if message.snapshot.index > state.log.commit_index:
             state.log.install(message.snapshot)
             state.install()
-        reply = AppendReply(state.term, accepted=True, index=state.log.commit_index)
+        reply = AppendEntriesReply(state.term, accepted=True, index=state.log.commit_index)
         state.send(leader, _with_round(reply, message.round))
 
 
@@ -355,5 +357,5 @@ def _is_trial(message: Message) -> bool:
     return isinstance(message, VoteReply) and message.pre and message.granted
 
 
-def _with_round(reply: AppendReply, read_round: int) -> AppendReply:
-    return AppendReply(reply.term, reply.accepted, reply.index, reply.hint, read_round)
+def _with_round(reply: AppendEntriesReply, read_round: int) -> AppendEntriesReply:
+    return AppendEntriesReply(reply.term, reply.accepted, reply.index, reply.hint, read_round)

@@ -13,7 +13,7 @@ One ``Ready`` at a time: messages and ticks may come in meanwhile, their outcome
 
 from typing import NamedTuple
 
-from strandline.core.raft.messages import Entry, Envelope, HardState, Index, Snapshot
+from strandline.core.raft.messages import Envelope, HardState, Index, RaftEntry, Snapshot
 
 
 class ReadAllowed(NamedTuple):
@@ -28,10 +28,10 @@ class Ready(NamedTuple):
 
     hard_state: HardState | None
     snapshot: Snapshot | None
-    entries: tuple[Entry, ...]
+    entries: tuple[RaftEntry, ...]
     early: tuple[Envelope, ...]
     late: tuple[Envelope, ...]
-    committed: tuple[Entry, ...]
+    committed: tuple[RaftEntry, ...]
     reads: tuple[ReadAllowed, ...]
     lost_reads: tuple[object, ...]
 

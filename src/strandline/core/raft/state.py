@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strandline.core.raft.log import RaftLog
-from strandline.core.raft.messages import Entry, Envelope, HardState, Index, Kind, Message, Term
+from strandline.core.raft.messages import Envelope, HardState, Index, Kind, Message, RaftEntry, Term
 from strandline.core.raft.ready import ReadAllowed, Ready
 from strandline.types import BrokerId
 
@@ -33,7 +33,7 @@ class RaftSettings:
     pending_bytes_max: int = 64 << 20
 
 
-class State:
+class RaftState:
     """Shared by the roles.
 
     Args:
@@ -136,7 +136,7 @@ class State:
 
     # The log
 
-    def append(self, entries: Sequence[Entry]) -> None:
+    def append(self, entries: Sequence[RaftEntry]) -> None:
         """Add entries at the end; a membership among them counts from now on (thesis 4.1)."""
         self.log.append(entries)
         if any(entry.kind is Kind.MEMBERS for entry in entries):

@@ -31,12 +31,12 @@ from strandline.core.transactions.markers import Markers
 from strandline.core.transactions.state import (
     EPOCH_MAX,
     CoordinatorState,
-    Outcome,
-    Producer,
     Publication,
-    Status,
-    Transaction,
+    TransactionalProducer,
     TransactionEntry,
+    TransactionOutcome,
+    TransactionState,
+    TransactionStatus,
 )
 from strandline.errors import (
     BatchSupersededError,
@@ -140,16 +140,18 @@ class Coordinator:
             self._log.give(Answer(request.token, Begun(known.producer)))
             return
         if request.batch is not None and self._is_published(request.batch.transaction_id, request):
-            self._log.give(Answer(request.token, Begun(Producer(-1, -1), is_published=True)))
+            self._log.give(
+                Answer(request.token, Begun(TransactionalProducer(-1, -1), is_published=True))
+            )
             return
         if request.after is not None and (known is None or known.producer != request.after):
             raise ProducerFencedError(
                 f"another producer has taken transactional id {request.id!r} over; end this one"
             )
-        if known is not None and known.status is Status.PREPARED and known.batch is None:
+        if known is not None and known.status is TransactionStatus.PREPARED and known.batch is None:
             raise _prepared(known)
         if known is not None and known.status.is_undecided:
-            self._decide([known], Status.ABORTING, reason="another transaction began")
+            self._decide([known], TransactionStatus.ABORTING, reason="another transaction began")
             known = self.state.transactions.get(request.id)
         if known is not None and known.status.is_marking:
             self._queue(request)
@@ -168,16 +170,16 @@ class Coordinator:
             self._log.give(Refuse(before.token, error))
         self._queued[request.id] = request
 
-    def _begin_now(self, request: ev.Begin, known: Transaction | None) -> None:
+    def _begin_now(self, request: ev.Begin, known: TransactionState | None) -> None:
         if len(self._deadlines) >= OPEN_MAX:
             raise UnavailableError(f"{OPEN_MAX} transactions are open; retry later")
-        producer = Producer(request.fresh_id, 0)
+        producer = TransactionalProducer(request.fresh_id, 0)
         if known is not None and _goes_on(known, request):
             producer = next_epoch(known.producer)
-        transaction = Transaction(
+        transaction = TransactionState(
             id=request.id,
             producer=producer,
-            status=Status.OPEN,
+            status=TransactionStatus.OPEN,
             timeout_ms=request.timeout_ms,
             nonce=request.nonce,
             batch=request.batch,
@@ -201,9 +203,9 @@ class Coordinator:
 
     def _prepare(self, request: ev.Prepare) -> None:
         known = self._own(request.id, request.producer)
-        if known.status is not Status.PREPARED:
+        if known.status is not TransactionStatus.PREPARED:
             self._open(request.id, request.producer)
-            prepared = msgspec.structs.replace(known, status=Status.PREPARED)
+            prepared = msgspec.structs.replace(known, status=TransactionStatus.PREPARED)
             self._log.store(TransactionEntry(transactions=(prepared,)))
             if not _has_deadline(prepared):
                 self._deadlines.pop(request.id, None)
@@ -211,22 +213,28 @@ class Coordinator:
 
     def _end(self, request: ev.End) -> None:
         known = self._own(request.id, request.producer)
-        if known.status is Status.PREPARED and request.is_commit:
+        if known.status is TransactionStatus.PREPARED and request.is_commit:
             raise _prepared(known)
         self._finish(known, request)
 
     def _end_staged(self, request: ev.EndStaged) -> None:
         known = self.state.transactions.get(request.id)
-        if known is None or known.producer != request.staged or known.status is Status.OPEN:
+        if (
+            known is None
+            or known.producer != request.staged
+            or known.status is TransactionStatus.OPEN
+        ):
             raise UnknownTransactionError(
                 f"nothing is prepared under transactional id {request.id!r} as {request.staged}"
             )
         self._finish(known, request)
 
-    def _finish(self, known: Transaction, request: ev.End | ev.EndStaged) -> None:
+    def _finish(self, known: TransactionState, request: ev.End | ev.EndStaged) -> None:
         """Commit or abort, or find that it was done before."""
         if known.status.is_undecided:
-            status = Status.COMMITTING if request.is_commit else Status.ABORTING
+            status = (
+                TransactionStatus.COMMITTING if request.is_commit else TransactionStatus.ABORTING
+            )
             reason = "" if request.is_commit else "its producer aborted it"
             self._decide([known], status, reason=reason)
             known = self.state.transactions.get(known.id, known)
@@ -254,7 +262,7 @@ class Coordinator:
             batch=batch.number,
             fingerprint=request.fingerprint,
         )
-        self._decide(parts, Status.COMMITTING, publication=publication, losers=rest)
+        self._decide(parts, TransactionStatus.COMMITTING, publication=publication, losers=rest)
         self._answer_when_marked(request.token, Published(publication, is_repeat=False), named)
 
     def _publish_again(self, request: ev.Publish, last: Publication) -> None:
@@ -270,12 +278,14 @@ class Coordinator:
                 f"batch {last.batch} of {name!r} was published with fingerprint "
                 f"{last.fingerprint!r}, not {request.fingerprint!r}"
             )
-        unfinished = [e.id for e in self.state.parts_of(name) if e.status is Status.COMMITTING]
+        unfinished = [
+            e.id for e in self.state.parts_of(name) if e.status is TransactionStatus.COMMITTING
+        ]
         self._answer_when_marked(request.token, Published(last, is_repeat=True), unfinished)
 
     # Finding the transaction of a request
 
-    def _own(self, id_: str, producer: Producer) -> Transaction:
+    def _own(self, id_: str, producer: TransactionalProducer) -> TransactionState:
         """The transaction of a producer, in whatever state.
 
         Raises:
@@ -288,7 +298,7 @@ class Coordinator:
             )
         return known
 
-    def _open(self, id_: str, producer: Producer) -> Transaction:
+    def _open(self, id_: str, producer: TransactionalProducer) -> TransactionState:
         """The same, open.
 
         Raises:
@@ -296,18 +306,22 @@ class Coordinator:
             TransactionAbortedError, TransactionPreparedError, UnknownTransactionError: it is not.
         """
         known = self._own(id_, producer)
-        if known.status is Status.OPEN:
+        if known.status is TransactionStatus.OPEN:
             return known
-        raise _prepared(known) if known.status is Status.PREPARED else _ended(known)
+        raise _prepared(known) if known.status is TransactionStatus.PREPARED else _ended(known)
 
-    def _part(self, id_: str, request: ev.Publish) -> Transaction:
+    def _part(self, id_: str, request: ev.Publish) -> TransactionState:
         """A part that may be published.
 
         Raises:
             UnknownTransactionError: it is not there, not finished, or of another batch.
         """
         part = self.state.transactions.get(id_)
-        if part is None or part.status is not Status.PREPARED or part.batch != request.batch:
+        if (
+            part is None
+            or part.status is not TransactionStatus.PREPARED
+            or part.batch != request.batch
+        ):
             raise UnknownTransactionError(
                 f"part {id_!r} of batch {request.batch.number} is not staged (any more); stage the "
                 "batch again"
@@ -318,17 +332,20 @@ class Coordinator:
 
     def _decide(
         self,
-        transactions: list[Transaction],
-        status: Status,
+        transactions: list[TransactionState],
+        status: TransactionStatus,
         *,
         reason: str = "",
         publication: Publication | None = None,
-        losers: Iterable[Transaction] = (),
+        losers: Iterable[TransactionState] = (),
     ) -> None:
         """Decide transactions in one entry, together with what goes with the decision."""
         outcomes = [
-            *(Outcome(each.id, status, reason) for each in transactions),
-            *(Outcome(each.id, Status.ABORTING, "not published") for each in losers),
+            *(TransactionOutcome(each.id, status, reason) for each in transactions),
+            *(
+                TransactionOutcome(each.id, TransactionStatus.ABORTING, "not published")
+                for each in losers
+            ),
         ]
         self._log.store(
             TransactionEntry(
@@ -350,11 +367,13 @@ class Coordinator:
             *self._markers.answer_when_finished(token, value, ids=waited, now_ms=self._now_ms)
         )
 
-    def _complete(self, transaction: Transaction) -> None:
+    def _complete(self, transaction: TransactionState) -> None:
         """Every partition has its marker."""
         self._log.give(*self._markers.finished(transaction.id))
         if transaction.batch is None:
-            done = Outcome(transaction.id, transaction.status.completed, transaction.reason)
+            done = TransactionOutcome(
+                transaction.id, transaction.status.completed, transaction.reason
+            )
             self._log.store(TransactionEntry(outcomes=(done,)))
         else:  # a part's id is never used again
             self._log.store(TransactionEntry(forgotten=(transaction.id,)))
@@ -369,7 +388,7 @@ class Coordinator:
         if known is None or known.producer != event.producer:
             return
         if event.is_begin:
-            if known.status is Status.OPEN:
+            if known.status is TransactionStatus.OPEN:
                 self._log.give(*self._markers.opened(known, event.place))
         elif known.status.is_marking and self._markers.closed(known, event.place):
             self._complete(known)
@@ -388,7 +407,7 @@ class Coordinator:
         known = self.state.transactions.get(mark.id)
         if known is None or known.producer != mark.producer:
             return False
-        return (known.status is Status.OPEN) == (mark.kind is MarkerKind.BEGIN)
+        return (known.status is TransactionStatus.OPEN) == (mark.kind is MarkerKind.BEGIN)
 
     # Time
 
@@ -398,55 +417,59 @@ class Coordinator:
         late = [id_ for id_, due_ms in self._deadlines.items() if due_ms <= self._now_ms]
         for id_ in late:
             transaction = self.state.transactions[id_]
-            self._decide([transaction], Status.ABORTING, reason=_too_late(transaction))
+            self._decide([transaction], TransactionStatus.ABORTING, reason=_too_late(transaction))
             batch = transaction.batch
             self._log.give(TimedOut(id_ if batch is None else batch.transaction_id))
 
 
-def next_epoch(producer: Producer) -> Producer:
+def next_epoch(producer: TransactionalProducer) -> TransactionalProducer:
     """The producer of the next transaction under the same id."""
-    return Producer(producer.producer_id, producer.epoch + 1)
+    return TransactionalProducer(producer.producer_id, producer.epoch + 1)
 
 
-def is_overtaken(part: Transaction, batch: int) -> bool:
+def is_overtaken(part: TransactionState, batch: int) -> bool:
     """Whether a part that was not named goes with the publication of a batch."""
     return part.status.is_undecided and part.batch is not None and part.batch.number <= batch
 
 
-def _is_repeat(known: Transaction, request: ev.Begin) -> bool:
+def _is_repeat(known: TransactionState, request: ev.Begin) -> bool:
     """Whether a request repeats the one that began this transaction."""
-    return known.nonce == request.nonce and known.status is Status.OPEN and _is_own(known, request)
+    return (
+        known.nonce == request.nonce
+        and known.status is TransactionStatus.OPEN
+        and _is_own(known, request)
+    )
 
 
-def _goes_on(known: Transaction, request: ev.Begin) -> bool:
+def _goes_on(known: TransactionState, request: ev.Begin) -> bool:
     """Whether the next transaction can have the producer id of this one, in its next epoch."""
     return known.producer.epoch < EPOCH_MAX and _is_own(known, request)
 
 
-def _is_own(known: Transaction, request: ev.Begin) -> bool:
+def _is_own(known: TransactionState, request: ev.Begin) -> bool:
     """Whether the principal that begins a transaction also began this one."""
     return owner_of(known.producer.producer_id) == owner_of(request.fresh_id)
 
 
-def _has_deadline(transaction: Transaction) -> bool:
+def _has_deadline(transaction: TransactionState) -> bool:
     """Whether it is aborted when its time is over."""
-    if transaction.status is Status.PREPARED:
+    if transaction.status is TransactionStatus.PREPARED:
         return transaction.batch is not None
-    return transaction.status is Status.OPEN
+    return transaction.status is TransactionStatus.OPEN
 
 
-def _too_late(transaction: Transaction) -> str:
+def _too_late(transaction: TransactionState) -> str:
     return f"it was not decided within {transaction.timeout_ms} ms"
 
 
-def _prepared(transaction: Transaction) -> TransactionPreparedError:
+def _prepared(transaction: TransactionState) -> TransactionPreparedError:
     return TransactionPreparedError(
         f"transactional id {transaction.id!r} has a prepared transaction, staged id "
         f"{transaction.producer}; commit_staged or abort_staged it first"
     )
 
 
-def _ended(transaction: Transaction) -> StrandlineError:
+def _ended(transaction: TransactionState) -> StrandlineError:
     if transaction.status.is_commit:
         return UnknownTransactionError(f"the transaction of {transaction.id!r} was committed")
     return TransactionAbortedError(

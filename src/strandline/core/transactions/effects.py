@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from strandline.core.coordinator_effects import Decision
 from strandline.core.transactions.state import (
-    Producer,
     Publication,
+    TransactionalProducer,
     TransactionEntry,
     TransactionPartition,
 )
@@ -29,7 +29,7 @@ class Mark:
     """Have a partition store a marker; told by ``events.Marked`` or ``NotMarked``."""
 
     id: str
-    producer: Producer
+    producer: TransactionalProducer
     place: TransactionPartition
     kind: MarkerKind
 
@@ -47,7 +47,7 @@ Effect = Decision[TransactionEntry] | Mark | TimedOut
 class Begun(NamedTuple):
     """A transaction has begun."""
 
-    producer: Producer
+    producer: TransactionalProducer
     is_published: bool = False
     """The batch that it would be a part of is published: there is nothing to stage."""
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strandline.core.transactions.state import (
-    Batch,
+    BatchOfProducer,
     CoordinatorState,
-    Producer,
+    TransactionalProducer,
     TransactionPartition,
 )
 
@@ -27,11 +27,11 @@ class Begin:
 
     token: object
     id: str
-    after: Producer | None
+    after: TransactionalProducer | None
     nonce: str
     timeout_ms: int
     fresh_id: int
-    batch: Batch | None = None
+    batch: BatchOfProducer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class AddTransactionPartitions:
 
     token: object
     id: str
-    producer: Producer
+    producer: TransactionalProducer
     places: Sequence[TransactionPartition]
 
 
@@ -53,7 +53,7 @@ class Prepare:
 
     token: object
     id: str
-    producer: Producer
+    producer: TransactionalProducer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class End:
 
     token: object
     id: str
-    producer: Producer
+    producer: TransactionalProducer
     is_commit: bool
 
 
@@ -72,7 +72,7 @@ class EndStaged:
 
     token: object
     id: str
-    staged: Producer
+    staged: TransactionalProducer
     is_commit: bool
 
 
@@ -81,7 +81,7 @@ class Publish:
     """Commit parts together, under the next number. Answered with ``effects.Published``."""
 
     token: object
-    batch: Batch
+    batch: BatchOfProducer
     parts: Sequence[str]
     fingerprint: str
 
@@ -109,7 +109,7 @@ class Marked:
     """A partition has the marker, or is no more."""
 
     id: str
-    producer: Producer
+    producer: TransactionalProducer
     place: TransactionPartition
     is_begin: bool
 
@@ -119,7 +119,7 @@ class NotMarked:
     """The marker could not be written, or nobody knows; try again."""
 
     id: str
-    producer: Producer
+    producer: TransactionalProducer
     place: TransactionPartition
     is_begin: bool
 

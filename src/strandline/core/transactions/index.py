@@ -16,7 +16,7 @@ from collections import deque
 from typing import NamedTuple
 
 from strandline.core.transactions.effects import MarkerKind
-from strandline.core.transactions.state import Producer
+from strandline.core.transactions.state import TransactionalProducer
 from strandline.types import Offset
 
 ENDED_MAX = 100_000
@@ -55,7 +55,7 @@ class TransactionIndex:
         """By producer id; tuples are replaced, so that readers on other threads see whole ones."""
         self._in_order: deque[Aborted] = deque()
 
-    def note(self, kind: MarkerKind, producer: Producer, offset: Offset) -> None:
+    def note(self, kind: MarkerKind, producer: TransactionalProducer, offset: Offset) -> None:
         """Take in a marker that the log has at ``offset``."""
         known = self._open.get(producer.producer_id)
         if kind is MarkerKind.BEGIN:
@@ -72,7 +72,7 @@ class TransactionIndex:
             del self._open[producer.producer_id]
         self._end(producer)
 
-    def note_records(self, producer: Producer, offset: Offset) -> None:
+    def note_records(self, producer: TransactionalProducer, offset: Offset) -> None:
         """Take in records of a transaction that the log has from ``offset`` on."""
         if self.may_begin(producer):
             self.note(MarkerKind.BEGIN, producer, offset)
@@ -82,7 +82,7 @@ class TransactionIndex:
         self._ranges[producer_id] = (*self._ranges.get(producer_id, ()), aborted)
         self._in_order.append(aborted)
 
-    def _end(self, producer: Producer) -> None:
+    def _end(self, producer: TransactionalProducer) -> None:
         last = self._ended.pop(producer.producer_id, -1)
         self._ended[producer.producer_id] = max(last, producer.epoch)
         if len(self._ended) > ENDED_MAX:
@@ -101,18 +101,18 @@ class TransactionIndex:
             return min(first.first, high_watermark)
         return high_watermark
 
-    def is_open(self, producer: Producer) -> bool:
+    def is_open(self, producer: TransactionalProducer) -> bool:
         """Whether records of the producer are let in."""
         known = self._open.get(producer.producer_id)
         return known is not None and known.epoch == producer.epoch
 
-    def may_begin(self, producer: Producer) -> bool:
+    def may_begin(self, producer: TransactionalProducer) -> bool:
         """Whether neither this epoch nor a later one has begun or ended."""
         known = self._open.get(producer.producer_id)
         last = self._ended.get(producer.producer_id, -1)
         return producer.epoch > max(last, -1 if known is None else known.epoch)
 
-    def has_ended(self, producer: Producer) -> bool:
+    def has_ended(self, producer: TransactionalProducer) -> bool:
         """Whether the producer's epoch, or a later one, has its end."""
         return self._ended.get(producer.producer_id, -1) >= producer.epoch
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from strandline.core.coordinator_effects import Answer, Refuse
 from strandline.core.transactions.effects import Effect, Mark, MarkerKind
-from strandline.core.transactions.state import Transaction, TransactionPartition
+from strandline.core.transactions.state import TransactionPartition, TransactionState
 
 RETRY_MS = 100
 PATIENCE_MS = 5_000
@@ -55,7 +55,7 @@ class Markers:
     # Beginning
 
     def open(
-        self, transaction: Transaction, places: set[TransactionPartition], *, token: object
+        self, transaction: TransactionState, places: set[TransactionPartition], *, token: object
     ) -> list[Effect]:
         """Let records into places, and answer when all of them do."""
         debt = self._debts.setdefault(transaction.id, _PendingMarkers())
@@ -69,7 +69,7 @@ class Markers:
             for place in sorted(missing - asked)
         ]
 
-    def opened(self, transaction: Transaction, place: TransactionPartition) -> list[Effect]:
+    def opened(self, transaction: TransactionState, place: TransactionPartition) -> list[Effect]:
         """A place lets records in."""
         debt = self._debts.setdefault(transaction.id, _PendingMarkers())
         debt.begun.add(place)
@@ -83,7 +83,7 @@ class Markers:
 
     # Ending
 
-    def close(self, transaction: Transaction, refusal: Exception) -> list[Effect]:
+    def close(self, transaction: TransactionState, refusal: Exception) -> list[Effect]:
         """Owe every place the marker of a decision; who still wanted records let in is refused."""
         debt = self._debts.setdefault(transaction.id, _PendingMarkers())
         told: list[Effect] = [Refuse(each.token, refusal) for each in debt.adding]  # type: ignore[arg-type]  # always ours
@@ -91,7 +91,7 @@ class Markers:
         debt.owed = set(transaction.places)
         return [*told, *self.owed(transaction)]
 
-    def owed(self, transaction: Transaction) -> list[Effect]:
+    def owed(self, transaction: TransactionState) -> list[Effect]:
         """The markers that a decided transaction owes."""
         debt = self._debts.setdefault(transaction.id, _PendingMarkers(owed=set(transaction.places)))
         kind = MarkerKind.COMMIT if transaction.status.is_commit else MarkerKind.ABORT
@@ -99,7 +99,7 @@ class Markers:
             Mark(transaction.id, transaction.producer, place, kind) for place in sorted(debt.owed)
         ]
 
-    def closed(self, transaction: Transaction, place: TransactionPartition) -> bool:
+    def closed(self, transaction: TransactionState, place: TransactionPartition) -> bool:
         """A place has the marker of the decision; whether it was the last one."""
         debt = self._debts[transaction.id]
         was_owed = place in debt.owed

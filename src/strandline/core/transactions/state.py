@@ -32,7 +32,7 @@ class TransactionPartition(msgspec.Struct, frozen=True, array_like=True, order=T
         return f"{self.stream}/{self.partition}"
 
 
-class Producer(msgspec.Struct, frozen=True, array_like=True, order=True):
+class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True, order=True):
     """The producer of a transaction; its epoch differs in every transaction."""
 
     producer_id: int
@@ -42,7 +42,7 @@ class Producer(msgspec.Struct, frozen=True, array_like=True, order=True):
         return f"{self.producer_id}.{self.epoch}"
 
 
-class Status(enum.Enum):
+class TransactionStatus(enum.Enum):
     """The phase of a transaction; it only moves downwards."""
 
     OPEN = "open"
@@ -57,43 +57,43 @@ class Status(enum.Enum):
     @property
     def is_undecided(self) -> bool:
         """Whether it may still be committed or aborted."""
-        return self in (Status.OPEN, Status.PREPARED)
+        return self in (TransactionStatus.OPEN, TransactionStatus.PREPARED)
 
     @property
     def is_marking(self) -> bool:
         """Whether it is decided and markers are owed."""
-        return self in (Status.COMMITTING, Status.ABORTING)
+        return self in (TransactionStatus.COMMITTING, TransactionStatus.ABORTING)
 
     @property
     def is_commit(self) -> bool:
         """Whether it was decided to commit."""
-        return self in (Status.COMMITTING, Status.COMMITTED)
+        return self in (TransactionStatus.COMMITTING, TransactionStatus.COMMITTED)
 
     @property
-    def completed(self) -> "Status":
+    def completed(self) -> "TransactionStatus":
         """Return the final phase, when every marker is written."""
-        return Status.COMMITTED if self.is_commit else Status.ABORTED
+        return TransactionStatus.COMMITTED if self.is_commit else TransactionStatus.ABORTED
 
 
-class Batch(msgspec.Struct, frozen=True, array_like=True):
+class BatchOfProducer(msgspec.Struct, frozen=True, array_like=True):
     """The numbered batch that a part was staged for."""
 
     transaction_id: str
     number: int
 
 
-class Transaction(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TransactionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The newest transaction of a transactional id."""
 
     id: str
-    producer: Producer
-    status: Status
+    producer: TransactionalProducer
+    status: TransactionStatus
     timeout_ms: int
     nonce: str
     """Of the request that began it, so that a repeat is answered and not taken for another one."""
     places: tuple[TransactionPartition, ...] = ()
     """Every partition that may hold records of it: each gets a marker."""
-    batch: Batch | None = None
+    batch: BatchOfProducer | None = None
     """Set for a staged part."""
     reason: str = ""
     """Why it was aborted."""
@@ -107,19 +107,19 @@ class Publication(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
 
 
-class Outcome(msgspec.Struct, frozen=True, array_like=True):
+class TransactionOutcome(msgspec.Struct, frozen=True, array_like=True):
     """The outcome of a transaction; small, since a publication may decide thousands."""
 
     id: str
-    status: Status
+    status: TransactionStatus
     reason: str = ""
 
 
 class TransactionEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One atomic change; parts are applied in the order of the fields."""
 
-    transactions: tuple[Transaction, ...] = ()
-    outcomes: tuple[Outcome, ...] = ()
+    transactions: tuple[TransactionState, ...] = ()
+    outcomes: tuple[TransactionOutcome, ...] = ()
     publications: tuple[Publication, ...] = ()
     forgotten: tuple[str, ...] = ()
 
@@ -149,7 +149,7 @@ class CoordinatorState:
     """Everything that entries have said so far."""
 
     def __init__(self) -> None:
-        self.transactions: dict[str, Transaction] = {}
+        self.transactions: dict[str, TransactionState] = {}
         """By transactional id, those that changed last at the end."""
         self.publications: dict[str, Publication] = {}
 
@@ -167,11 +167,11 @@ class CoordinatorState:
         for gone in entry.forgotten:
             self.transactions.pop(gone, None)
 
-    def _put(self, transaction: Transaction) -> None:
+    def _put(self, transaction: TransactionState) -> None:
         self.transactions.pop(transaction.id, None)
         self.transactions[transaction.id] = transaction
 
-    def parts_of(self, transaction_id: str) -> list[Transaction]:
+    def parts_of(self, transaction_id: str) -> list[TransactionState]:
         """The staged parts under a transaction id that are still known."""
         return [
             each

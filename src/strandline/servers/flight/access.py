@@ -66,7 +66,7 @@ class AccessActions:
         ]
 
     def _add_token(self, body: bytes, _: ActionContext) -> list[Any]:
-        request = decode(body, wire.AddToken, what=wire.ADD_TOKEN)
+        request = decode(body, wire.AddTokenRequest, what=wire.ADD_TOKEN)
         check_user_name(request.principal)  # what brokers show each other is not for users to make
         token = Token(
             id=request.id,

@@ -75,7 +75,7 @@ class _Actions:
 
     def admit_broker(self, body: bytes, _: ActionContext) -> list[Any]:
         """Expect a new broker."""
-        order = decode(body, cluster.AdmitBroker, what=cluster.ADMIT_BROKER)
+        order = decode(body, cluster.AdmitBrokerRequest, what=cluster.ADMIT_BROKER)
         operations = self._broker.operations
         self._change(operations.admit(BrokerId(order.broker), order.peer_address))
         return []
@@ -113,7 +113,7 @@ class _Actions:
 
     def elect_leader(self, body: bytes, _: ActionContext) -> list[Any]:
         """Let a replica lead."""
-        order = decode(body, cluster.ElectLeader, what=cluster.ELECT_LEADER)
+        order = decode(body, cluster.ElectLeaderRequest, what=cluster.ELECT_LEADER)
         name = PartitionName(order.stream, order.partition)
         leader, is_unclean = BrokerId(order.leader), order.is_unclean
         self._change(self._broker.operations.elect(name, leader, is_unclean=is_unclean))
@@ -121,7 +121,7 @@ class _Actions:
 
     def add_partitions(self, body: bytes, _: ActionContext) -> list[Any]:
         """Give a stream more partitions."""
-        order = decode(body, cluster.AddPartitions, what=cluster.ADD_PARTITIONS)
+        order = decode(body, cluster.AddPartitionsRequest, what=cluster.ADD_PARTITIONS)
         changed = self._change(self._broker.add_partitions(order.name, order.count))
         return [stream_info(changed, self._broker)]
 

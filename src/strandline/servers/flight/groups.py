@@ -10,8 +10,8 @@ from strandline.api import groups as wire
 from strandline.api.wire import decode, refuse_body
 from strandline.broker.broker import Broker
 from strandline.core.groups.effects import Assigned
-from strandline.core.groups.state import Member, Partitions
-from strandline.core.groups.transactions import Transaction
+from strandline.core.groups.state import GroupMember, Partitions
+from strandline.core.groups.transactions import PendingOffsets
 from strandline.servers.flight.actions import ActionContext, Handler
 from strandline.types import PartitionName
 
@@ -38,7 +38,7 @@ class GroupActions:
         }
 
     def _join(self, body: bytes, context: ActionContext) -> list[Any]:
-        request = decode(body, wire.JoinGroup, what=wire.JOIN_GROUP)
+        request = decode(body, wire.JoinGroupRequest, what=wire.JOIN_GROUP)
         assigned = self._run(
             self._broker.groups.join(
                 request.group,
@@ -67,14 +67,14 @@ class GroupActions:
         return [_assignment(assigned)]
 
     def _leave(self, body: bytes, context: ActionContext) -> list[Any]:
-        request = decode(body, wire.LeaveGroup, what=wire.LEAVE_GROUP)
+        request = decode(body, wire.LeaveGroupRequest, what=wire.LEAVE_GROUP)
         self._run(self._broker.groups.leave(request.group, request.member, owner=context.owner))
         return []
 
     def _commit(self, body: bytes, context: ActionContext) -> list[Any]:
         request = decode(body, wire.CommitOffsets, what=wire.COMMIT_OFFSETS)
         ref = request.transaction
-        who = None if ref is None else Transaction(ref.producer_id, ref.epoch)
+        who = None if ref is None else PendingOffsets(ref.producer_id, ref.epoch)
         self._run(
             self._broker.groups.commit(
                 request.group,
@@ -128,7 +128,7 @@ def _assignment(assigned: Assigned) -> wire.Assignment:
     )
 
 
-def _member(member: Member) -> wire.MemberInfo:
+def _member(member: GroupMember) -> wire.MemberInfo:
     return wire.MemberInfo(
         member=member.id,
         instance=member.instance,

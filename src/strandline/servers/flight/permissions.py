@@ -63,7 +63,7 @@ def _nothing(_: bytes) -> Iterable[Need]:
 
 
 def _join_group(body: bytes) -> Iterator[Need]:
-    request = decode(body, groups.JoinGroup, what=groups.JOIN_GROUP)
+    request = decode(body, groups.JoinGroupRequest, what=groups.JOIN_GROUP)
     yield group(request.group)
     for name in request.streams:
         yield stream(name, "read")
@@ -115,7 +115,7 @@ NEEDS: Final[Mapping[str, Needs]] = {
     transactions.LIST_TRANSACTIONS: _nothing,
     groups.JOIN_GROUP: _join_group,
     groups.GROUP_HEARTBEAT: _on_group(groups.GroupHeartbeat),
-    groups.LEAVE_GROUP: _on_group(groups.LeaveGroup),
+    groups.LEAVE_GROUP: _on_group(groups.LeaveGroupRequest),
     groups.COMMIT_OFFSETS: _on_group(groups.CommitOffsets),
     groups.GROUP_INFO: _on_group(groups.GroupRef),
     groups.LIST_GROUPS: _nothing,

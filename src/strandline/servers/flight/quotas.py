@@ -43,7 +43,7 @@ class QuotaActions:
         ]
 
     def _set(self, body: bytes, _: ActionContext) -> list[Any]:
-        request = decode(body, wire.SetQuota, what=wire.SET_QUOTA)
+        request = decode(body, wire.SetQuotaRequest, what=wire.SET_QUOTA)
         check_user_name(request.principal)
         check_quota(request.quota)
         self._run(self._broker.change(SetQuota(request.principal, request.quota)))

@@ -16,7 +16,7 @@ import pyarrow.flight as fl
 from strandline.api.status import to_flight
 from strandline.broker.write_path.partition import Partition
 from strandline.errors import CorruptBatchError, StrandlineError
-from strandline.reading.cursor import Cursor, Delivery
+from strandline.reading.cursor import Cursor, CursorBatch
 from strandline.reading.descending import DescendingCursor
 from strandline.servers.flight.lifecycle import POLL_S, ServerLifecycle
 from strandline.servers.flight.plan import ReadPlan
@@ -103,7 +103,7 @@ class ReadSession:
             self._life.hold(wait_s, lambda: allowance.read(0), self._is_cancelled)
             self._check_allowed()
 
-    def _unlimited(self) -> Iterator[Delivery | None]:
+    def _unlimited(self) -> Iterator[CursorBatch | None]:
         """Batches as they come; None where there was nothing to deliver for a while."""
         if self._left == 0:
             return
@@ -115,7 +115,7 @@ class ReadSession:
             while not cursor.is_done and self._goes_on(cursor):
                 yield from self._read(cursor) or (None,)
 
-    def _read(self, cursor: Cursor[Partition]) -> list[Delivery]:
+    def _read(self, cursor: Cursor[Partition]) -> list[CursorBatch]:
         """What the cursor reads; damage that another replica can mend gets a moment to be.
 
         Raises:
@@ -131,7 +131,7 @@ class ReadSession:
                     raise
             self._life.stopping.wait(MEND_POLL_S)
 
-    def _follow(self) -> Iterator[Delivery | None]:
+    def _follow(self) -> Iterator[CursorBatch | None]:
         """Round and round the partitions; waits when none has anything."""
         going = [cursor for cursor in self._cursors if not cursor.is_done]
         turn = cycle(range(len(going)))
@@ -201,7 +201,7 @@ class ReadSession:
             self._check_allowed()
         return not self._is_gone
 
-    def _gathered(self, deliveries: Iterator[Delivery | None]) -> Iterator[Delivery]:
+    def _gathered(self, deliveries: Iterator[CursorBatch | None]) -> Iterator[CursorBatch]:
         """Join small neighbours, but hold none back while the reader waits."""
         held: list[pa.RecordBatch] = []
         size, since = 0, 0.0
@@ -217,12 +217,12 @@ class ReadSession:
                 if not is_full and self._life.now_ms() - since < GATHER_MS_MAX:
                     continue
             if held:
-                yield Delivery(join(held), size)
+                yield CursorBatch(join(held), size)
                 held, size = [], 0
             if delivery is not None and is_large:
                 yield delivery
         if held:
-            yield Delivery(join(held), size)
+            yield CursorBatch(join(held), size)
 
     def stream(self) -> fl.FlightDataStream:
         """The read as Flight sends it; an error in the middle keeps its type."""
@@ -247,7 +247,7 @@ class ReadSession:
         return fl.GeneratorStream(self._plan.schema, parts())
 
 
-def _error_last(deliveries: Iterator[Delivery | None]) -> Iterator[Delivery | None]:
+def _error_last(deliveries: Iterator[CursorBatch | None]) -> Iterator[CursorBatch | None]:
     """The same; before an error ends them, a None, so that what is held is delivered."""
     try:
         yield from deliveries

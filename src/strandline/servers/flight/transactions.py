@@ -15,11 +15,11 @@ from strandline.broker.internal import check_public
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.effects import Begun, Published
 from strandline.core.transactions.state import (
-    Batch,
+    BatchOfProducer,
     CoordinatorState,
-    Producer,
     Publication,
-    Transaction,
+    TransactionalProducer,
+    TransactionState,
 )
 from strandline.servers.flight.actions import ActionContext, Handler
 
@@ -63,7 +63,9 @@ class TransactionActions:
                     nonce=request.nonce,
                     timeout_ms=request.timeout_ms,
                     fresh_id=fresh_id,
-                    batch=None if batch is None else Batch(batch.transaction_id, batch.number),
+                    batch=None
+                    if batch is None
+                    else BatchOfProducer(batch.transaction_id, batch.number),
                 ),
                 owner=context.owner,
             )
@@ -101,13 +103,13 @@ class TransactionActions:
     def _end_staged(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.EndPrepared, what=wire.END_PREPARED)
         producer_id, epoch = map(int, request.staged.split("."))
-        staged = Producer(producer_id, epoch)
+        staged = TransactionalProducer(producer_id, epoch)
         self._ask(lambda token: ev.EndStaged(token, request.id, staged, is_commit=request.commit))
         return []
 
     def _publish(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.CommitStaged, what=wire.COMMIT_STAGED)
-        batch = Batch(request.transaction_id, request.batch)
+        batch = BatchOfProducer(request.transaction_id, request.batch)
         published: Published = self._ask(
             lambda token: ev.Publish(token, batch, request.parts, request.fingerprint)
         )
@@ -127,12 +129,12 @@ class TransactionActions:
         return self._ask(lambda token: ev.Read(token, question))
 
 
-def _producer(ref: wire.ProducerRef) -> Producer:
-    return Producer(ref.producer_id, ref.epoch)
+def _producer(ref: wire.ProducerRef) -> TransactionalProducer:
+    return TransactionalProducer(ref.producer_id, ref.epoch)
 
 
-def _publication(found: Publication, *, is_repeat: bool) -> wire.Publication:
-    return wire.Publication(
+def _publication(found: Publication, *, is_repeat: bool) -> wire.StagedPublication:
+    return wire.StagedPublication(
         transaction_id=found.transaction_id,
         batch_id=found.batch,
         fingerprint=found.fingerprint,
@@ -140,7 +142,7 @@ def _publication(found: Publication, *, is_repeat: bool) -> wire.Publication:
     )
 
 
-def _info(transaction: Transaction) -> wire.TransactionInfo:
+def _info(transaction: TransactionState) -> wire.TransactionInfo:
     return wire.TransactionInfo(
         id=transaction.id,
         status=transaction.status.value,

@@ -53,7 +53,7 @@ ROWS_PER_HOP = 256
 BACK_PRESSURE_S = 0.005
 
 
-class Piece(NamedTuple):
+class UploadedPiece(NamedTuple):
     """The rows of a batch that go to one partition."""
 
     partition: Partition
@@ -209,7 +209,7 @@ class PutSession:
         if found is not known and not self._is_replaced:
             self._stream, self._router = found, Router(found.config)
 
-    def _pieces(self, batch: pa.RecordBatch, tag: BatchTag, *, spread: int) -> list[Piece]:
+    def _pieces(self, batch: pa.RecordBatch, tag: BatchTag, *, spread: int) -> list[UploadedPiece]:
         """Where the rows of a checked batch go.
 
         Raises:
@@ -244,7 +244,7 @@ class PutSession:
                 "numbers of a producer"
             )
         return [
-            Piece(
+            UploadedPiece(
                 self._stream.partition(number),
                 rows.drop_columns(["message_id"]) if "message_id" in rows.schema.names else rows,
                 rows_of(rows, places, self._stream.config.subject)
@@ -256,7 +256,7 @@ class PutSession:
             for number, rows, places in split
         ]
 
-    def _submit(self, waiting: BatchInFlight, number: int, piece: Piece) -> None:
+    def _submit(self, waiting: BatchInFlight, number: int, piece: UploadedPiece) -> None:
         """Hand one piece to the loop."""
         if piece.rows is None:
             self._broker.call_soon(self._append_batch, waiting, number, piece)
@@ -292,7 +292,7 @@ class PutSession:
         if after is not None:
             waiting.refusal = self._refused.get(after)
 
-    def _append_batch(self, waiting: BatchInFlight, number: int, piece: Piece) -> None:
+    def _append_batch(self, waiting: BatchInFlight, number: int, piece: UploadedPiece) -> None:
         token = (waiting, number)
         append = partial(
             piece.partition.append_arrow,
@@ -305,7 +305,7 @@ class PutSession:
         )
         self._answered(append, token)
 
-    def _append_rows(self, waiting: BatchInFlight, piece: Piece, rows: list[Row]) -> None:
+    def _append_rows(self, waiting: BatchInFlight, piece: UploadedPiece, rows: list[Row]) -> None:
         for row in rows:
             token = (waiting, row.place)
             append = partial(

@@ -17,13 +17,13 @@ from google.protobuf.message import Message
 from strandline.broker.access import Caller
 from strandline.servers.grpc.frames import ReceiveWindow
 from strandline.servers.grpc.framing import Deframer, framed
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.servers.metering import WAIT_S_MAX, Allowance
 
 if TYPE_CHECKING:
     from h2.stream import H2Stream
 
-    from strandline.servers.grpc.connection import Connection
+    from strandline.servers.grpc.connection import GrpcConnection
 
 OUTPUT_BYTES_HIGH = 512 << 10
 OUTPUT_BYTES_ALL = 32 << 20
@@ -116,7 +116,7 @@ class Call:
 
     def __init__(
         self,
-        connection: "Connection",
+        connection: "GrpcConnection",
         stream_id: int,
         *,
         message_bytes_max: int,
@@ -142,7 +142,7 @@ class Call:
         """h2's, from then on until it ends; what goes the short way needs no more."""
         self.short_way = connection.short_way
         self.input_ended = False
-        self.status: Status | None = None
+        self.status: GrpcStatus | None = None
         """How it ended; None while it goes on."""
         self.text = ""
         self.output = bytearray()
@@ -172,7 +172,7 @@ class Call:
             RpcError: it is no message that is taken here, or one too many, or too much waits.
         """
         if self._is_served and data:  # some clients end with a frame that is empty
-            raise RpcError(Status.INVALID_ARGUMENT, ONE_MESSAGE)
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, ONE_MESSAGE)
         messages = self._deframer.feed(data)
         taker = self.taker
         if taker is not None:
@@ -270,7 +270,7 @@ class Call:
         """
         messages = await self.receive()
         if len(messages) != 1:
-            raise RpcError(Status.INVALID_ARGUMENT, ONE_MESSAGE)
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, ONE_MESSAGE)
         self._is_served = True
         return messages[0]
 
@@ -340,7 +340,7 @@ class Call:
         if self.held_bytes and self.taker is not None and not self.taker.is_full:
             self.let_go()
 
-    def finish(self, status: Status, text: str = "") -> None:
+    def finish(self, status: GrpcStatus, text: str = "") -> None:
         """End it once what is queued was sent."""
         if self.status is None:
             self.status, self.text, self.stream = status, text, None
@@ -358,11 +358,11 @@ class Call:
 
     def fail(self) -> None:
         """End it because of a bug."""
-        self.finish(Status.INTERNAL, A_BUG)
+        self.finish(GrpcStatus.INTERNAL, A_BUG)
 
     def give_up(self, text: str) -> None:
         """Stop it, and forget what is queued: nothing of it can be sent any more."""
-        self.abort(RpcError(Status.CANCELLED, text))
+        self.abort(RpcError(GrpcStatus.CANCELLED, text))
         self.output, self.output_at = bytearray(), 0
 
     def abort(self, error: RpcError) -> None:

@@ -43,8 +43,8 @@ from strandline.servers.grpc.frames import (
     END_STREAM,
     PADDED,
     Data,
-    FrameError,
     FrameReader,
+    Http2FrameError,
     ReceiveWindow,
     data_header,
     unpadded,
@@ -52,7 +52,7 @@ from strandline.servers.grpc.frames import (
 )
 from strandline.servers.grpc.framing import timeout_s
 from strandline.servers.grpc.serving import serve
-from strandline.servers.grpc.status import OversizeError, RpcError, Status, percent_encoded
+from strandline.servers.grpc.status import GrpcStatus, OversizeError, RpcError, percent_encoded
 from strandline.servers.metering import Presence
 from strandline.servers.round_budget import SPENT
 
@@ -90,7 +90,7 @@ IDENTIFY_S: Final = 5.0
 _BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
 
-class Connection(asyncio.Protocol):
+class GrpcConnection(asyncio.Protocol):
     """A client's connection.
 
     Args:
@@ -205,7 +205,7 @@ class Connection(asyncio.Protocol):
                     self._wait_for_round(pieces)
                     break
             self._listener.messages += self.short_way.count()
-        except FrameError as error:
+        except Http2FrameError as error:
             logger.debug("a gRPC client broke the protocol: %s", error)
             self.go_away(error.code)
         except ProtocolError as error:
@@ -335,7 +335,7 @@ class Connection(asyncio.Protocol):
         listener.buffered_bytes += more
         if more > 0 and listener.buffered_bytes > listener.buffered_bytes_max:
             text = "too many half-sent messages on this server; send them one after the other"
-            raise RpcError(Status.RESOURCE_EXHAUSTED, text)
+            raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, text)
 
     def _free(self, call: Call | None, count: int) -> None:
         """Let the client send as much again."""
@@ -458,7 +458,7 @@ class Connection(asyncio.Protocol):
             self._end(call, call.status)
         return False
 
-    def _end(self, call: Call, status: Status) -> None:
+    def _end(self, call: Call, status: GrpcStatus) -> None:
         """Send the trailers and forget the call."""
         trailers = [(b"grpc-status", b"%d" % status)]
         if call.text:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from h2.connection import H2Connection
 
     from strandline.servers.grpc.calls import Call
-    from strandline.servers.grpc.connection import Connection
+    from strandline.servers.grpc.connection import GrpcConnection
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class FastPath:
 
     def __init__(
         self,
-        connection: "Connection",
+        connection: "GrpcConnection",
         h2: "H2Connection",
         *,
         inflow: ReceiveWindow,

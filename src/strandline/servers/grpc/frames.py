@@ -44,7 +44,7 @@ CONTROL_PIECE: Final = 32
 """How many of them are shown to h2 at once, so that the connection can stop between them."""
 
 
-class FrameError(Exception):
+class Http2FrameError(Exception):
     """The client broke the protocol, which ends its connection."""
 
     def __init__(self, code: ErrorCodes, text: str) -> None:
@@ -150,7 +150,7 @@ class FrameReader:
             self.settings += 1
         if self.control > CONTROL_MAX or self.settings > SETTINGS_MAX:
             text = f"too many frames without content, the last of type {kind}"
-            raise FrameError(ErrorCodes.ENHANCE_YOUR_CALM, text)
+            raise Http2FrameError(ErrorCodes.ENHANCE_YOUR_CALM, text)
 
 
 class ReceiveWindow:
@@ -174,7 +174,7 @@ class ReceiveWindow:
             FrameError: more than it may send.
         """
         if count > self._left:
-            raise FrameError(ErrorCodes.FLOW_CONTROL_ERROR, TOO_MUCH)
+            raise Http2FrameError(ErrorCodes.FLOW_CONTROL_ERROR, TOO_MUCH)
         self._freed += count
         if self._freed < self._half:
             self._left -= count
@@ -191,7 +191,7 @@ class ReceiveWindow:
         """
         self._left -= count
         if self._left < 0:
-            raise FrameError(ErrorCodes.FLOW_CONTROL_ERROR, TOO_MUCH)
+            raise Http2FrameError(ErrorCodes.FLOW_CONTROL_ERROR, TOO_MUCH)
 
     def free(self, count: int) -> int:
         """Data was taken; what the client is to be told that it may send anew, usually nothing."""
@@ -220,5 +220,5 @@ def unpadded(payload: bytes) -> bytes:
         FrameError: it is not.
     """
     if not payload or payload[0] >= len(payload):
-        raise FrameError(ErrorCodes.PROTOCOL_ERROR, "more padding than there is data")
+        raise Http2FrameError(ErrorCodes.PROTOCOL_ERROR, "more padding than there is data")
     return payload[1 : len(payload) - payload[0]]

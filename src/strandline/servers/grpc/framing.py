@@ -6,7 +6,7 @@ the broker announces that it takes none.
 
 import struct
 
-from strandline.servers.grpc.status import OversizeError, RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, OversizeError, RpcError
 
 PREFIX = struct.Struct(">BI")
 PREFIX_BYTES = PREFIX.size
@@ -71,10 +71,10 @@ class Deframer:
         while size - position >= PREFIX_BYTES:
             is_compressed, length = PREFIX.unpack_from(buffer, position)
             if is_compressed:
-                raise RpcError(Status.UNIMPLEMENTED, "compressed messages are not taken")
+                raise RpcError(GrpcStatus.UNIMPLEMENTED, "compressed messages are not taken")
             if length > self._max:
                 text = f"message of {length} bytes; at most {self._max} are taken"
-                raise OversizeError(Status.RESOURCE_EXHAUSTED, text)
+                raise OversizeError(GrpcStatus.RESOURCE_EXHAUSTED, text)
             start = position + PREFIX_BYTES
             if size - start < length:
                 break

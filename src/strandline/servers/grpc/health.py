@@ -13,7 +13,7 @@ from typing import Final
 from strandline.servers.grpc._generated import health_pb2 as pb
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.methods import Method, server_stream, unary
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 
 WATCH_INTERVAL_S: Final = 1.0
 MESSAGE_BYTES_MAX: Final = 1024
@@ -60,7 +60,7 @@ class HealthService:
 
     async def _check(self, request: pb.HealthCheckRequest, _: Call) -> pb.HealthCheckResponse:
         if request.service not in self._services:
-            raise RpcError(Status.NOT_FOUND, f"unknown service {request.service!r}")
+            raise RpcError(GrpcStatus.NOT_FOUND, f"unknown service {request.service!r}")
         return self._response(request.service, is_ready=self._is_ready())
 
     async def _watch(self, request: pb.HealthCheckRequest, call: Call) -> None:

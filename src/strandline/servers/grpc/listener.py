@@ -20,9 +20,9 @@ from strandline.security.principal import ANONYMOUS
 from strandline.security.tokens import bearer_token
 from strandline.servers.connections import ConnectionLimit
 from strandline.servers.grpc.calls import Call
-from strandline.servers.grpc.connection import Connection
+from strandline.servers.grpc.connection import GrpcConnection
 from strandline.servers.grpc.methods import Direct, Method
-from strandline.servers.grpc.status import OversizeError, RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, OversizeError, RpcError
 from strandline.servers.metering import Metering, Presence
 from strandline.servers.round_budget import RoundBudget
 from strandline.servers.tls import certificate_name, listening_context
@@ -31,7 +31,7 @@ from strandline.telemetry import Telemetry
 logger = logging.getLogger(__name__)
 
 LISTENER: Final = "grpc"
-STOPPING: Final = RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
+STOPPING: Final = RpcError(GrpcStatus.UNAVAILABLE, "the broker is stopping; retry later")
 OPEN_PATHS: Final = b"/grpc.health.v1.Health/"
 """For probes, which have no credentials; they say whether a service is well, and nothing else."""
 PUBLISHING: Final = frozenset({b"Publish", b"PublishAsync", b"PublishToSubject", b"Append"})
@@ -79,8 +79,8 @@ class GrpcListener:
         """Of messages that are half received, or not taken yet, on all connections."""
         self.buffered_bytes_max = LimitsConfig().pending_bytes
         self._telemetry = telemetry
-        self._connections: set[Connection] = set()
-        self._unflushed: list[Connection] = []
+        self._connections: set[GrpcConnection] = set()
+        self._unflushed: list[GrpcConnection] = []
         self._limit = metering.connections if metering is not None else ConnectionLimit()
         self._all_gone = asyncio.Event()
         self._all_gone.set()
@@ -106,7 +106,7 @@ class GrpcListener:
             tls.set_alpn_protocols(["h2"])
         try:
             self._server = await loop.create_server(
-                lambda: Connection(self),
+                lambda: GrpcConnection(self),
                 host,
                 port,
                 backlog=BACKLOG,
@@ -215,18 +215,18 @@ class GrpcListener:
 
     # What connections need of each other
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: GrpcConnection) -> bool:
         """Remember a new connection; False if there are too many."""
         self._connections.add(connection)
         self._all_gone.clear()
         self._telemetry.count_listener(LISTENER, connections=1)
         return self._limit.admit(connection, connection.drop)
 
-    def note_identified(self, connection: Connection) -> None:
+    def note_identified(self, connection: GrpcConnection) -> None:
         """A client has shown who it is."""
         self._limit.note_identified(connection)
 
-    def flush_soon(self, connection: Connection) -> None:
+    def flush_soon(self, connection: GrpcConnection) -> None:
         """Let a connection send what its calls have, at the turn's end or in the next round."""
         if not self._unflushed:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -237,7 +237,7 @@ class GrpcListener:
         for connection in unflushed:
             connection.flush()
 
-    def forget(self, connection: Connection) -> None:
+    def forget(self, connection: GrpcConnection) -> None:
         """A connection is gone."""
         self._connections.discard(connection)
         self._limit.forget(connection)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 from google.protobuf.message import DecodeError, Message
 
 from strandline.servers.grpc.calls import Call, MessageSink
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 
 MessageT = TypeVar("MessageT", bound=Message)
 Handler = Callable[[Call], Awaitable[None]]
@@ -37,7 +37,7 @@ def parsed(kind: type[MessageT], data: bytes) -> MessageT:
         message.ParseFromString(data)
     except DecodeError as error:
         text = f"not a {kind.DESCRIPTOR.full_name}: {error}"
-        raise RpcError(Status.INVALID_ARGUMENT, text) from error
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, text) from error
     return message
 
 

@@ -37,7 +37,7 @@ class Portion(NamedTuple):
     next_offset: Offset
 
 
-class Reader:
+class GrpcReader:
     """Reads one partition in order.
 
     Args:

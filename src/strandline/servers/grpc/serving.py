@@ -12,7 +12,7 @@ from strandline.errors import StrandlineError
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.framing import PREFIX_BYTES
 from strandline.servers.grpc.methods import Direct, Method
-from strandline.servers.grpc.status import RpcError, Status, rpc_error
+from strandline.servers.grpc.status import GrpcStatus, RpcError, rpc_error
 from strandline.servers.metering import Presence
 
 if TYPE_CHECKING:
@@ -43,10 +43,10 @@ def serve(
     path = bytes(headers.get(b":path", b""))
     method = listener.methods.get(path)
     if not bytes(headers.get(b"content-type", b"")).startswith(b"application/grpc"):
-        call.finish(Status.INVALID_ARGUMENT, "this listener speaks gRPC only")
+        call.finish(GrpcStatus.INVALID_ARGUMENT, "this listener speaks gRPC only")
         return
     if method is None:
-        call.finish(Status.UNIMPLEMENTED, f"unknown method {path.decode(errors='replace')}")
+        call.finish(GrpcStatus.UNIMPLEMENTED, f"unknown method {path.decode(errors='replace')}")
         return
     try:
         call.caller = listener.caller(path, headers, transport)
@@ -57,11 +57,11 @@ def serve(
     if b"content-length" in headers:  # h2 compares it with what comes, so it has to see that
         call.is_measured = True
         if int(headers[b"content-length"]) > PREFIX_BYTES + method.message_bytes_max:
-            call.finish(Status.RESOURCE_EXHAUSTED, "announces more than a message may have")
+            call.finish(GrpcStatus.RESOURCE_EXHAUSTED, "announces more than a message may have")
             return
     loop = asyncio.get_running_loop()
     if call.timeout_s is not None:
-        expired = RpcError(Status.DEADLINE_EXCEEDED, DEADLINE_PASSED)
+        expired = RpcError(GrpcStatus.DEADLINE_EXCEEDED, DEADLINE_PASSED)
         call.timer = loop.call_later(call.timeout_s, call.abort, expired)
     if isinstance(method, Direct):
         _open(call, method)
@@ -81,9 +81,9 @@ async def _run(call: Call, method: Method) -> None:
     """Serve a call to its end."""
     try:
         await method.handle(call)
-        call.finish(Status.OK)
+        call.finish(GrpcStatus.OK)
     except asyncio.CancelledError:
-        call.finish(Status.CANCELLED, "the call was stopped")
+        call.finish(GrpcStatus.CANCELLED, "the call was stopped")
     except RpcError as error:
         call.finish(error.status, error.text)
     except StrandlineError as error:

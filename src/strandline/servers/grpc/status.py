@@ -25,7 +25,7 @@ TEXT_BYTES_MAX = 2048
 _PLAIN = frozenset(range(0x20, 0x7F)) - {ord("%")}
 
 
-class Status(IntEnum):
+class GrpcStatus(IntEnum):
     """The codes of gRPC."""
 
     OK = 0
@@ -50,7 +50,7 @@ class Status(IntEnum):
 class RpcError(Exception):
     """Ends a call with a status and a text."""
 
-    def __init__(self, status: Status, text: str) -> None:
+    def __init__(self, status: GrpcStatus, text: str) -> None:
         super().__init__(status, text)
         self.status = status
         self.text = text
@@ -60,20 +60,20 @@ class OversizeError(RpcError):
     """A message or record is over a limit, and its sender may repeat it for ever."""
 
 
-_STATUSES: tuple[tuple[type[StrandlineError], Status], ...] = (
-    (UnknownStreamError, Status.NOT_FOUND),
-    (UnknownPartitionError, Status.NOT_FOUND),
-    (StreamExistsError, Status.ALREADY_EXISTS),
-    (RecordTooLargeError, Status.INVALID_ARGUMENT),
-    (OffsetOutOfRangeError, Status.OUT_OF_RANGE),
-    (UnauthenticatedError, Status.UNAUTHENTICATED),
-    (NotAllowedError, Status.PERMISSION_DENIED),
-    (InvalidRequestError, Status.INVALID_ARGUMENT),
-    (NotLeaderError, Status.FAILED_PRECONDITION),
-    (RequestTimeoutError, Status.DEADLINE_EXCEEDED),
-    (QuotaExceededError, Status.RESOURCE_EXHAUSTED),
-    (UnavailableError, Status.UNAVAILABLE),
-    (StrandlineError, Status.INTERNAL),
+_STATUSES: tuple[tuple[type[StrandlineError], GrpcStatus], ...] = (
+    (UnknownStreamError, GrpcStatus.NOT_FOUND),
+    (UnknownPartitionError, GrpcStatus.NOT_FOUND),
+    (StreamExistsError, GrpcStatus.ALREADY_EXISTS),
+    (RecordTooLargeError, GrpcStatus.INVALID_ARGUMENT),
+    (OffsetOutOfRangeError, GrpcStatus.OUT_OF_RANGE),
+    (UnauthenticatedError, GrpcStatus.UNAUTHENTICATED),
+    (NotAllowedError, GrpcStatus.PERMISSION_DENIED),
+    (InvalidRequestError, GrpcStatus.INVALID_ARGUMENT),
+    (NotLeaderError, GrpcStatus.FAILED_PRECONDITION),
+    (RequestTimeoutError, GrpcStatus.DEADLINE_EXCEEDED),
+    (QuotaExceededError, GrpcStatus.RESOURCE_EXHAUSTED),
+    (UnavailableError, GrpcStatus.UNAVAILABLE),
+    (StrandlineError, GrpcStatus.INTERNAL),
 )
 
 

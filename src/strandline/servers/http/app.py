@@ -21,7 +21,7 @@ from strandline.servers.http.page import Overview, error_page, overview_page, st
 from strandline.servers.http.rates import RateMeter
 from strandline.servers.http.view import (
     BrokerView,
-    StreamState,
+    StreamSnapshot,
     group_samples,
     partition_samples,
     snapshot,
@@ -124,7 +124,7 @@ class Pages:
         """``/api/streams/{name}``: one of them."""
         return _json(msgspec.json.encode(await self._find(request)))
 
-    async def _find(self, request: Request) -> StreamState:
+    async def _find(self, request: Request) -> StreamSnapshot:
         name = request.path_params["name"]
         for stream in self._broker.streams():
             if stream.config.name == name:

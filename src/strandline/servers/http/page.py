@@ -11,7 +11,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from strandline.servers.http.rates import Rates
-from strandline.servers.http.view import StreamState
+from strandline.servers.http.view import StreamSnapshot
 from strandline.telemetry import Telemetry
 from strandline.version import __version__
 
@@ -38,7 +38,7 @@ code{font-family:ui-monospace,monospace;font-size:.9em}
 class Overview(NamedTuple):
     """All that the first page shows."""
 
-    streams: Sequence[StreamState]
+    streams: Sequence[StreamSnapshot]
     rates: Rates
     history: Sequence[float]
     telemetry: Telemetry
@@ -63,7 +63,7 @@ def overview_page(view: Overview) -> str:
     return _document("Strandline", body)
 
 
-def stream_page(stream: StreamState) -> str:
+def stream_page(stream: StreamSnapshot) -> str:
     """The page of one stream: its settings and partitions."""
     config = stream.config
     settings = _table(
@@ -160,7 +160,7 @@ def _cards(view: Overview) -> str:
     return f"<div class=cards>{cards}</div>"
 
 
-def _streams_table(streams: Sequence[StreamState]) -> str:
+def _streams_table(streams: Sequence[StreamSnapshot]) -> str:
     if not streams:
         return (
             "<p>None yet. Make one: <code>strandline stream create orders "
@@ -186,7 +186,7 @@ def _stream_link(name: str) -> str:
     return f"<a href='/streams/{quote(name, safe='')}'>{escape(name)}</a>"
 
 
-def _retention(stream: StreamState) -> str:
+def _retention(stream: StreamSnapshot) -> str:
     config = stream.config
     limits = [
         duration(config.retention_age_ms / 1000) if config.retention_age_ms else "",

@@ -119,7 +119,7 @@ class BrokerView(Protocol):
         ...
 
 
-class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One partition in ``/api/streams``."""
 
     partition: int
@@ -135,12 +135,12 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True):
         return self.high_watermark - self.log_start_offset - self.hidden_offsets
 
 
-class StreamState(msgspec.Struct, frozen=True, kw_only=True):
+class StreamSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """One stream in ``/api/streams``."""
 
     config: StreamConfig
     created_ns: int
-    partitions: list[PartitionState]
+    partitions: list[PartitionSnapshot]
 
     @property
     def records(self) -> int:
@@ -148,10 +148,10 @@ class StreamState(msgspec.Struct, frozen=True, kw_only=True):
         return sum(partition.records for partition in self.partitions)
 
 
-def snapshot(streams: Sequence[StreamView]) -> list[StreamState]:
+def snapshot(streams: Sequence[StreamView]) -> list[StreamSnapshot]:
     """The state of ``streams`` now, sorted by name; any thread."""
     return [
-        StreamState(
+        StreamSnapshot(
             config=stream.config,
             created_ns=stream.created_ns,
             partitions=[_partition_state(partition) for partition in stream.partitions],
@@ -195,8 +195,8 @@ def group_samples(
     return found
 
 
-def _partition_state(partition: PartitionView) -> PartitionState:
-    return PartitionState(
+def _partition_state(partition: PartitionView) -> PartitionSnapshot:
+    return PartitionSnapshot(
         partition=partition.name.partition,
         log_start_offset=partition.log_start_offset,
         high_watermark=partition.high_watermark,

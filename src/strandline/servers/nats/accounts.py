@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from strandline.servers.nats.nkeys import ACCOUNT, USER, KeyPair
-from strandline.servers.nats.server_link import ServerInfo
+from strandline.servers.nats.server_link import NatsServerInfo
 
 STREAMS_ACCOUNT: Final = "STRANDLINE"
 SYSTEM_ACCOUNT: Final = "SYS"
@@ -36,11 +36,11 @@ class Accounts:
         self._broker = KeyPair(USER)
         self._system = KeyPair(USER)
 
-    def broker_login(self, info: ServerInfo) -> dict[str, str]:
+    def broker_login(self, info: NatsServerInfo) -> dict[str, str]:
         """How the broker says who it is where streams' subjects live."""
         return _signed(self._broker, info)
 
-    def system_login(self, info: ServerInfo) -> dict[str, str]:
+    def system_login(self, info: NatsServerInfo) -> dict[str, str]:
         """How it does so in the account of the system."""
         return _signed(self._system, info)
 
@@ -65,5 +65,5 @@ class Accounts:
         yield "}"
 
 
-def _signed(key: KeyPair, info: ServerInfo) -> dict[str, str]:
+def _signed(key: KeyPair, info: NatsServerInfo) -> dict[str, str]:
     return {"nkey": key.public, "sig": key.sign(info.nonce.encode())}

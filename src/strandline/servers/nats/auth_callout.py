@@ -23,8 +23,8 @@ from strandline.security.quota import Quota
 from strandline.servers.metering import Allowance, Metering
 from strandline.servers.nats.accounts import ANSWER_TIMEOUT_S, STREAMS_ACCOUNT
 from strandline.servers.nats.callout import (
+    AuthRequest,
     Permissions,
-    Question,
     decode_question,
     encode_admission,
     encode_refusal,
@@ -120,7 +120,7 @@ class AuthCalloutHandler:
             asked, client.permissions, issuer=self._issuer, account=STREAMS_ACCOUNT, now_s=now_s
         )
 
-    def _admitted(self, asked: Question) -> _Client:
+    def _admitted(self, asked: AuthRequest) -> _Client:
         """The client.
 
         Raises:

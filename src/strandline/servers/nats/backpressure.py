@@ -59,7 +59,7 @@ class Reading(Protocol):
         ...
 
 
-class Peer(asyncio.Protocol):
+class NatsPeer(asyncio.Protocol):
     """One end of a connection."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class Peer(asyncio.Protocol):
         self._transport.abort()
 
 
-class MessageReader(Peer):
+class MessageReader(NatsPeer):
     """An end that takes what the other end sends, a share of it in each round of the loop.
 
     Args:

@@ -51,7 +51,7 @@ class _Claims(msgspec.Struct, frozen=True):
     nats: _Body
 
 
-class Question(msgspec.Struct, frozen=True):
+class AuthRequest(msgspec.Struct, frozen=True):
     """Who wants to come in."""
 
     server_id: str
@@ -76,7 +76,7 @@ class Permissions(msgspec.Struct, frozen=True):
     subscribe_not: tuple[str, ...]
 
 
-def decode_question(data: bytes, server_id: str) -> Question:
+def decode_question(data: bytes, server_id: str) -> AuthRequest:
     """The question in a request.
 
     Args:
@@ -89,7 +89,7 @@ def decode_question(data: bytes, server_id: str) -> Question:
     body = verified_claims(data, server_id, _Claims).nats
     chains = body.client_tls.verified_chains if body.client_tls is not None else []
     options = body.connect_opts
-    return Question(
+    return AuthRequest(
         server_id=body.server_id.id,
         user_key=body.user_nkey,
         connection=body.client_info.id,
@@ -101,7 +101,7 @@ def decode_question(data: bytes, server_id: str) -> Question:
 
 
 def encode_admission(
-    question: Question, permissions: Permissions, *, issuer: KeyPair, account: str, now_s: int
+    question: AuthRequest, permissions: Permissions, *, issuer: KeyPair, account: str, now_s: int
 ) -> bytes:
     """The answer that lets a client in.
 
@@ -132,12 +132,14 @@ def encode_admission(
     return _answer(question, {"jwt": issuer.token(user)}, issuer=issuer, now_s=now_s)
 
 
-def encode_refusal(question: Question, reason: str, *, issuer: KeyPair, now_s: int) -> bytes:
+def encode_refusal(question: AuthRequest, reason: str, *, issuer: KeyPair, now_s: int) -> bytes:
     """The answer that keeps a client out; the reason is for the server's log."""
     return _answer(question, {"error": reason}, issuer=issuer, now_s=now_s)
 
 
-def _answer(question: Question, content: dict[str, str], *, issuer: KeyPair, now_s: int) -> bytes:
+def _answer(
+    question: AuthRequest, content: dict[str, str], *, issuer: KeyPair, now_s: int
+) -> bytes:
     claims = {
         "iss": issuer.public,
         "sub": question.user_key,

@@ -26,7 +26,7 @@ from strandline.servers.nats.replies import AckLines
 from strandline.servers.nats.server_link import (
     HANDSHAKE_TIMEOUT_S,
     Login,
-    ServerUrl,
+    NatsServerUrl,
     connect_link,
     parse_server_url,
 )
@@ -78,7 +78,7 @@ class NatsClient:
         self.unflushed: list[NatsConnection] = []
         self.messages = 0
         """Received since the last count was handed to telemetry."""
-        self._servers: list[ServerUrl] = []
+        self._servers: list[NatsServerUrl] = []
         self._bindings: list[Binding] = []
         self._link: NatsConnection | None = None
         self._task: asyncio.Task[None] | None = None
@@ -183,7 +183,7 @@ class NatsClient:
             backoff_s = BACKOFF_FIRST_S
             await self._serve(link, server)
 
-    async def _connect(self, server: ServerUrl) -> NatsConnection:
+    async def _connect(self, server: NatsServerUrl) -> NatsConnection:
         """A link that has shaken hands and subscribed.
 
         Raises:
@@ -197,7 +197,7 @@ class NatsClient:
             prepare=lambda link: link.subscribe(self._bindings),
         )
 
-    async def _serve(self, link: NatsConnection, server: ServerUrl) -> None:
+    async def _serve(self, link: NatsConnection, server: NatsServerUrl) -> None:
         """Use a link until it is lost."""
         telemetry = self._broker.telemetry
         self._link = link

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from strandline.broker.child_environment import child_environment
 from strandline.config import TlsConfig
 from strandline.errors import UnavailableError
-from strandline.servers.nats.routes import Routes, quoted, tls_lines
+from strandline.servers.nats.routes import ServerRoutes, quoted, tls_lines
 from strandline.servers.tasks import end_task, start_task
 from strandline.storage.disk import FULL
 from strandline.storage.private_directory import make_private_directory
@@ -107,7 +107,7 @@ class EmbeddedNatsServer:
         port: int,
         payload_max: int,
         on_restart: Callable[[], None],
-        routes: Routes | None = None,
+        routes: ServerRoutes | None = None,
         tls: TlsConfig | None = None,
         accounts: "Accounts | None" = None,
     ) -> None:

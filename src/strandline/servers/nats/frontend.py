@@ -22,7 +22,7 @@ from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.jetstream import JetStreamWatch
 from strandline.servers.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
 from strandline.servers.nats.ports import BrokerPort
-from strandline.servers.nats.routes import Routes
+from strandline.servers.nats.routes import ServerRoutes
 from strandline.servers.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url
 from strandline.servers.tls import calling_context, calling_own_context
 
@@ -252,7 +252,7 @@ class NatsFrontEnd:
             self._subscriber.streams_changed(bindings)
 
 
-def _routes(config: BrokerConfig) -> Routes | None:
+def _routes(config: BrokerConfig) -> ServerRoutes | None:
     """How the child meets those of the other brokers, if it is to.
 
     Raises:
@@ -267,4 +267,4 @@ def _routes(config: BrokerConfig) -> Routes | None:
     secret = ""
     if cluster.nats_secret_file:
         secret = read_secret(cluster.nats_secret_file, key="cluster.nats_secret_file")
-    return Routes(cluster.name, config.peer_host, port, others, config.tls, secret)
+    return ServerRoutes(cluster.name, config.peer_host, port, others, config.tls, secret)

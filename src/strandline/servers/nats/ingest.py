@@ -54,7 +54,7 @@ UNSUPPORTED_HEADERS: Final = frozenset(
 )
 
 
-class Publication(msgspec.Struct):
+class ParsedMessage(msgspec.Struct):
     """A message as it was meant."""
 
     value: bytes | None
@@ -69,11 +69,11 @@ class Publication(msgspec.Struct):
     """Why a stream that answers the publisher does not store it; None: it does."""
     is_malformed: bool = False
     """Whether no stream stores it."""
-    wrapped: envelope.Message | None = None
+    wrapped: envelope.EnvelopeMessage | None = None
     """The Liftbridge message it came in, if it did."""
 
 
-def interpret(block: bytes | None, payload: bytes) -> Publication:
+def interpret(block: bytes | None, payload: bytes) -> ParsedMessage:
     """Return what a message asks for.
 
     Args:
@@ -84,7 +84,7 @@ def interpret(block: bytes | None, payload: bytes) -> Publication:
         InvalidRecordError: malformed headers.
     """
     headers = parse_headers(block) if block is not None else []
-    found = Publication(payload)
+    found = ParsedMessage(payload)
     if payload.startswith(envelope.MAGIC):
         found.wrapped = envelope.decode_message(payload)
         if found.wrapped is not None:
@@ -96,7 +96,7 @@ def interpret(block: bytes | None, payload: bytes) -> Publication:
     return found
 
 
-def _apply_headers(found: Publication, headers: Headers) -> None:
+def _apply_headers(found: ParsedMessage, headers: Headers) -> None:
     """Take the meaning of the headers; those that stay go into ``found``."""
     kept: Headers = []
     for name, value in headers:
@@ -111,7 +111,7 @@ def _apply_headers(found: Publication, headers: Headers) -> None:
 
 
 def _apply_control_header(
-    found: Publication, name: str, value: bytes
+    found: ParsedMessage, name: str, value: bytes
 ) -> InvalidRequestError | None:
     """Take the meaning of a header that is stored too; return why it cannot be done, if so."""
     if name == MESSAGE_ID_HEADER:
@@ -188,7 +188,7 @@ class MessageIngest:
         except InvalidRecordError as error:
             # With its traceback it would be kept, and keep the headers, until garbage is collected.
             error.__traceback__ = None
-            publication = Publication(payload, refusal=error, is_malformed=True)
+            publication = ParsedMessage(payload, refusal=error, is_malformed=True)
         expected, named = publication.expected_stream, None
         if publication.is_republished:
             publication.expected_stream = None
@@ -205,7 +205,7 @@ class MessageIngest:
     def _append(
         self,
         target: Target,
-        publication: Publication,
+        publication: ParsedMessage,
         reply: bytes | None,
         *,
         subject: str,

@@ -150,7 +150,7 @@ class EnvelopeResponder:
 
     def __init__(
         self,
-        message: envelope.Message,
+        message: envelope.EnvelopeMessage,
         sink: ReplySink,
         *,
         subject: str,
@@ -189,7 +189,7 @@ class EnvelopeResponder:
         message = self._message
         if not message.ack_inbox:
             return
-        ack = envelope.Ack(
+        ack = envelope.EnvelopeAck(
             stream=stream,
             partition_subject=self._stream_subject,
             message_subject=self._subject,

@@ -15,7 +15,7 @@ HANDSHAKE_TIMEOUT_S: Final = 10
 ROUTE_USER: Final = "strandline"
 
 
-class Routes(NamedTuple):
+class ServerRoutes(NamedTuple):
     """How nats-servers of a cluster meet, so that a message reaches every broker.
 
     Attributes:

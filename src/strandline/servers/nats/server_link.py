@@ -36,7 +36,7 @@ NOT_PERMITTED: Final = "Permissions Violation for Publish"
 HANDSHAKE_TIMEOUT_S: Final = 5.0
 
 
-class ServerUrl(NamedTuple):
+class NatsServerUrl(NamedTuple):
     """Where a nats-server is, and how to log in."""
 
     host: str
@@ -49,7 +49,7 @@ class ServerUrl(NamedTuple):
         return f"{'tls' if self.is_tls else 'nats'}://{self.host}:{self.port}"
 
 
-def parse_server_url(url: str) -> ServerUrl:
+def parse_server_url(url: str) -> NatsServerUrl:
     """Read ``nats://[user:password@|token@]host[:port]``, ``tls://…`` or ``host[:port]``.
 
     Raises:
@@ -69,10 +69,10 @@ def parse_server_url(url: str) -> ServerUrl:
         credentials = {"user": unquote(parts.username or ""), "pass": unquote(parts.password)}
     elif parts.username:
         credentials = {"auth_token": unquote(parts.username)}
-    return ServerUrl(parts.hostname, port, credentials, parts.scheme == "tls")
+    return NatsServerUrl(parts.hostname, port, credentials, parts.scheme == "tls")
 
 
-class ServerInfo(msgspec.Struct, frozen=True):
+class NatsServerInfo(msgspec.Struct, frozen=True):
     """What of INFO matters here."""
 
     server_id: str = ""
@@ -86,7 +86,7 @@ class ServerInfo(msgspec.Struct, frozen=True):
     """To be signed by who logs in with a key."""
 
 
-Login = Callable[[ServerInfo], dict[str, str]]
+Login = Callable[[NatsServerInfo], dict[str, str]]
 """Fields for CONNECT that say who we are, given the server's greeting."""
 LinkT = TypeVar("LinkT", bound="ServerLink")
 
@@ -102,7 +102,7 @@ class ServerLink(MessageReader):
         self.failure = ""
         """The last -ERR of the server."""
         loop = asyncio.get_running_loop()
-        self.info: asyncio.Future[ServerInfo] = loop.create_future()
+        self.info: asyncio.Future[NatsServerInfo] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -147,7 +147,7 @@ class ServerLink(MessageReader):
         if self.info.done():
             return
         try:
-            self.info.set_result(msgspec.json.decode(options, type=ServerInfo))
+            self.info.set_result(msgspec.json.decode(options, type=NatsServerInfo))
         except UNDECODABLE as error:
             self.failure = f"unreadable INFO: {error}"
             self.abort()
@@ -169,7 +169,7 @@ class ServerLink(MessageReader):
 
 async def connect_link(
     make: Callable[[], LinkT],
-    server: ServerUrl,
+    server: NatsServerUrl,
     *,
     tls: ssl.SSLContext | None,
     login: Login | None = None,
@@ -206,7 +206,7 @@ async def connect_link(
     return link
 
 
-def _check_info(server: ServerUrl, info: ServerInfo) -> None:
+def _check_info(server: NatsServerUrl, info: NatsServerInfo) -> None:
     """Refuse a server we cannot work with."""
     if info.tls_required and not server.is_tls:
         raise UnavailableError(f"{server} requires TLS; write tls:// in nats.servers")

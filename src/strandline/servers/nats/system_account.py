@@ -19,7 +19,7 @@ from strandline.errors import UNDECODABLE, StrandlineError, UnavailableError
 from strandline.servers.nats import callout
 from strandline.servers.nats.accounts import STREAMS_ACCOUNT
 from strandline.servers.nats.protocol import Event, encode_publish, encode_subscribe
-from strandline.servers.nats.server_link import Login, ServerLink, ServerUrl, connect_link
+from strandline.servers.nats.server_link import Login, NatsServerUrl, ServerLink, connect_link
 from strandline.servers.tasks import end_task, start_task
 
 logger = logging.getLogger(__name__)
@@ -160,7 +160,7 @@ class SystemAccountClient:
     def __init__(
         self,
         doorkeeper: ClientAuthorizer,
-        server: Callable[[], ServerUrl],
+        server: Callable[[], NatsServerUrl],
         *,
         login: Login,
         tls: ssl.SSLContext | None,

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from strandline.broker.cluster.replication_throttle import MoveRate
+from strandline.broker.cluster.replication_throttle import ReplicationThrottle
 from strandline.core.metadata.commands import ForgetDirectory
 from strandline.record.codec import decode_batches
 from strandline.types import PartitionName
@@ -171,7 +171,7 @@ async def test_leaders_change_while_a_copy_is_made(compacted):
     await compacted.kit.until(lambda: not directory.exists(), seconds=60)
 
     # The first slice is copied at once, the next one after hours.
-    compacted.brokers[leader].membership.replicas._move_rate = MoveRate(1)
+    compacted.brokers[leader].membership.replicas._move_rate = ReplicationThrottle(1)
     await orders.reassign("s", 0, (leader, other, third))
     end = compacted.partition(leader).log_end_offset
     await compacted.until_caught_up(third, 1)

@@ -8,10 +8,10 @@ from strandline.broker.cluster.channels import MarkerWritten
 from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.core.transactions.effects import Mark, MarkerKind
-from strandline.core.transactions.state import Producer, TransactionPartition
+from strandline.core.transactions.state import TransactionalProducer, TransactionPartition
 from strandline.errors import DiskFullError
 
-MARK = Mark("", Producer(7, 1), TransactionPartition("s", 0, 5), MarkerKind.COMMIT)
+MARK = Mark("", TransactionalProducer(7, 1), TransactionPartition("s", 0, 5), MarkerKind.COMMIT)
 
 
 class Pair:

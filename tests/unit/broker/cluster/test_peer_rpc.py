@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from strandline.broker.cluster.channels import (
-    AskNewest,
     Failed,
-    LogEndsTold,
+    LogEndsResponse,
     MarkerWritten,
-    ReadIndexAnswer,
+    ReadIndexRequest,
+    ReadIndexResponse,
 )
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.errors import UnavailableError
@@ -28,30 +28,32 @@ def questions(sent):
 
 async def test_each_question_gets_its_own_answer(questions, sent):
     """In whatever order they come, and once."""
-    first, second = (questions.ask(to, AskNewest, ReadIndexAnswer) for to in (1, 2))
-    assert sent == [(1, AskNewest(1)), (2, AskNewest(2))]
-    questions.told(2, ReadIndexAnswer(2, 20))
-    questions.told(1, ReadIndexAnswer(1, 10))
-    questions.told(1, ReadIndexAnswer(1, 11))
+    first, second = (questions.ask(to, ReadIndexRequest, ReadIndexResponse) for to in (1, 2))
+    assert sent == [(1, ReadIndexRequest(1)), (2, ReadIndexRequest(2))]
+    questions.told(2, ReadIndexResponse(2, 20))
+    questions.told(1, ReadIndexResponse(1, 10))
+    questions.told(1, ReadIndexResponse(1, 11))
     assert ((await first).index, (await second).index) == (10, 20)
-    questions.told(1, ReadIndexAnswer(1, 12))
+    questions.told(1, ReadIndexResponse(1, 12))
 
 
 async def test_what_is_no_answer_to_the_question_is_dropped(questions):
     """From another broker, of another kind, to a number that was never given."""
-    asked = questions.ask(1, AskNewest, ReadIndexAnswer)
-    questions.told(2, ReadIndexAnswer(1, 0))
+    asked = questions.ask(1, ReadIndexRequest, ReadIndexResponse)
+    questions.told(2, ReadIndexResponse(1, 0))
     questions.told(2, Failed(1, "unavailable", "not yours"))
-    questions.told(1, LogEndsTold(1, ()))
+    questions.told(1, LogEndsResponse(1, ()))
     questions.told(1, MarkerWritten(7, ""))
     assert not asked.done()
-    questions.told(1, ReadIndexAnswer(1, 5))
+    questions.told(1, ReadIndexResponse(1, 5))
     assert (await asked).index == 5
 
 
 async def test_a_failure_and_a_lost_link_are_answers(questions):
     """Of those who were asked there; the questions to others stay."""
-    failed, lost, kept = (questions.ask(to, AskNewest, ReadIndexAnswer) for to in (1, 2, 3))
+    failed, lost, kept = (
+        questions.ask(to, ReadIndexRequest, ReadIndexResponse) for to in (1, 2, 3)
+    )
     questions.told(1, Failed(1, "unavailable", "another leads"))
     questions.peer_disconnected(1)
     questions.peer_disconnected(2)
@@ -64,16 +66,16 @@ async def test_a_failure_and_a_lost_link_are_answers(questions):
 
 async def test_who_is_not_there_was_not_asked(questions):
     """And a loss of that link tells nobody anything."""
-    assert questions.ask(9, AskNewest, ReadIndexAnswer) is None
+    assert questions.ask(9, ReadIndexRequest, ReadIndexResponse) is None
     questions.peer_disconnected(9)
 
 
 async def test_who_gave_up_is_not_told(questions):
     """Nothing of the question stays, and a late answer does no harm."""
-    asked = questions.ask(1, AskNewest, ReadIndexAnswer)
+    asked = questions.ask(1, ReadIndexRequest, ReadIndexResponse)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asked, 0.001)
-    questions.told(1, ReadIndexAnswer(1, 5))
+    questions.told(1, ReadIndexResponse(1, 5))
     questions.peer_disconnected(1)
     await asyncio.sleep(0)
     assert not questions._asked
@@ -81,5 +83,5 @@ async def test_who_gave_up_is_not_told(questions):
 
 async def test_others_are_answered(questions, sent):
     """Whether they are still there is their business."""
-    questions.answer(9, ReadIndexAnswer(4, 2))
-    assert sent == [(9, ReadIndexAnswer(4, 2))]
+    questions.answer(9, ReadIndexResponse(4, 2))
+    assert sent == [(9, ReadIndexResponse(4, 2))]

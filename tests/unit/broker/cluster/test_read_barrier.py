@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from strandline.broker.cluster import read_barrier as newest_module
-from strandline.broker.cluster.channels import AskNewest, ReadIndexAnswer
+from strandline.broker.cluster.channels import ReadIndexRequest, ReadIndexResponse
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.cluster.read_barrier import MetadataReadBarrier
 from strandline.config import StreamConfig
@@ -32,7 +32,7 @@ class Group:
         """Let the controller answer the next question."""
         async with asyncio.timeout(30):
             question = await self.asked.get()
-        self.questions.told(self.leader, ReadIndexAnswer(question.number, index, failure))
+        self.questions.told(self.leader, ReadIndexResponse(question.number, index, failure))
 
 
 async def test_a_stream_is_known_elsewhere_the_moment_after_it_was_created(cluster):
@@ -54,7 +54,7 @@ async def test_who_comes_while_a_question_is_under_way_waits_for_the_next():
     first = asyncio.create_task(group.newest.know())
     question = await group.asked.get()
     later = [asyncio.create_task(group.newest.know()) for _ in range(100)]
-    group.questions.told(1, ReadIndexAnswer(question.number, 0))
+    group.questions.told(1, ReadIndexResponse(question.number, 0))
     await asyncio.wait_for(first, 30)
     assert not any(task.done() for task in later)
     await group.answer(0)
@@ -84,10 +84,10 @@ async def test_another_controller_is_asked_after_one_that_does_not_know():
     await group.asked.get()
     group.questions.peer_disconnected(1)
     question = await group.asked.get()
-    group.questions.told(3, ReadIndexAnswer(question.number, 0))
+    group.questions.told(3, ReadIndexResponse(question.number, 0))
     await asyncio.sleep(0)
     assert not knowing.done()
-    group.questions.told(1, ReadIndexAnswer(question.number, 0))
+    group.questions.told(1, ReadIndexResponse(question.number, 0))
     await asyncio.wait_for(knowing, 30)
 
 
@@ -115,7 +115,7 @@ async def test_who_does_not_lead_says_so(cluster):
     told = []
     questions = PeerRpc(lambda *sent: told.append(sent))
     asked = MetadataReadBarrier(follower.membership.quorum, questions, has_told=lambda: True)
-    asked.serve(3, AskNewest(5))
+    asked.serve(3, ReadIndexRequest(5))
     async with asyncio.timeout(30):
         while not told:  # noqa: ASYNC110
             await asyncio.sleep(0.01)

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from strandline.broker.cluster.replication_throttle import SLICE_BYTES_MIN, MoveRate
+from strandline.broker.cluster.replication_throttle import SLICE_BYTES_MIN, ReplicationThrottle
 
 
 async def test_a_reader_waits_until_what_was_copied_has_had_its_time():
     """The first goes at once; the next when the rate allows, whoever it is."""
-    rate, read = MoveRate(100_000), asyncio.Event()
+    rate, read = ReplicationThrottle(100_000), asyncio.Event()
     begun_s = asyncio.get_running_loop().time()
     rate.ask("first", lambda: rate.spent(30_000))
     rate.ask("second", read.set)
@@ -19,7 +19,7 @@ async def test_a_reader_waits_until_what_was_copied_has_had_its_time():
 
 async def test_asked_again_a_reader_waits_once():
     """A reader that lost patience is not read for twice."""
-    rate, reads = MoveRate(100_000), []
+    rate, reads = ReplicationThrottle(100_000), []
     rate.spent(10_000)
     rate.ask("a", lambda: reads.append(1))
     rate.ask("a", lambda: reads.append(2))
@@ -32,5 +32,5 @@ async def test_asked_again_a_reader_waits_once():
 
 async def test_slices_are_not_too_small():
     """Each costs a read and a message."""
-    assert MoveRate(1).slice_bytes == SLICE_BYTES_MIN
-    assert MoveRate(4 << 20).slice_bytes == 1 << 20
+    assert ReplicationThrottle(1).slice_bytes == SLICE_BYTES_MIN
+    assert ReplicationThrottle(4 << 20).slice_bytes == 1 << 20

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from strandline.broker.cluster.wanted import Wanted
+from strandline.broker.cluster.wanted import PendingProposals
 
 
 async def test_the_newest_wish_of_each_log_is_taken():
     """All at once, and each once."""
-    wanted = Wanted()
+    wanted = PendingProposals()
     for log_id, wish in ((1, "old"), (2, "two"), (1, "new")):
         wanted.put(log_id, wish)
     assert sorted(await wanted.taken()) == ["new", "two"]
@@ -20,7 +20,7 @@ async def test_the_newest_wish_of_each_log_is_taken():
 
 async def test_what_is_put_back_gives_way_to_what_is_newer():
     """A wish that could not be decided is wanted still, unless another came meanwhile."""
-    wanted = Wanted()
+    wanted = PendingProposals()
     wanted.put(1, "newer")
     wanted.put_back(1, "tried")
     wanted.put_back(2, "tried, too")

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from strandline.api.groups import GROUPS_STREAM
-from strandline.core.groups.transactions import Transaction
+from strandline.core.groups.transactions import PendingOffsets
 from strandline.errors import (
     BatchSupersededError,
     FingerprintMismatchError,
@@ -225,7 +225,7 @@ async def test_positions_count_with_their_transaction_after_a_crash(open_broker,
     for id_, offset in (("one", 7), ("two", 9)):
         who = found[id_] = await ask.begin(id_)
         await ask.add(id_, who, (GROUPS_STREAM, 0))
-        transaction = Transaction(who.producer_id, who.epoch)
+        transaction = PendingOffsets(who.producer_id, who.epoch)
         await broker.groups.commit(id_, {"in": {0: offset}}, transaction=transaction)
         assert await broker.groups.committed_offsets(id_) == {}
     await ask.end("one", found["one"], is_commit=True)

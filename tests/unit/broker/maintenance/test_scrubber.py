@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from strandline.broker.maintenance import scrubber as scrubber_module
-from strandline.broker.maintenance.corruption import DamageReports
+from strandline.broker.maintenance.corruption import CorruptionReports
 from strandline.broker.maintenance.scrubber import STEP_BYTES, Scrubber
 from strandline.telemetry import Telemetry
 from strandline.types import Offset
@@ -23,7 +23,7 @@ def telemetry():
 @pytest.fixture
 def scrubber(partition, telemetry):
     """Of one partition, as fast as it can; its reports are taken at once."""
-    reports = DamageReports(lambda function, *given: function(*given), telemetry=telemetry)
+    reports = CorruptionReports(lambda function, *given: function(*given), telemetry=telemetry)
     return Scrubber(
         lambda: [partition], reports, telemetry=telemetry, interval_ms=10**9, bytes_per_s=1 << 40
     )
@@ -105,7 +105,7 @@ async def test_it_takes_its_time(partition, stored, telemetry, monkeypatch):
         waits.append(seconds)
 
     beside = SimpleNamespace(to_thread=asyncio.to_thread, sleep=note)
-    reports = DamageReports(lambda *_: None, telemetry=telemetry)
+    reports = CorruptionReports(lambda *_: None, telemetry=telemetry)
     scrubber = Scrubber(
         lambda: [partition], reports, telemetry=telemetry, interval_ms=1, bytes_per_s=1000
     )

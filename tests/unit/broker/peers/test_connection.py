@@ -13,12 +13,12 @@ from strandline.broker.peers.connection import (
     tune,
 )
 from strandline.broker.peers.frame import FrameDecoder, encode_frame
-from strandline.broker.peers.handshake import Identity, accept_hello, encode_hello
+from strandline.broker.peers.handshake import PeerIdentity, accept_hello, encode_hello
 from strandline.broker.peers.limits import LinkLimits
 from strandline.types import BrokerId
 
-ME = Identity(cluster_id="c", broker_id=BrokerId(1), incarnation="a")
-PEER = Identity(cluster_id="c", broker_id=BrokerId(2), incarnation="b")
+ME = PeerIdentity(cluster_id="c", broker_id=BrokerId(1), incarnation="a")
+PEER = PeerIdentity(cluster_id="c", broker_id=BrokerId(2), incarnation="b")
 
 
 class Transport(asyncio.Transport):

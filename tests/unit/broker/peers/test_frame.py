@@ -5,7 +5,7 @@ import struct
 import pytest
 from crc32c import crc32c
 
-from strandline.broker.peers.errors import FrameError
+from strandline.broker.peers.errors import PeerFrameError
 from strandline.broker.peers.frame import BODY, HEAD, PREFIX, Frame, FrameDecoder, encode_frame
 
 
@@ -92,13 +92,13 @@ def test_attachments_keep_what_they_are(size):
 )
 def test_what_is_no_frame_is_refused(data, what):
     """Lengths over a limit or against each other, and damage, each with its reason."""
-    with pytest.raises(FrameError, match=what):
+    with pytest.raises(PeerFrameError, match=what):
         make_decoder().feed(data)
 
 
 def test_a_claim_costs_no_memory_before_it_is_checked():
     """A head that claims too much is refused while the small buffer is all there is."""
     decoder = make_decoder(frame_bytes_max=1 << 30)
-    with pytest.raises(FrameError, match="at most"):
+    with pytest.raises(PeerFrameError, match="at most"):
         decoder.feed(HEAD.pack(2**31, 0, 1, 0, 0))
     assert len(decoder.buffer().obj) == 64

@@ -3,12 +3,12 @@
 import msgspec
 import pytest
 
-from strandline.broker.peers.errors import HandshakeError, Refusal
+from strandline.broker.peers.errors import HandshakeError, HandshakeRefusal
 from strandline.broker.peers.frame import Frame, FrameDecoder, encode_frame
 from strandline.broker.peers.handshake import (
     MAGIC,
     VERSION,
-    Identity,
+    PeerIdentity,
     accept_answer,
     accept_hello,
     encode_hello,
@@ -16,8 +16,8 @@ from strandline.broker.peers.handshake import (
 )
 from strandline.types import BrokerId
 
-ME = Identity(cluster_id="c1", broker_id=BrokerId(1), incarnation="a")
-PEER = Identity(cluster_id="c1", broker_id=BrokerId(2), incarnation="b")
+ME = PeerIdentity(cluster_id="c1", broker_id=BrokerId(1), incarnation="a")
+PEER = PeerIdentity(cluster_id="c1", broker_id=BrokerId(2), incarnation="b")
 KNOWN = {BrokerId(2), BrokerId(3)}
 
 
@@ -53,19 +53,31 @@ def test_both_sides_learn_who_the_other_is():
 @pytest.mark.parametrize(
     ("changes", "reason", "what"),
     [
-        ({"magic": "other"}, Refusal.NOT_A_PEER, "not a broker"),
-        ({"magic": None}, Refusal.NOT_A_PEER, "unreadable"),
-        ({"version": 2, "cluster_id": None}, Refusal.VERSION, "protocol 2 is not supported, 1 is"),
-        ({"cluster_id": "c2"}, Refusal.OTHER_CLUSTER, "is of cluster 'c2', broker 1 of 'c1'"),
-        ({"cluster_id": None}, Refusal.NOT_A_PEER, "cluster_id"),
-        ({"cluster_id": "c" * 129}, Refusal.NOT_A_PEER, "cluster_id"),
-        ({"broker_id": 1}, Refusal.OWN_ID, "both ends are broker 1"),
-        ({"broker_id": -1}, Refusal.NOT_A_PEER, "broker_id"),
-        ({"broker_id": 9}, Refusal.UNKNOWN_BROKER, "broker 9 is not a member"),
-        ({"broker_id": 9}, Refusal.UNKNOWN_BROKER, "empty disk, name it in .*peers of broker"),
-        ({"to": 3}, Refusal.WRONG_BROKER, "this is broker 1, not broker 3"),
-        ({"incarnation": ""}, Refusal.NOT_A_PEER, "incarnation"),
-        ({"kind": "bye"}, Refusal.NOT_A_PEER, "unreadable"),
+        ({"magic": "other"}, HandshakeRefusal.NOT_A_PEER, "not a broker"),
+        ({"magic": None}, HandshakeRefusal.NOT_A_PEER, "unreadable"),
+        (
+            {"version": 2, "cluster_id": None},
+            HandshakeRefusal.VERSION,
+            "protocol 2 is not supported, 1 is",
+        ),
+        (
+            {"cluster_id": "c2"},
+            HandshakeRefusal.OTHER_CLUSTER,
+            "is of cluster 'c2', broker 1 of 'c1'",
+        ),
+        ({"cluster_id": None}, HandshakeRefusal.NOT_A_PEER, "cluster_id"),
+        ({"cluster_id": "c" * 129}, HandshakeRefusal.NOT_A_PEER, "cluster_id"),
+        ({"broker_id": 1}, HandshakeRefusal.OWN_ID, "both ends are broker 1"),
+        ({"broker_id": -1}, HandshakeRefusal.NOT_A_PEER, "broker_id"),
+        ({"broker_id": 9}, HandshakeRefusal.UNKNOWN_BROKER, "broker 9 is not a member"),
+        (
+            {"broker_id": 9},
+            HandshakeRefusal.UNKNOWN_BROKER,
+            "empty disk, name it in .*peers of broker",
+        ),
+        ({"to": 3}, HandshakeRefusal.WRONG_BROKER, "this is broker 1, not broker 3"),
+        ({"incarnation": ""}, HandshakeRefusal.NOT_A_PEER, "incarnation"),
+        ({"kind": "bye"}, HandshakeRefusal.NOT_A_PEER, "unreadable"),
     ],
 )
 def test_a_hello_is_refused_for_a_reason(changes, reason, what):
@@ -90,22 +102,22 @@ def test_any_other_first_frame_is_refused(frame):
     """What is no handshake at all is refused as such, not by an error of a library."""
     with pytest.raises(HandshakeError) as caught:
         accept_hello(frame, ME, KNOWN, certified=None)
-    assert caught.value.reason is Refusal.NOT_A_PEER
+    assert caught.value.reason is HandshakeRefusal.NOT_A_PEER
 
 
 def test_a_refusal_is_no_hello():
     """A connection that begins with a refusal is refused itself."""
-    refusal = frame_of(encode_refusal(HandshakeError(Refusal.VERSION, "no")))
+    refusal = frame_of(encode_refusal(HandshakeError(HandshakeRefusal.VERSION, "no")))
     with pytest.raises(HandshakeError, match="not asked"):
         accept_hello(refusal, ME, KNOWN, certified=None)
 
 
 def test_the_caller_hears_why_it_was_refused():
     """Reason and text cross the wire."""
-    error = HandshakeError(Refusal.UNKNOWN_BROKER, "broker 2 is not a member")
+    error = HandshakeError(HandshakeRefusal.UNKNOWN_BROKER, "broker 2 is not a member")
     with pytest.raises(HandshakeError, match="by broker 1: broker 2 is not a member") as caught:
         accept_answer(frame_of(encode_refusal(error)), PEER, BrokerId(1), certified=None)
-    assert caught.value.reason is Refusal.UNKNOWN_BROKER
+    assert caught.value.reason is HandshakeRefusal.UNKNOWN_BROKER
 
 
 def test_a_reason_of_a_later_version_is_understood_as_a_refusal():
@@ -118,7 +130,7 @@ def test_a_reason_of_a_later_version_is_understood_as_a_refusal():
 
 def test_another_broker_at_the_address_is_not_talked_to():
     """Whoever answers must be whom we called."""
-    third = Identity(cluster_id="c1", broker_id=BrokerId(3), incarnation="c")
+    third = PeerIdentity(cluster_id="c1", broker_id=BrokerId(3), incarnation="c")
     with pytest.raises(HandshakeError, match="broker 3 answers at the address of broker 2"):
         accept_answer(frame_of(encode_hello(third, BrokerId(1))), ME, BrokerId(2), certified=None)
 
@@ -129,13 +141,15 @@ def test_the_certificate_must_name_the_broker(certified):
     hello = frame_of(encode_hello(PEER, BrokerId(1)))
     with pytest.raises(HandshakeError, match="broker-2") as caught:
         accept_hello(hello, ME, KNOWN, certified=certified)
-    assert caught.value.reason is Refusal.CERTIFICATE
+    assert caught.value.reason is HandshakeRefusal.CERTIFICATE
     with pytest.raises(HandshakeError, match="broker-2"):
         accept_answer(hello, ME, BrokerId(2), certified=certified)
 
 
 def test_handshakes_fit_their_limit():
     """The longest hello and the longest refusal are below the 4 KiB a stranger may send."""
-    long = Identity(cluster_id="c" * 128, broker_id=BrokerId(2**31 - 1), incarnation="i" * 128)
+    long = PeerIdentity(cluster_id="c" * 128, broker_id=BrokerId(2**31 - 1), incarnation="i" * 128)
     assert sum(map(len, encode_hello(long, BrokerId(0)))) < 4096
-    assert sum(map(len, encode_refusal(HandshakeError(Refusal.VERSION, "ü" * 5000)))) < 4096
+    assert (
+        sum(map(len, encode_refusal(HandshakeError(HandshakeRefusal.VERSION, "ü" * 5000)))) < 4096
+    )

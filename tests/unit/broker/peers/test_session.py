@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from strandline.broker.peers.session import Back, Close, Lost, Session
+from strandline.broker.peers.session import Back, Close, Lost, PeerSession
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Half:
 
 def up():
     """A session that is up, and its two connections."""
-    session, out, in_ = Session(), Half("out"), Half("in")
+    session, out, in_ = PeerSession(), Half("out"), Half("in")
     session.opened("out", out)
     session.opened("in", in_)
     return session, out, in_
@@ -24,7 +24,7 @@ def up():
 def test_a_peer_is_there_when_both_connections_are():
     """One connection is not enough; the second, in either order, brings the peer back."""
     for first, second in (("out", "in"), ("in", "out")):
-        session = Session()
+        session = PeerSession()
         assert session.opened(first, Half(first)) == []
         assert not session.is_up
         assert session.opened(second, Half(second)) == [Back()]
@@ -58,7 +58,7 @@ def test_a_peer_that_calls_anew_is_lost_and_comes_back():
 
 def test_before_the_peer_is_there_connections_stand_alone():
     """No frame flowed, so the end of one says nothing about the other."""
-    session, out = Session(), Half("out")
+    session, out = PeerSession(), Half("out")
     session.opened("out", out)
     assert session.closed(out) == []
     session.opened("in", Half("in"))
@@ -68,11 +68,11 @@ def test_before_the_peer_is_there_connections_stand_alone():
 
 def test_connections_of_two_incarnations_make_no_session():
     """The peer was restarted: the connection of its earlier life is closed, whichever that is."""
-    session = Session()
+    session = PeerSession()
     session.opened("in", Half("in", "i1"))
     assert session.opened("out", Half("out", "i2")) == [Close(Half("in", "i1"))]
     assert session.opened("in", Half("in", "i2")) == [Back()]
-    session = Session()
+    session = PeerSession()
     session.opened("out", Half("out", "i1"))
     assert session.opened("in", Half("in", "i2")) == [Close(Half("out", "i1"))]
     assert not session.is_up

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from strandline.broker.peers.session import Back, Close, Lost, Session
+from strandline.broker.peers.session import Back, Close, Lost, PeerSession
 
 STEPS = 600
 SETTLING_STEPS_MAX = 3000
@@ -39,7 +39,7 @@ class Side:
         self.reset()
 
     def reset(self):
-        self.session = Session()
+        self.session = PeerSession()
         self.call = None
         self.out = None
         self.in_ = None

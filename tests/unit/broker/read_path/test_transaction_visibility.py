@@ -7,7 +7,7 @@ from strandline.broker.read_path.transaction_visibility import (
     marker_attributes,
 )
 from strandline.core.transactions.effects import MarkerKind
-from strandline.core.transactions.state import Producer
+from strandline.core.transactions.state import TransactionalProducer
 from strandline.errors import ProducerFencedError
 from strandline.record.batch import Attributes, header_of, iter_headers
 from strandline.record.codec import Stamp, encode_records
@@ -16,7 +16,7 @@ from strandline.storage.log import Log
 from strandline.types import ProducerStamp
 
 BEGIN, COMMIT, ABORT = MarkerKind.BEGIN, MarkerKind.COMMIT, MarkerKind.ABORT
-ONE, TWO = Producer(1, 0), Producer(2, 0)
+ONE, TWO = TransactionalProducer(1, 0), TransactionalProducer(2, 0)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def add(log, ledger, producer=None, kind=None):
     attributes = 0
     if producer is not None:
         attributes = int(Attributes.TRANSACTIONAL) if kind is None else marker_attributes(kind)
-    who = producer or Producer(-1, -1)
+    who = producer or TransactionalProducer(-1, -1)
     stamp = Stamp(
         log.log_end_offset,
         0,
@@ -81,7 +81,7 @@ def test_markers_and_aborted_records_are_counted_as_hidden(log):
 def test_a_newer_epoch_hides_what_it_aborts(log):
     """Records of an epoch that never ended are hidden by the next one's beginning."""
     ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
-    newer = Producer(1, 1)
+    newer = TransactionalProducer(1, 1)
     for producer, kind in ((ONE, BEGIN), (ONE, None), (newer, BEGIN), (newer, None)):
         add(log, ledger, producer, kind)
     ledger.commit(4)
@@ -149,8 +149,8 @@ def test_a_reopened_log_tells_the_same(log):
         (ONE, ABORT),
         (None, None),
         (TWO, COMMIT),
-        (Producer(1, 1), BEGIN),
-        (Producer(1, 1), None),
+        (TransactionalProducer(1, 1), BEGIN),
+        (TransactionalProducer(1, 1), None),
         (None, None),
     ):
         add(log, ledger, producer, kind)

@@ -6,8 +6,8 @@ import errno
 import pytest
 
 from strandline.broker.write_path import catch_up_writes as bulk_writes
-from strandline.broker.write_path.catch_up_writes import BulkWrites
-from strandline.broker.write_path.replica_writes import RawWrite
+from strandline.broker.write_path.catch_up_writes import CatchUpWrites
+from strandline.broker.write_path.replica_writes import ReplicaWrite
 from strandline.errors import DiskFullError, LogPoisonedError, UnavailableError
 from strandline.record.codec import Stamp, encode_records
 from strandline.storage import segment
@@ -25,7 +25,7 @@ class Bulk:
         self.disk, self.storage = disk, recover(path / "data", plans, disk=disk, file_bytes=4096)
         self.told, self.poisoned, self.journaled, self.in_journal = [], [], [], set()
         self.telemetry = Telemetry()
-        self.writes = BulkWrites(
+        self.writes = CatchUpWrites(
             asyncio.get_running_loop(),
             telemetry=self.telemetry,
             on_poisoned=self.poison,
@@ -46,7 +46,7 @@ class Bulk:
             encode_records([bytes(size)], ["s"], Stamp(base + index, 0, 1))
             for index in range(count)
         ]
-        return RawWrite(1, self.log, batches, lambda error: self.told.append((name, error)))
+        return ReplicaWrite(1, self.log, batches, lambda error: self.told.append((name, error)))
 
     async def passed(self):
         while not self.writes.is_idle:

@@ -11,9 +11,9 @@ from strandline.broker.read_path.transaction_visibility import PartitionTransact
 from strandline.broker.write_path import log_replay, partition_appends
 from strandline.broker.write_path import partition as partition_module
 from strandline.broker.write_path.log_replay import LogReplay
-from strandline.broker.write_path.producer_state import Producers
+from strandline.broker.write_path.producer_state import ProducerStates
 from strandline.core.transactions.effects import MarkerKind
-from strandline.core.transactions.state import Producer
+from strandline.core.transactions.state import TransactionalProducer
 from strandline.errors import StillLoadingError, UnavailableError
 from strandline.record.codec import decode_batches
 from strandline.types import ProducerStamp
@@ -237,13 +237,13 @@ async def test_transactions_are_read_back_beside_the_loop(
 ):
     """Nothing is stable and no transaction let in before; what is stored meanwhile is known then,
     an abort hides what it did, and a load that fails is tried again."""
-    answers, ours, theirs = kit.Answers(), Producer(5, 0), Producer(6, 0)
+    answers, ours, theirs = kit.Answers(), TransactionalProducer(5, 0), TransactionalProducer(6, 0)
     broker = await open_broker()
     partition = await make_stream(broker)
     held_back["may_end"].set()
     partition.keep_ledger(0)
     await until(lambda: not partition.ledger.is_loading)
-    partition.producers = Producers()
+    partition.producers = ProducerStates()
     await mark(partition, answers, MarkerKind.BEGIN, ours, "begin")
     add(partition, answers, "lost", ours)
     await until(lambda: "lost" in answers.acks)
@@ -281,7 +281,7 @@ async def test_what_is_cut_while_transactions_are_read_back_is_forgotten(
     open_broker, make_stream, kit
 ):
     """The load may have met it before, and what is in its place now counts."""
-    answers, ours = kit.Answers(), Producer(5, 0)
+    answers, ours = kit.Answers(), TransactionalProducer(5, 0)
     partition = await make_stream(await open_broker())
     partition.keep_ledger(0)
     kit.put(partition, answers, "first")

@@ -5,7 +5,7 @@ import pytest
 
 from strandline.broker.write_path.producer_state import (
     MEMORY_NS,
-    Producers,
+    ProducerStates,
     load_producers,
     note_batches,
 )
@@ -36,7 +36,7 @@ def store(log, count, **of):
 
 def noted(*batches, **limits):
     """Producers that have stored (id, epoch, sequence, count) from offset 0 on."""
-    producers, offset = Producers(**limits), 0
+    producers, offset = ProducerStates(**limits), 0
     for *stamp, count in batches:
         producers.note(ProducerStamp(*stamp), count, offset=offset, now_ns=SECOND)
         offset += count
@@ -78,9 +78,9 @@ def test_a_later_epoch_fences_the_earlier_ones():
 
 def test_a_producer_that_is_not_known_begins_at_0():
     """In any epoch; with a larger sequence nobody can tell what went before."""
-    assert Producers().check(ProducerStamp(7, 12, 0), 1) is None
+    assert ProducerStates().check(ProducerStamp(7, 12, 0), 1) is None
     with pytest.raises(OutOfOrderSequenceError, match="not known here"):
-        Producers().check(ProducerStamp(7, 0, 1), 1)
+        ProducerStates().check(ProducerStamp(7, 0, 1), 1)
 
 
 def test_unstored_batches_are_forgotten():
@@ -165,7 +165,7 @@ def test_a_damaged_batch_is_passed_over(log):
 
 def test_copies_are_noted_by_their_headers():
     """A replica knows what its leader knew, from several batches in one piece."""
-    producers = Producers()
+    producers = ProducerStates()
     copies = b"".join(
         [
             batch_of(0, 2, producer=ProducerStamp(7, 0, 0)),

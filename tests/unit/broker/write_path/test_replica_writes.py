@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from strandline.broker.write_path.replica_writes import RawWrite, RawWrites
+from strandline.broker.write_path.replica_writes import ReplicaWrite, ReplicaWrites
 from strandline.errors import DiskFullError, LogPoisonedError, UnavailableError
 from strandline.record.codec import Stamp, encode_records
 from strandline.storage.log import Log
@@ -25,11 +25,11 @@ def logs(tmp_path, disk):
 @pytest.fixture
 def raw(logs):
     """Writes, and a function that submits one and notes what became of it."""
-    writes, told = RawWrites(), []
+    writes, told = ReplicaWrites(), []
 
     def submit(name, number, *bases):
         done = lambda error: told.append((name, error))  # noqa: E731
-        writes.submit(RawWrite(number, logs[number - 1], [batch(b) for b in bases], done))
+        writes.submit(ReplicaWrite(number, logs[number - 1], [batch(b) for b in bases], done))
 
     writes.told, writes.put = told, submit
     return writes

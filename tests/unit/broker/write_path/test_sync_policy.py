@@ -9,9 +9,9 @@ from strandline.broker.write_path.sync_policy import (
     INLINE_BYTES_MAX,
     INLINE_MS_MAX,
     ONE_BYTES_MAX,
-    Syncer,
+    SyncPolicy,
 )
-from strandline.broker.write_path.sync_process import SyncChild
+from strandline.broker.write_path.sync_process import SyncProcess
 from strandline.broker.write_path.sync_thread import SyncThread
 from strandline.clock import SystemClock
 from strandline.storage.disk import Disk
@@ -23,7 +23,7 @@ GATHERED = {"is_from_one": True, "is_read_here": False}
 
 @pytest.fixture
 async def syncer():
-    made = Syncer(asyncio.get_running_loop(), Disk(), SystemClock())
+    made = SyncPolicy(asyncio.get_running_loop(), Disk(), SystemClock())
     yield made
     made.close()
 
@@ -61,9 +61,9 @@ async def test_one_hiccup_does_not_move_them(syncer):
 
 async def test_a_disk_that_does_more_than_the_system_syncs_in_this_process(syncer, kit):
     """What a test or a chaos run does to a sync would be passed by elsewhere."""
-    rigged = Syncer(asyncio.get_running_loop(), kit.Disk(), SystemClock())
+    rigged = SyncPolicy(asyncio.get_running_loop(), kit.Disk(), SystemClock())
     assert isinstance(rigged._beside, SyncThread)
-    assert isinstance(syncer._beside, SyncChild)
+    assert isinstance(syncer._beside, SyncProcess)
     rigged.close()
 
 

@@ -11,12 +11,12 @@ import textwrap
 
 import pytest
 
-from strandline.broker.write_path.sync_process import SyncChild
+from strandline.broker.write_path.sync_process import SyncProcess
 
 
 @pytest.fixture
 async def child():
-    made = SyncChild(asyncio.get_running_loop())
+    made = SyncProcess(asyncio.get_running_loop())
     yield made
     made.close()
 
@@ -141,7 +141,7 @@ async def test_a_process_that_cannot_be_started_is_not_there(child, files, monke
 
 async def test_closing_finishes_what_was_submitted(files):
     """And leaves no process behind."""
-    child, told = SyncChild(asyncio.get_running_loop()), Told()
+    child, told = SyncProcess(asyncio.get_running_loop()), Told()
     for _ in range(3):
         submit(child, files[0], told)
     pid = child.pid
@@ -154,7 +154,7 @@ async def test_closing_finishes_what_was_submitted(files):
 
 async def test_closing_behind_a_process_that_was_killed(files):
     """Who still waits is told."""
-    child, told = SyncChild(asyncio.get_running_loop()), Told()
+    child, told = SyncProcess(asyncio.get_running_loop()), Told()
     submit(child, files[0], told)
     os.kill(child.pid, signal.SIGSTOP)
     submit(child, files[0], told)
@@ -165,10 +165,10 @@ async def test_closing_behind_a_process_that_was_killed(files):
 
 ABANDONS = """
     import asyncio, os, signal, sys
-    from strandline.broker.write_path.sync_process import SyncChild
+    from strandline.broker.write_path.sync_process import SyncProcess
 
     async def main():
-        child = SyncChild(asyncio.get_running_loop())
+        child = SyncProcess(asyncio.get_running_loop())
         synced = asyncio.get_running_loop().create_future()
         with open(sys.argv[1], "wb") as file:
             assert child.is_there()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from strandline.api.put import PRODUCER_EPOCH_MAX, SEQUENCE_MAX
-from strandline.broker.write_path.producer_state import Producers
+from strandline.broker.write_path.producer_state import ProducerStates
 from strandline.client.producer.in_flight_batch import ProducerSequence
 from strandline.client.producer.in_flight_batches import InFlightBatches
 from strandline.errors import (
@@ -573,7 +573,7 @@ class Journey(RuleBasedStateMachine):
         """What a lost connection has left in a broker's buffers, to be read later."""
         self.answers = {leader: [] for leader in LEADERS}
         """(lane, number, error) on the way back."""
-        self.producers = [Producers(), Producers()]
+        self.producers = [ProducerStates(), ProducerStates()]
         self.ends = [0, 0]
         self.stored = {partition: [] for partition in PARTITIONS}
         """Numbers of lots, in the order of the log."""

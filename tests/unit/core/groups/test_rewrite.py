@@ -10,7 +10,7 @@ from strandline.core.groups.state import (
     decode_entry,
     encode_entry,
 )
-from strandline.core.groups.transactions import Mark, Transaction
+from strandline.core.groups.transactions import Mark, PendingOffsets
 from strandline.types import PartitionName
 
 
@@ -61,7 +61,7 @@ def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):
         effects = coordinator.step(event, 0)
         entries.extend(effect.entry for effect in effects if isinstance(effect, Store))
 
-    waiting, ended = Transaction(1, 0), Transaction(2, 7)
+    waiting, ended = PendingOffsets(1, 0), PendingOffsets(2, 7)
     for transaction, partition in ((waiting, 0), (ended, 1)):
         step(ev.MarkTransaction(object(), transaction, Mark.BEGIN))
         step(ev.Commit(object(), "g", {"s": {partition: 5}}, transaction=transaction))

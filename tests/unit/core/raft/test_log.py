@@ -3,14 +3,14 @@
 import pytest
 
 from strandline.core.raft.log import RaftLog, decode_members, encode_members
-from strandline.core.raft.messages import Entry, Kind, Members, Snapshot
+from strandline.core.raft.messages import Kind, Members, RaftEntry, Snapshot
 
 ABC = Members(voters=(1, 2, 3))
 
 
 def entries(*terms, first=1):
     """Commands with these terms."""
-    return [Entry(first + i, term, Kind.COMMAND, b"x%d" % i) for i, term in enumerate(terms)]
+    return [RaftEntry(first + i, term, Kind.COMMAND, b"x%d" % i) for i, term in enumerate(terms)]
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_compaction_keeps_the_end_and_what_is_asked_for(log):
 def test_the_newest_membership_counts_and_snapshots_keep_it(log):
     """Committed or not; a snapshot holds the one at its index."""
     four = Members(voters=(1, 2, 3), learners=(4,))
-    log.append([Entry(6, 4, Kind.MEMBERS, encode_members(four))])
+    log.append([RaftEntry(6, 4, Kind.MEMBERS, encode_members(four))])
     assert log.members() == (four, 6)
     log.mark_stable(6, 4)
     log.commit_index = 6
@@ -83,7 +83,7 @@ def test_the_newest_membership_counts_and_snapshots_keep_it(log):
     assert log.members() == (four, 6)
     assert log.compact(6, b"", keep=0).members == four
     assert log.members() == (four, 6)
-    log.append([Entry(7, 4, Kind.MEMBERS, encode_members(ABC))])
+    log.append([RaftEntry(7, 4, Kind.MEMBERS, encode_members(ABC))])
     log.truncate_from(7)
     assert log.members() == (four, 6)
 

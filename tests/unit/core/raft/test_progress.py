@@ -2,22 +2,22 @@
 
 import pytest
 
-from strandline.core.raft.progress import Progress
+from strandline.core.raft.progress import RaftProgress
 
 
 def test_only_news_counts():
     """An answer that came late, or twice, changes nothing."""
-    progress = Progress(next=11, match=5, wait_ticks=3)
+    progress = RaftProgress(next=11, match=5, wait_ticks=3)
     assert not progress.accepted(4)
     assert not progress.accepted(5)
-    assert progress == Progress(next=11, match=5, wait_ticks=3)
+    assert progress == RaftProgress(next=11, match=5, wait_ticks=3)
 
 
 def test_what_was_accepted_is_not_sent_again():
     """What comes after it is sent next, and at once."""
-    progress = Progress(next=6, match=5, wait_ticks=3)
+    progress = RaftProgress(next=6, match=5, wait_ticks=3)
     assert progress.accepted(8)
-    assert progress == Progress(next=9, match=8, wait_ticks=0)
+    assert progress == RaftProgress(next=9, match=8, wait_ticks=0)
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_what_was_accepted_is_not_sent_again():
 )
 def test_a_refusal_goes_back(hint, next_index):
     """To the end of the follower's log in one step, and at once."""
-    progress = Progress(next=11, match=3, wait_ticks=2)
+    progress = RaftProgress(next=11, match=3, wait_ticks=2)
     progress.refused(10, hint)
-    assert progress == Progress(next=next_index, match=3, wait_ticks=0)
+    assert progress == RaftProgress(next=next_index, match=3, wait_ticks=0)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +41,6 @@ def test_a_refusal_goes_back(hint, next_index):
 )
 def test_an_old_refusal_says_nothing(next_index, match, refused):
     """Something else is under way by now, or the entry was accepted since."""
-    progress = Progress(next=next_index, match=match, wait_ticks=2)
+    progress = RaftProgress(next=next_index, match=match, wait_ticks=2)
     progress.refused(refused, 0)
-    assert progress == Progress(next=next_index, match=match, wait_ticks=2)
+    assert progress == RaftProgress(next=next_index, match=match, wait_ticks=2)

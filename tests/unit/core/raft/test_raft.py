@@ -2,22 +2,22 @@
 
 import pytest
 
-from strandline.core.raft.leader import Leader
+from strandline.core.raft.leader import RaftLeader
 from strandline.core.raft.messages import (
-    Append,
-    AppendReply,
+    AppendEntries,
+    AppendEntriesReply,
     Campaign,
-    Entry,
     Envelope,
     HardState,
     InstallSnapshot,
     Kind,
     Members,
+    RaftEntry,
     Snapshot,
     VoteReply,
     VoteRequest,
 )
-from strandline.core.raft.raft import Candidate, Follower, Raft
+from strandline.core.raft.raft import Raft, RaftCandidate, RaftFollower
 from strandline.core.raft.state import RaftSettings
 from strandline.errors import InvalidRequestError, NotLeaderError, UnavailableError
 
@@ -26,7 +26,7 @@ SETTINGS = RaftSettings(election_ticks=10, heartbeat_ticks=2)
 
 def member(me=1, *, voters=(1, 2, 3), learners=(), terms=(), hard=None, settings=SETTINGS):
     """A member whose disk holds commands of these terms; no jitter."""
-    entries = [Entry(i + 1, term, Kind.COMMAND, b"x") for i, term in enumerate(terms)]
+    entries = [RaftEntry(i + 1, term, Kind.COMMAND, b"x") for i, term in enumerate(terms)]
     return Raft(
         me,
         lambda _: 0,
@@ -67,14 +67,14 @@ def elected(me=1, **options):
         for other in others:
             tell(raft, other, VoteReply(raft.state.term + pre, granted=True, pre=pre))
         settle(raft)
-    assert isinstance(raft.role, Leader)
+    assert isinstance(raft.role, RaftLeader)
     return raft
 
 
 def accept(raft, follower, index=None, read_round=0):
     """A follower has everything up to ``index``."""
     at = raft.state.log.last_index if index is None else index
-    tell(raft, follower, AppendReply(raft.state.term, True, at, round=read_round))
+    tell(raft, follower, AppendEntriesReply(raft.state.term, True, at, round=read_round))
 
 
 # Elections
@@ -89,7 +89,7 @@ def test_without_a_leader_it_asks_on_trial_first():
     request = VoteRequest(term=3, last_index=2, last_term=2, pre=True)
     assert settle(raft) == [(2, request), (3, request)]
     assert raft.state.term == 2
-    assert raft.role == Candidate(pre=True, votes={1})
+    assert raft.role == RaftCandidate(pre=True, votes={1})
 
 
 def test_a_vote_leaves_only_after_it_is_on_disk():
@@ -124,7 +124,7 @@ def test_votes_go_to_logs_no_older_than_ours(last_term, last_index, granted):
 def test_who_hears_from_a_leader_does_not_vote():
     """A member that was cut off disturbs nobody, unless the leader sent it."""
     raft = member()
-    tell(raft, 2, Append(1, 0, 0, 0))
+    tell(raft, 2, AppendEntries(1, 0, 0, 0))
     settle(raft)
     tell(raft, 3, VoteRequest(term=9, last_index=9, last_term=1))
     assert settle(raft) == []
@@ -150,7 +150,7 @@ def test_a_learner_never_stands():
     raft = member(2, voters=(1,), learners=(2,))
     tick(raft, 100)
     assert settle(raft) == []
-    assert raft.role == Follower(None)
+    assert raft.role == RaftFollower(None)
 
 
 def test_a_leader_without_quorum_steps_down_and_gives_up_reads():
@@ -158,7 +158,7 @@ def test_a_leader_without_quorum_steps_down_and_gives_up_reads():
     raft = elected()
     raft.read("mine")
     tick(raft, 20)
-    assert raft.role == Follower(None)
+    assert raft.role == RaftFollower(None)
     assert raft.ready().lost_reads == ("mine",)
     with pytest.raises(NotLeaderError, match="none is known"):
         raft.propose(b"")
@@ -167,8 +167,8 @@ def test_a_leader_without_quorum_steps_down_and_gives_up_reads():
 def test_an_older_leader_is_told_of_the_newer_term():
     """Its entries are not taken."""
     raft = member(terms=(1,), hard=(5, None))
-    tell(raft, 2, Append(4, 1, 1, 1, (Entry(2, 4, Kind.COMMAND, b"late"),)))
-    assert settle(raft) == [(2, AppendReply(5, accepted=False, index=0))]
+    tell(raft, 2, AppendEntries(4, 1, 1, 1, (RaftEntry(2, 4, Kind.COMMAND, b"late"),)))
+    assert settle(raft) == [(2, AppendEntriesReply(5, accepted=False, index=0))]
     assert raft.state.log.last_index == 1
 
 
@@ -178,11 +178,11 @@ def test_an_older_leader_is_told_of_the_newer_term():
 def test_entries_are_vouched_for_only_once_they_are_on_disk():
     """The answer is late, the leader's own messages are early."""
     raft = member(hard=(1, None))
-    tell(raft, 2, Append(1, 0, 0, 0, (Entry(1, 1, Kind.COMMAND, b"a"),)))
+    tell(raft, 2, AppendEntries(1, 0, 0, 0, (RaftEntry(1, 1, Kind.COMMAND, b"a"),)))
     ready = raft.ready()
     assert [e.data for e in ready.entries] == [b"a"]
     assert ready.early == ()
-    assert [e.message for e in ready.late] == [AppendReply(1, accepted=True, index=1)]
+    assert [e.message for e in ready.late] == [AppendEntriesReply(1, accepted=True, index=1)]
     leader = elected()
     accept(leader, 2)
     settle(leader)
@@ -193,24 +193,24 @@ def test_entries_are_vouched_for_only_once_they_are_on_disk():
 def test_a_late_message_does_not_cut_what_came_after_it():
     """Only a difference does."""
     raft = member(terms=(1, 1, 1), hard=(1, None))
-    tell(raft, 2, Append(1, 0, 0, 0, (Entry(1, 1, Kind.COMMAND, b"x"),)))
+    tell(raft, 2, AppendEntries(1, 0, 0, 0, (RaftEntry(1, 1, Kind.COMMAND, b"x"),)))
     assert raft.state.log.last_index == 3
-    tell(raft, 2, Append(2, 1, 1, 0, (Entry(2, 2, Kind.COMMAND, b"other"),)))
+    tell(raft, 2, AppendEntries(2, 1, 1, 0, (RaftEntry(2, 2, Kind.COMMAND, b"other"),)))
     assert (raft.state.log.last_index, raft.state.log.last_term) == (2, 2)
 
 
 def test_a_follower_takes_no_more_as_committed_than_it_has_checked():
     """Its own tail may be another leader's."""
     raft = member(terms=(1, 1, 1), hard=(2, None))
-    tell(raft, 2, Append(2, 1, 1, 3))
+    tell(raft, 2, AppendEntries(2, 1, 1, 3))
     assert raft.state.log.commit_index == 1
 
 
 def test_a_refusal_names_where_they_may_agree():
     """A whole term that the leader cannot have is skipped at once."""
     raft = member(terms=(1, 1, 4, 4, 4), hard=(6, None))
-    tell(raft, 2, Append(6, 5, 3, 0))
-    assert settle(raft) == [(2, AppendReply(6, accepted=False, index=5, hint=2))]
+    tell(raft, 2, AppendEntries(6, 5, 3, 0))
+    assert settle(raft) == [(2, AppendEntriesReply(6, accepted=False, index=5, hint=2))]
 
 
 def test_commit_needs_a_quorum_and_an_entry_of_this_term():
@@ -231,10 +231,10 @@ def test_a_follower_that_lost_its_log_gets_the_snapshot():
     accept(raft, 2)
     settle(raft)
     raft.compact(6, b"state")
-    tell(raft, 3, AppendReply(raft.state.term, accepted=False, index=0, hint=0))
+    tell(raft, 3, AppendEntriesReply(raft.state.term, accepted=False, index=0, hint=0))
     raft.role.followers[3].next = 1
     raft.role.followers[3].wait_ticks = 0
-    tell(raft, 3, AppendReply(raft.state.term, accepted=True, index=0))
+    tell(raft, 3, AppendEntriesReply(raft.state.term, accepted=True, index=0))
     (receiver, message), *_ = [s for s in settle(raft) if isinstance(s[1], InstallSnapshot)]
     assert (receiver, message.snapshot.index) == (3, 6)
     other = member(3)
@@ -242,7 +242,7 @@ def test_a_follower_that_lost_its_log_gets_the_snapshot():
     ready = other.ready()
     assert ready.snapshot == message.snapshot
     other.persisted(ready)
-    assert [e.message for e in ready.late] == [AppendReply(1, accepted=True, index=6)]
+    assert [e.message for e in ready.late] == [AppendEntriesReply(1, accepted=True, index=6)]
 
 
 def test_proposals_are_refused_when_too_much_waits():
@@ -309,9 +309,9 @@ def test_a_learner_that_lost_its_disk_is_sent_everything_again():
     settle(raft)
     known = raft.state.log.last_index
     for follower in (3, 4):
-        refused = AppendReply(raft.state.term, accepted=False, index=known, hint=0)
+        refused = AppendEntriesReply(raft.state.term, accepted=False, index=known, hint=0)
         tell(raft, follower, refused)
-    sent = {to: m for to, m in settle(raft) if isinstance(m, Append) and m.entries}
+    sent = {to: m for to, m in settle(raft) if isinstance(m, AppendEntries) and m.entries}
     assert sent.keys() == {4}
     assert sent[4].prev_index == 0
     with pytest.raises(UnavailableError, match="caught up"):
@@ -341,11 +341,11 @@ def test_a_leader_that_removed_itself_steps_down_when_that_is_committed():
     raft.change_members(Members((2, 3)))
     settle(raft)
     accept(raft, 2)
-    assert isinstance(raft.role, Leader)
+    assert isinstance(raft.role, RaftLeader)
     accept(raft, 3)
-    assert raft.role == Follower(None)
+    assert raft.role == RaftFollower(None)
     tick(raft, 100)
-    assert raft.role == Follower(None)
+    assert raft.role == RaftFollower(None)
 
 
 def test_a_voter_that_is_being_removed_may_still_be_needed():
@@ -355,17 +355,17 @@ def test_a_voter_that_is_being_removed_may_still_be_needed():
     raft.change_members(Members((2,)))
     settle(raft)
     tick(raft, 20)
-    assert raft.role == Follower(None)
+    assert raft.role == RaftFollower(None)
     tick(raft, 20)
     request = VoteRequest(term=2, last_index=2, last_term=1, pre=True)
     assert (2, request) in settle(raft)
-    assert raft.role == Candidate(pre=True)
+    assert raft.role == RaftCandidate(pre=True)
     tell(raft, 2, VoteReply(2, granted=True, pre=True))
     settle(raft)
     tell(raft, 2, VoteReply(2, granted=True))
     settle(raft)
     accept(raft, 2)
-    assert raft.role == Follower(None), "its removal is committed now"
+    assert raft.role == RaftFollower(None), "its removal is committed now"
     settle(raft)
     tick(raft, 100)
     assert settle(raft) == []
@@ -384,7 +384,7 @@ def test_handing_over_waits_for_the_heir_and_refuses_proposals():
     accept(raft, 2)
     assert (2, Campaign(1)) in settle(raft)
     heir = member(2, terms=(1, 1), hard=(1, 1))
-    tell(heir, 1, Append(1, 2, 1, 2))
+    tell(heir, 1, AppendEntries(1, 2, 1, 2))
     tell(heir, 1, Campaign(1))
     assert (3, VoteRequest(2, 2, 1, forced=True)) in settle(heir)
 

@@ -108,7 +108,7 @@ def test_a_partition_without_a_leader_is_told(limits, assigned):
 
 def test_the_documented_trace_is_that_of_its_seed():
     """docs/traces.md shows what its command prints."""
-    page = (Path(__file__).parents[3] / "docs" / "traces.md").read_text("utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "traces.md").read_text("utf-8")
     shown = page.rpartition("```text\n")[2].partition("```")[0]
     assert shown == "".join(simulated_trace(5, 4))
 

@@ -13,12 +13,12 @@ from strandline.core.transactions.coordinator import Coordinator
 from strandline.core.transactions.state import (
     EPOCH_MAX,
     CoordinatorState,
-    Producer,
     Publication,
-    Status,
-    Transaction,
+    TransactionalProducer,
     TransactionEntry,
     TransactionPartition,
+    TransactionState,
+    TransactionStatus,
     decode_entry,
     encode_entry,
 )
@@ -65,7 +65,7 @@ def test_another_principal_gets_another_producer():
     second = run.begin("pay")
     assert (owner_of(second.producer_id), second.epoch) == (1, 0)
     third = run.begin("pay")
-    assert third == Producer(second.producer_id, 1)
+    assert third == TransactionalProducer(second.producer_id, 1)
     [refused] = run.end("pay", first)
     assert isinstance(refused.error, ProducerFencedError)
 
@@ -81,18 +81,22 @@ def test_a_nonce_of_somebody_else_repeats_nothing():
 def test_an_id_goes_on_under_another_producer_when_epochs_are_used_up():
     """An epoch is never used twice."""
     state = CoordinatorState()
-    last = Producer(5, EPOCH_MAX)
+    last = TransactionalProducer(5, EPOCH_MAX)
     state.apply(
         TransactionEntry(
             transactions=(
-                Transaction(
-                    id="x", producer=last, status=Status.COMMITTED, timeout_ms=1, nonce="n"
+                TransactionState(
+                    id="x",
+                    producer=last,
+                    status=TransactionStatus.COMMITTED,
+                    timeout_ms=1,
+                    nonce="n",
                 ),
             )
         )
     )
     run = Run(state)
-    assert run.begin("x", after=last) == Producer(1, 0)
+    assert run.begin("x", after=last) == TransactionalProducer(1, 0)
     with pytest.raises(ProducerFencedError):
         run.begin("x", after=last)
 
@@ -148,7 +152,7 @@ def test_the_state_written_anew_is_the_same_state():
             )
         )
         run.step(ev.End("e", f"id {number}", who, True))
-    run.step(ev.Publish("p", state_module.Batch("job", 3), [], "f"))
+    run.step(ev.Publish("p", state_module.BatchOfProducer("job", 3), [], "f"))
     state, again = run.coordinator.state, CoordinatorState()
     for entry in state.entries(2):
         again.apply(decode_entry(encode_entry(entry)))

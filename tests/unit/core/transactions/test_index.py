@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from strandline.core.transactions import index as index_module
 from strandline.core.transactions.effects import MarkerKind
 from strandline.core.transactions.index import Aborted, TransactionIndex
-from strandline.core.transactions.state import Producer
+from strandline.core.transactions.state import TransactionalProducer
 
 BEGIN, COMMIT, ABORT = MarkerKind.BEGIN, MarkerKind.COMMIT, MarkerKind.ABORT
 
@@ -16,23 +16,23 @@ def test_reading_ends_at_the_first_open_transaction():
     """Whichever began first holds readers back, however the others end."""
     index = TransactionIndex(0)
     assert index.last_stable_offset(7) == 7
-    index.note(BEGIN, Producer(1, 0), 2)
-    index.note(BEGIN, Producer(2, 0), 4)
+    index.note(BEGIN, TransactionalProducer(1, 0), 2)
+    index.note(BEGIN, TransactionalProducer(2, 0), 4)
     assert index.last_stable_offset(9) == 2
-    index.note(COMMIT, Producer(1, 0), 6)
+    index.note(COMMIT, TransactionalProducer(1, 0), 6)
     assert index.last_stable_offset(9) == 4
-    index.note(ABORT, Producer(2, 0), 8)
+    index.note(ABORT, TransactionalProducer(2, 0), 8)
     assert index.last_stable_offset(9) == 9
 
 
 def test_an_abort_hides_its_own_batches_only():
     """Not those of an earlier transaction of the same producer, nor of other producers."""
     index = TransactionIndex(0)
-    index.note(BEGIN, Producer(1, 0), 0)
-    index.note(COMMIT, Producer(1, 0), 2)
-    index.note(BEGIN, Producer(1, 1), 3)
-    index.note(ABORT, Producer(1, 1), 6)
-    index.note(ABORT, Producer(1, 2), 7)
+    index.note(BEGIN, TransactionalProducer(1, 0), 0)
+    index.note(COMMIT, TransactionalProducer(1, 0), 2)
+    index.note(BEGIN, TransactionalProducer(1, 1), 3)
+    index.note(ABORT, TransactionalProducer(1, 1), 6)
+    index.note(ABORT, TransactionalProducer(1, 2), 7)
     assert [at for at in range(9) if index.is_aborted(1, at)] == [3, 4, 5]
     assert not index.is_aborted(2, 4)
 
@@ -41,24 +41,24 @@ def test_an_abort_hides_its_own_batches_only():
 def test_what_has_ended_never_opens_again(kind):
     """A beginning that comes late, or twice, is none."""
     index = TransactionIndex(0)
-    index.note(BEGIN, Producer(1, 3), 0)
-    index.note(BEGIN, Producer(1, 3), 1)
-    index.note(kind, Producer(1, 3), 2)
+    index.note(BEGIN, TransactionalProducer(1, 3), 0)
+    index.note(BEGIN, TransactionalProducer(1, 3), 1)
+    index.note(kind, TransactionalProducer(1, 3), 2)
     for epoch in (2, 3):
-        index.note(BEGIN, Producer(1, epoch), 4 + epoch)
-        index.note_records(Producer(1, epoch), 4 + epoch)
-        assert not index.is_open(Producer(1, epoch))
-    assert index.may_begin(Producer(1, 4))
+        index.note(BEGIN, TransactionalProducer(1, epoch), 4 + epoch)
+        index.note_records(TransactionalProducer(1, epoch), 4 + epoch)
+        assert not index.is_open(TransactionalProducer(1, epoch))
+    assert index.may_begin(TransactionalProducer(1, 4))
     assert index.last_stable_offset(9) == 9
 
 
 def test_a_log_that_begins_in_the_middle_of_a_transaction():
     """Its records stand for the beginning that retention has removed."""
     index = TransactionIndex(5)
-    index.note_records(Producer(1, 3), 5)
-    index.note_records(Producer(1, 3), 6)
+    index.note_records(TransactionalProducer(1, 3), 5)
+    index.note_records(TransactionalProducer(1, 3), 6)
     assert index.last_stable_offset(9) == 5
-    index.note(ABORT, Producer(1, 3), 8)
+    index.note(ABORT, TransactionalProducer(1, 3), 8)
     assert [at for at in range(4, 10) if index.is_aborted(1, at)] == [5, 6, 7]
 
 
@@ -66,8 +66,8 @@ def test_what_retention_has_removed_is_forgotten():
     """The aborted transactions that are remembered are those that readers may meet."""
     index = TransactionIndex(0)
     for number in range(10):
-        index.note(BEGIN, Producer(number, 0), 2 * number)
-        index.note(ABORT, Producer(number, 0), 2 * number + 1)
+        index.note(BEGIN, TransactionalProducer(number, 0), 2 * number)
+        index.note(ABORT, TransactionalProducer(number, 0), 2 * number + 1)
     index.forget_below(9)
     assert index.aborted_count == 5
     assert not index.is_aborted(0, 0)
@@ -79,8 +79,12 @@ def test_few_producers_are_remembered(monkeypatch):
     monkeypatch.setattr(index_module, "ENDED_MAX", 2)
     index = TransactionIndex(0)
     for number in range(3):
-        index.note(COMMIT, Producer(number, 0), number)
-    assert [index.has_ended(Producer(number, 0)) for number in range(3)] == [False, True, True]
+        index.note(COMMIT, TransactionalProducer(number, 0), number)
+    assert [index.has_ended(TransactionalProducer(number, 0)) for number in range(3)] == [
+        False,
+        True,
+        True,
+    ]
 
 
 KINDS = st.sampled_from([BEGIN, COMMIT, ABORT, None])
@@ -94,9 +98,9 @@ def test_what_readers_were_not_shown_stays_hidden(history, cut):
     def feed(index, part, first):
         for offset, (kind, number, epoch) in enumerate(part, first):
             if kind is None:
-                index.note_records(Producer(number, epoch), offset)
+                index.note_records(TransactionalProducer(number, epoch), offset)
             else:
-                index.note(kind, Producer(number, epoch), offset)
+                index.note(kind, TransactionalProducer(number, epoch), offset)
 
     index = TransactionIndex(0)
     feed(index, history[:cut], 0)
@@ -111,8 +115,8 @@ def test_what_was_aborted_is_listed_for_a_range():
     """Each transaction that may have batches there, whoever wrote it, and no other."""
     index = TransactionIndex(0)
     for first, number, end in ((0, 1, ABORT), (10, 2, COMMIT), (20, 3, ABORT)):
-        index.note(BEGIN, Producer(number, 0), first)
-        index.note(end, Producer(number, 0), first + 5)
+        index.note(BEGIN, TransactionalProducer(number, 0), first)
+        index.note(end, TransactionalProducer(number, 0), first + 5)
     assert index.aborted_between(0, 30) == (Aborted(1, 0, 5), Aborted(3, 20, 25))
     assert index.aborted_between(4, 20) == (Aborted(1, 0, 5),)
     assert index.aborted_between(5, 20) == ()

@@ -3,12 +3,12 @@
 from strandline.errors import UnknownStreamError
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.liftbridge.acks import refused
-from strandline.servers.grpc.status import Status
+from strandline.servers.grpc.status import GrpcStatus
 
 
 def test_a_publish_to_what_was_deleted_meanwhile_is_not_found():
     """As one that comes a moment later; what other streams there are is not told."""
     found = refused(UnknownStreamError("no stream 's'; there are: secret"), 0)
     assert found.code == pb.PublishAsyncError.NOT_FOUND
-    assert found.status.status is Status.NOT_FOUND
+    assert found.status.status is GrpcStatus.NOT_FOUND
     assert "secret" not in found.text

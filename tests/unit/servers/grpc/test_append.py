@@ -11,7 +11,7 @@ from strandline.errors import UnavailableError
 from strandline.servers.grpc._generated import logspec_pb2 as pb
 from strandline.servers.grpc.beam.append import DUE_MAX, AppendStream, one_index, varint
 from strandline.servers.grpc.framing import PREFIX_BYTES, framed
-from strandline.servers.grpc.status import Status
+from strandline.servers.grpc.status import GrpcStatus
 
 NUMBERS = st.integers(1, (1 << 64) - 1)
 
@@ -101,7 +101,7 @@ def test_a_refusal_waits_for_the_answers_before_it(call):
     assert (call.sent, call.status) == ([], None)
     call.ack_all()
     assert [reply.ok.sequence for reply in call.sent if reply] == [1]
-    assert call.status == (Status.UNAVAILABLE, "too much waits")
+    assert call.status == (GrpcStatus.UNAVAILABLE, "too much waits")
 
 
 def test_nothing_is_appended_behind_a_redirect(call):
@@ -114,7 +114,7 @@ def test_nothing_is_appended_behind_a_redirect(call):
     assert [value for _, value in call.stored] == [b"a"]
     call.ack_all()
     assert [reply.WhichOneof("reply") for reply in call.sent] == ["ok", "redirect"]
-    assert call.status == (Status.OK, "")
+    assert call.status == (GrpcStatus.OK, "")
 
 
 def test_the_stream_ends_with_the_last_answer(call):
@@ -124,7 +124,7 @@ def test_the_stream_ends_with_the_last_answer(call):
     call.stream.end_input()
     assert call.status is None
     call.ack_all()
-    assert call.status == (Status.OK, "")
+    assert call.status == (GrpcStatus.OK, "")
 
 
 def test_so_many_may_be_under_way(call):

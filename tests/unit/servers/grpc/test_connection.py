@@ -16,13 +16,13 @@ from strandline.config import AuthConfig, BrokerConfig
 from strandline.core.metadata.image import MetadataImage
 from strandline.servers.grpc import connection as connections
 from strandline.servers.grpc.calls import OUTPUT_BYTES_ALL, OUTPUT_BYTES_HIGH, Call
-from strandline.servers.grpc.connection import CONTROL_S, RESETS_MAX, Connection
+from strandline.servers.grpc.connection import CONTROL_S, RESETS_MAX, GrpcConnection
 from strandline.servers.grpc.frames import CONTROL_MAX, GOAWAY, HEADER, SETTINGS_MAX, data_header
 from strandline.servers.grpc.framing import PREFIX_BYTES, framed
 from strandline.servers.grpc.listener import GrpcListener
 from strandline.servers.grpc.methods import Direct as DirectMethod
 from strandline.servers.grpc.methods import Method
-from strandline.servers.grpc.status import Status
+from strandline.servers.grpc.status import GrpcStatus
 from strandline.telemetry import Telemetry
 
 HEADERS = [
@@ -127,7 +127,7 @@ class Direct:
         return False
 
     def end_input(self):
-        self.call.finish(Status.OK)
+        self.call.finish(GrpcStatus.OK)
 
 
 class Whole(Direct):
@@ -173,7 +173,7 @@ class Client:
         access = access or Access(BrokerConfig(), None)
         self.listener = GrpcListener(METHODS, Telemetry(), access)
         self.wire = Wire()
-        self.server = Connection(self.listener)
+        self.server = GrpcConnection(self.listener)
         self.server.connection_made(self.wire)
         self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding=None))
         self.h2.initiate_connection()

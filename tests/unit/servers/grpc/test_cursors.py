@@ -10,7 +10,7 @@ import pytest
 from strandline.record.codec import Stamp, encode_records
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.liftbridge.cursors import CursorCalls, cursor_key
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 
 
 async def test_a_leader_that_is_deposed_while_it_is_asked_sends_clients_away(led_anew):
@@ -32,7 +32,7 @@ async def test_a_leader_that_is_deposed_while_it_is_asked_sends_clients_away(led
         led_anew.follow()
         with pytest.raises(RpcError) as refused:
             await asking
-    assert refused.value.status is Status.FAILED_PRECONDITION
+    assert refused.value.status is GrpcStatus.FAILED_PRECONDITION
 
 
 def keeping(cursor, *, offset):

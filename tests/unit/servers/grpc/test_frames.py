@@ -15,8 +15,8 @@ from strandline.servers.grpc.frames import (
     HEADER_BYTES,
     MESSAGE_BYTES_MIN,
     SETTINGS_MAX,
-    FrameError,
     FrameReader,
+    Http2FrameError,
     ReceiveWindow,
     data_header,
     unpadded,
@@ -108,7 +108,7 @@ def test_padding_is_taken_off(pad):
 @pytest.mark.parametrize("payload", [b"", b"\x01", b"\x05abc"])
 def test_more_padding_than_data_breaks_the_protocol(payload):
     """As HTTP/2 has it."""
-    with pytest.raises(FrameError):
+    with pytest.raises(Http2FrameError):
         unpadded(payload)
 
 
@@ -119,7 +119,7 @@ def test_a_window_is_given_back_by_halves():
     assert inflow.free(49) == 0
     assert inflow.free(11) == 60
     inflow.spend(100)
-    with pytest.raises(FrameError):
+    with pytest.raises(Http2FrameError):
         inflow.spend(1)
 
 
@@ -138,14 +138,14 @@ def _told(take, count):
     """What the client is told, None if it sent too much."""
     try:
         return take(count)
-    except FrameError:
+    except Http2FrameError:
         return None
 
 
 def test_no_more_than_the_window_may_come_at_once():
     """All of it may, and nothing beyond."""
     assert ReceiveWindow(100).pass_on(100) == 100
-    with pytest.raises(FrameError):
+    with pytest.raises(Http2FrameError):
         ReceiveWindow(100).pass_on(101)
 
 
@@ -179,7 +179,7 @@ def test_frames_that_bring_nothing_are_limited(frame, count):
         reader = greeted()
         for piece in pieces:
             list(reader.feed(piece))
-        with pytest.raises(FrameError) as refused:
+        with pytest.raises(Http2FrameError) as refused:
             list(reader.feed(frame))
         assert refused.value.code == ErrorCodes.ENHANCE_YOUR_CALM
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strandline.servers.grpc.framing import Deframer, framed, timeout_s
-from strandline.servers.grpc.status import RpcError, Status, percent_encoded
+from strandline.servers.grpc.status import GrpcStatus, RpcError, percent_encoded
 
 
 @given(st.lists(st.binary(max_size=50), max_size=8), st.data())
@@ -25,14 +25,14 @@ def test_a_length_over_the_limit_is_refused_before_its_bytes_come():
     """Nothing is gathered for a message that will not be taken."""
     with pytest.raises(RpcError) as caught:
         Deframer(10).feed(b"\0\0\0\0\x0b")
-    assert caught.value.status is Status.RESOURCE_EXHAUSTED
+    assert caught.value.status is GrpcStatus.RESOURCE_EXHAUSTED
 
 
 def test_compressed_messages_are_refused():
     """The flag says so."""
     with pytest.raises(RpcError) as caught:
         Deframer(10).feed(b"\1\0\0\0\1x")
-    assert caught.value.status is Status.UNIMPLEMENTED
+    assert caught.value.status is GrpcStatus.UNIMPLEMENTED
 
 
 @given(st.binary(max_size=40))

@@ -14,7 +14,7 @@ from strandline.errors import (
 )
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.liftbridge.subscribe import SubscribeCalls, check_open, extent_of
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 
 LATEST = pb.SubscribeRequest(startPosition=pb.EARLIEST, stopPosition=pb.STOP_LATEST)
 
@@ -66,16 +66,16 @@ async def test_what_is_deleted_while_it_is_woken_is_no_partition(led_anew):
     )
     with pytest.raises(RpcError) as caught:
         await SubscribeCalls(host).subscribe(pb.SubscribeRequest(resume=True), None)
-    assert (caught.value.status, caught.value.text) == (Status.NOT_FOUND, "No such partition")
+    assert (caught.value.status, caught.value.text) == (GrpcStatus.NOT_FOUND, "No such partition")
 
 
 @pytest.mark.parametrize(
     ("error", "status"),
     [
-        (UnknownStreamError("it was deleted"), Status.NOT_FOUND),
-        (NotLeaderError("other brokers keep it"), Status.UNAVAILABLE),
-        (UnavailableError("its records were given up"), Status.UNAVAILABLE),
-        (ShuttingDownError("the broker stops"), Status.UNAVAILABLE),
+        (UnknownStreamError("it was deleted"), GrpcStatus.NOT_FOUND),
+        (NotLeaderError("other brokers keep it"), GrpcStatus.UNAVAILABLE),
+        (UnavailableError("its records were given up"), GrpcStatus.UNAVAILABLE),
+        (ShuttingDownError("the broker stops"), GrpcStatus.UNAVAILABLE),
     ],
 )
 def test_only_what_was_deleted_is_said_to_be(led_anew, error, status):

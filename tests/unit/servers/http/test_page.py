@@ -5,7 +5,7 @@ import pytest
 from strandline.config import StreamConfig
 from strandline.servers.http.page import Overview, duration, overview_page, size, sparkline
 from strandline.servers.http.rates import Rates
-from strandline.servers.http.view import PartitionState, StreamState
+from strandline.servers.http.view import PartitionSnapshot, StreamSnapshot
 from strandline.telemetry import Telemetry
 
 
@@ -36,11 +36,13 @@ def test_a_sparkline_spans_its_box():
 def test_many_streams_are_cut_and_counted():
     """The first page stays small with many streams and says how many it left out."""
     streams = [
-        StreamState(
+        StreamSnapshot(
             config=StreamConfig(name=f"s{number:04}", subject=f"s.{number}"),
             created_ns=0,
             partitions=[
-                PartitionState(partition=0, log_start_offset=0, high_watermark=0, log_end_offset=0)
+                PartitionSnapshot(
+                    partition=0, log_start_offset=0, high_watermark=0, log_end_offset=0
+                )
             ],
         )
         for number in range(1200)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.servers.nats.backpressure import Backpressure, Peer
+from strandline.servers.nats.backpressure import Backpressure, NatsPeer
 
 
 class FakeTransport:
@@ -46,7 +46,7 @@ def transport():
 @pytest.fixture
 def peer(transport):
     """An open peer."""
-    peer = Peer()
+    peer = NatsPeer()
     peer.connection_made(transport)
     return peer
 
@@ -120,6 +120,6 @@ def test_gate_releases_at_the_low_water(peer, transport):
 
 def test_unopened_peer_can_be_closed():
     """Closing before the connection was made is harmless."""
-    peer = Peer()
+    peer = NatsPeer()
     peer.close()
     peer.abort()

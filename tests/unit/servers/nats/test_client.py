@@ -7,7 +7,7 @@ import pytest
 
 from strandline.broker.routing import stream_bindings
 from strandline.errors import InvalidConfigError, NotLeaderError, UnavailableError
-from strandline.record.envelope import Message, decode_ack, encode_message
+from strandline.record.envelope import EnvelopeMessage, decode_ack, encode_message
 from strandline.servers.nats import client as subscriber_module
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.client import NatsClient
@@ -162,7 +162,7 @@ async def test_headers_envelopes_and_errors(broker, server, subscribe):
     link = await server.next_link()
     block = encode_headers([("Nats-Msg-Id", b"id")])
     link.writer.write(b"HMSG a.b 1 r.1 %d %d\r\n%bhi\r\n" % (len(block), len(block) + 2, block))
-    payload = encode_message(Message(value=b"v", ack_inbox="inbox"))
+    payload = encode_message(EnvelopeMessage(value=b"v", ack_inbox="inbox"))
     link.writer.write(b"MSG a.b 1 %d\r\n%b\r\n" % (len(payload), payload))
     link.writer.write(b"HMSG a.b 1 r.2 4 4\r\nJUNK\r\n")
     link.writer.write(b"MSG a..b 1 r.3 0\r\n\r\nMSG a..b 1 0\r\n\r\n")
@@ -181,14 +181,14 @@ async def test_no_reply_breaks_the_link(broker, server, subscribe):
     await subscribe()
     link = await server.next_link()
     for message in (
-        Message(ack_inbox="i" * 5000),
-        Message(ack_inbox="inbox", correlation_id="c" * ((1 << 20) - 32)),
+        EnvelopeMessage(ack_inbox="i" * 5000),
+        EnvelopeMessage(ack_inbox="inbox", correlation_id="c" * ((1 << 20) - 32)),
     ):
         payload = encode_message(message)
         link.writer.write(b"MSG a 1 %d\r\n%b\r\n" % (len(payload), payload))
     quoted = encode_headers([("Nats-Expected-Stream", b"\xff" * 500_000)])
     link.writer.write(b"HMSG a 1 r %d %d\r\n%b\r\n" % (len(quoted), len(quoted), quoted))
-    payload = encode_message(Message(ack_inbox="last"))
+    payload = encode_message(EnvelopeMessage(ack_inbox="last"))
     link.writer.write(b"MSG a 1 %d\r\n%b\r\n" % (len(payload), payload))
     await link.until(lambda: any(to == b"last" for to, _ in link.published))
     replies = dict(link.published)
@@ -202,7 +202,7 @@ async def test_an_ack_inbox_cannot_inject_protocol(broker, server, subscribe):
     await subscribe()
     link = await server.next_link()
     for inbox in ("x 0\r\n\r\nPUB evil", "a b", "a\tb", "a\nb"):
-        payload = encode_message(Message(ack_inbox=inbox))
+        payload = encode_message(EnvelopeMessage(ack_inbox=inbox))
         link.writer.write(b"MSG a 1 %d\r\n%b\r\n" % (len(payload), payload))
     link.writer.write(b"MSG a 1 r 0\r\n\r\n")
     await link.until(lambda: link.published)
@@ -268,7 +268,7 @@ async def test_of_a_queue_group_also_who_does_not_lead_answers(broker, server, s
     broker.refusal = NotLeaderError("another leads")
     await subscribe()
     link = await server.next_link()
-    wrapped = encode_message(Message(value=b"v", ack_inbox="inbox"))
+    wrapped = encode_message(EnvelopeMessage(value=b"v", ack_inbox="inbox"))
     for subject, sid in ((b"q", b"1"), (b"s", b"2")):
         link.writer.write(b"MSG %b %b %b.r 0\r\n\r\n" % (subject, sid, subject))
         link.writer.write(b"MSG %b %b %d\r\n%b\r\n" % (subject, sid, len(wrapped), wrapped))
@@ -288,7 +288,7 @@ async def test_the_controller_answers_for_partitions_that_nobody_leads(
     broker.is_controller = bool(is_controller)
     await subscribe()
     link = await server.next_link()
-    wrapped = encode_message(Message(value=b"v", ack_inbox="inbox"))
+    wrapped = encode_message(EnvelopeMessage(value=b"v", ack_inbox="inbox"))
     link.writer.write(b"MSG s 1 r 0\r\n\r\n")
     link.writer.write(b"MSG s 1 %d\r\n%b\r\n" % (len(wrapped), wrapped))
     link.writer.write(b"PING\r\n")

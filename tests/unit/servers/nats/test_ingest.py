@@ -11,12 +11,12 @@ from strandline.errors import (
     NotLeaderError,
     UnavailableError,
 )
-from strandline.record.envelope import AckPolicy, Message, decode_ack, encode_message
+from strandline.record.envelope import AckPolicy, EnvelopeMessage, decode_ack, encode_message
 from strandline.servers.nats.headers import encode_headers
 from strandline.servers.nats.ingest import (
     UNSUPPORTED_HEADERS,
     MessageIngest,
-    Publication,
+    ParsedMessage,
     interpret,
 )
 from strandline.servers.nats.replies import EnvelopeResponder, error_reply
@@ -94,7 +94,7 @@ def test_malformed_headers_are_refused():
 
 def test_envelope_is_unwrapped():
     """An envelope's key, value and headers are the record's; NATS headers come first."""
-    message = Message(key=b"k", value=b"v", headers=[("h", b"1"), ("Nats-Msg-Id", b"id")])
+    message = EnvelopeMessage(key=b"k", value=b"v", headers=[("h", b"1"), ("Nats-Msg-Id", b"id")])
     found = interpret(block(("n", b"0")), encode_message(message))
     assert (found.value, found.key, found.message_id) == (b"v", b"k", "id")
     assert found.headers == [("n", b"0"), ("h", b"1"), ("Nats-Msg-Id", b"id")]
@@ -103,7 +103,7 @@ def test_envelope_is_unwrapped():
 
 def test_invalid_envelope_is_a_plain_value():
     """What only looks like an envelope is recorded as it came."""
-    payload = encode_message(Message(value=b"v"))[:-1]
+    payload = encode_message(EnvelopeMessage(value=b"v"))[:-1]
     found = interpret(None, payload)
     assert (found.value, found.wrapped) == (payload, None)
 
@@ -239,11 +239,11 @@ def test_a_stream_that_answers_refuses_beside_one_that_stores(broker, sink, publ
 def test_an_envelope_with_an_inbox_is_judged(broker, sink, publish):
     """Its publisher is answered on the inbox, even by a stream without PubAcks."""
     (a,) = broker.add("A", "x", pub_ack=False)
-    message = Message(value=b"v", ack_inbox="i", headers=[("Nats-Rollup", b"sub")])
+    message = EnvelopeMessage(value=b"v", ack_inbox="i", headers=[("Nats-Rollup", b"sub")])
     publish(b"x", encode_message(message))
     assert a.records == []
     assert [to for to, _ in sink.delivered] == [b"i"]
-    quiet = Message(value=b"v", headers=[("Nats-Rollup", b"sub")])
+    quiet = EnvelopeMessage(value=b"v", headers=[("Nats-Rollup", b"sub")])
     publish(b"x", encode_message(quiet))
     assert len(a.records) == 1
 
@@ -273,7 +273,7 @@ def test_refused_headers_are_let_go_at_once(broker, sink):
     gc.disable()
     try:
         intake.take(route, None, block=b"broken", payload=b"v", sink=sink)
-        assert not [each for each in gc.get_objects() if isinstance(each, Publication)]
+        assert not [each for each in gc.get_objects() if isinstance(each, ParsedMessage)]
     finally:
         gc.enable()
 
@@ -327,7 +327,7 @@ def test_a_message_id_chooses_the_partition(broker, publish):
 def test_envelope_is_acked_on_its_inbox(broker, sink, publish):
     """A Liftbridge publish gets its ack envelope, and no PubAck unless there is a reply subject."""
     broker.add("A", "x")
-    publish(b"x", encode_message(Message(value=b"v", ack_inbox="i", correlation_id="c")))
+    publish(b"x", encode_message(EnvelopeMessage(value=b"v", ack_inbox="i", correlation_id="c")))
     broker.turn()
     ((to, payload),) = sink.delivered
     assert to == b"i"
@@ -338,7 +338,7 @@ def test_envelope_is_acked_on_its_inbox(broker, sink, publish):
 def test_envelope_with_policy_none_hears_only_of_errors(broker, sink, publish):
     """NONE is silent on success."""
     broker.add("A", "x")
-    payload = encode_message(Message(value=b"v", ack_inbox="i", ack_policy=AckPolicy.NONE))
+    payload = encode_message(EnvelopeMessage(value=b"v", ack_inbox="i", ack_policy=AckPolicy.NONE))
     publish(b"x", payload)
     broker.turn()
     assert sink.delivered == []
@@ -351,7 +351,7 @@ def test_envelope_responder_is_used_once_per_stream(broker, publish):
     """Each stream answers an envelope for itself."""
     broker.add("A", "x")
     broker.add("B", "x")
-    publish(b"x", encode_message(Message(ack_inbox="i")))
+    publish(b"x", encode_message(EnvelopeMessage(ack_inbox="i")))
     responders = [entry[0] for entry in broker.waiting]
     assert len(responders) == 2
     assert all(isinstance(each, EnvelopeResponder) for each in responders)

@@ -8,7 +8,7 @@ import pytest
 
 from strandline.config import LimitsConfig
 from strandline.errors import DiskFullError, UnavailableError
-from strandline.record.envelope import Message, decode_ack, encode_message
+from strandline.record.envelope import EnvelopeMessage, decode_ack, encode_message
 from strandline.servers.nats import connection as connection_module
 from strandline.servers.nats import listener as listener_module
 from strandline.servers.nats.connection import PublisherConnection
@@ -111,7 +111,7 @@ async def test_liftbridge_envelope(broker, ingest, client):
     (partition,) = broker.add("S", "a")
     listener = await ingest()
     raw = await client(listener.port)
-    message = Message(key=b"k", value=b"v", ack_inbox="_INBOX.ack.1", correlation_id="c")
+    message = EnvelopeMessage(key=b"k", value=b"v", ack_inbox="_INBOX.ack.1", correlation_id="c")
     payload = encode_message(message)
     await raw.send(b"SUB _INBOX.ack.* 1\r\nPUB a %d\r\n%b\r\n" % (len(payload), payload))
     _, body = await raw.message()

@@ -6,7 +6,7 @@ import pytest
 
 from strandline import errors
 from strandline.clock import ManualClock
-from strandline.record.envelope import AckError, AckPolicy, Message, decode_ack
+from strandline.record.envelope import AckError, AckPolicy, EnvelopeMessage, decode_ack
 from strandline.servers.nats.replies import AckLines, EnvelopeResponder, error_reply, pub_ack
 from strandline.types import Offset, PartitionName
 
@@ -82,7 +82,11 @@ def ack_sink(sink, **fields):
     """The responder of a Liftbridge message."""
     fields = {"ack_inbox": "inbox", "correlation_id": "c", **fields}
     return EnvelopeResponder(
-        Message(**fields), sink, subject="a.b", stream_subject="a.*", clock=ManualClock(1000)
+        EnvelopeMessage(**fields),
+        sink,
+        subject="a.b",
+        stream_subject="a.*",
+        clock=ManualClock(1000),
     )
 
 

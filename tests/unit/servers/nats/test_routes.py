@@ -1,12 +1,12 @@
 """Routes between nats-servers, as their configuration has them."""
 
 from strandline.config import TlsConfig
-from strandline.servers.nats.routes import Routes, tls_lines
+from strandline.servers.nats.routes import ServerRoutes, tls_lines
 
 
 def test_names_the_others():
     """Addresses of the sixth version stand in brackets; without a secret there is no login."""
-    routes = Routes("c", "127.0.0.1", 6222, (("::1", 6223), ("b.example", 6224)))
+    routes = ServerRoutes("c", "127.0.0.1", 6222, (("::1", 6223), ("b.example", 6224)))
     assert list(routes.configuration()) == [
         "cluster {",
         '  name: "c"',
@@ -19,13 +19,13 @@ def test_names_the_others():
 
 def test_names_may_be_of_any_language():
     """They stand there as they are: nats-server does not read JSON's escapes."""
-    lines = list(Routes("nørd", "h", 1, ()).configuration())
+    lines = list(ServerRoutes("nørd", "h", 1, ()).configuration())
     assert '  name: "nørd"' in lines
 
 
 def test_secret_is_quoted_twice():
     """In the address as part of a URL, in the login as a string."""
-    routes = Routes("c", "h", 1, (("o", 2),), secret='a/"@')
+    routes = ServerRoutes("c", "h", 1, (("o", 2),), secret='a/"@')
     lines = list(routes.configuration())
     assert '  authorization { user: strandline, password: "a/\\"@" }' in lines
     assert '  routes: ["nats-route://strandline:a%2F%22%40@o:2"]' in lines
@@ -44,6 +44,6 @@ def test_certificates_are_asked_for_where_there_is_an_authority(tmp_path):
         "  verify: true",
         "}",
     ]
-    inside = list(Routes("c", "h", 1, (), tls).configuration())
+    inside = list(ServerRoutes("c", "h", 1, (), tls).configuration())
     assert "    verify: true" in inside
-    assert "    verify: true" not in list(Routes("c", "h", 1, ()).configuration())
+    assert "    verify: true" not in list(ServerRoutes("c", "h", 1, ()).configuration())

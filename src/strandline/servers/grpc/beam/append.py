@@ -21,7 +21,7 @@ from strandline.servers.grpc._generated import logspec_pb2 as pb
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.framing import PREFIX_BYTES, framed
 from strandline.servers.grpc.methods import parsed
-from strandline.servers.grpc.status import OversizeError, RpcError, Status, rpc_error
+from strandline.servers.grpc.status import GrpcStatus, OversizeError, RpcError, rpc_error
 from strandline.types import Offset, PartitionName
 
 COLUMNS_FROM: Final = 32
@@ -33,7 +33,7 @@ OFFSET_BYTES: Final = 4
 """Of a value, in an Arrow column."""
 BATCH_SLACK_BYTES: Final = 1024
 """What an Arrow batch may have beside its values and their offsets."""
-OVER: Final = RpcError(Status.OK, "")
+OVER: Final = RpcError(GrpcStatus.OK, "")
 
 
 SHORT_HEAD: Final = b"\0\0\0%c%c\x08%b\x12%c"
@@ -163,7 +163,7 @@ class AppendStream:
         self._sequence += 1
         if request.sequence != self._sequence:
             text = f"sequence {request.sequence}; {self._sequence} is the next on this stream"
-            raise RpcError(Status.INVALID_ARGUMENT, text)
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, text)
         sequence, count = self._sequence, len(proposals)
         largest = max(map(len, proposals), default=0)
         if largest > self._proposal_bytes_max:
@@ -171,7 +171,7 @@ class AppendStream:
                 f"proposal of {largest} bytes; at most {self._proposal_bytes_max} are taken: raise "
                 "grpc.beam_record_bytes and limits.batch_bytes, or append smaller ones"
             )
-            raise OversizeError(Status.INVALID_ARGUMENT, text)
+            raise OversizeError(GrpcStatus.INVALID_ARGUMENT, text)
         if not count:
             self._settle(sequence, pb.AppendReply(ok=pb.AppendReply.OK(sequence=sequence)))
         elif count >= COLUMNS_FROM or largest > self._record_bytes_max:
@@ -197,7 +197,7 @@ class AppendStream:
     def end_input(self) -> None:
         """No requests will come; the stream ends with the last reply."""
         if self._answered == self._sequence:
-            self._call.finish(Status.OK)
+            self._call.finish(GrpcStatus.OK)
 
     def acked(
         self,
@@ -252,7 +252,7 @@ class AppendStream:
                 call.finish(reply.ending.status, reply.ending.text)
         under_way = self._sequence - self._answered
         if not under_way and call.input_ended:
-            call.finish(Status.OK)
+            call.finish(GrpcStatus.OK)
         elif call.held_bytes and under_way <= DUE_MAX // 2:
             call.let_go()
 

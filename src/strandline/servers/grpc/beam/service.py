@@ -34,8 +34,8 @@ from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.health import HealthService
 from strandline.servers.grpc.listener import GrpcListener
 from strandline.servers.grpc.methods import Direct, Method, server_stream, unary
-from strandline.servers.grpc.reading import Reader
-from strandline.servers.grpc.status import RpcError, Status, rpc_error
+from strandline.servers.grpc.reading import GrpcReader
+from strandline.servers.grpc.status import GrpcStatus, RpcError, rpc_error
 from strandline.servers.metering import Metering
 from strandline.servers.tasks import end_task, start_task
 from strandline.types import Offset
@@ -245,7 +245,7 @@ class BeamService:
             return pb.DiscardReply(redirect=self._redirect())
         if request.firstIndex > INDEX_MAX:
             text = f"index {request.firstIndex} leaves no room behind it; at most {INDEX_MAX} does"
-            raise RpcError(Status.INVALID_ARGUMENT, text)
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, text)
         await wait_until_caught_up(partition)
         first = Offset(max(0, request.firstIndex - 1))
         if first > partition.high_watermark:
@@ -263,24 +263,24 @@ class BeamService:
         if request.nextIndex < 1 or request.nextIndex - 1 < partition.log_start_offset:
             call.send(pb.ReadReply(truncated=True))
             return
-        reader: Reader
+        reader: GrpcReader
 
         def convert(batches: list[pa.RecordBatch]) -> bytes:
             return framed_replies(entries_of(batches, reader.offset))
 
         start = Offset(request.nextIndex - 1)
-        reader = Reader(partition, start, columns=COLUMNS, convert=convert, pool=self._pool)
+        reader = GrpcReader(partition, start, columns=COLUMNS, convert=convert, pool=self._pool)
         await self._follow(reader, call)
 
-    async def _follow(self, reader: Reader, call: Call) -> None:
+    async def _follow(self, reader: GrpcReader, call: Call) -> None:
         """Send entries as they are committed, until they are discarded before they are sent."""
         partition = reader.partition
         while True:
             if partition.closed:
                 if isinstance(partition.closed_by, ShuttingDownError):
-                    raise RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
+                    raise RpcError(GrpcStatus.UNAVAILABLE, "the broker is stopping; retry later")
                 if isinstance(partition.closed_by, UnknownStreamError):
-                    raise RpcError(Status.NOT_FOUND, f"stream {self._name!r} was deleted")
+                    raise RpcError(GrpcStatus.NOT_FOUND, f"stream {self._name!r} was deleted")
                 is_moved = isinstance(partition.closed_by, NotLeaderError)
                 redirect = pb.ReadReply(redirect=self._redirect())
                 call.send(redirect if is_moved else pb.ReadReply(truncated=True))

@@ -17,20 +17,20 @@ from strandline.errors import (
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.liftbridge.host import Host
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.types import Offset, PartitionName
 
 INCORRECT_OFFSET: Final = "incorrect expected offset"
 
-_STATUSES: Final[dict[Any, Status]] = {
-    pb.PublishAsyncError.NOT_FOUND: Status.NOT_FOUND,
-    pb.PublishAsyncError.BAD_REQUEST: Status.INVALID_ARGUMENT,
-    pb.PublishAsyncError.READONLY: Status.FAILED_PRECONDITION,
-    pb.PublishAsyncError.ENCRYPTION_FAILED: Status.INTERNAL,
+_STATUSES: Final[dict[Any, GrpcStatus]] = {
+    pb.PublishAsyncError.NOT_FOUND: GrpcStatus.NOT_FOUND,
+    pb.PublishAsyncError.BAD_REQUEST: GrpcStatus.INVALID_ARGUMENT,
+    pb.PublishAsyncError.READONLY: GrpcStatus.FAILED_PRECONDITION,
+    pb.PublishAsyncError.ENCRYPTION_FAILED: GrpcStatus.INTERNAL,
 }
 
 
-class RefusedError(Exception):
+class PublishRefusedError(Exception):
     """A publish that was not stored: what a stream of publishes says in band."""
 
     def __init__(self, code: Any, text: str) -> None:
@@ -41,24 +41,26 @@ class RefusedError(Exception):
     @property
     def status(self) -> RpcError:
         """What a single publish ends with."""
-        return RpcError(_STATUSES.get(self.code, Status.UNKNOWN), self.text)
+        return RpcError(_STATUSES.get(self.code, GrpcStatus.UNKNOWN), self.text)
 
 
-def refused(error: StrandlineError, partition: int) -> RefusedError:
+def refused(error: StrandlineError, partition: int) -> PublishRefusedError:
     """What became of a publish that the broker rejected."""
     if isinstance(error, WrongLastSequenceError):
-        return RefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
+        return PublishRefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
     if isinstance(error, UnknownStreamError):
-        return RefusedError(pb.PublishAsyncError.NOT_FOUND, "no such stream: it was deleted")
+        return PublishRefusedError(pb.PublishAsyncError.NOT_FOUND, "no such stream: it was deleted")
     if isinstance(error, RecordTooLargeError):
         text = f"message exceeds max replication size: {error.message}"
-        return RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+        return PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
     if isinstance(error, ReadonlyError):
-        return RefusedError(pb.PublishAsyncError.READONLY, f"readonly partition: {partition}")
+        return PublishRefusedError(
+            pb.PublishAsyncError.READONLY, f"readonly partition: {partition}"
+        )
     if isinstance(error, EncryptionKeyError):
         text = f"failed to encrypt the message: {error.message}"
-        return RefusedError(pb.PublishAsyncError.ENCRYPTION_FAILED, text)
-    return RefusedError(pb.PublishAsyncError.INTERNAL, error.message)
+        return PublishRefusedError(pb.PublishAsyncError.ENCRYPTION_FAILED, text)
+    return PublishRefusedError(pb.PublishAsyncError.INTERNAL, error.message)
 
 
 class Receipt:
@@ -176,7 +178,7 @@ class AckStream:
         assert isinstance(request, pb.PublishRequest), "of a stream of them"
         self.refuse(request.correlationId, refused(error, request.partition))
 
-    def refuse(self, correlation_id: str, error: RefusedError) -> None:
+    def refuse(self, correlation_id: str, error: PublishRefusedError) -> None:
         """Say in band why a publish was not taken; the stream goes on."""
         response = pb.PublishResponse(
             ack=pb.Ack(),

@@ -26,8 +26,8 @@ from strandline.core.metadata.image import Event, Told
 from strandline.errors import StrandlineError
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.liftbridge.host import ACTIVITY, Host
-from strandline.servers.grpc.liftbridge.internal import Store
-from strandline.servers.grpc.reading import Reader
+from strandline.servers.grpc.liftbridge.internal import InternalStore
+from strandline.servers.grpc.reading import GrpcReader
 from strandline.types import LeaderEpoch, Offset
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ class Activity:
                     continue
                 if not self._leads(partition, epoch):
                     return  # somebody else may have stored it
-                await Store().append(partition, _encoded(event), key=None)
+                await InternalStore().append(partition, _encoded(event), key=None)
                 last = event.id
             await self._host.broker.change(ForgetEvents(last))
 
@@ -153,7 +153,7 @@ class Activity:
             return b""
 
         last = Offset(max(partition.log_start_offset, partition.high_watermark - 1))
-        reader = Reader(
+        reader = GrpcReader(
             partition, last, columns=("offset", "value"), convert=absorb, pool=self._host.pool
         )
         await reader.next()

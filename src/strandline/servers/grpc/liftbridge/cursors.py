@@ -18,9 +18,9 @@ from strandline.errors import StrandlineError
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.liftbridge.host import CURSORS, Host
-from strandline.servers.grpc.liftbridge.internal import Store
-from strandline.servers.grpc.reading import Reader
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.liftbridge.internal import InternalStore
+from strandline.servers.grpc.reading import GrpcReader
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.types import LogId
 
 NO_CURSOR: Final = -1
@@ -50,7 +50,7 @@ class CursorTable:
         self.partition = partition
         self._newest: dict[bytes, int] = {}
         self._lock = asyncio.Lock()
-        self._reader = Reader(
+        self._reader = GrpcReader(
             partition,
             partition.log_start_offset,
             columns=("offset", "key", "value"),
@@ -107,11 +107,11 @@ class CursorCalls:
         try:
             # A deadline of the call's own cancels it before.
             async with asyncio.timeout(STORE_TIMEOUT_S if call.timeout_s is None else None):
-                await Store().append(partition, cursor.SerializeToString(), key=key)
+                await InternalStore().append(partition, cursor.SerializeToString(), key=key)
         except TimeoutError:
-            raise RpcError(Status.INTERNAL, "the cursor was not stored in time") from None
+            raise RpcError(GrpcStatus.INTERNAL, "the cursor was not stored in time") from None
         except StrandlineError as error:
-            raise RpcError(Status.INTERNAL, error.message) from error
+            raise RpcError(GrpcStatus.INTERNAL, error.message) from error
         return pb.SetCursorResponse()
 
     async def fetch(self, request: pb.FetchCursorRequest, _: Call) -> pb.FetchCursorResponse:
@@ -125,7 +125,7 @@ class CursorCalls:
         try:
             found = await table.find(key)
         except StrandlineError as error:
-            raise RpcError(Status.INTERNAL, error.message) from error
+            raise RpcError(GrpcStatus.INTERNAL, error.message) from error
         self._place(request)  # another broker may lead by now, and have a newer one
         return pb.FetchCursorResponse(offset=found)
 
@@ -138,16 +138,16 @@ class CursorCalls:
             RpcError: there are no cursors, or another broker keeps this one.
         """
         if not request.stream:
-            raise RpcError(Status.INVALID_ARGUMENT, "No stream provided")
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "No stream provided")
         if not request.cursorId:
-            raise RpcError(Status.INVALID_ARGUMENT, "No cursorId provided")
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "No cursorId provided")
         stream = self._host.stream(CURSORS)
         if stream is None:
-            raise RpcError(Status.INTERNAL, "Cursors stream does not exist")
+            raise RpcError(GrpcStatus.INTERNAL, "Cursors stream does not exist")
         key = cursor_key(request.cursorId, request.stream, request.partition)
         number = cursor_partition(key, len(stream.partitions))
         partition = stream.partitions[number]
         if self._host.leader(partition) != self._host.me:
             text = f"Server not leader for cursors partition {number}"
-            raise RpcError(Status.FAILED_PRECONDITION, text)
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, text)
         return key, partition

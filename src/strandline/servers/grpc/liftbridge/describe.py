@@ -21,7 +21,7 @@ from strandline.record.batch import Attributes, BatchHeader, read_header
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.liftbridge.host import Host
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.servers.required_permissions import group, sees_stream
 from strandline.types import BrokerId, Offset
 
@@ -71,10 +71,10 @@ class DescribeCalls:
         await self._host.know(request.stream, (request.partition,))
         partition = self._host.partition(request.stream, request.partition)
         if partition is None:
-            raise RpcError(Status.NOT_FOUND, "partition not found")
+            raise RpcError(GrpcStatus.NOT_FOUND, "partition not found")
         if self._host.leader(partition) != self._host.me:
             text = "The request should be sent to partition leader"
-            raise RpcError(Status.FAILED_PRECONDITION, text)
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, text)
         metadata = self._partition(partition)
         first, latest = received_ns(partition)
         metadata.messagesReceivedTimestamps.firstTimestamp = first

@@ -20,7 +20,7 @@ from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.liftbridge.host import Host
 from strandline.servers.grpc.liftbridge.reports import Reports
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.types import BrokerId
 
 logger = logging.getLogger(__name__)
@@ -50,10 +50,10 @@ class GroupCalls:
         """Become a member."""
         _check_ids(request.groupId, request.consumerId)
         if not request.streams:
-            raise RpcError(Status.INVALID_ARGUMENT, "No streams provided")
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "No streams provided")
         coordinator = self._candidate()
         if coordinator is None:
-            raise RpcError(Status.INTERNAL, "no known metadata leader")
+            raise RpcError(GrpcStatus.INTERNAL, "no known metadata leader")
         command = JoinGroup(
             request.groupId,
             request.consumerId,
@@ -64,7 +64,7 @@ class GroupCalls:
         try:
             await self._host.broker.change(command)
         except InvalidRequestError as error:
-            raise RpcError(Status.FAILED_PRECONDITION, error.message) from error
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, error.message) from error
         group = self._group(request.groupId)
         self._heard(request.groupId, request.consumerId)
         config = self._host.config
@@ -85,7 +85,7 @@ class GroupCalls:
         try:
             await self._host.broker.change(LeaveGroup(request.groupId, request.consumerId))
         except InvalidRequestError as error:
-            raise RpcError(Status.FAILED_PRECONDITION, error.message) from error
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, error.message) from error
         return pb.LeaveConsumerGroupResponse()
 
     async def fetch(
@@ -96,10 +96,10 @@ class GroupCalls:
         group = await self._known(request.groupId, epoch=request.epoch)
         if group.coordinator != self._host.me:
             text = "broker is not the consumer group coordinator"
-            raise RpcError(Status.FAILED_PRECONDITION, text)
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, text)
         if request.epoch != group.epoch:
             text = "client-provided group epoch differs from broker group epoch"
-            raise RpcError(Status.FAILED_PRECONDITION, text)
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, text)
         check_member(group, request.consumerId, call)
         self._heard(request.groupId, request.consumerId)
         counts = {s.name: len(s.partitions) for s in self._host.broker.streams()}
@@ -121,26 +121,26 @@ class GroupCalls:
         """
         _check_ids(request.groupId, request.consumerId)
         if not request.coordinator:
-            raise RpcError(Status.INVALID_ARGUMENT, "No coordinator provided")
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "No coordinator provided")
         try:
             group = await self._known(request.groupId, epoch=request.epoch)
         except RpcError as unknown:
             text = f"No such consumer group {request.groupId}"
-            raise RpcError(Status.FAILED_PRECONDITION, text) from unknown
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, text) from unknown
         if request.coordinator != str(group.coordinator) or request.epoch != group.epoch:
             text = "the group has another coordinator or epoch now; fetch its metadata"
-            raise RpcError(Status.FAILED_PRECONDITION, text)
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, text)
         check_member(group, request.consumerId, call)
         candidate = self._candidate(but=group.coordinator)
         if candidate is None:
-            raise RpcError(Status.FAILED_PRECONDITION, "No group coordinator candidates")
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, "No group coordinator candidates")
         now_ms = self._host.broker.clock.monotonic_ms()
         who = self._reports.add(request.groupId, group.epoch, request.consumerId, now_ms=now_ms)
         if who > len(group.members) // 2 or not self._is_live(group.coordinator):
             try:
                 await self._host.broker.change(MoveGroup(request.groupId, candidate, group.epoch))
             except InvalidRequestError as error:
-                raise RpcError(Status.FAILED_PRECONDITION, error.message) from error
+                raise RpcError(GrpcStatus.FAILED_PRECONDITION, error.message) from error
         return pb.ReportConsumerGroupCoordinatorResponse()
 
     async def expire(self) -> None:
@@ -186,7 +186,7 @@ class GroupCalls:
     def _group(self, name: str) -> GroupImage:
         group = self._host.broker.image.groups.get(name)
         if group is None:
-            raise RpcError(Status.NOT_FOUND, "consumer group does not exist")
+            raise RpcError(GrpcStatus.NOT_FOUND, "consumer group does not exist")
         return group
 
     def _candidate(self, *, but: BrokerId | None = None) -> BrokerId | None:
@@ -205,12 +205,12 @@ class GroupCalls:
 
 def _check_ids(group: str, consumer: str) -> None:
     if not group:
-        raise RpcError(Status.INVALID_ARGUMENT, "No groupId provided")
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, "No groupId provided")
     if not consumer:
-        raise RpcError(Status.INVALID_ARGUMENT, "No consumerId provided")
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, "No consumerId provided")
     if max(len(group.encode()), len(consumer.encode())) > ID_BYTES_MAX:
         text = f"groupId and consumerId have at most {ID_BYTES_MAX} bytes"
-        raise RpcError(Status.INVALID_ARGUMENT, text)
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, text)
 
 
 def check_member(group: GroupImage, consumer: str, call: Call) -> None:
@@ -221,7 +221,7 @@ def check_member(group: GroupImage, consumer: str, call: Call) -> None:
     """
     if consumer not in group.members:
         text = "consumer is not a member of the consumer group"
-        raise RpcError(Status.FAILED_PRECONDITION, text)
+        raise RpcError(GrpcStatus.FAILED_PRECONDITION, text)
     if call.caller.is_checked and group.owners.get(consumer, "") != call.caller.principal.name:
         text = f"consumer {consumer!r} was joined by another principal; use an id of your own"
-        raise RpcError(Status.PERMISSION_DENIED, text)
+        raise RpcError(GrpcStatus.PERMISSION_DENIED, text)

@@ -22,7 +22,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.servers.grpc.address import advertised_host
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.types import BrokerId
 
 CURSORS: Final = "__cursors"
@@ -134,7 +134,7 @@ class Host:
             if quorum.leader is not None:
                 return
             await asyncio.sleep(CONTROLLER_POLL_S)
-        raise RpcError(Status.INTERNAL, "no known metadata leader")
+        raise RpcError(GrpcStatus.INTERNAL, "no known metadata leader")
 
     async def wake(self, partition: Partition) -> None:
         """Resume a partition that is paused."""

@@ -75,7 +75,7 @@ async def ensure_streams(host: Host) -> None:
                 await asyncio.sleep(RETRY_S)
 
 
-class Store:
+class InternalStore:
     """Waits for one append: a responder."""
 
     def __init__(self) -> None:

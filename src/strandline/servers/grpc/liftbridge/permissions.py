@@ -13,7 +13,7 @@ from strandline.config import StreamConfig
 from strandline.errors import NotAllowedError
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.calls import Call
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.servers.required_permissions import (
     KNOWN_STREAM,
     Need,
@@ -105,7 +105,7 @@ def allow(caller: Caller, method: str, request: Any) -> None:
         try:
             caller.check(need.resource, *need.operations)
         except NotAllowedError as error:
-            raise RpcError(Status.PERMISSION_DENIED, denial(method, need)) from error
+            raise RpcError(GrpcStatus.PERMISSION_DENIED, denial(method, need)) from error
 
 
 def denial(method: str, need: Need) -> str:

@@ -33,15 +33,15 @@ from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.liftbridge.acks import (
     INCORRECT_OFFSET,
     AckStream,
+    PublishRefusedError,
     Receipt,
-    RefusedError,
     SingleAck,
     refused,
 )
 from strandline.servers.grpc.liftbridge.host import Host
 from strandline.servers.grpc.liftbridge.permissions import allow
 from strandline.servers.grpc.methods import parsed
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.types import PartitionName
 
 HEADERS_MAX: Final = 4096
@@ -53,7 +53,7 @@ UNCHECKED: Final = -1
 """The expected offset of who expects nothing."""
 
 
-class Aim(NamedTuple):
+class PublishTarget(NamedTuple):
     """Where a publish goes, and what is stored there."""
 
     partition: Partition
@@ -85,7 +85,7 @@ class PublishCalls:
     async def publish(self, request: pb.PublishRequest, call: Call) -> pb.PublishResponse:
         """Store one message; answer with its ack if somebody waits for it."""
         if not request.stream:
-            raise RpcError(Status.INVALID_ARGUMENT, "no stream provided")
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "no stream provided")
         await self._host.know(request.stream, (request.partition,))
         try:
             aim = await self._awake(self._aim(request))
@@ -95,7 +95,7 @@ class PublishCalls:
             waiting = SingleAck(request.partition)
             self._append(request, aim, waiting)
             return pb.PublishResponse(ack=await waiting.answer)
-        except RefusedError as error:
+        except PublishRefusedError as error:
             raise error.status from error
 
     async def publish_many(self, call: Call) -> None:
@@ -108,7 +108,7 @@ class PublishCalls:
                     allow(call.caller, "Publish", request)
                 except RpcError as denied:
                     code = pb.PublishAsyncError.PERMISSION_DENIED
-                    acks.refuse(request.correlationId, RefusedError(code, denied.text))
+                    acks.refuse(request.correlationId, PublishRefusedError(code, denied.text))
                 else:
                     await self._publish_one(request, acks)
             await acks.below(UNANSWERED_MAX)
@@ -132,7 +132,7 @@ class PublishCalls:
                 return
             acks.unanswered += 1
             self._append(request, aim, acks)
-        except RefusedError as error:
+        except PublishRefusedError as error:
             acks.refuse(request.correlationId, error)
 
     async def _know(self, request: pb.PublishRequest) -> None:
@@ -144,9 +144,9 @@ class PublishCalls:
         try:
             await self._host.know(request.stream, (request.partition,))
         except StrandlineError as error:
-            raise RefusedError(pb.PublishAsyncError.INTERNAL, error.message) from error
+            raise PublishRefusedError(pb.PublishAsyncError.INTERNAL, error.message) from error
 
-    def _aim(self, request: pb.PublishRequest) -> Aim:
+    def _aim(self, request: pb.PublishRequest) -> PublishTarget:
         """Where it goes, if it may.
 
         Raises:
@@ -155,27 +155,31 @@ class PublishCalls:
         stream = self._host.stream(request.stream)
         if stream is None:
             text = f"no such stream: {request.stream}"
-            raise RefusedError(pb.PublishAsyncError.NOT_FOUND, text)
+            raise PublishRefusedError(pb.PublishAsyncError.NOT_FOUND, text)
         if is_internal(request.stream):
-            raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, "Stream is reserved")
+            raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, "Stream is reserved")
         number = request.partition
         if not 0 <= number < len(stream.partitions):
-            raise RefusedError(pb.PublishAsyncError.NOT_FOUND, f"no such partition: {number}")
+            raise PublishRefusedError(
+                pb.PublishAsyncError.NOT_FOUND, f"no such partition: {number}"
+            )
         partition = stream.partitions[number]
         if isinstance(partition.barred_by, ReadonlyError):
-            raise RefusedError(pb.PublishAsyncError.READONLY, f"readonly partition: {number}")
+            raise PublishRefusedError(
+                pb.PublishAsyncError.READONLY, f"readonly partition: {number}"
+            )
         config = stream.config
         if config.optimistic_concurrency and request.ackPolicy == pb.NONE:
             text = "stream with concurrency control must have AckPolicy set"
-            raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+            raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
         if config.optimistic_concurrency and request.expectedOffset < UNCHECKED:
-            raise RefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
+            raise PublishRefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
         subject = default_subject(config.subject)
         subject = f"{subject}.{number}" if number else subject
         record = _record(request, partition.name, subject, wakes=True)
-        return Aim(partition, config.subject, record)
+        return PublishTarget(partition, config.subject, record)
 
-    async def _awake(self, aim: Aim) -> Aim:
+    async def _awake(self, aim: PublishTarget) -> PublishTarget:
         """The aim, once its partition is not paused; what is handed on wakes it where it goes."""
         is_paused = isinstance(aim.partition.barred_by, PausedError)
         if not is_paused or self._is_handed_on(aim.partition):
@@ -186,13 +190,13 @@ class PublishCalls:
             raise refused(error, aim.partition.name.partition) from error
         except StrandlineError as error:
             text = f"failed to resume stream: {error.message}"
-            raise RefusedError(pb.PublishAsyncError.INTERNAL, text) from error
+            raise PublishRefusedError(pb.PublishAsyncError.INTERNAL, text) from error
         return aim
 
     def _append(
         self,
         request: pb.PublishRequest,
-        aim: Aim,
+        aim: PublishTarget,
         ack_sink: SingleAck | AckStream | None,
     ) -> None:
         checks = aim.partition.config.optimistic_concurrency
@@ -260,14 +264,14 @@ class PublishCalls:
         try:
             for target in targets:
                 self._store_in(target, request, waiting)
-        except RefusedError as error:
+        except PublishRefusedError as error:
             raise error.status from error
         if waiting is None:
             return pb.PublishToSubjectResponse()
         try:
             # If nobody records it nobody answers, as with NATS, and the deadline ends this.
             return pb.PublishToSubjectResponse(ack=await waiting.answer)
-        except RefusedError as error:
+        except PublishRefusedError as error:
             ack = pb.Ack(
                 ackInbox=request.ackInbox,
                 correlationId=request.correlationId,
@@ -290,7 +294,7 @@ class PublishCalls:
             await self._host.know_newest()
             return self._routes.route(subject.encode()).targets()
         except InvalidSubjectError:
-            raise RpcError(Status.UNKNOWN, "nats: invalid subject") from None
+            raise RpcError(GrpcStatus.UNKNOWN, "nats: invalid subject") from None
 
     def _store_in(
         self, target: Target, request: pb.PublishToSubjectRequest, ack_sink: SingleAck | None
@@ -356,10 +360,10 @@ def checked_headers(headers: Any) -> Headers | None:
         return None
     if len(headers) > HEADERS_MAX:
         text = f"{len(headers)} headers; at most {HEADERS_MAX} are taken"
-        raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+        raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
     if any(not name or len(name.encode()) > HEADER_NAME_BYTES_MAX for name in headers):
         text = f"a header's name has 1 to {HEADER_NAME_BYTES_MAX} bytes"
-        raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+        raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
     return list(headers.items())
 
 
@@ -372,9 +376,9 @@ def _message_id(headers: Any) -> str | None:
     raw = headers.get(MESSAGE_ID_HEADER, b"")
     if len(raw) > MESSAGE_ID_BYTES_MAX:
         text = f"the header {MESSAGE_ID_HEADER} has at most {MESSAGE_ID_BYTES_MAX} bytes"
-        raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+        raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
     try:
         return raw.decode() or None
     except UnicodeDecodeError as error:
         text = f"the header {MESSAGE_ID_HEADER} is not UTF-8"
-        raise RefusedError(pb.PublishAsyncError.BAD_REQUEST, text) from error
+        raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text) from error

@@ -18,7 +18,7 @@ from strandline.servers.grpc.liftbridge.host import Host
 from strandline.servers.grpc.liftbridge.messages import COLUMNS, MessageEncoder
 from strandline.servers.grpc.liftbridge.permissions import allow
 from strandline.servers.grpc.reading import PORTION_BYTES
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.types import Offset, TimestampNs
 
 STOPPED: Final = "Stop offset reached"
@@ -52,7 +52,7 @@ async def deliver_reverse(
             call.send_framed(data)
             telemetry.count_read(records=records, size_bytes=len(data))
             await call.drain()
-    raise RpcError(Status.RESOURCE_EXHAUSTED, STOPPED)
+    raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, STOPPED)
 
 
 def reverse_extent(request: pb.SubscribeRequest, partition: Partition) -> PartitionRange[Partition]:
@@ -63,11 +63,11 @@ def reverse_extent(request: pb.SubscribeRequest, partition: Partition) -> Partit
     """
     first, end = partition.log_start_offset, partition.last_stable_offset
     if end <= first:
-        raise RpcError(Status.RESOURCE_EXHAUSTED, "Stream is empty")
+        raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, "Stream is empty")
     newest, oldest = _newest(request, partition), _oldest(request, partition)
     if newest < oldest:
         text = f"Stop offset is after start offset: {oldest} > {newest}"
-        raise RpcError(Status.INVALID_ARGUMENT, text)
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, text)
     return PartitionRange(partition, oldest, Offset(newest + 1), may_move=True)
 
 
@@ -89,7 +89,7 @@ def _newest(request: pb.SubscribeRequest, partition: Partition) -> Offset:
             after = TimestampNs(max(0, request.startTimestamp) + 1)
             return Offset(partition.offset_for_timestamp(after) - 1)
         case other:
-            raise RpcError(Status.INVALID_ARGUMENT, f"Unknown StartPosition {other}")
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, f"Unknown StartPosition {other}")
 
 
 def _oldest(request: pb.SubscribeRequest, partition: Partition) -> Offset:
@@ -108,9 +108,9 @@ def _oldest(request: pb.SubscribeRequest, partition: Partition) -> Offset:
             return partition.offset_for_timestamp(TimestampNs(max(0, request.stopTimestamp)))
         case pb.STOP_LATEST:
             text = "a reverse subscription cannot stop at the latest message; it may begin there"
-            raise RpcError(Status.INVALID_ARGUMENT, text)
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, text)
         case other:
-            raise RpcError(Status.INVALID_ARGUMENT, f"Unknown StopPosition {other}")
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, f"Unknown StopPosition {other}")
 
 
 def check_open(partition: Partition) -> None:
@@ -121,10 +121,10 @@ def check_open(partition: Partition) -> None:
     """
     if partition.closed:
         if isinstance(partition.closed_by, ShuttingDownError):
-            raise RpcError(Status.UNAVAILABLE, "the broker is stopping; retry later")
+            raise RpcError(GrpcStatus.UNAVAILABLE, "the broker is stopping; retry later")
         if not isinstance(partition.closed_by, UnknownStreamError):
             # Other brokers keep it now, and clients look for them at this status alone.
-            raise RpcError(Status.UNAVAILABLE, "the partition goes on elsewhere; retry there")
-        raise RpcError(Status.NOT_FOUND, "commit log was deleted")
+            raise RpcError(GrpcStatus.UNAVAILABLE, "the partition goes on elsewhere; retry there")
+        raise RpcError(GrpcStatus.NOT_FOUND, "commit log was deleted")
     if isinstance(partition.barred_by, PausedError):
-        raise RpcError(Status.FAILED_PRECONDITION, "commit log was closed")
+        raise RpcError(GrpcStatus.FAILED_PRECONDITION, "commit log was closed")

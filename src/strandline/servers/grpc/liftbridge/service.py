@@ -21,7 +21,7 @@ from strandline.servers.grpc.liftbridge.idle import AutoPause
 from strandline.servers.grpc.liftbridge.internal import ensure_streams
 from strandline.servers.grpc.liftbridge.permissions import NEEDS, checked
 from strandline.servers.grpc.liftbridge.publish import PublishCalls
-from strandline.servers.grpc.liftbridge.streams import StreamCalls
+from strandline.servers.grpc.liftbridge.streams import LiftbridgeStreamCalls
 from strandline.servers.grpc.liftbridge.subscribe import SubscribeCalls
 from strandline.servers.grpc.listener import GrpcListener
 from strandline.servers.grpc.methods import Method, server_stream, unary
@@ -134,7 +134,7 @@ def _methods(
     host: Host, groups: GroupCalls, subscribing: SubscribeCalls, *, publishing: PublishCalls
 ) -> dict[bytes, Method]:
     """The rpcs by path."""
-    streams, describing = StreamCalls(host), DescribeCalls(host)
+    streams, describing = LiftbridgeStreamCalls(host), DescribeCalls(host)
     cursors = CursorCalls(host)
     one: dict[str, tuple[type[Any], Callable[[Any, Call], Awaitable[Any]]]] = {
         "CreateStream": (pb.CreateStreamRequest, streams.create),

@@ -22,7 +22,7 @@ from strandline.errors import (
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.liftbridge.host import Host
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 
 SEGMENT_BYTES_MIN: Final = 64 << 10
 NO_KEY: Final = "Failed on preconditions for stream's encryption handler: invalid AES key size 0"
@@ -79,28 +79,28 @@ def stream_config(
 
 def _check_request(request: pb.CreateStreamRequest) -> None:
     if not request.name:
-        raise RpcError(Status.INVALID_ARGUMENT, "Name cannot be empty")
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, "Name cannot be empty")
     subject = request.subject
     if not subject or any(c in subject for c in " \t\r\n") or "" in subject.split("."):
-        raise RpcError(Status.INVALID_ARGUMENT, "Subject is invalid")
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, "Subject is invalid")
     if is_internal(request.name):
-        raise RpcError(Status.INVALID_ARGUMENT, "Stream is reserved")
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, "Stream is reserved")
     if request.partitions < 0:
-        raise RpcError(Status.INVALID_ARGUMENT, "no partitions provided")
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, "no partitions provided")
 
 
 def _replicas(factor: int, brokers: int) -> int:
     if factor == -1:
         return brokers
     if factor < 0:
-        raise RpcError(Status.INVALID_ARGUMENT, f"Invalid replicationFactor {factor}")
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, f"Invalid replicationFactor {factor}")
     if factor > brokers:
         text = f"Invalid replicationFactor {factor}, cluster size {brokers}"
-        raise RpcError(Status.INVALID_ARGUMENT, text)
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, text)
     return factor or 1
 
 
-class StreamCalls:
+class LiftbridgeStreamCalls:
     """The rpcs about streams as a whole.
 
     Args:
@@ -117,20 +117,20 @@ class StreamCalls:
         try:
             await self._host.broker.create_stream(config)
         except StreamExistsError:
-            raise RpcError(Status.ALREADY_EXISTS, "stream already exists") from None
+            raise RpcError(GrpcStatus.ALREADY_EXISTS, "stream already exists") from None
         except EncryptionKeyError as error:
-            raise RpcError(Status.FAILED_PRECONDITION, f"{NO_KEY}: {error.message}") from None
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, f"{NO_KEY}: {error.message}") from None
         return pb.CreateStreamResponse()
 
     async def delete(self, request: pb.DeleteStreamRequest, _: Call) -> pb.DeleteStreamResponse:
         """Remove a stream and its records."""
         if is_internal(request.name):
-            raise RpcError(Status.INVALID_ARGUMENT, "Stream is reserved")
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "Stream is reserved")
         await self._host.know(request.name)
         try:
             await self._host.broker.delete_stream(request.name)
         except UnknownStreamError:
-            raise RpcError(Status.NOT_FOUND, "stream does not exist") from None
+            raise RpcError(GrpcStatus.NOT_FOUND, "stream does not exist") from None
         return pb.DeleteStreamResponse()
 
     async def pause(self, request: pb.PauseStreamRequest, _: Call) -> pb.PauseStreamResponse:
@@ -163,17 +163,17 @@ class StreamCalls:
         stream = self._host.stream(name)
         if stream is None:
             text = "stream does not exist" if partitions else "stream not found"
-            raise RpcError(Status.NOT_FOUND, text)
+            raise RpcError(GrpcStatus.NOT_FOUND, text)
         if is_internal(name):
-            raise RpcError(Status.INVALID_ARGUMENT, "Stream is reserved")
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, "Stream is reserved")
         if any(not 0 <= number < len(stream.partitions) for number in partitions):
-            raise RpcError(Status.NOT_FOUND, "partition does not exist")
+            raise RpcError(GrpcStatus.NOT_FOUND, "partition does not exist")
 
 
 def _not_found(error: InvalidRequestError) -> RpcError:
     """What was there a moment ago."""
     if isinstance(error, UnknownStreamError):
-        return RpcError(Status.NOT_FOUND, "stream does not exist")
+        return RpcError(GrpcStatus.NOT_FOUND, "stream does not exist")
     if isinstance(error, UnknownPartitionError):
-        return RpcError(Status.NOT_FOUND, "partition does not exist")
-    return RpcError(Status.INTERNAL, error.message)
+        return RpcError(GrpcStatus.NOT_FOUND, "partition does not exist")
+    return RpcError(GrpcStatus.INTERNAL, error.message)

@@ -18,15 +18,15 @@ from strandline.servers.grpc.liftbridge.host import Host
 from strandline.servers.grpc.liftbridge.messages import COLUMNS, MessageEncoder
 from strandline.servers.grpc.liftbridge.permissions import allow
 from strandline.servers.grpc.liftbridge.reverse import STOPPED, check_open, deliver_reverse
-from strandline.servers.grpc.reading import Reader
-from strandline.servers.grpc.status import RpcError, Status
+from strandline.servers.grpc.reading import GrpcReader
+from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.types import Offset, PartitionName, TimestampNs
 
 NO_PARTITION: Final = "No such partition"
 END_OF_READONLY: Final = "End of readonly partition"
 
 
-class Extent(NamedTuple):
+class SubscribeRange(NamedTuple):
     """What of a partition is delivered; the end is exclusive, None: there is none."""
 
     start: Offset
@@ -54,7 +54,7 @@ def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
         case pb.TIMESTAMP:
             start = partition.offset_for_timestamp(TimestampNs(max(0, request.startTimestamp)))
         case other:
-            raise RpcError(Status.INVALID_ARGUMENT, f"Unknown StartPosition {other}")
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, f"Unknown StartPosition {other}")
     return max(start, first)
 
 
@@ -86,16 +86,16 @@ def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset 
         case pb.STOP_LATEST:
             end = compact_batches(partition)
             if end <= partition.log_start_offset:
-                raise RpcError(Status.RESOURCE_EXHAUSTED, "Stream is empty")
+                raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, "Stream is empty")
             return end, STOPPED
         case pb.STOP_TIMESTAMP:
             after = TimestampNs(max(0, request.stopTimestamp) + 1)
             stop = min(partition.log.offset_for_timestamp(after), compact_batches(partition))
             if stop <= partition.log_start_offset:
-                raise RpcError(Status.INTERNAL, "no message is as old as the stop timestamp")
+                raise RpcError(GrpcStatus.INTERNAL, "no message is as old as the stop timestamp")
             return stop, STOPPED
         case other:
-            raise RpcError(Status.INVALID_ARGUMENT, f"Unknown StopPosition {other}")
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, f"Unknown StopPosition {other}")
 
 
 def asks_for_end(request: pb.SubscribeRequest) -> bool:
@@ -104,7 +104,7 @@ def asks_for_end(request: pb.SubscribeRequest) -> bool:
     return not begins_anywhere or request.stopPosition in (pb.STOP_LATEST, pb.STOP_TIMESTAMP)
 
 
-def extent_of(request: pb.SubscribeRequest, partition: Partition) -> Extent:
+def extent_of(request: pb.SubscribeRequest, partition: Partition) -> SubscribeRange:
     """What a request asks for.
 
     Raises:
@@ -114,8 +114,8 @@ def extent_of(request: pb.SubscribeRequest, partition: Partition) -> Extent:
     stop, why = stop_of(request, partition)
     if stop is not None and why != END_OF_READONLY and stop <= start:
         text = f"Stop offset is before start offset: {stop - 1} < {start}"
-        raise RpcError(Status.INVALID_ARGUMENT, text)
-    return Extent(start, stop, why)
+        raise RpcError(GrpcStatus.INVALID_ARGUMENT, text)
+    return SubscribeRange(start, stop, why)
 
 
 class _Member(NamedTuple):
@@ -146,9 +146,9 @@ class SubscribeCalls:
             try:
                 await self._host.wake(partition)
             except UnknownStreamError:
-                raise RpcError(Status.NOT_FOUND, NO_PARTITION) from None
+                raise RpcError(GrpcStatus.NOT_FOUND, NO_PARTITION) from None
             except StrandlineError as error:
-                raise RpcError(Status.INTERNAL, error.message) from error
+                raise RpcError(GrpcStatus.INTERNAL, error.message) from error
         group = (request.consumer.groupId, partition.name)
         if request.consumer.groupId:
             await self._check_consumer(request.consumer, call)
@@ -179,18 +179,18 @@ class SubscribeCalls:
         consumer = request.consumer
         if consumer.groupId and not consumer.consumerId:
             text = "Consumer id cannot be empty when group id is provided"
-            raise RpcError(Status.INVALID_ARGUMENT, text)
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, text)
         partition = self._host.partition(request.stream, request.partition)
         if partition is None:
-            raise RpcError(Status.NOT_FOUND, NO_PARTITION)
+            raise RpcError(GrpcStatus.NOT_FOUND, NO_PARTITION)
         host = self._host
         if host.leader(partition) == host.me:
             return partition
         if request.readISRReplica and consumer.groupId:
             text = "Consumer groups not compatible with ReadISRReplica"
-            raise RpcError(Status.INVALID_ARGUMENT, text)
+            raise RpcError(GrpcStatus.INVALID_ARGUMENT, text)
         if not request.readISRReplica or host.me not in host.replicas(partition)[1]:
-            raise RpcError(Status.FAILED_PRECONDITION, "Server not partition leader")
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, "Server not partition leader")
         return partition
 
     async def _check_consumer(self, consumer: pb.Consumer, call: Call) -> None:
@@ -209,11 +209,11 @@ class SubscribeCalls:
             await self._host.know_newest()
             group = self._host.broker.image.groups.get(consumer.groupId)
         if group is None:
-            raise RpcError(Status.NOT_FOUND, "consumer group does not exist")
+            raise RpcError(GrpcStatus.NOT_FOUND, "consumer group does not exist")
         check_member(group, consumer.consumerId, call)
         if consumer.groupEpoch > group.epoch:
             text = f"groupEpoch {consumer.groupEpoch} is later than the group's, {group.epoch}"
-            raise RpcError(Status.FAILED_PRECONDITION, text)
+            raise RpcError(GrpcStatus.FAILED_PRECONDITION, text)
 
     def _take_over(
         self, consumer: pb.Consumer, group: tuple[str, PartitionName], call: Call
@@ -223,15 +223,20 @@ class SubscribeCalls:
         if holder is not None:
             if consumer.groupEpoch < holder.epoch:
                 text = "Consumer is not currently assigned this partition"
-                raise RpcError(Status.FAILED_PRECONDITION, text)
-            holder.call.abort(RpcError(Status.OK, ""))
+                raise RpcError(GrpcStatus.FAILED_PRECONDITION, text)
+            holder.call.abort(RpcError(GrpcStatus.OK, ""))
         self._members[group] = _Member(consumer.groupEpoch, call)
 
     async def _deliver(
-        self, partition: Partition, extent: Extent, call: Call, *, request: pb.SubscribeRequest
+        self,
+        partition: Partition,
+        extent: SubscribeRange,
+        call: Call,
+        *,
+        request: pb.SubscribeRequest,
     ) -> None:
         encoder = MessageEncoder(partition.name)
-        reader = Reader(
+        reader = GrpcReader(
             partition,
             extent.start,
             columns=COLUMNS,
@@ -242,7 +247,7 @@ class SubscribeCalls:
         while True:
             check_open(partition)
             if extent.stop is not None and reader.offset >= extent.stop:
-                raise RpcError(Status.RESOURCE_EXHAUSTED, extent.why_stop)
+                raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, extent.why_stop)
             is_readonly = isinstance(partition.barred_by, ReadonlyError)
             portion = await reader.next(extent.stop, bytes_max=call.share_bytes)
             allow(call.caller, "Subscribe", request)  # it may have been revoked meanwhile
@@ -254,5 +259,5 @@ class SubscribeCalls:
                 continue  # what is between the last record and the stop is nothing to be seen
             elif reader.offset >= partition.last_stable_offset:
                 if is_readonly and reader.offset >= compact_batches(partition):
-                    raise RpcError(Status.RESOURCE_EXHAUSTED, END_OF_READONLY)
+                    raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, END_OF_READONLY)
                 await reader.more()
