@@ -1,6 +1,7 @@
 """A log: appending, rolling, truncating at both ends, checkpoints, and what faults leave."""
 
 import errno
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -80,6 +81,34 @@ def test_roll_on_request(open_log, fill):
     log.roll()
     log.roll()
     assert [s.sealed for s in log.segments] == [True, False]
+
+
+def test_a_roll_does_not_wait_for_files_that_are_removed(open_log, fill):
+    """Nor is it left out: another thread that holds the names of files changes nothing for it."""
+    log = open_log()
+    fill(log, 1)
+    with ThreadPoolExecutor(1) as other:
+        held = log.files_held()
+        other.submit(held.__enter__).result()
+        log.roll()
+        other.submit(held.__exit__, None, None, None).result()
+    assert [s.sealed for s in log.segments] == [True, False]
+
+
+def test_a_log_that_is_being_cut_is_not_rolled(open_log, fill, disk, monkeypatch):
+    """The segment at its end may be gone by then; whoever finds it too old asks again."""
+    log = open_log()
+    fill(log, 3)
+    truncate = disk.truncate
+    with ThreadPoolExecutor(1) as owner:
+
+        def roll_and_truncate(fd, length):
+            owner.submit(log.roll).result()
+            truncate(fd, length)
+
+        monkeypatch.setattr(disk, "truncate", roll_and_truncate)
+        assert log.truncate_to(4) == 4
+    assert [s.sealed for s in log.segments] == [False]
 
 
 def test_batch_must_continue_the_log(open_log, make_batch):
