@@ -337,8 +337,9 @@ class Log(LogDurability):
         Raises:
             DiskFullError: no space; ``make_room`` may help.
             LogPoisonedError: a write failed.
+            ShuttingDownError: the log was closed or deleted; its directory may be another's by now.
         """
-        with self._names_lock:
+        with self.files_held():
             if offset > self._noted_start:
                 self._disk.write_atomically(self.directory / START_NAME, format_start(offset))
                 self._noted_start = Offset(offset)

@@ -488,6 +488,18 @@ def test_delete_removes_everything(open_log, fill, tmp_path):
     log.flush()
 
 
+def test_a_deleted_log_notes_no_start_for_its_namesake(open_log, fill):
+    """Whoever was about to note it on a thread is refused: the directory may be another's."""
+    log = open_log()
+    fill(log, 10)
+    log.delete()
+    anew = open_log()
+    with pytest.raises(ShuttingDownError):
+        log.note_start(5)
+    anew.close()
+    assert open_log().log_start_offset == 0
+
+
 def test_flush_of_a_log_deleted_meanwhile_is_quiet(open_log, fill, disk):
     """A flush that loses its directory to a deletion is no failure."""
     log = open_log()
