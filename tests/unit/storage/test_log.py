@@ -1,7 +1,8 @@
 """A log: appending, rolling, truncating at both ends, checkpoints, and what faults leave."""
 
 import errno
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -12,6 +13,7 @@ from strandline.errors import (
     ShuttingDownError,
 )
 from strandline.record.batch import read_header
+from strandline.storage.journal import Journal
 from strandline.storage.segment import PENDING_BYTES_MAX, WORTH_WRITING_BYTES
 from strandline.storage.segment_reads import RetiredSegmentError
 
@@ -109,6 +111,32 @@ def test_a_log_that_is_being_cut_is_not_rolled(open_log, fill, disk, monkeypatch
         monkeypatch.setattr(disk, "truncate", roll_and_truncate)
         assert log.truncate_to(4) == 4
     assert [s.sealed for s in log.segments] == [False]
+
+
+def test_a_cut_waits_for_what_is_being_written(
+    open_log, fill, disk, monkeypatch, read_all, tmp_path
+):
+    """A checkpoint writes what is in memory when a thread begins to cut: the end is the cut's."""
+    log = open_log(segment_bytes=1 << 20)
+    log.journal = Journal.open(tmp_path / "journal", disk=disk, file_bytes=1 << 16)
+    batches = fill(log, 6)
+    write, cuts = disk.pwritev, []
+    with ThreadPoolExecutor(1) as other:
+
+        def cut_and_write(fd, buffers, position):
+            if threading.current_thread() is threading.main_thread() and not cuts:
+                cuts.append(other.submit(log.truncate_to, 4, synced_sequence=0))
+                wait(cuts, timeout=0.5)
+            write(fd, buffers, position)
+
+        monkeypatch.setattr(disk, "pwritev", cut_and_write)
+        log.write_pending()
+        assert cuts[0].result() == 4
+    more = fill(log, 1)
+    log.write_pending()
+    wanted = b"".join([*batches[:2], *more])
+    assert read_all(log) == wanted
+    assert log.segments[-1].path.read_bytes() == wanted
 
 
 def test_batch_must_continue_the_log(open_log, make_batch):
