@@ -1,8 +1,8 @@
-"""Typed settings: what a broker is told at start and what a stream is told at creation.
+"""Typed settings of a broker (at start) and of a stream (at creation).
 
 Rules: every field has a default that suits one machine, units come last in names, and unknown keys
-are refused with a suggestion. Reading files and the environment is ``strandline.process``'s job;
-this module only decodes and checks values. ``docs/configuration.md`` documents every key (tested).
+are refused with a suggestion. ``strandline.process`` reads files and the environment; this module
+only decodes and checks values. ``docs/configuration.md`` documents every key (tested).
 """
 
 import difflib
@@ -24,7 +24,7 @@ NAME_BYTES_MAX = 200
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a stream, fixed at creation."""
+    """The settings of a stream, fixed at creation."""
 
     name: str
     subject: str
@@ -77,13 +77,13 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return "replicated" if self.replicas > 1 else "disk"
 
     def promises(self, acks: Acks) -> bool:
-        """Whether a publish may ask for such acks: for no more than the stream's own."""
+        """Return whether a publish may request this ack level: at most the stream's own."""
         levels = get_args(Acks)
         return levels.index(acks) <= levels.index(self.acks_in_force)
 
     @property
     def partition_rule(self) -> PartitionBy:
-        """The rule in force, with the default resolved."""
+        """Return the partition rule in force, with the default resolved."""
         if self.partition_by is not None:
             return self.partition_by
         tokens = self.subject.split(".")
@@ -91,7 +91,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class GrpcStreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Defaults of streams that Liftbridge's clients create."""
+    """Defaults of streams that Liftbridge clients create."""
 
     retention_bytes: int = 0
     retention_records: int = 0
@@ -147,7 +147,7 @@ class JournalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Caps, checked before memory is allocated."""
+    """Limits, checked before memory is allocated."""
 
     record_bytes: int = 1 << 20
     """Largest record: key, value and headers together."""
@@ -162,7 +162,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the broker meets NATS."""
+    """Settings of the NATS listeners and of the connection to nats-server."""
 
     servers: list[str] = []
     """URLs of your own NATS servers; empty starts a nats-server as a child process."""
@@ -177,7 +177,7 @@ class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """TLS towards clients, on every listener; brokers among themselves: ``cluster.tls_*``."""
+    """TLS settings of the listeners for clients; brokers among themselves use ``cluster.tls_*``."""
 
     certificate: str = ""
     """PEM file of this broker's certificate, and what leads to its authority; empty: no TLS."""
@@ -188,7 +188,7 @@ class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def is_on(self) -> bool:
-        """Whether listeners speak TLS."""
+        """Whether the listeners use TLS."""
         return bool(self.certificate)
 
 
@@ -207,14 +207,14 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class EncryptionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Encryption at rest, of the streams that ask for it; see docs/encryption.md."""
+    """Settings of encryption at rest, for streams that request it; see docs/encryption.md."""
 
     key_file: str = ""
     """File of the master keys, the current one first; empty: the environment's, or none."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One broker among several; see docs/cluster.md."""
+    """Settings of a broker in a cluster; see docs/cluster.md."""
 
     broker_id: int = 0
     """Number of this broker, 1 or more, for ever; 0: the broker stands alone."""
@@ -250,12 +250,12 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def is_on(self) -> bool:
-        """Whether the broker is one of a cluster."""
+        """Whether the broker belongs to a cluster."""
         return self.broker_id > 0
 
     @property
     def peer_addresses(self) -> dict[int, tuple[str, int]]:
-        """Host and port of every broker.
+        """Return the host and port of every broker.
 
         Raises:
             InvalidConfigError: an entry is not ``ID=HOST:PORT``.
@@ -273,7 +273,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def nats_addresses(self) -> dict[int, tuple[str, int]]:
-        """Host and port of every broker's nats-server for the others.
+        """Return the host and port of every broker's nats-server for the other brokers.
 
         Raises:
             InvalidConfigError: an entry is not ``ID=HOST:PORT``.
@@ -282,7 +282,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a broker, read at start."""
+    """The settings of a broker, read at start."""
 
     data_dir: str = "strandline-data"
     host: str = "127.0.0.1"
@@ -316,15 +316,15 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     @property
     def peer_host(self) -> str:
-        """Address that the ports for other brokers bind to."""
+        """Return the address that the ports for other brokers bind to."""
         return self.cluster.peer_host or self.host
 
 
 def parse_peers(entries: list[str], key: str) -> dict[int, tuple[str, int]]:
-    """Brokers and their addresses in a list of ``ID=HOST:PORT``.
+    """Parse a list of ``ID=HOST:PORT`` entries into brokers and their addresses.
 
     Raises:
-        InvalidConfigError: an entry is something else, or an id is given twice.
+        InvalidConfigError: an entry is malformed, or an id is given twice.
     """
     found: dict[int, tuple[str, int]] = {}
     for entry in entries:
@@ -339,7 +339,7 @@ def parse_peers(entries: list[str], key: str) -> dict[int, tuple[str, int]]:
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before a port: an address of IPv6 in brackets."""
+    """Return a host as written before a port: an IPv6 address gets brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -350,7 +350,7 @@ def decode_config(values: Mapping[str, Any], kind: type[StructT]) -> StructT:
     """Build a settings struct from plain values.
 
     Args:
-        values: nested mapping, as YAML or JSON yields it.
+        values: a nested mapping, as parsed from YAML or JSON.
         kind: ``BrokerConfig`` or ``StreamConfig``.
 
     Raises:

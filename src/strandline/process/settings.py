@@ -1,9 +1,9 @@
-"""Settings of a broker, gathered: one YAML file, then the environment, then flags; last wins.
+"""Loading of a broker's settings: a YAML file, then the environment, then flags; the last wins.
 
-Rules: each source is checked on its own, so that an error names where it stands; a key that does
-not exist is refused with a suggestion, never ignored. A variable is ``STRANDLINE_`` and the key in
-capitals, sections joined by two underscores: ``nats.port`` is ``STRANDLINE_NATS__PORT``.
-This module must not know what the settings are for, beyond what makes a value impossible.
+Rules: each source is checked on its own, so that an error names its source. An unknown key is
+refused with a suggestion, never ignored. A variable is ``STRANDLINE_`` and the key in capitals,
+sections joined by two underscores: ``nats.port`` is ``STRANDLINE_NATS__PORT``. This module knows
+which values are impossible, and nothing else about the settings.
 """
 
 import re
@@ -58,9 +58,9 @@ def load_settings(
     """Read and check a broker's settings.
 
     Args:
-        file: a YAML file; ``None`` reads none.
-        environ: usually ``os.environ``; only ``STRANDLINE_*`` counts.
-        overrides: nested mapping from flags; a ``None`` means that the flag was not given.
+        file: a YAML file, or ``None``.
+        environ: usually ``os.environ``; only ``STRANDLINE_*`` is used.
+        overrides: a nested mapping from flags; ``None`` means that the flag was not given.
 
     Raises:
         InvalidConfigError: naming the source, the key and the fix.
@@ -76,7 +76,7 @@ def load_settings(
 
 
 def read_settings_file(file: Path) -> Values:
-    """The checked values of a YAML file.
+    """Return the checked values of a YAML file.
 
     Raises:
         InvalidConfigError: unreadable, not YAML, not a mapping, or with a wrong key or value.
@@ -85,7 +85,7 @@ def read_settings_file(file: Path) -> Values:
 
 
 def read_yaml(file: Path) -> Values:
-    """The values of a YAML file, as they stand there.
+    """Return the unchecked values of a YAML file.
 
     Raises:
         InvalidConfigError: unreadable, not YAML, or not a mapping.
@@ -109,7 +109,7 @@ def read_yaml(file: Path) -> Values:
 
 
 def read_environment(environ: Mapping[str, str]) -> Values:
-    """The checked values of the ``STRANDLINE_*`` variables.
+    """Return the checked values of the ``STRANDLINE_*`` variables.
 
     Raises:
         InvalidConfigError: naming the variable.
@@ -129,7 +129,7 @@ def read_environment(environ: Mapping[str, str]) -> Values:
 
 
 def flat_settings(config: msgspec.Struct, prefix: str = "") -> dict[str, Any]:
-    """Every key of ``config``, dotted, with its value; of ``BrokerConfig()``, every default."""
+    """Return every key of ``config``, dotted, with its value."""
     keys: dict[str, Any] = {}
     for name in config.__struct_fields__:
         value = getattr(config, name)
@@ -141,7 +141,7 @@ def flat_settings(config: msgspec.Struct, prefix: str = "") -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice, where YAML itself would keep the last."""
+    """A YAML loader that refuses a key given twice, where YAML itself would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the signature is PyYAML's
         seen: set[str] = set()
@@ -161,7 +161,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _typed(keys: list[str], text: str, variable: str) -> Any:
-    """The text of a variable as the type of its field."""
+    """Return the text of a variable converted to the type of its field."""
     kind: Any = BrokerConfig
     for depth, key in enumerate(keys):
         fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
@@ -216,7 +216,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _refuse_impossible(config: BrokerConfig) -> None:
-    """Check what types cannot: ranges, and values that contradict each other."""
+    """Refuse values that are out of range or contradict each other."""
     taken: dict[int, str] = {}
     ports = {
         "flight_port": (config.flight_port, 0),
@@ -236,7 +236,7 @@ def _refuse_impossible(config: BrokerConfig) -> None:
         taken[port] = key
     for key, value in flat_settings(config).items():
         if key.endswith(("_bytes", "_records", "_ms")):
-            lowest = 0 if key.startswith("grpc.streams.") else 1  # of streams 0 is no limit
+            lowest = 0 if key.startswith("grpc.streams.") else 1  # for streams 0 means no limit
             if value < lowest:
                 raise InvalidConfigError(f"{key} is {value}; it must be at least {lowest}")
             if value > NUMBER_MAX:
@@ -257,7 +257,7 @@ def _refuse_impossible(config: BrokerConfig) -> None:
 
 
 def _refuse_half_tls(tls: TlsConfig) -> None:
-    """Check that listeners do not speak clear text by mistake, nor ask nobody who they are."""
+    """Refuse TLS settings that would use clear text by mistake or leave clients unverified."""
     if bool(tls.certificate) != bool(tls.key):
         raise InvalidConfigError("TLS needs both tls.certificate and tls.key")
     if tls.authority and not tls.certificate:
@@ -268,7 +268,7 @@ def _refuse_half_tls(tls: TlsConfig) -> None:
 
 
 def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
-    """Check that what looks like access control is some, and lets its administrator in."""
+    """Refuse access control settings that check nothing, or that lock out every administrator."""
     has_token = bool(auth.admin_token or auth.admin_token_file)
     if not auth.enabled:
         if has_token or auth.admins:
@@ -307,7 +307,7 @@ def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
 
 
 def _refuse_open_peers(config: BrokerConfig) -> None:
-    """Check that nobody passes for a broker, who is asked for nothing but the cluster's name."""
+    """Refuse a peer link without TLS where it is reachable: it checks only the cluster's name."""
     cluster, host = config.cluster, config.peer_host
     if cluster.is_on and not cluster.tls_certificate and not _is_loopback(host):
         raise InvalidConfigError(
@@ -321,11 +321,11 @@ def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
-        return False  # a name leads anywhere
+        return False  # a name may resolve to any address
 
 
 def _refuse_impossible_cluster(cluster: ClusterConfig) -> None:
-    """Check who the brokers of a cluster are."""
+    """Refuse cluster settings that are missing or contradict each other."""
     if not cluster.is_on:
         if cluster.peers or cluster.name or cluster.broker_id < 0:
             raise InvalidConfigError(

@@ -1,12 +1,13 @@
-"""Publishes to other brokers whose partition is found paused: it is woken, and they go again.
+"""Forwarded publishes that wait until their paused partition is resumed.
 
-A leader pauses a partition, or hears that it was resumed, moments before or after others do. What
-it refuses meanwhile is held, with what comes behind it, until nothing of the partition is under
-way; then the partition is woken, and all go again in their order. The first goes alone: a leader
-that hears of the waking between two of them would refuse one and store the next.
+A leader pauses a partition, or learns that it was resumed, moments before or after other brokers
+do. Publishes that it refuses meanwhile are held, with later ones behind them, until none of the
+partition is in flight. Then the partition is resumed, and all are sent again in order. The first is
+sent alone: a leader that learns of the resumption between two of them would refuse one and store
+the next.
 
-Rules: loop thread only. A publish does not go again once a later one was stored, which would
-change their order, nor for longer than ``PATIENCE_S``: it is told the refusal.
+Rules: loop thread only. A publish is not sent again once a later one was stored, which would change
+the order, nor for longer than ``PATIENCE_S``: its publisher gets the refusal.
 """
 
 import asyncio
@@ -26,13 +27,13 @@ Outcome = Ack | StrandlineError
 
 
 class ForwardedPublish:
-    """A publish that is handed on.
+    """A publish to forward.
 
     Args:
-        partition: where.
-        send: hands it to its leader, or hands it on again.
-        tell: tells the outcome; once.
-        wakes: whether it resumes a partition that is paused.
+        partition: the target partition.
+        send: sends it to the leader; called again for each retry.
+        tell: receives the outcome, once.
+        wakes: whether it resumes a paused partition.
     """
 
     __slots__ = ("number", "partition", "refused_s", "send", "tell", "wakes")
@@ -55,7 +56,7 @@ class ForwardedPublish:
 
 
 class _Partition:
-    """The errands of one partition."""
+    """The publishes of one partition."""
 
     __slots__ = ("refused", "sent", "task", "waiting")
 
@@ -69,10 +70,10 @@ class _Partition:
 
 
 class ResumeForwarder:
-    """Hands errands on, and again if their partition had to be woken.
+    """A forwarder that resumes paused partitions and sends their publishes again.
 
     Args:
-        wake: resumes a partition, if it is paused.
+        wake: resumes a partition if it is paused.
     """
 
     def __init__(self, wake: Callable[[PartitionName], Awaitable[None]]) -> None:
@@ -81,7 +82,7 @@ class ResumeForwarder:
         self._last_number = 0
 
     def hand_on(self, errand: ForwardedPublish) -> None:
-        """Send an errand, behind those of its partition that came before."""
+        """Send a publish, after the earlier ones of its partition."""
         self._last_number += 1
         errand.number = self._last_number
         partition = self._partitions[errand.partition]
@@ -92,7 +93,7 @@ class ResumeForwarder:
             errand.send(errand)
 
     def answered(self, errand: ForwardedPublish, outcome: Outcome) -> None:
-        """What became of an errand that was sent."""
+        """Handle the outcome of a publish that was sent."""
         partition = self._partitions[errand.partition]
         partition.sent -= 1
         if isinstance(outcome, PausedError) and errand.wakes and self._is_tried_again(errand):
@@ -116,7 +117,7 @@ class ResumeForwarder:
         return now_s < errand.refused_s + PATIENCE_S
 
     def _give_up_earlier(self, partition: _Partition, stored: ForwardedPublish) -> None:
-        """Tell their refusal to those that would now come behind a later one."""
+        """Report their refusal to publishes that would now be stored after a later one."""
         refused, partition.refused = partition.refused, []
         for errand, error in refused:
             if errand.number < stored.number:
@@ -147,7 +148,7 @@ class ResumeForwarder:
             self._partitions.pop(name, None)
 
     async def stop(self) -> None:
-        """Send nothing again."""
+        """Stop resending."""
         tasks = [each.task for each in self._partitions.values() if each.task is not None]
         for task in tasks:
             task.cancel()

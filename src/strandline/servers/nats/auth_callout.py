@@ -1,13 +1,13 @@
-"""Who may be a client of our nats-server, and for how long.
+"""Authorization of the child nats-server's clients.
 
-Each client is asked about once, when it comes. What it may do is fixed then, so when rules change
-it is disconnected, if they now say something else about it, and comes again by itself.
+The server asks once about each client, when it connects, and the permissions are fixed from then
+on. When the rules change and give a client other permissions, it is disconnected and reconnects by
+itself.
 
-Rules: what cannot be understood is not answered, and the server lets nobody in without an answer.
-An answer that comes too late lets nobody in either, and nothing is ever told of that client; so who
-is not said to have come in within a while is ended like one who leaves, and counts no more.
-A client whose token was revoked or has expired is disconnected like one whose rules have changed.
-No sockets here; on the loop.
+Rules: a malformed request is not answered, and without an answer the server refuses the client. It
+also refuses after an answer that is too late, without reporting it; so an authorized client that
+is not reported as connected in time is disconnected and no longer counted. A client whose token
+was revoked or has expired is disconnected, too. No sockets here; loop thread.
 """
 
 import logging
@@ -48,14 +48,14 @@ class _Client(NamedTuple):
 
 
 class AuthCalloutHandler:
-    """The door of one nats-server.
+    """The handler of one nats-server's authorization requests.
 
     Args:
-        access: who is who, and who may do what.
-        metering: how many connections anybody may have.
-        issuer: whom the server believes.
-        clock: dates answers.
-        name_of: the name in a certificate, given its PEM.
+        access: identifies clients and has the rules.
+        metering: limits the connections per principal.
+        issuer: the key whose signature the server accepts.
+        clock: dates the answers.
+        name_of: returns the name in a PEM certificate.
     """
 
     def __init__(
@@ -83,14 +83,14 @@ class AuthCalloutHandler:
 
     @property
     def clients(self) -> int:
-        """How many are inside."""
+        """The number of authorized clients."""
         return len(self._clients)
 
     def opened(self, server_id: str) -> list[int]:
-        """The server is heard again; who left meanwhile is not known, so everybody has to.
+        """Return the connections to close when a connection to a server was (re)established.
 
-        Of a server that was started anew nobody is left. Of the same one everybody is told to leave
-        until it says that they are gone.
+        Departures may have been missed. A restarted server has no clients. The same server is asked
+        to close all of them until it reports that they are gone.
         """
         if server_id != self._server_id:
             self._server_id = server_id
@@ -100,11 +100,11 @@ class AuthCalloutHandler:
         return sorted(self._leaving)
 
     def answer(self, question: bytes) -> bytes | None:
-        """Let a client in, or not; None if nobody asked who may."""
+        """Return the answer to an authorization request; None if it is not our server's."""
         try:
             asked = decode_question(question, self._server_id)
         except InvalidRecordError as error:
-            # In a cluster the questions of the other servers come here too, for their brokers.
+            # In a cluster the requests of other servers arrive here too; their brokers answer them.
             logger.debug("a question about a client is not our server's: %s", error)
             return None
         now_s = self._clock.now_ns() // NS_PER_S
@@ -121,10 +121,10 @@ class AuthCalloutHandler:
         )
 
     def _admitted(self, asked: AuthRequest) -> _Client:
-        """The client.
+        """Authorize a client and count its connection.
 
         Raises:
-            StrandlineError: it is not let in.
+            StrandlineError: the client is refused.
         """
         shown = ClientCredentials(
             token=asked.token or None,
@@ -139,18 +139,18 @@ class AuthCalloutHandler:
         return _Client(caller, allowance, self._permissions(caller, quota), quota)
 
     def arrived(self, connection: int) -> None:
-        """A client that was let in has come in."""
+        """Record that an authorized client has connected."""
         self._expected.pop(connection, None)
 
     def left(self, connection: int) -> None:
-        """A client has left."""
+        """Record that a client has disconnected."""
         self._expected.pop(connection, None)
         client = self._clients.pop(connection, None)
         if client is not None:
             client.allowance.close()
 
     def unwelcome(self) -> list[int]:
-        """The connections of clients that would not be let in now as they were."""
+        """Return the connections of clients that must reconnect or are no longer allowed."""
         before, self._acls = self._acls, self._access.policy.acls
         has_changed = self._acls is not before
         self._leaving &= self._clients.keys()
@@ -165,7 +165,7 @@ class AuthCalloutHandler:
         return sorted(self._leaving)
 
     def _has_other_permissions(self, client: _Client, *, rules_changed: bool) -> bool:
-        """Whether it would be let in with others than it has."""
+        """Return whether the client would now get other permissions."""
         quota = client.allowance.quota
         if not rules_changed and quota == client.quota:
             return False
@@ -179,5 +179,5 @@ def _is_welcome(client: _Client) -> bool:
     try:
         client.caller.check_known()
     except StrandlineError:
-        return False  # an answer, not a failure: it is acted upon
+        return False  # a decision, not a failure: the client is disconnected
     return True
