@@ -1,10 +1,9 @@
-"""Our connection to our nats-server's account of the system, kept as long as the server lives.
+"""The connection to the system account of the child nats-server, kept while the server runs.
 
-It answers the server's questions about clients, hears who has left, and disconnects clients.
+It answers authorization requests, receives connects and disconnects, and disconnects clients.
 
-Rules: before anything else it is subscribed to what it must answer. When it was lost and is back,
-whoever holds the door is told first, as nobody knows who left meanwhile. It does not know who may
-do what.
+Rules: it subscribes to authorization requests before anything else. After a reconnect it notifies
+the authorizer first, because disconnects may have been missed. It decides nothing itself.
 """
 
 import asyncio
@@ -36,26 +35,26 @@ ARRIVALS: Final = b"4"
 
 
 class ClientAuthorizer(Protocol):
-    """Who decides about the server's clients."""
+    """The handler that authorizes the server's clients."""
 
     def opened(self, server_id: str) -> list[int]:
-        """The link is there; which connections of this server are to be ended."""
+        """Return the connections of this server to close after the link was (re)established."""
         ...
 
     def answer(self, question: bytes) -> bytes | None:
-        """The answer to a question; None if it was none."""
+        """Return the answer to an authorization request; None if it is not one."""
         ...
 
     def arrived(self, connection: int) -> None:
-        """A client has come in."""
+        """Record that a client has connected."""
         ...
 
     def left(self, connection: int) -> None:
-        """A client has left."""
+        """Record that a client has disconnected."""
         ...
 
     def unwelcome(self) -> list[int]:
-        """Clients that would not be let in any more as they were."""
+        """Return the connections of clients that must reconnect or are no longer allowed."""
         ...
 
 
@@ -68,17 +67,17 @@ class _Server(msgspec.Struct, frozen=True):
 
 
 class _Passage(msgspec.Struct, frozen=True):
-    """A client has come in, or has left."""
+    """A client's connect or disconnect."""
 
     server: _Server
     client: _Client
 
 
 class ControlLink(ServerLink):
-    """The connection.
+    """The connection to the system account.
 
     Args:
-        doorkeeper: who decides.
+        doorkeeper: authorizes clients.
     """
 
     def __init__(self, doorkeeper: ClientAuthorizer) -> None:
@@ -89,9 +88,9 @@ class ControlLink(ServerLink):
         """Where the server says that it has ended a connection."""
 
     def begin(self) -> None:
-        """Say the first words after the handshake."""
+        """Send the first operations after the handshake."""
         self._server_id = self.info.result().server_id
-        # The system's account spans the servers of a cluster, whose connections have numbers alike.
+        # The system account spans the servers of a cluster, whose connection numbers overlap.
         self._ended = b"_INBOX.%b" % self._server_id.encode()
         self.write(
             encode_subscribe(callout.SUBJECT.encode(), QUESTIONS)
@@ -102,17 +101,17 @@ class ControlLink(ServerLink):
         self.end_connections(self._doorkeeper.opened(self._server_id))
 
     def end_connections(self, connections: list[int]) -> None:
-        """Have the server disconnect clients; stock clients come again by themselves."""
+        """Let the server disconnect clients; stock clients reconnect by themselves."""
         subject = b"$SYS.REQ.SERVER.%b.KICK" % self._server_id.encode()
         for connection in connections:
-            # Without a reply subject the server does nothing.
+            # The server ignores the request without a reply subject.
             reply = b"%b.%d" % (self._ended, connection)
             body = b'{"cid":%d}' % connection
             self.output.append(encode_publish(subject, body, reply=reply))
         self.flush()
 
     def _take(self, events: Sequence[Event]) -> None:
-        """Questions, who came and left, and signs of life."""
+        """Handle authorization requests, connects, disconnects and pings."""
         for event in events:
             if not isinstance(event, tuple):
                 self._control(event)
@@ -125,7 +124,7 @@ class ControlLink(ServerLink):
             elif sid == DEPARTURES:
                 self._passed(payload, self._doorkeeper.left)
             elif sid == ENDED:
-                # Ended now, or gone before without a word: either way it is not there.
+                # Closed now, or closed earlier without a report: it is gone either way.
                 self._doorkeeper.left(int(subject.rpartition(b".")[2]))
 
     def _taken(self, size: int) -> None:  # noqa: ARG002  nothing is counted
@@ -137,7 +136,7 @@ class ControlLink(ServerLink):
             self.output.append(encode_publish(reply, answer))
 
     def _passed(self, payload: bytes, tell: Callable[[int], None]) -> None:
-        """A client of this server or another one has come in, or has left."""
+        """Report a client's connect or disconnect, if it is this server's client."""
         try:
             found = msgspec.json.decode(payload, type=_Passage)
         except UNDECODABLE as error:
@@ -148,13 +147,13 @@ class ControlLink(ServerLink):
 
 
 class SystemAccountClient:
-    """Keeps the connection.
+    """A client of the system account that reconnects.
 
     Args:
-        doorkeeper: who decides.
-        server: gives the server's address, which is known once it runs.
-        login: says who we are.
-        tls: whom to trust, if the server speaks TLS.
+        doorkeeper: authorizes clients.
+        server: returns the server's address, which is known once it runs.
+        login: returns the credentials.
+        tls: the trusted authorities, if the server uses TLS.
     """
 
     def __init__(
@@ -174,10 +173,10 @@ class SystemAccountClient:
         self._last_error = "no attempt was made"
 
     async def start(self, *, is_awaited: bool = True) -> None:
-        """Connect; returns when questions are answered.
+        """Connect; return when authorization requests are answered.
 
         Args:
-            is_awaited: False if there may be no server for a long time: returns at once.
+            is_awaited: False returns at once, for a server that may be absent for long.
 
         Raises:
             UnavailableError: the server could not be reached in time.
@@ -196,11 +195,11 @@ class SystemAccountClient:
             raise UnavailableError(f"cannot watch over our nats-server: {self._last_error}")
 
     async def stop(self) -> None:
-        """Disconnect; from now on nobody new comes in."""
+        """Disconnect; new clients are refused from now on."""
         await end_task(self._task)
 
     async def _review(self, link: ControlLink) -> None:
-        """Disconnect, again and again, whom the rules no longer let in."""
+        """Repeatedly disconnect clients that the rules no longer allow."""
         while True:
             await asyncio.sleep(REVIEW_S)
             if connections := self._doorkeeper.unwelcome():
@@ -208,7 +207,7 @@ class SystemAccountClient:
                 link.end_connections(connections)
 
     async def _run(self) -> None:
-        """Connect, stay connected as long as it lasts, and again."""
+        """Connect, serve until the connection is lost, and repeat."""
         backoff_s = BACKOFF_FIRST_S
         while True:
             try:
@@ -229,7 +228,7 @@ class SystemAccountClient:
             await self._serve(link)
 
     async def _serve(self, link: ControlLink) -> None:
-        """Use a link until it is lost."""
+        """Use a connection until it is lost."""
         reviewing = start_task(self._review(link), "nats-review")
         if self._first is not None and not self._first.done():
             self._first.set_result(None)

@@ -90,7 +90,7 @@ class Receipt:
         self._received_ns = host.broker.clock.now_ns()
 
     def ack(self, partition: PartitionName, offset: Offset) -> pb.Ack:
-        """The record is safe at ``offset``.
+        """Return the record is safe at ``offset``.
 
         A broker that handed the publish on may not have its record yet, nor the record's timestamp;
         then it is the time at which the broker received it.

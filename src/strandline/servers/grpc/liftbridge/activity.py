@@ -130,11 +130,11 @@ class Activity:
         return image.leader_epoch if is_here else None
 
     def _leads(self, partition: Partition, epoch: LeaderEpoch) -> bool:
-        """Whether this is still the leadership in which the last id was looked up."""
+        """Return whether this is still the leadership in which the last id was looked up."""
         return self._epoch_led() == epoch == partition.leader_epoch and not partition.closed
 
     async def _last_id(self, partition: Partition, epoch: LeaderEpoch) -> int | None:
-        """The id of the last event stored by anybody; None: another broker has come to lead.
+        """Return the id of the last event stored by anybody; None: another broker has come to lead.
 
         Raises:
             StrandlineError: the partition cannot be read.

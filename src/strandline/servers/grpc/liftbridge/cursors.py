@@ -29,7 +29,7 @@ STORE_TIMEOUT_S: Final = 5.0
 
 
 def cursor_key(cursor_id: str, stream: str, partition: int) -> bytes:
-    """The key of a cursor's records."""
+    """Return the key of a cursor's records."""
     return f"{cursor_id},{stream},{partition}".encode()
 
 
@@ -59,7 +59,7 @@ class CursorTable:
         )
 
     async def find(self, key: bytes) -> int:
-        """The newest cursor; -1 if there is none.
+        """Return the newest cursor; -1 if there is none.
 
         Raises:
             StrandlineError: the records cannot be read.
@@ -115,7 +115,7 @@ class CursorCalls:
         return pb.SetCursorResponse()
 
     async def fetch(self, request: pb.FetchCursorRequest, _: Call) -> pb.FetchCursorResponse:
-        """The position kept last."""
+        """Return the position kept last."""
         key, partition = self._place(request)
         table = self._tables.get(partition.log_id)
         # A copy that has moved away and back has the same log id, and another object.
@@ -132,7 +132,7 @@ class CursorCalls:
     def _place(
         self, request: pb.SetCursorRequest | pb.FetchCursorRequest
     ) -> tuple[bytes, Partition]:
-        """The key of a cursor and the partition that keeps it.
+        """Return the key of a cursor and the partition that keeps it.
 
         Raises:
             RpcError: there are no cursors, or another broker keeps this one.

@@ -160,7 +160,7 @@ def received_ns(partition: Partition) -> tuple[int, int]:
 
 
 def _latest(partition: Partition, end: Offset) -> BatchHeader:
-    """The newest batch that readers see; the notes of transactions lie behind it."""
+    """Return the newest batch that readers see; the notes of transactions lie behind it."""
     log, offset = partition.log, Offset(end - 1)
     for _ in range(LOOK_BACK_MAX):
         found = read_header(memoryview(log.read(offset, 1, below=end).buffer))

@@ -91,7 +91,7 @@ class GroupCalls:
     async def fetch(
         self, request: pb.FetchConsumerGroupAssignmentsRequest, call: Call
     ) -> pb.FetchConsumerGroupAssignmentsResponse:
-        """The member's partitions; a sign of life."""
+        """Return the member's partitions; a sign of life."""
         _check_ids(request.groupId, request.consumerId)
         group = await self._known(request.groupId, epoch=request.epoch)
         if group.coordinator != self._host.me:
@@ -115,9 +115,10 @@ class GroupCalls:
     async def report(
         self, request: pb.ReportConsumerGroupCoordinatorRequest, call: Call
     ) -> pb.ReportConsumerGroupCoordinatorResponse:
-        """A member misses the coordinator: if most do, or it is known to be away, there is another.
+        """Count a member's report of a lost coordinator.
 
-        Reports are counted where they arrive.
+        The coordinator is replaced when most members report it, or when its broker is fenced.
+        Each broker counts the reports that it receives.
         """
         _check_ids(request.groupId, request.consumerId)
         if not request.coordinator:
@@ -172,11 +173,16 @@ class GroupCalls:
         self._heard_ms[(group, member)] = self._host.broker.clock.monotonic_ms()
 
     async def _known(self, name: str, *, epoch: int = 0, member: str | None = None) -> GroupImage:
-        """A group, as new as whoever asks knows it: in this epoch or later, with this member.
+        """Return a group that is at least as new as the caller knows it.
+
+        Args:
+            name: the group's name.
+            epoch: the epoch that the caller knows.
+            member: a member that the caller expects.
 
         Raises:
-            RpcError: there is none.
-            UnavailableError: nobody says what was decided.
+            RpcError: the group does not exist.
+            UnavailableError: the newest metadata cannot be read.
         """
         group = self._host.broker.image.groups.get(name)
         if group is None or group.epoch < epoch or member not in (None, *group.members):
@@ -190,7 +196,7 @@ class GroupCalls:
         return group
 
     def _candidate(self, *, but: BrokerId | None = None) -> BrokerId | None:
-        """The broker that coordinates fewest groups, the smallest among equals."""
+        """Return the broker that coordinates fewest groups, the smallest among equals."""
         image = self._host.broker.image
         if not isinstance(self._host.broker, ClusterBroker):
             return self._host.me if but is None else None

@@ -59,7 +59,7 @@ class Host:
         return advertised_host(self.broker.config), self.config.advertised_port or self.port
 
     def stream(self, name: str) -> Stream | None:
-        """A stream, if there is one of the name; those of other parts of the broker are hidden."""
+        """Return a stream, if it exists and is not internal to another part of the broker."""
         if is_internal(name) and name not in RESERVED:
             return None
         try:
@@ -87,7 +87,7 @@ class Host:
             await self.broker.membership.newest.know()
 
     def partition(self, stream: str, number: int) -> Partition | None:
-        """A partition, if there is it."""
+        """Return a partition, if there is it."""
         found = self.stream(stream)
         try:
             return found.partition(number) if found is not None else None
@@ -95,7 +95,7 @@ class Host:
             return None
 
     def state(self, partition: Partition) -> PartitionState:
-        """Whether a partition is readonly or paused."""
+        """Return whether a partition is readonly or paused."""
         stream = self.broker.image.streams.get(partition.name.stream)
         states = stream.states if stream is not None else {}
         return states.get(partition.name.partition, PartitionState())

@@ -52,7 +52,7 @@ class AutoPause:
                     logger.warning("%s is idle and could not be paused: %s", name, error)
 
     def idle(self) -> list[Partition]:
-        """The partitions that are to be paused now."""
+        """Return the partitions that are to be paused now."""
         now_ms = self._host.broker.clock.monotonic_ms()
         seen: dict[PartitionName, _Seen] = {}
         found = []

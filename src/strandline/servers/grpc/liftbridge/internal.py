@@ -23,7 +23,7 @@ RETRY_S: Final = 1.0
 
 
 def cursors_config(host: Host) -> StreamConfig:
-    """The stream of cursors: the newest of each key counts."""
+    """Return the stream of cursors: the newest of each key counts."""
     replicas = _replicas(host)
     return StreamConfig(
         name=CURSORS,
@@ -40,7 +40,7 @@ def cursors_config(host: Host) -> StreamConfig:
 
 
 def activity_config(host: Host) -> StreamConfig:
-    """The stream of what happened."""
+    """Return the stream of what happened."""
     replicas = _replicas(host)
     return StreamConfig(
         name=ACTIVITY,

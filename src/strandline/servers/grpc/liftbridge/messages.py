@@ -55,7 +55,7 @@ class MessageEncoder:
         self._last_ns_bytes = b""
 
     def encode(self, batches: list[pa.RecordBatch]) -> bytes:
-        """The messages of some batches with the columns ``COLUMNS``, each with its prefix."""
+        """Return the framed messages of batches with the columns ``COLUMNS``."""
         parts: list[bytes] = []
         for batch in batches:
             self._encode_batch(batch, parts)

@@ -64,7 +64,7 @@ def _administer(request: Any) -> Iterator[Need]:
 
 
 def _in_band(_: Any) -> Iterable[Need]:
-    """Each message of it is judged as ``Publish`` is, and its denial told in band."""
+    """Return each message of it is judged as ``Publish`` is, and its denial told in band."""
     return ()
 
 
@@ -109,14 +109,14 @@ def allow(caller: Caller, method: str, request: Any) -> None:
 
 
 def denial(method: str, need: Need) -> str:
-    """The text of a denial, which is Liftbridge's."""
+    """Return the text of a denial, which is Liftbridge's."""
     return f"The client is not authorized to call {method} on resource {need.resource.name}"
 
 
 def checked(
     method: str, handle: Callable[[Any, Call], Awaitable[Any]]
 ) -> Callable[[Any, Call], Awaitable[Any]]:
-    """A handler that is asked by those only who may."""
+    """Return a handler that is asked by those only who may."""
 
     async def run(request: Any, call: Call) -> Any:
         allow(call.caller, method, request)

@@ -180,7 +180,7 @@ class PublishCalls:
         return PublishTarget(partition, config.subject, record)
 
     async def _awake(self, aim: PublishTarget) -> PublishTarget:
-        """The aim, once its partition is not paused; what is handed on wakes it where it goes."""
+        """Resume a paused partition; for a forwarded publish its leader resumes it."""
         is_paused = isinstance(aim.partition.barred_by, PausedError)
         if not is_paused or self._is_handed_on(aim.partition):
             return aim
@@ -246,7 +246,7 @@ class PublishCalls:
         )
 
     def _is_handed_on(self, partition: PartitionPort) -> bool:
-        """Whether the leader is another broker, or is still handed what came before."""
+        """Return whether the leader is another broker, or is still handed what came before."""
         forwarder = self._forwarder
         return forwarder is not None and (
             self._host.leader(partition) != self._host.me or forwarder.is_busy_with(partition.name)
@@ -351,7 +351,7 @@ def acks_of(policy: Any) -> Acks | None:
 
 
 def checked_headers(headers: Any) -> Headers | None:
-    """A publish's headers as a record keeps them.
+    """Return a publish's headers as a record keeps them.
 
     Raises:
         RefusedError: too many, or a name that is too long.

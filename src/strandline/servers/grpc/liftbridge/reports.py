@@ -20,7 +20,7 @@ class Reports:
         self._last_ms: dict[tuple[str, int], float] = {}
 
     def add(self, group: str, epoch: int, member: str, *, now_ms: float) -> int:
-        """A member misses its coordinator; how many do by now."""
+        """Return a member misses its coordinator; how many do by now."""
         key = (group, epoch)
         if now_ms - self._last_ms.get(key, now_ms) > self._timeout_ms:
             self._members.pop(key)

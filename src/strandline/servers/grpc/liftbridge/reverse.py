@@ -56,7 +56,7 @@ async def deliver_reverse(
 
 
 def reverse_extent(request: pb.SubscribeRequest, partition: Partition) -> PartitionRange[Partition]:
-    """The offsets that a request asks for, half-open.
+    """Return the offsets that a request asks for, half-open.
 
     Raises:
         RpcError: there are none, or it contradicts itself.

@@ -121,7 +121,7 @@ class LiftbridgeService:
 def _decided(
     host: Host, run: Callable[[Any, Call], Awaitable[Any]]
 ) -> Callable[[Any, Call], Awaitable[Any]]:
-    """A rpc that changes the metadata, which needs somebody who decides."""
+    """Return a rpc that changes the metadata, which needs somebody who decides."""
 
     async def run_decided(request: Any, call: Call) -> Any:
         await host.know_controller()
@@ -133,7 +133,7 @@ def _decided(
 def _methods(
     host: Host, groups: GroupCalls, subscribing: SubscribeCalls, *, publishing: PublishCalls
 ) -> dict[bytes, Method]:
-    """The rpcs by path."""
+    """Return the rpcs by path."""
     streams, describing = LiftbridgeStreamCalls(host), DescribeCalls(host)
     cursors = CursorCalls(host)
     one: dict[str, tuple[type[Any], Callable[[Any, Call], Awaitable[Any]]]] = {

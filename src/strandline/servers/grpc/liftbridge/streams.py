@@ -42,7 +42,7 @@ _NUMBERS: Final = (
 def stream_config(
     request: pb.CreateStreamRequest, defaults: GrpcStreamsConfig, *, brokers: int
 ) -> StreamConfig:
-    """The settings that a request asks for.
+    """Return the settings that a request asks for.
 
     Args:
         request: as it came.

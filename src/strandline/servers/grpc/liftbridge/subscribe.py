@@ -35,7 +35,7 @@ class SubscribeRange(NamedTuple):
 
 
 def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
-    """The first offset to deliver.
+    """Return the first offset to deliver.
 
     Raises:
         RpcError: a position nobody knows.
@@ -59,7 +59,7 @@ def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
 
 
 def compact_batches(partition: Partition) -> Offset:
-    """The offset after the newest record that may have been acknowledged here.
+    """Return the offset after the newest record that may have been acknowledged here.
 
     An ack of policy LEADER says that a record is on this disk; it is delivered once it is
     committed. What a copy has beyond that may never be, nor what an open transaction holds back.
@@ -70,7 +70,7 @@ def compact_batches(partition: Partition) -> Offset:
 
 
 def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset | None, str]:
-    """The offset before which it ends, and why there; None: it goes on.
+    """Return the offset before which it ends, and why there; None: it goes on.
 
     Raises:
         RpcError: a position nobody knows, or that leads nowhere.
@@ -99,7 +99,7 @@ def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset 
 
 
 def asks_for_end(request: pb.SubscribeRequest) -> bool:
-    """Whether it depends on where the partition ends just now, what is delivered."""
+    """Return whether it depends on where the partition ends just now, what is delivered."""
     begins_anywhere = request.startPosition == pb.EARLIEST
     return not begins_anywhere or request.stopPosition in (pb.STOP_LATEST, pb.STOP_TIMESTAMP)
 
@@ -175,7 +175,7 @@ class SubscribeCalls:
                 del self._members[group]
 
     def _partition(self, request: pb.SubscribeRequest) -> Partition:
-        """The partition, if it is read here."""
+        """Return the partition, if it is read here."""
         consumer = request.consumer
         if consumer.groupId and not consumer.consumerId:
             text = "Consumer id cannot be empty when group id is provided"
