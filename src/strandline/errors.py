@@ -51,8 +51,8 @@ message says what to do. ``assert`` is for our own bugs and is never caught.
 from typing import ClassVar, Final
 
 UNDECODABLE: Final = (ValueError, RecursionError)
-"""What msgspec raises at bytes that are not what they should be: its own errors and that of bad
-UTF-8 are both a ``ValueError``."""
+"""The errors that msgspec raises for malformed bytes: its own errors and those of invalid UTF-8
+are both a ``ValueError``."""
 
 
 class StrandlineError(Exception):

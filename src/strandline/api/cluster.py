@@ -7,8 +7,8 @@
 | drain_broker | DrainBroker | none |
 | remove_broker | WhichBroker | none |
 | replace_disk | WhichBroker | none |
-| reassign | Reassign | Begun |
-| rebalance | empty | Begun |
+| reassign | Reassign | MovesStarted |
+| rebalance | empty | MovesStarted |
 | elect_leader | ElectLeader | none |
 | add_partitions | AddPartitions | StreamInfo |
 
@@ -101,7 +101,7 @@ class AddPartitionsRequest(WireMessage, frozen=True, kw_only=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
 
 
-class Begun(WireAnswer, frozen=True, kw_only=True):
+class MovesStarted(WireAnswer, frozen=True, kw_only=True):
     """The number of partitions that started to move."""
 
     moves: int

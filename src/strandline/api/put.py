@@ -60,7 +60,7 @@ class PutRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     acks: Acks | None = None
     """Less than the stream's promise, to be told sooner; more is refused."""
     transactional: bool = False
-    """The batches belong to the transaction of their producer, which was let into the partition."""
+    """The batches belong to their producer's transaction, to which the partition was added."""
 
 
 class ProducerTag(WireMessage, frozen=True, array_like=True):
@@ -75,13 +75,13 @@ class BatchTag(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """The metadata of one record batch."""
 
     sequence: Count
-    """Comes back with the ack."""
+    """Returned with the ack."""
     partition: PartitionNumber | None = None
     after: Count | None = None
     """The batch before it in its partition, not answered yet: while that one is refused and may be
     sent again in this call, this one is refused too, so that they keep their order."""
     producer: ProducerTag | None = None
-    """Makes the batch stored once, however often it is sent; it names a partition then."""
+    """Deduplicates retries of the batch; requires a partition."""
     expected_offset: Count | None = None
     """Stored only if this is the next offset; a batch of one record that names a partition."""
 

@@ -53,7 +53,7 @@ class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     order: Literal["ascending", "descending"] = "ascending"
     """Descending: the same records of each partition, newest first."""
     follow: bool = False
-    """Go on with records as they are stored, until ``stop`` or until the reader goes away."""
+    """Continue with new records, until ``stop`` or until the reader disconnects."""
     columns: _Columns | None = None
     subject: Text | None = None
     """Only records whose subject matches; may contain wildcards."""
@@ -74,7 +74,7 @@ class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     )
     """About how large record batches should be."""
     skip_damaged: bool = False
-    """Go on after a damaged batch instead of failing there."""
+    """Continue after a corrupt batch instead of failing there."""
     of_copy: bool = False
     """Read what the broker has on its disk and knows to be committed, also while it does not reach
     the others, which may have more."""
@@ -104,9 +104,9 @@ def check_request(request: ReadRequest) -> None:
     if request.starts is not None and request.partition is not None:
         raise InvalidRequestError("give 'partition' with 'start', or 'starts', not both")
     if request.starts is not None and not request.starts:
-        raise InvalidRequestError("'starts' names no partition")
+        raise InvalidRequestError("'starts' is empty; name at least one partition")
     if request.follow and isinstance(request.stop, AtTimestamp):
-        raise InvalidRequestError("a read that follows stops at an offset, not at a time")
+        raise InvalidRequestError("a following read can stop at an offset, not at a time")
     if request.order == "descending" and (request.follow or request.wait_ms_max):
         raise InvalidRequestError(
             "a descending read begins at the end of what is stored: leave 'follow' and "

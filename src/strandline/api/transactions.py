@@ -44,7 +44,7 @@ ACTIONS: dict[str, str] = {
     LAST_PUBLISHED: "The last batch published; body: {transaction_id}.",
     LIST_TRANSACTIONS: "Every transactional id and its last transaction; no body.",
 }
-"""As ``admin.ACTIONS``."""
+"""See ``admin.ACTIONS``."""
 
 ID_BYTES_MAX = 400
 TIMEOUT_MS_MAX = 24 * 3600 * 1000
@@ -83,12 +83,12 @@ class BeginTransaction(WireMessage, frozen=True, kw_only=True, omit_defaults=Tru
 
     id: TransactionalId
     nonce: Annotated[str, msgspec.Meta(min_length=8, max_length=64)]
-    """Random, and the same when this is repeated."""
+    """A random value, the same in each retry."""
     timeout_ms: TimeoutMs
     after: ProducerRef | None = None
     """Of the caller's last transaction; without it the id is taken over."""
     batch: StagedBatchRef | None = None
-    """It is a part of this batch."""
+    """The batch that this is a part of."""
 
 
 class TransactionBegun(WireAnswer, frozen=True, kw_only=True):
@@ -153,7 +153,7 @@ class StagedPublication(WireAnswer, frozen=True, kw_only=True):
     batch_id: int
     fingerprint: str
     is_repeat: bool = False
-    """It had been published before."""
+    """Whether it had been published before."""
 
 
 class TransactionInfo(WireAnswer, frozen=True, kw_only=True):
@@ -163,8 +163,8 @@ class TransactionInfo(WireAnswer, frozen=True, kw_only=True):
     status: str
     """``open``, ``prepared``, ``committing``, ``aborting``, ``committed`` or ``aborted``."""
     staged_id: str
-    """By which it is ended from outside once it is prepared."""
+    """The id by which another system ends it once it is prepared."""
     timeout_ms: int
     partitions: tuple[PartitionRef, ...]
     reason: str = ""
-    """Why it was aborted."""
+    """The reason of an abort."""

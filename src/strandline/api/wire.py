@@ -17,7 +17,7 @@ MESSAGE_BYTES_MAX = 4 << 20
 """Longest JSON message accepted."""
 INT64_MAX = (1 << 63) - 1
 UNENCODABLE = (UnicodeEncodeError, TypeError, OverflowError, RecursionError)
-"""What msgspec raises at values for which there is no JSON."""
+"""The errors that msgspec raises for values without a JSON form."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_BYTES_MAX)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=SUBJECT_BYTES_MAX)]

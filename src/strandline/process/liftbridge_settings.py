@@ -16,7 +16,7 @@ from strandline.process.settings import Values, read_yaml
 
 DEFAULT_PORT: Final = 9292
 DEFAULT_NATS: Final = "127.0.0.1", 4222
-"""Where Liftbridge looks for a nats-server if it is not told."""
+"""Liftbridge's default nats-server."""
 SEGMENT_BYTES_MIN: Final = 64 << 10
 PREFIX: Final = "LIFTBRIDGE_"
 SERVICE_ADDRESS: Final = ("tcp://", "udp://")
@@ -61,7 +61,7 @@ def _list(value: Any) -> list[str]:
 
 def _level(value: Any) -> str:
     if value not in _LEVELS:
-        raise InvalidConfigError(f"{value!r} is no level; there are {', '.join(_LEVELS)}")
+        raise InvalidConfigError(f"{value!r} is not a log level; levels are {', '.join(_LEVELS)}")
     return _LEVELS[value]
 
 

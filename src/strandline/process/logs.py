@@ -22,7 +22,7 @@ import msgspec
 
 STDERR = 2
 OTHERS = "stderr"
-"""Logger of what others write there."""
+"""The logger for lines that other code writes."""
 LAST_LINES_S = 1.0
 LINE_CHARACTERS_MAX = 16 << 10
 GLOG_LINE = re.compile(r"([IWEF])\d{4} ")
@@ -36,16 +36,16 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return an event as one line."""
         moment = datetime.fromtimestamp(record.created, UTC)
-        told = {
+        fields = {
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if record.exc_info:
-            told["trace"] = self.formatException(record.exc_info)
+            fields["trace"] = self.formatException(record.exc_info)
         # Text from outside may contain surrogates, which are not valid Unicode.
-        clean = {key: text.encode(errors="replace").decode() for key, text in told.items()}
+        clean = {key: text.encode(errors="replace").decode() for key, text in fields.items()}
         return msgspec.json.encode(clean).decode()
 
 
@@ -65,7 +65,7 @@ def logging_to_stderr(level: str, style: Literal["text", "json"]) -> Iterator[No
         configure_logging(level, style)
         yield
         return
-    with _others_told() as stream:
+    with _captured_stderr() as stream:
         configure_logging(level, style, stream)
         _log_uncaught_errors()
         yield
@@ -81,7 +81,7 @@ def configure_logging(
 
 
 @contextlib.contextmanager
-def _others_told() -> Iterator[TextIO]:
+def _captured_stderr() -> Iterator[TextIO]:
     """Log the lines that other code writes to standard error, until the block ends.
 
     A pipe replaces file descriptor 2, because C libraries write to the descriptor directly. Lines
@@ -97,7 +97,7 @@ def _others_told() -> Iterator[TextIO]:
     source, sink = os.pipe()
     os.dup2(sink, STDERR)
     os.close(sink)
-    reader = threading.Thread(target=_tell_lines, args=(source,), name="stderr", daemon=True)
+    reader = threading.Thread(target=_log_lines, args=(source,), name="stderr", daemon=True)
     reader.start()
     try:
         yield true
@@ -107,7 +107,7 @@ def _others_told() -> Iterator[TextIO]:
         reader.join(LAST_LINES_S)
 
 
-def _tell_lines(source: int) -> None:
+def _log_lines(source: int) -> None:
     """Log each line until the pipe is closed."""
     logger = logging.getLogger(OTHERS)
     with os.fdopen(source, encoding="utf-8", errors="replace") as lines:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 VARIABLE: Final = "STRANDLINE_ENCRYPTION_KEY"
 LIFTBRIDGE_VARIABLE: Final = "LIFTBRIDGE_ENCRYPTION_KEY"
-"""Liftbridge's: the bytes of the text are the key. It counts where its API is on."""
+"""Liftbridge's: the bytes of the text are the key. It is used if its API is on."""
 
 
 def master_keys(config: BrokerConfig, environ: Mapping[str, str]) -> MasterKeys:
@@ -86,7 +86,7 @@ def _read(file: Path) -> tuple[MasterKey, ...]:
         why = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
         raise InvalidConfigError(f"encryption.key_file {file} cannot be read: {why}") from None
     if len(data) > TEXT_BYTES_MAX:
-        raise InvalidConfigError(f"encryption.key_file {file} is too long to be a list of keys")
+        raise InvalidConfigError(f"encryption.key_file {file} is too long for a list of keys")
     keys = parse_master_keys(text, str(file))
     if not keys:
         raise InvalidConfigError(f"encryption.key_file {file} has no key")

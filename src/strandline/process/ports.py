@@ -7,7 +7,7 @@ from collections import deque
 from typing import Final
 
 _RECENT: Final[deque[int]] = deque(maxlen=1000)
-"""What this process was given of late: whoever it is for may not listen there yet."""
+"""Ports handed out recently, which may not be in use yet."""
 
 
 def free_ports(count: int) -> list[int]:

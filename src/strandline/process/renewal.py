@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 60.0
 Stamp = tuple[int, int, int] | None
-"""What tells one version of a file from the next; None: it is not there."""
+"""The identity of a file's version; None if the file does not exist."""
 
 
 def certificate_files(config: BrokerConfig) -> tuple[Path, ...]:
@@ -67,7 +67,7 @@ class CertificateWatch:
             logger.error("keep the old certificates, the new ones are invalid: %s", error)  # noqa: TRY400  no trace
         else:
             self._known = found
-            logger.info("certificates were renewed")
+            logger.info("renewed the certificates")
 
     def _look(self) -> tuple[Stamp, ...]:
         return tuple(map(_stamp, self._files))

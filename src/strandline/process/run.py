@@ -87,7 +87,7 @@ def _run(
         loop = asyncio.get_running_loop()
 
         def request_stop(number: signal.Signals) -> None:
-            logger.info("stopping: %s came", number.name)
+            logger.info("stopping after signal %s", number.name)
             stop.set()
             for each in STOP_SIGNALS:
                 loop.remove_signal_handler(each)

@@ -42,7 +42,7 @@ ENVIRON_OTHERS: Final = frozenset(
 )
 """Variables of ours that are not broker settings: the CLI and clients read them."""
 ENVIRON_KUBERNETES: Final = re.compile(r"STRANDLINE_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
-"""What Kubernetes injects for a service named ``strandline``; never ours."""
+"""Variables that Kubernetes sets for a service named ``strandline``; not settings."""
 FILE_BYTES_MAX: Final = 1 << 20
 PORT_MAX: Final = 65_535
 CLUSTER_NAME_MAX: Final = 128
@@ -149,7 +149,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key_node, yaml.ScalarNode):
                 if key_node.value in seen:
                     line = key_node.start_mark.line + 1
-                    raise yaml.YAMLError(f"'{key_node.value}' stands twice, again on line {line}")
+                    raise yaml.YAMLError(f"'{key_node.value}' is given twice, again on line {line}")
                 seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
@@ -249,11 +249,13 @@ def _refuse_impossible(config: BrokerConfig) -> None:
     if not config.data_dir:
         raise InvalidConfigError("data_dir is empty; name a directory")
     if not 0 <= config.scrub_bytes_per_s <= NUMBER_MAX:
-        raise InvalidConfigError("scrub_bytes_per_s is not a number of bytes; 0 turns it off")
+        raise InvalidConfigError("scrub_bytes_per_s must be a number of bytes; 0 turns it off")
     if not 0 <= config.cluster.move_bytes_per_s <= NUMBER_MAX:
-        raise InvalidConfigError("cluster.move_bytes_per_s is no number of bytes; 0: no limit")
+        raise InvalidConfigError(
+            "cluster.move_bytes_per_s must be a number of bytes; 0 means no limit"
+        )
     if config.limits.record_bytes > config.limits.batch_bytes:
-        raise InvalidConfigError("limits.record_bytes is over limits.batch_bytes; raise the latter")
+        raise InvalidConfigError("limits.record_bytes exceeds limits.batch_bytes; raise the latter")
 
 
 def _refuse_half_tls(tls: TlsConfig) -> None:
@@ -272,15 +274,13 @@ def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
     has_token = bool(auth.admin_token or auth.admin_token_file)
     if not auth.enabled:
         if has_token or auth.admins:
-            raise InvalidConfigError(
-                "auth.enabled is off, so nobody would be checked; set it, or no other key of auth"
-            )
+            raise InvalidConfigError("other keys of auth need auth.enabled; set it, or remove them")
         return
     if auth.admin_token and auth.admin_token_file:
         raise InvalidConfigError("give auth.admin_token or auth.admin_token_file, not both")
     if not has_token and not (auth.admins and config.tls.authority):
         raise InvalidConfigError(
-            "auth.enabled would let nobody in: set auth.admin_token_file, or auth.admins with "
+            "auth.enabled leaves no administrator: set auth.admin_token_file, or auth.admins with "
             "tls.authority"
         )
     if 0 < len(auth.admin_token) < BOOTSTRAP_CHARACTERS_MIN:

@@ -58,7 +58,7 @@ class LoopWatchdog:
         self._beat_ms = now_ms
         self._timer = self._loop.call_later(BEAT_S, self._beat)
         if stalled_ms > STALL_MS and self._log_throttle.is_due(place, now_ms / 1e3):
-            logger.warning("the event loop stood still for %d ms, in %s", stalled_ms, place)
+            logger.warning("the event loop was blocked for %d ms, in %s", stalled_ms, place)
 
     def _run(self) -> None:
         while not self._is_over.wait(BEAT_S):

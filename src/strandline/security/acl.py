@@ -42,7 +42,7 @@ OPERATIONS: Final[dict[Kind, frozenset[Operation]]] = {
     "group": frozenset({"group", "admin"}),
     "cluster": frozenset({"read", "admin"}),
 }
-"""What may be allowed of each kind."""
+"""The operations of each kind."""
 ANYTHING: Final = "*"
 """The pattern of a name, or of the cluster, that stands for all."""
 
@@ -95,7 +95,7 @@ def check_rule(rule: Rule) -> None:
         validate_subject(rule.pattern, wildcards=True)
     elif rule.kind == "cluster":
         if rule.pattern != ANYTHING:
-            raise InvalidRequestError("the cluster is one: its pattern is '*'")
+            raise InvalidRequestError("the pattern of kind cluster must be '*'")
     else:
         _check_name_pattern(rule.pattern)
 
@@ -104,7 +104,7 @@ def _check_name_pattern(pattern: str) -> None:
     """Refuse a ``*`` anywhere but at the end, where it would not act as a wildcard."""
     if not is_clean_name(pattern) or ANYTHING in pattern[:-1]:
         raise InvalidRequestError(
-            f"{pattern[:NAME_BYTES_MAX]!r} is no pattern of names: write a name, or the "
+            f"{pattern[:NAME_BYTES_MAX]!r} is not a name pattern: write a name, or the "
             "beginning of one and '*'"
         )
 

@@ -22,7 +22,7 @@ from strandline.security.tokens import TEXT_BYTES_MAX, Token, is_text_of, token_
 WRONG_TOKEN = "the token is not known here, was revoked or has expired; ask for another"  # noqa: S105  a message
 NO_TOKEN = "this broker wants to know who asks: show a token (STRANDLINE_TOKEN) or a certificate"  # noqa: S105  a message
 _OF_BROKERS = Rule(BROKERS.name, "publish", "stream", "*")
-"""One broker hands on to another what it has allowed somebody to publish."""
+"""A broker forwards publishes that it has allowed."""
 
 
 class ClientCredentials(NamedTuple):
@@ -83,7 +83,7 @@ class Policy:
             raise UnauthenticatedError(NO_TOKEN)
         if not is_user_name(shown.certificate):
             raise UnauthenticatedError(
-                "the certificate's name is none a principal may have; see docs/security.md"
+                "the certificate's name is not valid for a principal; see docs/security.md"
             )
         return Identity(Principal(shown.certificate))
 

@@ -29,11 +29,11 @@ class Principal(NamedTuple):
 
 
 ANONYMOUS: Final = Principal("")
-"""Who has not shown who it is."""
+"""A client without credentials."""
 BOOTSTRAP_ADMIN: Final = Principal("__admin")
-"""Who shows the token of the broker's settings; may do everything."""
+"""The client with the token of the broker's settings; may do everything."""
 BROKERS: Final = Principal("__broker")
-"""The brokers of the cluster among themselves, where one is the client of another."""
+"""The brokers of the cluster, when one is a client of another."""
 
 
 def is_user_name(name: str) -> bool:

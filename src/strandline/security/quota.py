@@ -17,10 +17,10 @@ import msgspec
 from strandline.errors import InvalidRequestError
 
 BURST_S: Final = 1.0
-"""How many seconds' worth may be used at once after a pause."""
+"""The seconds of quota that may be used at once after a pause."""
 LIMIT_MAX: Final = 1 << 50
 WAIT_MS_MAX: Final = 60_000.0
-"""Who is told to wait for so long asks again then: the quota may have been raised meanwhile."""
+"""The longest wait; the caller then asks again, because the quota may have been raised."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -46,7 +46,7 @@ def check_quota(quota: Quota) -> None:
         if not 0 <= value <= LIMIT_MAX:
             raise InvalidRequestError(f"{name} is 0 to {LIMIT_MAX}, not {value}")
     if quota == UNLIMITED:
-        raise InvalidRequestError("this quota limits nothing; to lift one, remove it")
+        raise InvalidRequestError("this quota has no limit; remove the quota instead")
 
 
 class Bucket:

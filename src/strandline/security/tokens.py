@@ -38,7 +38,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True):
     sha256: bytes
     created_ns: int
     expires_ns: int = 0
-    """From when on it is worth nothing; 0: never."""
+    """The time from which it is invalid; 0: never."""
 
 
 def token_text(random: bytes) -> str:
@@ -85,8 +85,10 @@ def check_token(token: Token) -> None:
     if token.principal != BROKERS.name:  # which only a broker's own token may have
         check_user_name(token.principal)
     if not _ID.fullmatch(token.id):
-        raise InvalidRequestError("a token's id is eight hexadecimal digits")
+        raise InvalidRequestError("a token's id must be eight hexadecimal digits")
     if len(token.sha256) != SHA256_BYTES:
-        raise InvalidRequestError("of a token its SHA-256 is kept, which has 32 bytes")
+        raise InvalidRequestError("a token's SHA-256 must have 32 bytes")
     if token.expires_ns and token.expires_ns <= token.created_ns:
-        raise InvalidRequestError("the token would expire before it is made; give it a later end")
+        raise InvalidRequestError(
+            "the token would expire before its creation; choose a later expiry"
+        )

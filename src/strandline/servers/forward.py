@@ -113,7 +113,7 @@ class Forwarder:
 
     def __init__(self, broker: ClusterBroker) -> None:
         self._broker = broker
-        self._waking = ResumeForwarder(self._resume)
+        self._resumer = ResumeForwarder(self._resume)
         # One thread each, so that publishes leave in order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forward")
         self._single = ThreadPoolExecutor(1, thread_name_prefix="forward-one")
@@ -202,7 +202,7 @@ class Forwarder:
             expects: whether the stream checks expected offsets.
             expected: the expected offset; None: the next one.
         """
-        refusal = self._refusal(record.partition)
+        refusal = self._refuse_reason(record.partition)
         if refusal is not None:
             self._reject(record.partition, refusal, sink=ack_sink, token=token)
             return
@@ -210,7 +210,7 @@ class Forwarder:
         self._pending[record.partition] += 1
         self._pending_bytes += size
 
-        def tell(outcome: Outcome) -> None:
+        def report(outcome: Outcome) -> None:
             self._pending_bytes -= size
             self._pending[record.partition] -= 1
             if not self._pending[record.partition]:
@@ -223,14 +223,14 @@ class Forwarder:
                 ack_sink.acked(token, record.partition, offset, duplicate=outcome.duplicate)
             self._flush_soon()
 
-        def send(errand: ForwardedPublish) -> None:
-            done = partial(self._waking.answered, errand)
+        def send(publish: ForwardedPublish) -> None:
+            done = partial(self._resumer.answered, publish)
             if expects:
                 self._single.submit(self._send_one, record, done, expected)
             else:
                 self._thread.submit(self._send, record, done)
 
-        self._waking.hand_on(ForwardedPublish(record.partition, send, tell, wakes=record.wakes))
+        self._resumer.submit(ForwardedPublish(record.partition, send, report, wakes=record.wakes))
 
     def _reject(
         self, name: PartitionName, error: StrandlineError, *, sink: AckSink | None, token: object
@@ -247,7 +247,7 @@ class Forwarder:
         self._is_flushing = False
         self._broker.send_answers()
 
-    def _refusal(self, partition: PartitionName) -> StrandlineError | None:
+    def _refuse_reason(self, partition: PartitionName) -> StrandlineError | None:
         """Return why a record is refused here, before its leader would; None to forward it."""
         if self.fullness >= 1:
             return UnavailableError(
@@ -335,13 +335,13 @@ class Forwarder:
     def _explained(self, error: BaseException) -> StrandlineError:
         """Return the error for the publisher: it is not to blame for our own token or for a bug."""
         if not isinstance(error, StrandlineError):
-            logger.error("a publish could not be handed on", exc_info=error)
+            logger.error("a publish could not be forwarded", exc_info=error)
             return UnavailableError(A_BUG)
         if not isinstance(error, UnauthenticatedError):
             return error
         if not self._is_stopping:
             self.renew_client()
-        return UnavailableError("the leader did not take this broker's own token; retry")
+        return UnavailableError("the leader refused this broker's own token; retry")
 
     def _tell(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer
@@ -364,7 +364,7 @@ class Forwarder:
             try:
                 link.close()
             except StrandlineError as error:
-                logger.warning("a publish that was handed on failed: %s", error)
+                logger.warning("a forwarded publish failed: %s", error)
 
     async def quiesce(self) -> None:
         """Wait for publishes in flight, for a limited time."""
@@ -376,7 +376,7 @@ class Forwarder:
     async def stop(self) -> None:
         """Stop; the outcome of publishes in flight is reported as unknown."""
         self._is_stopping = True
-        await self._waking.stop()
+        await self._resumer.stop()
         for thread in (self._thread, self._single):
             thread.shutdown(wait=False, cancel_futures=True)
         await self.quiesce()

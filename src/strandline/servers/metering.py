@@ -20,7 +20,7 @@ from strandline.telemetry import Telemetry
 
 MS_PER_S = 1e3
 WAIT_S_MAX = WAIT_MS_MAX / MS_PER_S
-"""Who is told to wait for so long asks again then, with a size of 0."""
+"""The longest wait; after it the caller asks again, with a size of 0."""
 
 
 @contextmanager

@@ -32,23 +32,23 @@ class ForwardedPublish:
     Args:
         partition: the target partition.
         send: sends it to the leader; called again for each retry.
-        tell: receives the outcome, once.
+        report: receives the outcome, once.
         wakes: whether it resumes a paused partition.
     """
 
-    __slots__ = ("number", "partition", "refused_s", "send", "tell", "wakes")
+    __slots__ = ("number", "partition", "refused_s", "report", "send", "wakes")
 
     def __init__(
         self,
         partition: PartitionName,
         send: Callable[["ForwardedPublish"], None],
-        tell: Callable[[Outcome], None],
+        report: Callable[[Outcome], None],
         *,
         wakes: bool,
     ) -> None:
         self.partition = partition
         self.send = send
-        self.tell = tell
+        self.report = report
         self.wakes = wakes
         self.number = 0
         self.refused_s: float | None = None
@@ -73,78 +73,78 @@ class ResumeForwarder:
     """A forwarder that resumes paused partitions and sends their publishes again.
 
     Args:
-        wake: resumes a partition if it is paused.
+        resume: resumes a partition if it is paused.
     """
 
-    def __init__(self, wake: Callable[[PartitionName], Awaitable[None]]) -> None:
-        self._wake = wake
+    def __init__(self, resume: Callable[[PartitionName], Awaitable[None]]) -> None:
+        self._resume = resume
         self._partitions: defaultdict[PartitionName, _Partition] = defaultdict(_Partition)
         self._last_number = 0
 
-    def hand_on(self, errand: ForwardedPublish) -> None:
+    def submit(self, publish: ForwardedPublish) -> None:
         """Send a publish, after the earlier ones of its partition."""
         self._last_number += 1
-        errand.number = self._last_number
-        partition = self._partitions[errand.partition]
+        publish.number = self._last_number
+        partition = self._partitions[publish.partition]
         if partition.refused or partition.waiting or partition.task is not None:
-            partition.waiting.append(errand)
+            partition.waiting.append(publish)
         else:
             partition.sent += 1
-            errand.send(errand)
+            publish.send(publish)
 
-    def answered(self, errand: ForwardedPublish, outcome: Outcome) -> None:
+    def answered(self, publish: ForwardedPublish, outcome: Outcome) -> None:
         """Handle the outcome of a publish that was sent."""
-        partition = self._partitions[errand.partition]
+        partition = self._partitions[publish.partition]
         partition.sent -= 1
-        if isinstance(outcome, PausedError) and errand.wakes and self._is_tried_again(errand):
-            partition.refused.append((errand, outcome))
+        if isinstance(outcome, PausedError) and publish.wakes and self._is_tried_again(publish):
+            partition.refused.append((publish, outcome))
         else:
             if isinstance(outcome, Ack):
-                self._give_up_earlier(partition, errand)
-            errand.tell(outcome)
+                self._give_up_earlier(partition, publish)
+            publish.report(outcome)
         if partition.sent:
             return
         if partition.refused or partition.waiting:
-            waking = self._wake_and_send(errand.partition, partition)
-            partition.task = asyncio.create_task(waking, name=f"wake-{errand.partition}")
+            resuming = self._resume_and_send(publish.partition, partition)
+            partition.task = asyncio.create_task(resuming, name=f"resume-{publish.partition}")
         else:
-            self._partitions.pop(errand.partition, None)
+            self._partitions.pop(publish.partition, None)
 
-    def _is_tried_again(self, errand: ForwardedPublish) -> bool:
+    def _is_tried_again(self, publish: ForwardedPublish) -> bool:
         now_s = asyncio.get_running_loop().time()
-        if errand.refused_s is None:
-            errand.refused_s = now_s
-        return now_s < errand.refused_s + PATIENCE_S
+        if publish.refused_s is None:
+            publish.refused_s = now_s
+        return now_s < publish.refused_s + PATIENCE_S
 
     def _give_up_earlier(self, partition: _Partition, stored: ForwardedPublish) -> None:
         """Report their refusal to publishes that would now be stored after a later one."""
         refused, partition.refused = partition.refused, []
-        for errand, error in refused:
-            if errand.number < stored.number:
-                errand.tell(error)
+        for publish, error in refused:
+            if publish.number < stored.number:
+                publish.report(error)
             else:
-                partition.refused.append((errand, error))
+                partition.refused.append((publish, error))
 
-    async def _wake_and_send(self, name: PartitionName, partition: _Partition) -> None:
-        has_heard = not partition.refused
+    async def _resume_and_send(self, name: PartitionName, partition: _Partition) -> None:
+        is_resumed = not partition.refused
         try:
-            if not has_heard:
-                await self._wake(name)
+            if not is_resumed:
+                await self._resume(name)
                 await asyncio.sleep(RETRY_S)
         except StrandlineError as error:
-            refused = [errand for errand, _ in partition.refused]
+            refused = [publish for publish, _ in partition.refused]
             partition.refused = []
-            for errand in refused:
-                errand.tell(error)
-        errands = [errand for errand, _ in partition.refused] + partition.waiting
-        errands.sort(key=lambda errand: errand.number)
-        sent = len(errands) if has_heard else 1
-        errands, partition.waiting = errands[:sent], errands[sent:]
+            for publish in refused:
+                publish.report(error)
+        publishes = [publish for publish, _ in partition.refused] + partition.waiting
+        publishes.sort(key=lambda publish: publish.number)
+        sent = len(publishes) if is_resumed else 1
+        publishes, partition.waiting = publishes[:sent], publishes[sent:]
         partition.refused, partition.task = [], None
-        partition.sent += len(errands)
-        for errand in errands:
-            errand.send(errand)
-        if not errands:
+        partition.sent += len(publishes)
+        for publish in publishes:
+            publish.send(publish)
+        if not publishes:
             self._partitions.pop(name, None)
 
     async def stop(self) -> None:

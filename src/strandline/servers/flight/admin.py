@@ -48,12 +48,12 @@ class AdminActions:
 
     Args:
         broker: the broker.
-        life: the lifecycle of the Flight server.
+        lifecycle: the lifecycle of the Flight server.
     """
 
-    def __init__(self, broker: Broker, life: ServerLifecycle) -> None:
+    def __init__(self, broker: Broker, lifecycle: ServerLifecycle) -> None:
         self._broker = broker
-        self._life = life
+        self._lifecycle = lifecycle
         self._handlers: dict[str, Handler] = {
             admin.CREATE_STREAM: self._create_stream,
             admin.DELETE_STREAM: self._delete_stream,
@@ -64,7 +64,7 @@ class AdminActions:
             admin.WAIT_BEYOND: self._wait_beyond,
             admin.SERVER_INFO: self._server_info,
             admin.NEW_PRODUCER: self._new_producer,
-            **LocalActions(self._broker, self._life).handlers,
+            **LocalActions(self._broker, self._lifecycle).handlers,
             **cluster_actions(self._broker, self._change),
             **encryption_actions(self._broker, self._change),
             **TransactionActions(self._broker, self._change).handlers,
@@ -95,7 +95,7 @@ class AdminActions:
         if handler is None:
             known = ", ".join(admin.ACTIONS)
             raise InvalidRequestError(f"unknown action {name[:80]!r}; actions are: {known}")
-        self._life.check()
+        self._lifecycle.check()
         check_action(caller, name, body)
         sees = VISIBLE.get(name)
 
@@ -197,7 +197,7 @@ class AdminActions:
             NotLeaderError: another broker leads one of them.
         """
         check_led(led)
-        self._life.wait_until_caught_up(partitions, is_cancelled)
+        self._lifecycle.wait_until_caught_up(partitions, is_cancelled)
         check_led(led)
 
     def _wait_beyond(self, body: bytes, context: ActionContext) -> list[Any]:
@@ -205,16 +205,16 @@ class AdminActions:
         request = decode(body, admin.WaitRequest, what="wait_beyond")
         stream = self._broker.stream(request.name)
         watched = {stream.partition(number): after for number, after in request.beyond.items()}
-        deadline = self._life.now_ms() + request.wait_ms_max
-        with self._life.waiter(watched) as waiter:
+        deadline = self._lifecycle.now_ms() + request.wait_ms_max
+        with self._lifecycle.waiter(watched) as waiter:
             while True:
                 waiter.arm()
-                left_ms = deadline - self._life.now_ms()
+                left_ms = deadline - self._lifecycle.now_ms()
                 if context.is_cancelled() or left_ms <= 0 or any(map(_gone_from, watched)):
                     break
                 if any(item.last_stable_offset > after for item, after in watched.items()):
                     break
-                self._life.check()
+                self._lifecycle.check()
                 waiter.wait(left_ms / 1e3)
         for error in filter(None, map(_gone_from, watched)):
             raise error  # this broker has no copy, so its high watermark would be wrong

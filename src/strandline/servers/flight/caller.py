@@ -69,7 +69,7 @@ def middleware(access: Access, *, has_certificates: bool) -> dict[str, fl.Server
     return {MIDDLEWARE: _TokenReader(access, has_certificates=has_certificates)}
 
 
-def asker_of(context: fl.ServerCallContext, access: Access) -> Caller:
+def caller_of(context: fl.ServerCallContext, access: Access) -> Caller:
     """Return the caller of a call.
 
     Raises:

@@ -65,7 +65,7 @@ class _Actions:
             InvalidRequestError: the broker is not part of a cluster.
         """
         if not isinstance(self._any_broker, ClusterBroker):
-            raise InvalidRequestError("this broker stands alone; see docs/cluster.md")
+            raise InvalidRequestError("this broker is not part of a cluster; see docs/cluster.md")
         return self._any_broker
 
     def status(self, body: bytes, _: ActionContext) -> list[Any]:
@@ -104,12 +104,12 @@ class _Actions:
         to = tuple(BrokerId(broker) for broker in order.to)
         operations = self._broker.operations
         moves = self._change(operations.reassign(order.stream, order.partition, to))
-        return [cluster.Begun(moves=moves)]
+        return [cluster.MovesStarted(moves=moves)]
 
     def rebalance(self, body: bytes, _: ActionContext) -> list[Any]:
         """Start moving replicas to less loaded brokers."""
         refuse_body(body, cluster.REBALANCE)
-        return [cluster.Begun(moves=self._change(self._broker.operations.rebalance()))]
+        return [cluster.MovesStarted(moves=self._change(self._broker.operations.rebalance()))]
 
     def elect_leader(self, body: bytes, _: ActionContext) -> list[Any]:
         """Elect a leader."""

@@ -32,7 +32,7 @@ IDENTIFY_S: Final = 10.0
 
 
 @dataclass(slots=True)
-class _Client:
+class _ClientConnection:
     """One connection of a client."""
 
     since_ms: float
@@ -56,7 +56,7 @@ class FlightConnections:
         self._limit = limit
         self._lock = threading.Lock()
         self._notice = LogThrottle()
-        self._clients: dict[PeerAddress, _Client] = {}
+        self._clients: dict[PeerAddress, _ClientConnection] = {}
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -93,9 +93,9 @@ class FlightConnections:
                 client.calls -= 1
                 client.since_ms = self._clock.monotonic_ms()
 
-    def _client(self, context: fl.ServerCallContext) -> _Client:
+    def _client(self, context: fl.ServerCallContext) -> _ClientConnection:
         address = _parsed(context.peer())
-        return self._clients.setdefault(address, _Client(self._clock.monotonic_ms()))
+        return self._clients.setdefault(address, _ClientConnection(self._clock.monotonic_ms()))
 
     def _run(self, port: int) -> None:
         pause_s = LOOK_S
@@ -103,7 +103,7 @@ class FlightConnections:
             try:
                 pause_s = FLOODED_LOOK_S if self.look(port) else LOOK_S
             except Exception:
-                logger.exception("the connections of Arrow Flight were not looked at")
+                logger.exception("checking the connections of Arrow Flight failed")
 
     def look(self, port: int) -> bool:
         """Close the connections on ``port`` that may go; return whether there were too many."""
@@ -111,7 +111,7 @@ class FlightConnections:
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             for peer in peers:
-                self._clients.setdefault(peer, _Client(now_ms))
+                self._clients.setdefault(peer, _ClientConnection(now_ms))
             for gone in self._clients.keys() - peers:
                 if not self._clients[gone].calls:
                     del self._clients[gone]
@@ -121,7 +121,7 @@ class FlightConnections:
         if doomed:
             cut = cut_connections(port, doomed)
             if self._notice.is_due("ended", now_ms / 1e3):
-                logger.info("ended %d idle connections of Arrow Flight", cut)
+                logger.info("closed %d idle connections of Arrow Flight", cut)
             self._limit.note_flight(len(peers) - cut)
         return is_flooded
 

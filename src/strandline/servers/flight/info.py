@@ -81,7 +81,7 @@ def request_of(descriptor: fl.FlightDescriptor) -> ReadRequest:
             return ReadRequest(stream=name)
         case [name, number] if number.isascii() and number.isdigit() and len(number) < 6:
             return ReadRequest(stream=name, partition=int(number))
-    raise InvalidRequestError("a path is a stream, or a stream and a partition's number")
+    raise InvalidRequestError("a path must be a stream, or a stream and a partition number")
 
 
 class Here(NamedTuple):

@@ -20,8 +20,8 @@ from strandline.servers.metering import WAIT_S_MAX
 
 LISTENER = "flight"
 POLL_S = 0.25
-"""How long a thread may wait before it looks whether its client is still there."""
-END_PATIENCE_S: Final = 2.0
+"""The longest wait of a thread before it checks whether its client is still connected."""
+END_WAIT_S: Final = 2.0
 """How long a new leader may take to know its end: our client gives an attempt three seconds, and
 tries again with what it was told."""
 
@@ -35,9 +35,9 @@ class ServerLifecycle:
 
     def __init__(self, broker: Broker) -> None:
         self.stopping = threading.Event()
-        """Begin nothing new."""
+        """Set when no new work may start."""
         self.gave_up = threading.Event()
-        """Wait for nothing any more."""
+        """Set when waiting must end."""
         self._run_coroutine = broker.run_coroutine
         self._clock = broker.clock
         self._telemetry = broker.telemetry
@@ -56,7 +56,7 @@ class ServerLifecycle:
             ShuttingDownError: the broker is stopping.
         """
         if self.stopping.is_set():
-            raise ShuttingDownError("the broker is stopping; ask again when it is back")
+            raise ShuttingDownError("the broker is stopping; retry when it is back")
 
     def pause(self, seconds: float, is_cancelled: Callable[[], bool]) -> None:
         """Wait as a quota requires, but no longer than the client is connected.
@@ -95,7 +95,7 @@ class ServerLifecycle:
         if not unknown:
             return
         self.check()
-        asked = self._run_coroutine(wait_until_caught_up(*unknown, patience_s=END_PATIENCE_S))
+        asked = self._run_coroutine(wait_until_caught_up(*unknown, patience_s=END_WAIT_S))
         try:
             while not asked.done() and not is_cancelled():
                 self.check()
@@ -173,7 +173,7 @@ class PartitionWatcher:
         self._event.clear()
 
     @property
-    def has_news(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether a partition has changed since ``arm``."""
         return self._event.is_set()
 

@@ -32,12 +32,12 @@ class LocalActions:
 
     Args:
         broker: the broker that owns the files.
-        life: the lifecycle of the Flight server.
+        lifecycle: the lifecycle of the Flight server.
     """
 
-    def __init__(self, broker: Broker, life: ServerLifecycle) -> None:
+    def __init__(self, broker: Broker, lifecycle: ServerLifecycle) -> None:
         self._broker = broker
-        self._life = life
+        self._lifecycle = lifecycle
         self.handlers: dict[str, Handler] = {LOCAL_FILES: self._local_files}
 
     def _local_files(self, body: bytes, context: ActionContext) -> list[Any]:
@@ -47,7 +47,7 @@ class LocalActions:
             stream = self._broker.copy_of(request.stream)
         else:
             stream = self._broker.stream(request.stream)
-            self._life.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
+            self._lifecycle.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
         plan = plan_read(request, stream)
         if not self._broker.config.local_reads or self._broker.image.quotas:
             return [NOTHING]  # reads of files cannot be metered

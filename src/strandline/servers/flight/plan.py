@@ -44,7 +44,7 @@ def plan_read(request: ReadRequest, stream: Stream) -> ReadPlan:
         for bound in (request.start, request.stop):
             if isinstance(bound, int) and not counts_from_end(bound):
                 raise InvalidRequestError(
-                    f"offset {bound} is a place in one partition, and stream {stream.name!r} has "
+                    f"offset {bound} belongs to one partition, and stream {stream.name!r} has "
                     f"{len(stream.partitions)}: name the partition, or give 'starts'"
                 )
     return ReadPlan(request, [_range(request, partition) for partition in partitions], schema)
@@ -112,7 +112,7 @@ def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partiti
     else:
         stop = resolve(request.stop, partition)
     if not may_move and isinstance(request.stop, int) and stop < start:
-        raise InvalidRequestError(f"stop {stop} lies before start {start}")
+        raise InvalidRequestError(f"stop {stop} is before start {start}")
     return PartitionRange(partition, start, stop, may_move)
 
 

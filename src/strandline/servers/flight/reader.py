@@ -39,7 +39,7 @@ class ReadSession:
 
     Args:
         plan: the resolved read.
-        life: the lifecycle of the Flight server.
+        lifecycle: the lifecycle of the Flight server.
         telemetry: counts deliveries.
         is_cancelled: whether the client has disconnected.
         check_allowed: raises once the caller may no longer read.
@@ -50,7 +50,7 @@ class ReadSession:
     def __init__(
         self,
         plan: ReadPlan,
-        life: ServerLifecycle,
+        lifecycle: ServerLifecycle,
         *,
         telemetry: Telemetry,
         is_cancelled: Callable[[], bool],
@@ -60,7 +60,7 @@ class ReadSession:
     ) -> None:
         self._plan = plan
         self._request = plan.request
-        self._life = life
+        self._lifecycle = lifecycle
         self._telemetry = telemetry
         self._is_cancelled = is_cancelled
         self._check_allowed = check_allowed
@@ -72,7 +72,7 @@ class ReadSession:
         ]
         self._left = plan.request.records_max
         self._is_gone = False
-        self._asked_ms = life.now_ms()
+        self._asked_ms = lifecycle.now_ms()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches until all are delivered or the client disconnects.
@@ -84,7 +84,7 @@ class ReadSession:
             QuotaExceededError: the principal has too many reads and appends open.
             CorruptBatchError, DataLossError: see ``Cursor.read``.
         """
-        with self._life.stream(), counted(self._allowance), self._connection():
+        with self._lifecycle.stream(), counted(self._allowance), self._connection():
             for batch, size in self._gathered(self._unlimited()):
                 piece = batch if self._left is None else batch.slice(0, self._left)
                 if self._allowance is not None:
@@ -100,7 +100,7 @@ class ReadSession:
     def _hold(self, allowance: Allowance, size: int) -> None:
         """Wait until the quota allows delivery, then check that the caller may still read."""
         if wait_s := allowance.read(size):
-            self._life.hold(wait_s, lambda: allowance.read(0), self._is_cancelled)
+            self._lifecycle.hold(wait_s, lambda: allowance.read(0), self._is_cancelled)
             self._check_allowed()
 
     def _unlimited(self) -> Iterator[CursorBatch | None]:
@@ -121,21 +121,21 @@ class ReadSession:
         Raises:
             CorruptBatchError, DataLossError: see ``Cursor.read``.
         """
-        deadline_ms = self._life.now_ms() + MEND_MS_MAX
+        deadline_ms = self._lifecycle.now_ms() + MEND_MS_MAX
         while True:
             try:
                 return cursor.read()
             except CorruptBatchError:
-                is_over = self._life.now_ms() >= deadline_ms or not self._goes_on(cursor)
+                is_over = self._lifecycle.now_ms() >= deadline_ms or not self._goes_on(cursor)
                 if is_over or not cursor.partition.has_copies:
                     raise
-            self._life.stopping.wait(MEND_POLL_S)
+            self._lifecycle.stopping.wait(MEND_POLL_S)
 
     def _follow(self) -> Iterator[CursorBatch | None]:
         """Yield batches of the partitions in rotation; wait when none has any."""
         going = [cursor for cursor in self._cursors if not cursor.is_done]
         turn = cycle(range(len(going)))
-        with self._life.waiter(cursor.partition for cursor in going) as waiter:
+        with self._lifecycle.waiter(cursor.partition for cursor in going) as waiter:
             while going:
                 waiter.arm()
                 ready = [cursor for cursor in going if cursor.has_more]
@@ -158,17 +158,20 @@ class ReadSession:
 
         A read without a stop then ends at the high watermark of that moment.
         """
-        wanted, deadline = self._request.bytes_min, self._life.now_ms() + self._request.wait_ms_max
+        wanted, deadline = (
+            self._request.bytes_min,
+            self._lifecycle.now_ms() + self._request.wait_ms_max,
+        )
         if not self._request.wait_ms_max:
             return
         has_own_end = self._request.follow or self._request.stop is not None
         if not has_own_end:
             for cursor in self._cursors:
                 cursor.stop = None
-        with self._life.waiter(cursor.partition for cursor in self._cursors) as waiter:
+        with self._lifecycle.waiter(cursor.partition for cursor in self._cursors) as waiter:
             while True:
                 waiter.arm()
-                left_ms = deadline - self._life.now_ms()
+                left_ms = deadline - self._lifecycle.now_ms()
                 if left_ms <= 0 or self._has_bytes(max(1, wanted)):
                     break
                 if not all(map(self._goes_on, self._cursors)):
@@ -191,10 +194,10 @@ class ReadSession:
 
     def _goes_on(self, cursor: Cursor[Partition]) -> bool:
         """Return False once the client has disconnected."""
-        self._life.check()
+        self._lifecycle.check()
         if (closed_by := cursor.partition.closed_by) is not None:
             raise closed_by  # deleted, or moved to other brokers, where our client continues
-        now_ms = self._life.now_ms()
+        now_ms = self._lifecycle.now_ms()
         if now_ms - self._asked_ms >= CANCEL_CHECK_MS:
             self._asked_ms = now_ms
             self._is_gone = self._is_cancelled()
@@ -210,11 +213,11 @@ class ReadSession:
             # Joining copies, which is not worth it for a large batch.
             is_large = delivery is not None and delivery.size >= enough
             if delivery is not None and not is_large:
-                since = since if held else self._life.now_ms()
+                since = since if held else self._lifecycle.now_ms()
                 held.append(delivery.batch)
                 size += delivery.size
                 is_full = size >= enough or len(held) >= GATHER_BATCHES_MAX
-                if not is_full and self._life.now_ms() - since < GATHER_MS_MAX:
+                if not is_full and self._lifecycle.now_ms() - since < GATHER_MS_MAX:
                     continue
             if held:
                 yield CursorBatch(join(held), size)

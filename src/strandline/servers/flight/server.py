@@ -26,7 +26,7 @@ from strandline.config import BrokerConfig, bracketed
 from strandline.errors import InvalidConfigError
 from strandline.security.acl import Resource
 from strandline.servers.flight.admin import AdminActions
-from strandline.servers.flight.caller import asker_of, middleware
+from strandline.servers.flight.caller import caller_of, middleware
 from strandline.servers.flight.connections import FlightConnections
 from strandline.servers.flight.guard import typed_errors
 from strandline.servers.flight.info import Here, flight_info, request_of
@@ -66,12 +66,12 @@ class FlightFrontEnd:
         self, broker: Broker, config: BrokerConfig, metering: Metering | None = None
     ) -> None:
         self._broker = broker
-        self._gate = CallMiddleware(Access(config, broker), metering or Metering(broker))
+        self._checks = CallMiddleware(Access(config, broker), metering or Metering(broker))
         self._tls = config.tls
         self._host = config.host
         self.port = config.flight_port
         self._server: FlightServer | None = None
-        self._connections = FlightConnections(broker.clock, self._gate.metering.connections)
+        self._connections = FlightConnections(broker.clock, self._checks.metering.connections)
 
     async def start(self) -> None:
         """Start listening.
@@ -82,11 +82,11 @@ class FlightFrontEnd:
         # pyarrow looks for pandas on the first call, which needs file descriptors. Do it now,
         # because later connections may have used up all descriptors.
         await asyncio.to_thread(pa.scalar, 0)
-        life = ServerLifecycle(self._broker)
+        lifecycle = ServerLifecycle(self._broker)
         tls = load_tls(self._tls)
         address = (self._host, self.port)
-        gate = self._gate
-        self._server = _listen(self._broker, life, address, tls=tls, gate=gate)
+        checks = self._checks
+        self._server = _listen(self._broker, lifecycle, address, tls=tls, checks=checks)
         self._server.connections = self._connections
         self.port = self._server.port
         self._connections.start(self.port)
@@ -106,22 +106,22 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
 
     Args:
         broker: the broker that is served.
-        life: the state shared by the calls.
+        lifecycle: the state shared by the calls.
         address: the host and port to listen on.
         tls: None for clear text.
-        gate: the checks that every call passes.
+        checks: the checks that every call passes.
     """
 
     def __init__(
         self,
         broker: Broker,
-        life: ServerLifecycle,
+        lifecycle: ServerLifecycle,
         address: tuple[str, int],
         *,
         tls: ServerTls | None,
-        gate: CallMiddleware,
+        checks: CallMiddleware,
     ) -> None:
-        access, (host, port) = gate.access, address
+        access, (host, port) = checks.access, address
         self._scheme = "grpc+tcp" if tls is None else "grpc+tls"
         asks_clients = tls is not None and bool(tls.authority)
         guards = middleware(access, has_certificates=asks_clients)
@@ -136,28 +136,28 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
                 middleware=guards,
             )
         self._broker = broker
-        self._gate = gate
-        self._life = life
+        self._checks = checks
+        self._lifecycle = lifecycle
         self._host = host
-        self._admin = AdminActions(broker, life)
+        self._admin = AdminActions(broker, lifecycle)
         self.connections: FlightConnections | None = None
         """Told who calls, once it listens."""
 
     def stop(self) -> None:
         """End the calls and the listener; blocks for a few seconds at most."""
-        self._life.stopping.set()
-        self._life.notify()
-        deadline = self._life.now_ms() + GRACE_S * 1e3
+        self._lifecycle.stopping.set()
+        self._lifecycle.notify()
+        deadline = self._lifecycle.now_ms() + GRACE_S * 1e3
         pause = threading.Event()
-        while self._life.busy > 0 and self._life.now_ms() < deadline:
+        while self._lifecycle.busy > 0 and self._lifecycle.now_ms() < deadline:
             pause.wait(CUT_INTERVAL_S / 5)
-        self._life.gave_up.set()
+        self._lifecycle.gave_up.set()
         port = self.port
         closing = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
         closing.start()
         closing.join(CUT_INTERVAL_S)
-        deadline = self._life.now_ms() + GRACE_S * 1e3
-        while closing.is_alive() and self._life.now_ms() < deadline:
+        deadline = self._lifecycle.now_ms() + GRACE_S * 1e3
+        while closing.is_alive() and self._lifecycle.now_ms() < deadline:
             cut_connections(port)
             closing.join(CUT_INTERVAL_S)
         if closing.is_alive():
@@ -166,7 +166,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     @typed_errors
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
         """Stream the records that a ticket names."""
-        self._life.check()
+        self._lifecycle.check()
         caller = self._caller(context)
         request = decode_ticket(ticket.ticket)
         resource = Resource("stream", request.stream)
@@ -174,11 +174,11 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         plan = plan_read(request, self._stream(request, context))
         session = ReadSession(
             plan,
-            self._life,
+            self._lifecycle,
             telemetry=self._broker.telemetry,
             is_cancelled=context.is_cancelled,
             check_allowed=lambda: caller.check(resource, "read"),
-            allowance=self._gate.metering.of(caller),
+            allowance=self._checks.metering.of(caller),
             connection=lambda: self._call(context),
         )
         return session.stream()
@@ -192,7 +192,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         writer: fl.FlightMetadataWriter,
     ) -> None:
         """Append batches and acknowledge each when it is durable."""
-        self._life.check()
+        self._lifecycle.check()
         caller = self._caller(context)
         request = _put_request(descriptor)
         resource = Resource("stream", request.stream)
@@ -200,12 +200,12 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         session = PutSession(
             self._broker,
             request,
-            self._life,
+            self._lifecycle,
             send_ack=writer.write,
             is_cancelled=context.is_cancelled,
             check_allowed=lambda: caller.check(resource, "publish"),
             check_producer=caller.check_producer,
-            allowance=self._gate.metering.of(caller),
+            allowance=self._checks.metering.of(caller),
         )
         with self._call(context):
             session.run(reader.read_chunk)
@@ -264,8 +264,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
             UnauthenticatedError: the caller has no valid credentials.
             QuotaExceededError: the caller has made too many requests.
         """
-        caller = asker_of(context, self._gate.access)
-        allowance = self._gate.metering.of(caller)
+        caller = caller_of(context, self._checks.access)
+        allowance = self._checks.metering.of(caller)
         if allowance is not None:
             allowance.check_request()
         if self.connections is not None:
@@ -299,7 +299,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         if request.of_copy:
             return self._broker.copy_of(request.stream)
         stream = self._broker.stream(request.stream)
-        self._life.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
+        self._lifecycle.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
         return stream
 
     def _info(
@@ -325,11 +325,11 @@ def _put_request(descriptor: fl.FlightDescriptor) -> PutRequest:
 
 def _listen(
     broker: Broker,
-    life: ServerLifecycle,
+    lifecycle: ServerLifecycle,
     address: tuple[str, int],
     *,
     tls: ServerTls | None,
-    gate: CallMiddleware,
+    checks: CallMiddleware,
 ) -> FlightServer:
     """Return a listening server.
 
@@ -347,4 +347,4 @@ def _listen(
             f"cannot listen on {host}:{port} for Arrow Flight ({error.strerror}); "
             "choose another flight_port, or 0 for a free one"
         ) from error
-    return FlightServer(broker, life, address, tls=tls, gate=gate)
+    return FlightServer(broker, lifecycle, address, tls=tls, checks=checks)

@@ -39,7 +39,7 @@ class BatchInFlight:
         self.sequence = sequence
         self.size = size
         self.refusal: StrandlineError | None = None
-        """Why the rest of it is refused: something before it was, and may be sent again."""
+        """Why the rest of it is refused: an earlier batch was refused, and may be sent again."""
         self._is_single = is_single
         self._pieces: list[tuple[PartitionName, int]] = []
         self._starts: list[Offset | None] = []

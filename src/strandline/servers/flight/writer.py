@@ -73,7 +73,7 @@ class PutSession:
     Args:
         broker: the broker to append to.
         request: the target of the put.
-        life: the lifecycle of the Flight server.
+        lifecycle: the lifecycle of the Flight server.
         send_ack: writes one metadata message to the client.
         is_cancelled: whether the client has disconnected.
         check_allowed: raises once the caller may no longer publish.
@@ -89,7 +89,7 @@ class PutSession:
         self,
         broker: Broker,
         request: PutRequest,
-        life: ServerLifecycle,
+        lifecycle: ServerLifecycle,
         *,
         send_ack: Callable[[bytes], None],
         is_cancelled: Callable[[], bool],
@@ -99,7 +99,7 @@ class PutSession:
     ) -> None:
         self._broker = broker
         self._request = request
-        self._life = life
+        self._lifecycle = lifecycle
         self._send_ack = send_ack
         self._is_cancelled = is_cancelled
         self._check_allowed = check_allowed
@@ -138,7 +138,7 @@ class PutSession:
         acker = threading.Thread(target=self._write_acks, name="flight-acker", daemon=True)
         acker.start()
         try:
-            with self._life.stream(), counted(self._allowance):
+            with self._lifecycle.stream(), counted(self._allowance):
                 try:
                     self._take_all(read)
                 finally:
@@ -152,11 +152,11 @@ class PutSession:
             self._hold(self._allowance, 0)
         for place in itertools.count():
             self._wait_until(self._has_room)
-            self._life.check()
+            self._lifecycle.check()
             if self._is_cancelled():
                 return
             try:
-                with self._life.idle():
+                with self._lifecycle.idle():
                     chunk = read()
             except StopIteration:
                 return
@@ -197,7 +197,9 @@ class PutSession:
 
     def _hold(self, allowance: Allowance, size: int) -> None:
         """Wait until published bytes are within the quota before reading more."""
-        self._life.hold(allowance.publish(size), lambda: allowance.publish(0), self._is_cancelled)
+        self._lifecycle.hold(
+            allowance.publish(size), lambda: allowance.publish(0), self._is_cancelled
+        )
 
     def _update_stream(self) -> None:
         """Use the current partitions: a move replaces a partition object, and more may be added."""
@@ -282,7 +284,7 @@ class PutSession:
                 return
             others_fill_it = self._batches_in == self._batches_out
             self._finished_something.wait(BACK_PRESSURE_S if others_fill_it else POLL_S)
-            if self._life.gave_up.is_set():
+            if self._lifecycle.gave_up.is_set():
                 return
 
     # The loop's thread

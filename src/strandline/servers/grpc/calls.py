@@ -97,18 +97,18 @@ class Call:
         "caller",
         "has_begun",
         "held_bytes",
-        "inflow",
         "input_ended",
         "is_measured",
         "output",
         "output_at",
         "publishes",
         "reads",
+        "receive_window",
         "short_way",
+        "sink",
         "status",
         "stream",
         "stream_id",
-        "taker",
         "task",
         "text",
         "timeout_s",
@@ -135,7 +135,7 @@ class Call:
         self.stream_id = stream_id
         self.timeout_s = timeout_s
         self.task: asyncio.Task[None] | None = None
-        self.taker: MessageSink | None = None
+        self.sink: MessageSink | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.has_begun = False
         """Whether the response's headers were sent."""
@@ -156,7 +156,7 @@ class Call:
         """Of what came and was not taken yet, as the listener counts it."""
         self._is_served = False
         """Whether the one message of the call was taken, so that no more may come."""
-        self.inflow = ReceiveWindow(STREAM_WINDOW_BYTES)
+        self.receive_window = ReceiveWindow(STREAM_WINDOW_BYTES)
         self.held_bytes = 0
         """That the sender may not send anew yet."""
         self.is_measured = False
@@ -175,11 +175,11 @@ class Call:
         if self._is_served and data:  # some clients end with an empty frame
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, ONE_MESSAGE)
         messages = self._deframer.feed(data)
-        taker = self.taker
-        if taker is not None:
+        sink = self.sink
+        if sink is not None:
             if messages:
-                taker.take(messages)
-            is_full = taker.is_full or len(self.output) - self.output_at > OUTPUT_BYTES_HIGH
+                sink.take(messages)
+            is_full = sink.is_full or len(self.output) - self.output_at > OUTPUT_BYTES_HIGH
         else:
             self._queue.extend(messages)
             self._queued_bytes += sum(map(len, messages))
@@ -209,7 +209,7 @@ class Call:
     def is_between(self) -> bool:
         """Return whether the sink waits for its next message, which nothing else must see."""
         return (
-            self.taker is not None
+            self.sink is not None
             and self._deframer.is_between
             and not (self.held_bytes or self.is_measured or self.input_ended)
             and self.status is None
@@ -219,8 +219,8 @@ class Call:
     def end_input(self) -> None:
         """Record that the caller has sent everything."""
         self.input_ended = True
-        if self.taker is not None and self.status is None:
-            self.taker.end_input()
+        if self.sink is not None and self.status is None:
+            self.sink.end_input()
         self._wake()
 
     def let_go(self) -> None:
@@ -244,7 +244,7 @@ class Call:
             self._hold(self.publishes.publish(0))
             if self._quota_timer is not None:
                 return
-        if self._queued_bytes <= INPUT_BYTES_HIGH and not (self.taker and self.taker.is_full):
+        if self._queued_bytes <= INPUT_BYTES_HIGH and not (self.sink and self.sink.is_full):
             self.let_go()
 
     def _wake(self) -> None:
@@ -338,7 +338,7 @@ class Call:
     def _has_drained(self) -> None:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
-        if self.held_bytes and self.taker is not None and not self.taker.is_full:
+        if self.held_bytes and self.sink is not None and not self.sink.is_full:
             self.let_go()
 
     def finish(self, status: GrpcStatus, text: str = "") -> None:

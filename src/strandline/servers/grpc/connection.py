@@ -105,9 +105,11 @@ class GrpcConnection(asyncio.Protocol):
             )
         )
         self._cutter = FrameReader()
-        self._inflow = ReceiveWindow(FIRST_WINDOW_BYTES + CONNECTION_WINDOW_BYTES)
+        self._receive_window = ReceiveWindow(FIRST_WINDOW_BYTES + CONNECTION_WINDOW_BYTES)
         self._output: list[bytes | bytearray] = []
-        self.short_way = FastPath(self, self._h2, inflow=self._inflow, output=self._output)
+        self.short_way = FastPath(
+            self, self._h2, receive_window=self._receive_window, output=self._output
+        )
         self._calls: dict[int, Call] = {}
         self._marked: dict[int, Call] = {}
         self._is_flush_due = self._is_paused = False
@@ -287,22 +289,22 @@ class GrpcConnection(asyncio.Protocol):
             self._show(data_header(stream_id, size, flags) + payload)
             return
         if call is None or call.input_ended:
-            self._inflow.spend(size)
+            self._receive_window.spend(size)
             self._free(None, size)
             self._show(data_header(stream_id, 0, flags & END_STREAM))
             return
         if flags & PADDED:
             payload = unpadded(payload)
         if self._feed(call, payload, size):
-            told = self._inflow.pass_on(size)
-            if told:
-                self._output.append(window_update(0, told))
-            told = call.inflow.pass_on(size)
-            if told:
-                self._output.append(window_update(stream_id, told))
+            freed = self._receive_window.pass_on(size)
+            if freed:
+                self._output.append(window_update(0, freed))
+            freed = call.receive_window.pass_on(size)
+            if freed:
+                self._output.append(window_update(stream_id, freed))
         else:
-            self._inflow.spend(size)
-            call.inflow.spend(size)
+            self._receive_window.spend(size)
+            call.receive_window.spend(size)
         if flags & END_STREAM:
             self._show(data_header(stream_id, 0, END_STREAM))
         else:
@@ -338,13 +340,13 @@ class GrpcConnection(asyncio.Protocol):
 
     def _free(self, call: Call | None, count: int) -> None:
         """Let the client send as much again."""
-        told = self._inflow.free(count)
-        if told:
-            self._output.append(window_update(0, told))
+        freed = self._receive_window.free(count)
+        if freed:
+            self._output.append(window_update(0, freed))
         if call is not None and not call.input_ended:
-            told = call.inflow.free(count)
-            if told:
-                self._output.append(window_update(call.stream_id, told))
+            freed = call.receive_window.free(count)
+            if freed:
+                self._output.append(window_update(call.stream_id, freed))
 
     def release(self, call: Call, count: int) -> None:
         """Return window for input that a call has handled."""

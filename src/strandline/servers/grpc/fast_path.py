@@ -31,7 +31,7 @@ class FastPath:
     Args:
         connection: the connection.
         h2: has the send windows.
-        inflow: the receive window of the connection.
+        receive_window: the receive window of the connection.
         output: the connection's output list, which is never replaced.
     """
 
@@ -40,12 +40,12 @@ class FastPath:
         connection: "GrpcConnection",
         h2: "H2Connection",
         *,
-        inflow: ReceiveWindow,
+        receive_window: ReceiveWindow,
         output: list[bytes | bytearray],
     ) -> None:
         self._connection = connection
         self._h2 = h2
-        self._inflow = inflow
+        self._receive_window = receive_window
         self._output = output
         self._calls: dict[int, Call] = {}
         self._frames = self._bytes = 0
@@ -68,10 +68,10 @@ class FastPath:
         """
         stream_id, flags, buffer, start, end = frame
         call = self._calls.get(stream_id)
-        if call is None or flags or call.output or call.taker is None or call.status is not None:
+        if call is None or flags or call.output or call.sink is None or call.status is not None:
             return False
         try:
-            if not call.taker.take_whole(buffer, start, end):
+            if not call.sink.take_whole(buffer, start, end):
                 return False
         except RpcError as error:
             call.abort(error)
@@ -80,8 +80,8 @@ class FastPath:
             call.fail()
         self._frames += 1
         self._bytes += end - start
-        if told := call.inflow.pass_on(end - start):
-            self._output.append(window_update(stream_id, told))
+        if freed := call.receive_window.pass_on(end - start):
+            self._output.append(window_update(stream_id, freed))
         return True
 
     def count(self) -> int:
@@ -91,8 +91,8 @@ class FastPath:
             Http2FrameError: the client exceeded its window.
         """
         frames, self._frames = self._frames, 0
-        if frames and (told := self._inflow.pass_on(self._bytes)):
-            self._output.append(window_update(0, told))
+        if frames and (freed := self._receive_window.pass_on(self._bytes)):
+            self._output.append(window_update(0, freed))
         self._bytes = 0
         return frames
 

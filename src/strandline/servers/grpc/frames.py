@@ -179,9 +179,9 @@ class ReceiveWindow:
         if self._freed < self._half:
             self._left -= count
             return 0
-        told, self._freed = self._freed, 0
-        self._left += told - count
-        return told
+        freed, self._freed = self._freed, 0
+        self._left += freed - count
+        return freed
 
     def spend(self, count: int) -> None:
         """Charge received data.
@@ -198,9 +198,9 @@ class ReceiveWindow:
         self._freed += count
         if self._freed < self._half:
             return 0
-        told, self._freed = self._freed, 0
-        self._left += told
-        return told
+        freed, self._freed = self._freed, 0
+        self._left += freed
+        return freed
 
 
 def data_header(stream_id: int, count: int, flags: int = 0) -> bytes:

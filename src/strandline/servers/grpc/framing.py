@@ -71,7 +71,7 @@ class Deframer:
         while size - position >= PREFIX_BYTES:
             is_compressed, length = PREFIX.unpack_from(buffer, position)
             if is_compressed:
-                raise RpcError(GrpcStatus.UNIMPLEMENTED, "compressed messages are not taken")
+                raise RpcError(GrpcStatus.UNIMPLEMENTED, "compressed messages are not supported")
             if length > self._max:
                 text = f"message of {length} bytes; at most {self._max} are taken"
                 raise OversizeError(GrpcStatus.RESOURCE_EXHAUSTED, text)

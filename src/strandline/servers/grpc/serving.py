@@ -72,7 +72,7 @@ def serve(
 def _open(call: Call, method: Direct) -> None:
     """Pass a call's messages directly to its sink."""
     try:
-        call.taker = method.open(call)
+        call.sink = method.open(call)
     except StrandlineError as error:
         call.abort(rpc_error(error))
 

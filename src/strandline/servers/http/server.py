@@ -132,7 +132,7 @@ class _BodilessConnection(h11.Connection):
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request) and any(map(_announces_body, event.headers)):
-            raise h11.RemoteProtocolError("no page here takes a request with a body")
+            raise h11.RemoteProtocolError("requests with a body are not supported")
         return event
 
 

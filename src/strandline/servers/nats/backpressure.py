@@ -17,15 +17,15 @@ from strandline.servers.nats.protocol import Event, Parser
 from strandline.servers.round_budget import PIECES_MAX, SPENT, RoundBudget
 
 OUTPUT_BYTES_MAX: Final = 1 << 20
-"""Replies the other end may leave unread before it is read no further."""
+"""Unread replies above which reading from the peer stops."""
 OVERLOAD: Final = "overload"
-"""The reason of those who are held for the broker's sake, not for their own."""
+"""Reading stops because the broker is full."""
 FORWARDING: Final = "forwarding"
-"""The reason of those whose publishes wait for other brokers."""
+"""Reading stops because publishes wait for other brokers."""
 QUOTA: Final = "quota"
-"""The reason of those who have used up what they may."""
+"""Reading stops because the quota is used up."""
 ROUND: Final = "round"
-"""The reason of those whose input takes more than its share of a round of the loop."""
+"""Reading stops because the input exceeds its share of the loop's round."""
 SLICE_S: Final = 0.004
 ROUND_S: Final = 0.008
 """Of a round, for one connection and for all: with less, each group commit has fewer records."""

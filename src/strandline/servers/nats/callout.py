@@ -18,11 +18,11 @@ UNLIMITED: Final = -1
 EVERYTHING: Final = ">"
 
 
-class _Server(msgspec.Struct, frozen=True):
+class _ServerInfo(msgspec.Struct, frozen=True):
     id: str
 
 
-class _Client(msgspec.Struct, frozen=True):
+class _ClientInfo(msgspec.Struct, frozen=True):
     id: int
     host: str = ""
     name: str = ""
@@ -39,16 +39,16 @@ class _Tls(msgspec.Struct, frozen=True):
     verified_chains: list[list[str]] = []
 
 
-class _Body(msgspec.Struct, frozen=True):
-    server_id: _Server
+class _RequestBody(msgspec.Struct, frozen=True):
+    server_id: _ServerInfo
     user_nkey: str
-    client_info: _Client
+    client_info: _ClientInfo
     connect_opts: _Options
     client_tls: _Tls | None = None
 
 
 class _Claims(msgspec.Struct, frozen=True):
-    nats: _Body
+    nats: _RequestBody
 
 
 class AuthRequest(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class Permissions(msgspec.Struct, frozen=True):
     subscribe_not: tuple[str, ...]
 
 
-def decode_question(data: bytes, server_id: str) -> AuthRequest:
+def decode_request(data: bytes, server_id: str) -> AuthRequest:
     """Decode and verify an authorization request.
 
     Args:
@@ -101,12 +101,12 @@ def decode_question(data: bytes, server_id: str) -> AuthRequest:
 
 
 def encode_admission(
-    question: AuthRequest, permissions: Permissions, *, issuer: KeyPair, account: str, now_s: int
+    request: AuthRequest, permissions: Permissions, *, issuer: KeyPair, account: str, now_s: int
 ) -> bytes:
     """Return the answer that accepts a client.
 
     Args:
-        question: the request.
+        request: the request.
         permissions: the client's permissions.
         issuer: the key whose signature the server accepts.
         account: the server's account that the client joins.
@@ -114,10 +114,10 @@ def encode_admission(
     """
     user = {
         "iss": issuer.public,
-        "sub": question.user_key,
+        "sub": request.user_key,
         "aud": account,
         "iat": now_s,
-        "jti": question.user_key,
+        "jti": request.user_key,
         "nats": {
             "type": "user",
             "version": CLAIMS_VERSION,
@@ -129,23 +129,21 @@ def encode_admission(
             "allowed_connection_types": ["STANDARD"],
         },
     }
-    return _answer(question, {"jwt": issuer.token(user)}, issuer=issuer, now_s=now_s)
+    return _answer(request, {"jwt": issuer.token(user)}, issuer=issuer, now_s=now_s)
 
 
-def encode_refusal(question: AuthRequest, reason: str, *, issuer: KeyPair, now_s: int) -> bytes:
+def encode_refusal(request: AuthRequest, reason: str, *, issuer: KeyPair, now_s: int) -> bytes:
     """Return the answer that refuses a client; the reason is for the server's log."""
-    return _answer(question, {"error": reason}, issuer=issuer, now_s=now_s)
+    return _answer(request, {"error": reason}, issuer=issuer, now_s=now_s)
 
 
-def _answer(
-    question: AuthRequest, content: dict[str, str], *, issuer: KeyPair, now_s: int
-) -> bytes:
+def _answer(request: AuthRequest, content: dict[str, str], *, issuer: KeyPair, now_s: int) -> bytes:
     claims = {
         "iss": issuer.public,
-        "sub": question.user_key,
-        "aud": question.server_id,
+        "sub": request.user_key,
+        "aud": request.server_id,
         "iat": now_s,
-        "jti": question.user_key,
+        "jti": request.user_key,
         "nats": {"type": "authorization_response", "version": CLAIMS_VERSION, **content},
     }
     return issuer.token(claims).encode()

@@ -47,8 +47,8 @@ class NatsClient:
 
     Args:
         broker: the broker that stores records.
-        intake: handles messages that are more than a plain payload.
-        gate: pauses reading while the broker is full.
+        ingest: handles messages that are more than a plain payload.
+        backpressure: pauses reading while the broker is full.
         tls: the trusted authorities for ``tls://``.
         jetstream: looks for a foreign JetStream over each connection.
         is_alone: whether no other broker receives the servers' messages.
@@ -59,16 +59,16 @@ class NatsClient:
         self,
         broker: BrokerPort,
         *,
-        intake: MessageIngest,
-        gate: Backpressure,
+        ingest: MessageIngest,
+        backpressure: Backpressure,
         jetstream: JetStreamWatch | None = None,
         is_alone: bool = False,
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
     ) -> None:
         self._broker = broker
-        self.intake = intake
-        self.gate = gate
+        self.ingest = ingest
+        self.backpressure = backpressure
         self.is_alone = is_alone
         self._jetstream = jetstream
         self._tls = tls
@@ -133,7 +133,7 @@ class NatsClient:
                     self.send_answers()
                     await link.round_trip()
             except (TimeoutError, DisconnectedError):
-                logger.warning("nats-server went away before the last acks were sent")
+                logger.warning("nats-server disconnected before the last acks were sent")
         await end_task(self._task)
 
     def streams_changed(self, bindings: list[Binding]) -> None:
@@ -160,7 +160,7 @@ class NatsClient:
         if self.messages:
             self._broker.telemetry.count_listener("nats", messages=self.messages)
             self.messages = 0
-        self.gate.release(self.admission.pending_bytes)
+        self.backpressure.release(self.admission.pending_bytes)
 
     # Connecting
 

@@ -140,7 +140,7 @@ class PublisherConnection(MessageReader):
             self._take_in_debt(events)
             return
         remembered = self._listener.routes.remembered
-        is_forwarding = self._listener.intake.is_forwarding
+        is_forwarding = self._listener.ingest.is_forwarding
         messages = 0
         for event in events:
             if guard is not None and not guard.is_open and not isinstance(event, Connect):
@@ -184,8 +184,8 @@ class PublisherConnection(MessageReader):
             self._count_buffered(self.parser.buffered_bytes)
         if self.output:
             self.flush()
-        if listener.admission.pending_bytes > listener.gate.pending_high:
-            listener.gate.hold(self)
+        if listener.admission.pending_bytes > listener.backpressure.pending_high:
+            listener.backpressure.hold(self)
         if self._allowance is not None:
             self._unmetered_bytes += size
             if not self._is_in_debt:
@@ -361,7 +361,7 @@ class PublisherConnection(MessageReader):
     ) -> None:
         """Append a message that is more than a plain payload for one partition."""
         if route.groups:
-            self._listener.intake.take(route, reply, block=block, payload=payload, sink=self)
+            self._listener.ingest.take(route, reply, block=block, payload=payload, sink=self)
             return
         options = self._options
         if reply is None or not (options.no_responders and options.headers):

@@ -192,7 +192,9 @@ class EmbeddedNatsServer:
             process = self._process
             if process is not None:
                 await _exited(process, None)
-                logger.error("nats-server ended with code %s: %s", process.returncode, self._tail())
+                logger.error(
+                    "nats-server exited with code %s: %s", process.returncode, self._tail()
+                )
                 self._ports_file(process.pid).unlink(missing_ok=True)
                 self._process = None
             if loop.time() - started_s > STEADY_S:

@@ -88,11 +88,11 @@ class NatsFrontEnd:
             UnavailableError: a server or a port is not available; nothing is left running.
         """
         config, broker = self._config, self._broker
-        gate = Backpressure(config.limits.pending_bytes)
-        intake = MessageIngest(
+        backpressure = Backpressure(config.limits.pending_bytes)
+        ingest = MessageIngest(
             broker.clock, self._routes, broker.admission, forwarder=self._forwarder
         )
-        broker.on_answered(intake.read_on)
+        broker.on_answered(ingest.read_on)
         bindings = self._bind()
         broker.on_streams_changed(self._streams_changed)
         broker.on_stream_created(self.synced)
@@ -108,8 +108,8 @@ class NatsFrontEnd:
             login = self._accounts.broker_login if self._accounts is not None else None
             self._subscriber = NatsClient(
                 broker,
-                intake=intake,
-                gate=gate,
+                ingest=ingest,
+                backpressure=backpressure,
                 jetstream=jetstream,
                 is_alone=self._is_server_alone,
                 tls=tls,
@@ -121,8 +121,8 @@ class NatsFrontEnd:
                     broker,
                     config,
                     routes=self._routes,
-                    intake=intake,
-                    gate=gate,
+                    ingest=ingest,
+                    backpressure=backpressure,
                     metering=self._metering,
                 )
                 await self._listener.start()

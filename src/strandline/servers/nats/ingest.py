@@ -153,7 +153,7 @@ class MessageIngest:
         self._routes = routes
         self._admission = admission
         self._forwarder = forwarder
-        self._forward_gate = Backpressure(1.0, FORWARDING)
+        self._forward_backpressure = Backpressure(1.0, FORWARDING)
 
     @property
     def is_forwarding(self) -> bool:
@@ -163,7 +163,7 @@ class MessageIngest:
     def read_on(self) -> None:
         """Resume reading that stopped while too many forwarded publishes were in flight."""
         if self._forwarder is not None:
-            self._forward_gate.release(self._forwarder.fullness)
+            self._forward_backpressure.release(self._forwarder.fullness)
 
     def take(
         self,
@@ -259,8 +259,8 @@ class MessageIngest:
                 expects=target.checks_offsets or expected_last is not None,
                 expected=expected_last,
             )
-            if forwarder.fullness > self._forward_gate.pending_high:
-                self._forward_gate.hold(sink)
+            if forwarder.fullness > self._forward_backpressure.pending_high:
+                self._forward_backpressure.hold(sink)
             return
         partition.append(
             publication.value,

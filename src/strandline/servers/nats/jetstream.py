@@ -189,5 +189,5 @@ def _decoded(answer: bytes | None, nothing: AnswerT) -> AnswerT:
     try:
         return msgspec.json.decode(answer, type=type(nothing))
     except UNDECODABLE as error:
-        logger.warning("JetStream answers in words we do not know: %s", error)
+        logger.warning("cannot decode an answer of JetStream: %s", error)
         return nothing

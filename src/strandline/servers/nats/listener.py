@@ -49,8 +49,8 @@ class IngestListener:
         broker: the broker that stores records.
         config: the broker's settings.
         routes: the routes of all streams; shared with the other listeners.
-        intake: handles messages that are more than a plain payload.
-        gate: pauses reading while the broker is full.
+        ingest: handles messages that are more than a plain payload.
+        backpressure: pauses reading while the broker is full.
         metering: the meters of principals, if shared with other servers.
     """
 
@@ -60,8 +60,8 @@ class IngestListener:
         config: BrokerConfig,
         *,
         routes: RouteTable,
-        intake: MessageIngest,
-        gate: Backpressure,
+        ingest: MessageIngest,
+        backpressure: Backpressure,
         metering: Metering | None = None,
     ) -> None:
         self._broker = broker
@@ -69,8 +69,8 @@ class IngestListener:
         self.access = Access(config, broker)
         self.metering = metering or Metering(broker)
         self.routes = routes
-        self.intake = intake
-        self.gate = gate
+        self.ingest = ingest
+        self.backpressure = backpressure
         self.admission = broker.admission
         self.payload_max = config.limits.record_bytes + MESSAGE_SLACK_BYTES
         self.ack_lines = AckLines(b"MSG %b %b")
@@ -222,7 +222,7 @@ class IngestListener:
         if self.messages:
             self._broker.telemetry.count_listener("ingest", messages=self.messages)
             self.messages = 0
-        self.gate.release(self.admission.pending_bytes)
+        self.backpressure.release(self.admission.pending_bytes)
 
     async def _ping_all(self) -> None:
         """Close connections whose client does not answer pings."""

@@ -55,7 +55,7 @@ class NatsConnection(ServerLink):
         self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
         self._requests: dict[bytes, asyncio.Future[bytes | None]] = {}
         self._last_request = 0
-        self._heard: Callable[[], None] | None = None
+        self._on_message: Callable[[], None] | None = None
         self._sole = QueueGroupResponder(self)
         self.is_alone = subscriber.is_alone
         """Whether no other broker hears what comes over it; else the leader hears it too."""
@@ -64,7 +64,7 @@ class NatsConnection(ServerLink):
         """Handle events. The hot path: plain payloads go straight to their partition."""
         tables = self._tables
         subscriber = self._subscriber
-        is_forwarding = subscriber.intake.is_forwarding
+        is_forwarding = subscriber.ingest.is_forwarding
         is_alone = self.is_alone
         messages = 0
         for event in events:
@@ -89,7 +89,7 @@ class NatsConnection(ServerLink):
             ):
                 if route.groups:
                     sink: ReplySink = self._sole if route.is_shared else self
-                    subscriber.intake.take(route, reply, block=block, payload=payload, sink=sink)
+                    subscriber.ingest.take(route, reply, block=block, payload=payload, sink=sink)
             elif reply is None:
                 route.partition.append(payload, subject=route.subject)
             else:
@@ -101,8 +101,8 @@ class NatsConnection(ServerLink):
         subscriber = self._subscriber
         if self.output:
             self.flush()
-        if subscriber.admission.pending_bytes > subscriber.gate.pending_high:
-            subscriber.gate.hold(self)
+        if subscriber.admission.pending_bytes > subscriber.backpressure.pending_high:
+            subscriber.backpressure.hold(self)
 
     def _find_route(self, table: RouteTable, subject: bytes, reply: bytes | None) -> Route | None:
         """Return the route of a new subject; None if the subject is invalid."""
@@ -138,16 +138,16 @@ class NatsConnection(ServerLink):
         finally:
             del self._requests[reply]
 
-    def listen(self, pattern: bytes, heard: Callable[[], None]) -> None:
+    def listen(self, pattern: bytes, on_message: Callable[[], None]) -> None:
         """Call back for each message on a pattern that is no stream's; only one at a time."""
-        self._heard = heard
+        self._on_message = on_message
         self.write(encode_subscribe(pattern, EVENTS))
 
     def _take_other(
         self, subject: bytes, sid: bytes, *, block: bytes | None, payload: bytes
     ) -> None:
-        if sid == EVENTS and self._heard is not None:
-            self._heard()
+        if sid == EVENTS and self._on_message is not None:
+            self._on_message()
         answer = self._requests.get(subject) if sid == REPLIES else None
         if answer is not None and not answer.done():
             is_none = block is not None and block.startswith(NO_RESPONDERS_STATUS)

@@ -73,7 +73,7 @@ def decode_public(kind: int, text: str) -> bytes:
     body, crc = data[:-2], data[-2:]
     is_whole = len(body) == 1 + KEY_BYTES and body[0] == kind
     if not is_whole or crc != binascii.crc_hqx(body, 0).to_bytes(2, "little"):
-        raise InvalidRecordError("not a NATS key of the kind that is needed")
+        raise InvalidRecordError("not a NATS key of the required kind")
     return body[1:]
 
 
@@ -100,7 +100,7 @@ def verified_claims(token: bytes, signer: str, kind: type[T]) -> T:
         public.verify(_unbase64(signature), body)
         return msgspec.json.decode(_unbase64(claims), type=kind)
     except InvalidSignature as error:
-        raise InvalidRecordError("a token with a wrong signature") from error
+        raise InvalidRecordError("the token has a wrong signature") from error
     except UNDECODABLE as error:
         raise InvalidRecordError(f"not a token: {error}") from error
 

@@ -91,7 +91,7 @@ Control = Subscribe | Unsubscribe | Ping | Pong | Okay | Failure | Connect | Inf
 Event = Message | Control
 
 
-class _Body:
+class _ArrivingMessage:
     """A message whose payload is still arriving."""
 
     __slots__ = ("data", "head", "header_size", "missing")
@@ -121,7 +121,7 @@ class Parser:
         self._plain = b"PUB " if from_client else b"MSG "
         self._words_min = 2 if from_client else 3
         self._rest = b""
-        self._body: _Body | None = None
+        self._body: _ArrivingMessage | None = None
         self._deaf = False
         self._unparsed: tuple[bytes, int] | None = None
         """Bytes, and from where on, whose events were too many for one call."""
@@ -213,7 +213,7 @@ class Parser:
             position = stop + 2
             if position > end:
                 head = (words[0], sid, reply)
-                self._body = _Body(head, header_size=header_size, missing=size + 2)
+                self._body = _ArrivingMessage(head, header_size=header_size, missing=size + 2)
                 self._continue_body(self._body, data[start:], events)
                 return ""
             if data[stop:position] != b"\r\n":
@@ -225,7 +225,7 @@ class Parser:
                 add((words[0], sid, reply, data[start:split], data[split:stop]))
         return ""
 
-    def _continue_body(self, body: _Body, data: bytes, events: list[Event]) -> int:
+    def _continue_body(self, body: _ArrivingMessage, data: bytes, events: list[Event]) -> int:
         """Add to an arriving payload; return how many bytes of ``data`` belong to it."""
         taken = min(body.missing, len(data))
         body.data += data[:taken]

@@ -139,7 +139,7 @@ class ServerLink(MessageReader):
                 logger.warning("nats-server says: %s", reason)
             case Violation(reason):
                 self.failure = reason
-                logger.error("nats-server sent what is not its protocol: %s", reason)
+                logger.error("nats-server violated the NATS protocol: %s", reason)
                 self.abort()
 
     def _take_info(self, options: bytes) -> None:
@@ -211,7 +211,7 @@ def _check_info(server: NatsServerUrl, info: NatsServerInfo) -> None:
     if info.tls_required and not server.is_tls:
         raise UnavailableError(f"{server} requires TLS; write tls:// in nats.servers")
     if server.is_tls and not (info.tls_required or info.tls_available):
-        raise UnavailableError(f"{server} does not speak TLS, and is not talked to without")
+        raise UnavailableError(f"{server} does not offer TLS, which tls:// requires")
     if not info.headers:
         raise UnavailableError(f"{server} does not support headers: too old")
 

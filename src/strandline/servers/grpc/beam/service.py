@@ -150,7 +150,7 @@ class BeamService:
                     raise
                 if str(error) != waits_for:
                     waits_for = str(error)
-                    logger.info("stream %r is not made yet: %s", self._name, waits_for)
+                    logger.info("stream %r is not created yet: %s", self._name, waits_for)
                 await asyncio.sleep(RETRY_S)
 
     def _methods(self) -> dict[bytes, Method | Direct]:
