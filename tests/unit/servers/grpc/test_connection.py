@@ -746,15 +746,15 @@ async def test_who_is_full_is_sent_no_more_than_the_window():
     client = Client()
     client.begin(1, b"/s/Direct")
     await client.exchange()
-    taker = Direct.last
-    taker.is_full = True
+    sink = Direct.last
+    sink.is_full = True
     piece = framed(b"x" * 16_000)
     while client.h2.local_flow_control_window(1) >= len(piece):
         client.h2.send_data(1, piece)
         await client.exchange(rounds=2)
     assert client.h2.local_flow_control_window(1) < len(piece)
-    taker.is_full = False
-    taker.call.let_go()
+    sink.is_full = False
+    sink.call.let_go()
     await client.exchange()
     assert client.h2.local_flow_control_window(1) > len(piece)
 
