@@ -259,6 +259,27 @@ def test_architecture_names_what_exists():
     assert not unknown
 
 
+def test_status_names_what_exists():
+    """Each path and test file that docs/status.md names is there; a star stands for any name."""
+    folders = [ROOT, ROOT / "src" / "strandline", ROOT / "src"]
+    unknown = []
+    for token in set(re.findall(r"`([\w/*.{},-]+)`", text_of("docs/status.md"))):
+        names = [token]
+        if "{" in token:
+            head, _, rest = token.partition("{")
+            middle, _, tail = rest.partition("}")
+            names = [f"{head}{each}{tail}" for each in middle.split(",")]
+        for name in names:
+            if "/" in name:
+                found = any(next(folder.glob(name.rstrip("/")), None) for folder in folders)
+            elif name.endswith((".py", ".md")):
+                found = any(ROOT.glob(f"src/**/{name}")) or any(ROOT.glob(f"tests/**/{name}"))
+            else:
+                continue
+            unknown += [] if found else [name]
+    assert not unknown
+
+
 def test_every_page_is_reached_from_the_readme():
     """A reader who follows links from the README comes to every page."""
     seen, waiting = set(), [ROOT / "README.md"]

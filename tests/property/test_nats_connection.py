@@ -27,6 +27,7 @@ class Partition:
     def __init__(self, name):
         self.name = name
         self.appended = 0
+        self.is_led, self.refusal = True, None
 
     def append(self, value, *, subject, ack_sink=None, token=None, **_):
         assert value is None or isinstance(value, bytes)

@@ -11,7 +11,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "traces.md"
 
 def test_the_documented_seed_gives_the_documented_trace():
     """The example is how the output of its command begins, and the clocks in that are right."""
-    _, _, text = PAGE.read_text().partition("## Of a simulated cluster")
+    _, _, text = PAGE.read_text().partition("## Simulated clusters")
     seed, events = map(int, re.search(r"--seeds (\d+):\d+ --events (\d+)", text).groups())
     shown = re.search(r"```text\n(.*?)```", text, re.DOTALL).group(1)
     written = "".join(trace(seed, events))

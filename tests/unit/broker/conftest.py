@@ -197,7 +197,9 @@ class LoopWatchingDisk(RiggedDisk):
 
 
 class Answers:
-    """A responder that keeps every answer and refuses to hear a second one."""
+    """An ack sink that keeps every answer and refuses a second one for the same token."""
+
+    is_alone = answers_leaderless = True
 
     def __init__(self):
         self.acks = {}

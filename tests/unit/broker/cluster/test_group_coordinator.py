@@ -44,7 +44,7 @@ async def test_the_coordinator_moves_and_forgets_nothing(cluster):
         await cluster.brokers[other].groups.committed_offsets("g")
     await cluster.kill(first)
 
-    assert await ask(cluster, "positions", "g") == {"s": {0: 11}}
+    assert await ask(cluster, "committed_offsets", "g") == {"s": {0: 11}}
     # Nobody's partitions moved: both go on under the epochs they have.
     after = await ask(cluster, "heartbeat", "g", "ann", epoch=ann.epoch, held=ann.partitions)
     assert after == ann._replace(began_with={})
@@ -83,4 +83,4 @@ async def test_old_entries_go_on_every_replica(cluster, monkeypatch):
         partition = broker.stream(GROUPS_STREAM).partition(0)
         await cluster.kit.until(lambda p=partition: p.log_start_offset > 0, seconds=30)
     await cluster.kill(await cluster.leader(GROUPS_STREAM))
-    assert await ask(cluster, "positions", "g") == {"s": many, "t": {0: 99}}
+    assert await ask(cluster, "committed_offsets", "g") == {"s": many, "t": {0: 99}}

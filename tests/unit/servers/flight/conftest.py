@@ -39,6 +39,7 @@ class FakePartition:
         self.log_start_offset = 0
         self.high_watermark = 0
         self.closed_by: Exception | None = None
+        self.ledger = None
         self.addresses: tuple[str, ...] = ()
         self.leader_address = ""
         self.in_sync_addresses: tuple[str, ...] = ()
