@@ -115,7 +115,7 @@ class ChaosCluster:
         return found
 
     async def leader(self, stream: str, partition: int = 0) -> int | None:
-        """Who leads, as the newest epoch that any broker knows says; None: nobody knows."""
+        """Return the leader of the newest epoch that any broker knows; None if there is none."""
         found: tuple[int, int | None] = (-1, None)
         for number, server in self.servers.items():
             if not server.is_running:
@@ -209,7 +209,7 @@ class ChaosCluster:
         raise TimeoutError(f"not so after {timeout_s:g} s: {what}{said}\n{words}")
 
     def check_ends(self) -> None:
-        """Whoever is away now was killed or stopped; blocks nobody.
+        """Check that every broker that is down was killed or stopped by the run; does not block.
 
         Raises:
             ViolationError: a broker ended by itself, which others may have covered up.

@@ -40,7 +40,7 @@ OPENINGS_MAX: Final = 30
 
 
 class RecoveryPlan(NamedTuple):
-    """What a step does, and how often it is taken."""
+    """A step of a run, and how often it is taken."""
 
     weight: int
     step: Callable[[], None]
@@ -73,7 +73,7 @@ class RecoveryRun:
 
     @property
     def storage(self) -> Recovered:
-        """What is open."""
+        """The open storage."""
         assert self._storage is not None, "it is open between two steps"
         return self._storage
 

@@ -38,7 +38,7 @@ from strandline.types import Offset
 
 
 class _Place(NamedTuple):
-    """Where a cut goes.
+    """The point at which a log is truncated.
 
     Attributes:
         segments: how many stay.
@@ -220,7 +220,7 @@ class Log(LogDurability):
         return self._truncate_to(offset, self.journal, synced_sequence)
 
     def undo_to(self, offset: int) -> Offset:
-        """As ``truncate_to``, for records that no journal has: recovery need not know."""
+        """Truncate like ``truncate_to``; for records that no journal has, unknown to recovery."""
         return self._truncate_to(offset, None, None)
 
     def _truncate_to(
@@ -253,7 +253,7 @@ class Log(LogDurability):
             self.restart_at(start)
 
     def _place_of(self, offset: int) -> _Place:
-        """Where a cut at an offset goes."""
+        """Return the point at which truncation at ``offset`` cuts the segments."""
         segments = self._layout.segments
         kept = bisect_right(self._layout.bases, offset)
         last = segments[kept - 1]

@@ -1,4 +1,4 @@
-"""How much of a log is in memory only, how much in its files, and how much on the disk.
+"""The parts of a log that are in memory, in its files, and durable on disk.
 
 Rules: batches are gathered in memory, as the journal has them; whoever owns the log writes them,
 any thread may sync what is written. A checkpoint names what a sync has made durable; what no

@@ -169,7 +169,7 @@ class Segment(SegmentReads):
 
     @property
     def _begun_bytes(self) -> int:
-        """How much of the file the disk has, or has begun with."""
+        """The bytes of the file that the disk has, or has begun to write."""
         return max(self.written_back_bytes, self.synced_bytes)
 
     def sync(self) -> None:
