@@ -123,7 +123,7 @@ class PublishCalls:
         try:
             await self._know(request)
             aim = self._aim(request)
-            if aim.partition.barred_by is not None:
+            if aim.partition.blocked_by is not None:
                 aim = await self._awake(aim)
             if self._forwarder is not None and self._is_handed_on(aim.partition):
                 await self._forwarder.room()
@@ -164,7 +164,7 @@ class PublishCalls:
                 pb.PublishAsyncError.NOT_FOUND, f"no such partition: {number}"
             )
         partition = stream.partitions[number]
-        if isinstance(partition.barred_by, ReadonlyError):
+        if isinstance(partition.blocked_by, ReadonlyError):
             raise PublishRefusedError(
                 pb.PublishAsyncError.READONLY, f"readonly partition: {number}"
             )
@@ -181,7 +181,7 @@ class PublishCalls:
 
     async def _awake(self, aim: PublishTarget) -> PublishTarget:
         """The aim, once its partition is not paused; what is handed on wakes it where it goes."""
-        is_paused = isinstance(aim.partition.barred_by, PausedError)
+        is_paused = isinstance(aim.partition.blocked_by, PausedError)
         if not is_paused or self._is_handed_on(aim.partition):
             return aim
         try:

@@ -126,5 +126,5 @@ def check_open(partition: Partition) -> None:
             # Other brokers keep it now, and clients look for them at this status alone.
             raise RpcError(GrpcStatus.UNAVAILABLE, "the partition goes on elsewhere; retry there")
         raise RpcError(GrpcStatus.NOT_FOUND, "commit log was deleted")
-    if isinstance(partition.barred_by, PausedError):
+    if isinstance(partition.blocked_by, PausedError):
         raise RpcError(GrpcStatus.FAILED_PRECONDITION, "commit log was closed")
