@@ -19,7 +19,7 @@ from typing import Final, Self, TypeVar
 import strandline
 from chaos.broker import Knobs
 from simulation.world import ViolationError
-from strandline.api.cluster import CLUSTER_STATUS, REASSIGN, Begun, ClusterStatus, Reassign
+from strandline.api.cluster import CLUSTER_STATUS, REASSIGN, ClusterStatus, MovesStarted, Reassign
 from strandline.api.wire import WireAnswer, WireMessage
 from strandline.client.connection import BrokerConnection
 from strandline.errors import StrandlineError
@@ -160,7 +160,7 @@ class ChaosCluster:
             parts = self.status(number).partitions
             [found] = [p for p in parts if (p.stream, p.partition) == (stream, partition)]
             if not found.is_moving and set(found.replicas) != set(to):
-                self._ask(number, REASSIGN, order, answer=Begun)
+                self._ask(number, REASSIGN, order, answer=MovesStarted)
                 return False
             return not found.is_moving
 

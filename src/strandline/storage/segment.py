@@ -232,10 +232,10 @@ class Segment(SegmentReads):
             return  # the names may be another segment's by now
         self.is_retired = True
         self.remove_indexes()
+        doomed = self.path.with_suffix(DOOMED_SUFFIX)
         if self._disk.exists(self.path):
-            doomed = self.path.with_suffix(DOOMED_SUFFIX)
             self._disk.rename(self.path, doomed)
-            self.path = doomed
+        self.path = doomed  # without a file, too: the name may soon be another segment's
 
     def remove_files(self) -> None:
         """Remove the files, and give their space back; what readers hold of them stays valid."""
