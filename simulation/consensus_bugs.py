@@ -187,13 +187,13 @@ CONSENSUS_BUGS: Final = (
     SourceRewrite(
         "leadership is never handed over",
         _LEADER + "_hand_over_if_ready",
-        "self._state.send(self._heir, Campaign(self._state.term))",
+        "self._state.send(self._successor, Campaign(self._state.term))",
         "pass",
     ),
     SourceRewrite(
         "leadership is handed over to one that is behind",
         _LEADER + "_hand_over_if_ready",
-        "if self.followers[self._heir].match == self._state.log.last_index:",
+        "if self.followers[self._successor].match == self._state.log.last_index:",
         "if True:",
     ),
 )

@@ -298,12 +298,12 @@ class SimMember:
             self.group.world.counts["refused changes"] += 1
         self.call()
 
-    def hand_over(self, heir: BrokerId) -> None:
+    def hand_over(self, successor: BrokerId) -> None:
         """An operator's wish."""
         if self.pause_ms:
             return
         try:
-            self.raft.hand_over(heir)
+            self.raft.hand_over(successor)
             self.group.world.counts["hand-overs"] += 1
         except (UnavailableError, InvalidRequestError):
             self.group.world.counts["refused changes"] += 1

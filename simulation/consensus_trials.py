@@ -101,11 +101,13 @@ class Trials:
         self._pass(BACK_MS)
         self._check_leader(leader.me, term, after=f"broker {away} was away")
 
-    def _hand_over(self, leader: "SimMember", heir: BrokerId) -> None:
+    def _hand_over(self, leader: "SimMember", successor: BrokerId) -> None:
         term = leader.raft.state.term
         for _ in range(2):  # the second waits for the answer to the first
             self._order(leader)
-        leader.hand_over(heir)
+        leader.hand_over(successor)
         self._pass(HAND_OVER_MS)
-        self._check_leader(heir, term + 1, after=f"broker {leader.me} handed over to {heir}")
+        self._check_leader(
+            successor, term + 1, after=f"broker {leader.me} handed over to {successor}"
+        )
         self._check_done(leader)

@@ -119,7 +119,7 @@ RECOVERY_BUGS: Final = (
     ),
     SourceRewrite(
         "a cut counts though a checkpoint is newer",
-        "strandline.storage.truncation_marker:TruncationMarker.is_news",
+        "strandline.storage.truncation_marker:TruncationMarker.is_newer",
         "self.state.cuts > at.cuts",
         "True",
     ),

@@ -96,16 +96,16 @@ class SimBroker:
         logs: one per partition, kept over lives.
     """
 
-    def __init__(self, number: BrokerId, around: SimBrokerHost, logs: list[SimLog]) -> None:
+    def __init__(self, number: BrokerId, host: SimBrokerHost, logs: list[SimLog]) -> None:
         self.id = number
         self.logs = logs
         self.life = 0
         self.alive = False
         self.paused_until = 0.0
         self.hosted: list[Hosted] = []
-        self._around = around
-        self._world = around.world
-        self.clock = BrokerClock(around.world)
+        self._host = host
+        self._world = host.world
+        self.clock = BrokerClock(host.world)
         self._inbox: list[tuple[int, Event | SimPublish | SyncEnded]] = []
         self._scheduled = False
         self._syncing = False
@@ -141,7 +141,7 @@ class SimBroker:
         replica = kind(
             self.id,
             state,
-            limits=self._around.limits,
+            limits=self._host.limits,
             session=session,
             incarnation=str(self.life),
         )
@@ -246,7 +246,7 @@ class SimBroker:
         self._syncing = True
         for log in self.logs:
             log.begin_sync()
-        took_ms = self._around.sync_ms[self.id] * self._world.rng.uniform(0.5, 2.0)
+        took_ms = self._host.sync_ms[self.id] * self._world.rng.uniform(0.5, 2.0)
         self._world.after(took_ms, self._synced, self.life)
 
     def _synced(self, life: int) -> None:
@@ -292,10 +292,10 @@ class SimBroker:
     # Effects
 
     def _carry_out(self, number: int, hosted: Hosted, effect: Effect) -> None:
-        log, around = hosted.log, self._around
+        log, host = hosted.log, self._host
         match effect:
             case fx.Send():
-                around.carry(self.id, number, effect)
+                host.carry(self.id, number, effect)
             case fx.Append():
                 self._append(number, hosted, effect)
             case fx.Committed():
@@ -310,26 +310,26 @@ class SimBroker:
                 log.reset_to(effect.offset)
                 if effect.offset < hosted.exposed:
                     self._world.counts["started over"] += 1
-                    around.checkers[number].started_over(self.id, isr=around.isr(number))
+                    host.checkers[number].started_over(self.id, isr=host.isr(number))
                     hosted.exposed = effect.offset
             case fx.ProposeIsr():
-                around.propose(self, number, effect)
+                host.propose(self, number, effect)
             case fx.Refusing():
                 if effect.reason in (Refusal.NOT_LEADER, Refusal.NOT_ENOUGH_REPLICAS):
                     self._give_up(hosted)
             case fx.TransferLeadership():
-                around.hand_over(self.id, number, effect)
+                host.hand_over(self.id, number, effect)
             case fx.ReadRange():
                 self._read_range(number, log, effect)
             case fx.Repair():
                 self._repair(log, effect)
             case fx.Halted():
-                around.checkers[number].fail(f"broker {self.id} is stuck: {effect.trouble}")
+                host.checkers[number].fail(f"broker {self.id} is stuck: {effect.trouble}")
             case fx.AskMetadata():
                 self._world.counts["asked"] += 1
 
     def _append(self, number: int, hosted: Hosted, effect: fx.Append) -> None:
-        if self._around.full_disk and self._world.rng.random() < self._around.full_disk:
+        if self._host.full_disk and self._world.rng.random() < self._host.full_disk:
             self._world.counts["disk full"] += 1
             self._step(number, ev.Undone(Offset(hosted.log.seen.end)))
             return
@@ -338,8 +338,8 @@ class SimBroker:
 
     def _expose(self, number: int, hosted: Hosted, offset: int) -> None:
         """Let the checker look, and tell publishers."""
-        checker = self._around.checkers[number]
-        checker.exposed(self.id, hosted.exposed, offset, isr=self._around.isr(number))
+        checker = self._host.checkers[number]
+        checker.exposed(self.id, hosted.exposed, offset, isr=self._host.isr(number))
         hosted.exposed = offset
         self._world.note(f"{self.id} {number} {offset}")
         while hosted.waiting and hosted.waiting[0][0] < offset:

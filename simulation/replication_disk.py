@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from simulation.replication_keys import StoredKey, filler, may_merge, survey, tail, without
+from simulation.replication_keys import StoredKey, filler, may_merge, scan_keys, tail, without
 from strandline.types import LeaderEpoch, Offset
 
 
@@ -73,7 +73,7 @@ class Image:
 
     def compact(self, reach: Reach) -> None:
         """Remove records as ``storage.compaction`` does; the log stays dense."""
-        keys = survey(self.batches.values(), reach.below)
+        keys = scan_keys(self.batches.values(), reach.below)
         compacted: dict[int, StoredKey] = {}
         last: StoredKey | None = None
         for stored in self.batches.values():

@@ -73,7 +73,7 @@ def may_merge(before: StoredKey, after: StoredKey) -> bool:
     return is_one_epoch and is_filler(before) and is_filler(after)
 
 
-def survey(batches: Iterable[StoredKey], below: int) -> SimKeys:
+def scan_keys(batches: Iterable[StoredKey], below: int) -> SimKeys:
     """The keys of records that are committed."""
     keys = SimKeys()
     for stored in batches:

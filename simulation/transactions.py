@@ -98,7 +98,7 @@ class SimPartition:
         self.place = place
         self.log = SimTransactionLog()
         self.high_watermark = Offset(0)
-        self.ledger = self._loaded()
+        self.transaction_index = self._loaded()
         self.epoch = 0
         self.is_restless = True
         """Whether its leaders change, as they like to while a marker is on its way."""
@@ -113,7 +113,7 @@ class SimPartition:
     def write(self, producer: TransactionalProducer, value: str, done: Any) -> None:
         """Take a record of a transaction; ``done`` hears whether it is committed."""
         try:
-            self.ledger.check(producer)
+            self.transaction_index.check(producer)
         except ProducerFencedError:
             done("fenced")
             return
@@ -121,7 +121,7 @@ class SimPartition:
 
     def mark(self, mark: Mark, done: Any) -> None:
         """Take a marker, as ``Partition.mark`` does."""
-        if not self.ledger.needs(mark.kind, mark.producer):
+        if not self.transaction_index.needs(mark.kind, mark.producer):
             done("ok")
             return
         attributes = marker_attributes(mark.kind)
@@ -130,7 +130,7 @@ class SimPartition:
     def _append(
         self, attributes: int, producer: TransactionalProducer, *, value: str, done: Any
     ) -> None:
-        self.ledger.written(self.log.append(attributes, producer, value))
+        self.transaction_index.written(self.log.append(attributes, producer, value))
         self.waiting.append((len(self.log.batches), done))
         rng = self.world.rng
         self.world.after(rng.uniform(0.1, COMMIT_MS_MAX), self.commit, self.epoch)
@@ -143,7 +143,7 @@ class SimPartition:
             return
         rng, end = self.world.rng, self.log.log_end_offset
         self.high_watermark = Offset(rng.randint(self.high_watermark + 1, end))
-        self.ledger.commit(self.high_watermark)
+        self.transaction_index.commit(self.high_watermark)
         if self.high_watermark < end:
             self.world.after(rng.uniform(0.1, COMMIT_MS_MAX), self.commit, epoch)
         while self.waiting and self.waiting[0][0] <= self.high_watermark:
@@ -156,9 +156,9 @@ class SimPartition:
         self.world.counts["leaders"] += 1
         end = self.world.rng.randint(self.high_watermark, self.log.log_end_offset)
         self.log.truncate_to(end)
-        self.ledger.forget_from(Offset(end))
+        self.transaction_index.forget_from(Offset(end))
         if self.world.rng.random() < 0.5:  # a broker that had no copy in memory
-            self.ledger = self._loaded()
+            self.transaction_index = self._loaded()
         waiting, self.waiting = self.waiting, deque()
         for _, done in waiting:
             done("unknown")
@@ -167,9 +167,9 @@ class SimPartition:
     def visible(self) -> list[str]:
         """Return all values that a reader sees now."""
         found: list[str] = []
-        offset, end = Offset(0), self.ledger.last_stable_offset
+        offset, end = Offset(0), self.transaction_index.last_stable_offset
         while offset < end:
-            batches = bytes(self.ledger.readable(offset, 1, below=end))
+            batches = bytes(self.transaction_index.readable(offset, 1, below=end))
             if not batches:
                 break
             for at in range(0, len(batches), HEADER_BYTES):
@@ -207,79 +207,79 @@ class TransactionHistory:
         self.entries: list[TransactionEntry] = []
         self.fresh_id = 0
         self.tokens = 0
-        self.office = self._new_office(0)
+        self.runtime = self._new_runtime(0)
         self.clients = [Zombie(self, f"p{number}") for number in range(3)]
         self.driver = Driver(self, "job")
         self.is_calm = False
 
     # The coordinator
 
-    def _new_office(self, number: int) -> SimCoordinator:
+    def _new_runtime(self, number: int) -> SimCoordinator:
         state = CoordinatorState()
         restore(state, self.entries)
         coordinator = Coordinator(state, now_ms=int(self.world.now_ms), sequence=len(self.entries))
-        office = SimCoordinator(number, coordinator)
-        self.world.after(0.0, self._resume, office)
-        self.world.after(TICK_MS, self._tick, office)
-        return office
+        runtime = SimCoordinator(number, coordinator)
+        self.world.after(0.0, self._resume, runtime)
+        self.world.after(TICK_MS, self._tick, runtime)
+        return runtime
 
-    def _resume(self, office: SimCoordinator) -> None:
-        self._carry_out(office, office.coordinator.resume())
+    def _resume(self, runtime: SimCoordinator) -> None:
+        self._carry_out(runtime, runtime.coordinator.resume())
 
-    def _tick(self, office: SimCoordinator) -> None:
-        if not office.is_over:
-            self._step(office, ev.TimePassed())
-            self.world.after(TICK_MS, self._tick, office)
+    def _tick(self, runtime: SimCoordinator) -> None:
+        if not runtime.is_over:
+            self._step(runtime, ev.TimePassed())
+            self.world.after(TICK_MS, self._tick, runtime)
 
-    def _step(self, office: SimCoordinator, event: ev.Event) -> None:
-        if not office.is_over:
-            effects = office.coordinator.step(event, int(self.world.now_ms))
-            self._carry_out(office, effects)
+    def _step(self, runtime: SimCoordinator, event: ev.Event) -> None:
+        if not runtime.is_over:
+            effects = runtime.coordinator.step(event, int(self.world.now_ms))
+            self._carry_out(runtime, effects)
 
-    def _carry_out(self, office: SimCoordinator, effects: list[fx.Effect]) -> None:
+    def _carry_out(self, runtime: SimCoordinator, effects: list[fx.Effect]) -> None:
         world = self.world
         for effect in effects:
             match effect:
                 case Store(sequence, entry):
                     if not self.is_calm and world.rng.random() < 0.02:  # just before it is stored
-                        world.after(world.rng.uniform(0.0, 1.0), self._crash_office, office)
-                    world.after(world.rng.uniform(0.1, STORE_MS_MAX), self._store, office, effect)
-                    office.waiting[-1 - sequence] = entry
+                        world.after(world.rng.uniform(0.0, 1.0), self._crash_runtime, runtime)
+                    world.after(world.rng.uniform(0.1, STORE_MS_MAX), self._store, runtime, effect)
+                    runtime.waiting[-1 - sequence] = entry
                 case Answer(token, value):
-                    self._tell(office, token, (True, value))
+                    self._tell(runtime, token, (True, value))
                 case Refuse(token, error):
-                    self._tell(office, token, (False, error))
+                    self._tell(runtime, token, (False, error))
                 case fx.Mark():
                     delay_ms = world.rng.uniform(0.1, 8.0) * world.rng.choice((1, 1, 1, 20))
-                    world.after(delay_ms, self._mark, office, effect)
+                    world.after(delay_ms, self._mark, runtime, effect)
                 case fx.TimedOut():
                     world.counts["timed out"] += 1
                 case Forget():
                     pass  # histories are too short for it
 
-    def _store(self, office: SimCoordinator, store: Store[Any]) -> None:
+    def _store(self, runtime: SimCoordinator, store: Store[Any]) -> None:
         """An entry is stored, after those before it; not if the office has ended."""
-        if office.is_over or store.sequence < len(self.entries):
+        if runtime.is_over or store.sequence < len(self.entries):
             return
         for sequence in range(len(self.entries), store.sequence + 1):
-            self.entries.append(office.waiting.pop(-1 - sequence))
-        self._step(office, ev.Stored(store.sequence))
+            self.entries.append(runtime.waiting.pop(-1 - sequence))
+        self._step(runtime, ev.Stored(store.sequence))
 
-    def _crash_office(self, office: SimCoordinator) -> None:
-        if office is self.office:
+    def _crash_runtime(self, runtime: SimCoordinator) -> None:
+        if runtime is self.runtime:
             self.crash_coordinator()
 
     def crash_coordinator(self) -> None:
         """Another broker takes the office over; entries under way are lost, or some are not."""
-        office, office.is_over = self.office, True
-        under_way = len([key for key in office.waiting if key < 0])
+        runtime, runtime.is_over = self.runtime, True
+        under_way = len([key for key in runtime.waiting if key < 0])
         for _ in range(self.world.rng.randint(0, under_way)):
-            self.entries.append(office.waiting.pop(-1 - len(self.entries)))
-        for token, answer in list(office.waiting.items()):
+            self.entries.append(runtime.waiting.pop(-1 - len(self.entries)))
+        for token, answer in list(runtime.waiting.items()):
             if token >= 0:
                 answer((False, None))
         self.world.counts["coordinators"] += 1
-        self.office = self._new_office(office.number + 1)
+        self.runtime = self._new_runtime(runtime.number + 1)
 
     def ask(self, make: Any, answer: Any) -> None:
         """Ask the coordinator; ``answer`` hears (True, value), (False, error) or (False, None).
@@ -295,24 +295,24 @@ class TransactionHistory:
         loses_answer = not self.is_calm and world.rng.random() < 0.03
 
         def arrive() -> None:
-            office = self.office
-            office.waiting[token] = (lambda _: once((False, None))) if loses_answer else once
-            self._step(office, make(token))
+            runtime = self.runtime
+            runtime.waiting[token] = (lambda _: once((False, None))) if loses_answer else once
+            self._step(runtime, make(token))
 
         world.after(world.rng.uniform(0.1, 4.0), arrive)
 
-    def _tell(self, office: SimCoordinator, token: Any, answer: tuple[bool, Any]) -> None:
-        waiting = office.waiting.pop(token, None)
+    def _tell(self, runtime: SimCoordinator, token: Any, answer: tuple[bool, Any]) -> None:
+        waiting = runtime.waiting.pop(token, None)
         if waiting is not None:
             self.world.after(self.world.rng.uniform(0.1, 4.0), waiting, answer)
 
-    def _mark(self, office: SimCoordinator, mark: Mark) -> None:
+    def _mark(self, runtime: SimCoordinator, mark: Mark) -> None:
         """A marker reaches its partition, also of a coordinator that has ended; or it is lost."""
         is_begin = mark.kind is MarkerKind.BEGIN
 
         def done(how: str) -> None:
             kind = ev.Marked if how == "ok" else ev.NotMarked
-            self._step(office, kind(mark.id, mark.producer, mark.place, is_begin))
+            self._step(runtime, kind(mark.id, mark.producer, mark.place, is_begin))
 
         if not self.is_calm and self.world.rng.random() < 0.1:
             self.world.counts["lost markers"] += 1
@@ -367,7 +367,7 @@ class TransactionHistory:
         for place, partition in self.partitions.items():
             final[str(place)] = partition.visible()
             self.checker.read(str(place), final[str(place)])
-            is_open = partition.ledger.last_stable_offset < partition.log.log_end_offset
+            is_open = partition.transaction_index.last_stable_offset < partition.log.log_end_offset
             self.checker.nothing_open(str(place), is_open=is_open)
         self.checker.nothing_open(str(GROUPS_PLACE), is_open=self.groups.is_undecided())
         self.checker.judge(final, self.groups.position)

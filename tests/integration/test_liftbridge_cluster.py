@@ -372,12 +372,12 @@ def test_every_broker_tells_what_happened(cluster, stream):
     until(lambda: code_of(lambda: api.DeleteStream(request, timeout=TIMEOUT_S)) in gone)
     told = {}
 
-    def has_told(number):
+    def is_current(number):
         told[number] = events(cluster.api[number])
         return any(event.deleteStreamOp.stream == stream for event in told[number])
 
     for number in survivors:
-        until(lambda n=number: has_told(n))
+        until(lambda n=number: is_current(n))
     first = told[survivors[0]]
     assert all(found == first for found in told.values())
     assert [event.id for event in first] == list(range(1, len(first) + 1))

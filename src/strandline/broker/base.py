@@ -80,10 +80,10 @@ class BrokerBase(ABC):
         clock: Clock | None = None,
         disk: Disk | None = None,
         telemetry: Telemetry | None = None,
-        masters: MasterKeys | None = None,
+        master_keys: MasterKeys | None = None,
     ) -> None:
         self.config = config
-        self.keys = StreamKeys(masters or MasterKeys(), lambda: self._image)
+        self.keys = StreamKeys(master_keys or MasterKeys(), lambda: self._image)
         self.clock = clock or SystemClock()
         self.disk = disk or Disk()
         self.telemetry = telemetry or Telemetry()
@@ -109,7 +109,7 @@ class BrokerBase(ABC):
         self._load_metadata()
         self.admission = Admission(self.config.limits, clock=self.clock, wake=self._wake)
         self.admission.now_ns = self.clock.now_ns()
-        self.turn = GroupCommitter(
+        self.committer = GroupCommitter(
             self._loop,
             admission=self.admission,
             clock=self.clock,
@@ -120,7 +120,7 @@ class BrokerBase(ABC):
             self.config.journal,
             clock=self.clock,
             telemetry=self.telemetry,
-            on_poisoned=self.turn.poison,
+            on_poisoned=self.committer.poison,
         )
         self._damage = CorruptionReports(self.call_soon, telemetry=self.telemetry)
         self.admission.on_damage = self._damage.met
@@ -133,8 +133,8 @@ class BrokerBase(ABC):
         )
         self._cleaner = Cleaner(
             self.partitions,
-            turn_passed=self.turn.passed,
-            sync=self.turn.sync,
+            commit_finished=self.committer.passed,
+            sync=self.committer.sync,
             reclaimer=self.reclaimer,
             lock=self._admin,
             disk=self.disk,
@@ -151,7 +151,7 @@ class BrokerBase(ABC):
 
     async def quiesce(self) -> None:
         """Wait until no turn is between write and answer and nothing waits for one."""
-        while not self.turn.is_idle:  # noqa: ASYNC110  no bookkeeping in the hot path for this
+        while not self.committer.is_idle:  # noqa: ASYNC110  no bookkeeping in the hot path for this
             await asyncio.sleep(0.001)
 
     # Health
@@ -265,15 +265,15 @@ class BrokerBase(ABC):
 
     def reads(self, ack_sink: AckSink) -> None:
         """The loop itself reads what publishers send over a connection; loop thread."""
-        self.turn.reads(ack_sink)
+        self.committer.reads(ack_sink)
 
     def on_answered(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, when responders were told something, and after each turn."""
-        self.turn.answered_callbacks.append(callback)
+        self.committer.answered_callbacks.append(callback)
 
     def send_answers(self) -> None:
         """Let the front ends send what responders were told between turns; loop thread."""
-        self.turn.send_answers()
+        self.committer.send_answers()
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
         """Run a function on the loop; from any thread."""
@@ -333,7 +333,7 @@ class BrokerBase(ABC):
             )
 
     def _wake(self) -> None:
-        self.turn.wake()
+        self.committer.wake()
 
     def _check_available(self) -> None:
         if self.admission.refusal is not None:
@@ -351,7 +351,7 @@ class BrokerBase(ABC):
         self._tasks.add(task)
         task.add_done_callback(ended)
 
-    def _tell_image(self) -> None:
+    def _publish_image(self) -> None:
         for callback in self._image_callbacks:
             callback()
 
@@ -423,7 +423,7 @@ class BrokerBase(ABC):
             self.telemetry.count_full_disk()
         for log in storage.logs.values():
             log.reclaim = self.reclaimer.run
-        self.turn.attach(storage.journal, self._syncer)
+        self.committer.attach(storage.journal, self._syncer)
         self._checkpoints.attach(storage)
         self._storage = storage
 
@@ -471,7 +471,7 @@ class BrokerBase(ABC):
         while True:
             await asyncio.sleep(HEAL_INTERVAL_S)
             async with self._admin, self._checkpoints.lock:
-                await self.turn.passed()
+                await self.committer.passed()
                 await self.reclaimer.drained()
                 try:
                     self._attach(await asyncio.to_thread(self._recover_again))

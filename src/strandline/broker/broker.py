@@ -110,9 +110,9 @@ class Broker(BrokerBase):
         self._spawn(self._keep_metadata_short(), "metadata")
         for name, image in self._store.image.streams.items():
             self._streams[name] = self._make_stream(image)
-        self._bar_partitions()
+        self._block_partitions()
         for partition in self.partitions():
-            self._keep_ledger(partition, partition.log_start_offset)
+            self._keep_transaction_index(partition, partition.log_start_offset)
 
     async def prepare_stop(self) -> None:
         """Before the front ends stop: let nobody depend on this broker who need not."""
@@ -181,9 +181,9 @@ class Broker(BrokerBase):
                 self._remove_logs(image.partitions)
                 raise
             self._streams = {**self._streams, config.name: stream}
-            self._keep_ledgers(stream)
+            self._keep_transaction_indexes(stream)
             self._announce()
-            self._tell_image()
+            self._publish_image()
             await self._wait_until_bound(config.name)
             logger.info("created stream %s on subject %s", config.name, config.subject)
             return stream
@@ -205,9 +205,9 @@ class Broker(BrokerBase):
                 partition.close(gone)
                 partition.reject_from((), gone)
             self._announce()
-            self._tell_image()
+            self._publish_image()
             self._count_streams()
-            await self.turn.passed()
+            await self.committer.passed()
             async with self._checkpoints.lock:
                 self._remove_logs(stream.partitions)
         await self.reclaimer.drained()
@@ -263,7 +263,9 @@ class Broker(BrokerBase):
         async with self._admin:
             target = self.stream(name).partition(partition)
             self._check_available()
-            target.bar(UnavailableError(f"the records of {target.name} are given up; retry"))
+            target.block_writes(
+                UnavailableError(f"the records of {target.name} are given up; retry")
+            )
             try:
                 await self.quiesce()
                 if offset <= target.log_end_offset:
@@ -272,8 +274,8 @@ class Broker(BrokerBase):
                     )
                 await self._restart_log(target, offset)
             finally:
-                target.bar(None)
-                self._bar_partitions()
+                target.block_writes(None)
+                self._block_partitions()
 
     async def _restart_log(self, target: Partition, offset: Offset) -> None:
         log, restarted = target.log, self._loop.create_future()
@@ -288,7 +290,7 @@ class Broker(BrokerBase):
             else:
                 restarted.set_exception(error)
 
-        self.turn.change(log, lambda _: log.restart_at(offset), done)
+        self.committer.change(log, lambda _: log.restart_at(offset), done)
         await restarted
 
     async def change(self, command: Command) -> None:
@@ -301,10 +303,10 @@ class Broker(BrokerBase):
         async with self._admin:
             self._check_available()
             self._apply(command)
-            self._bar_partitions()
-            self._tell_image()
+            self._block_partitions()
+            self._publish_image()
 
-    def _bar_partitions(self, names: Iterable[str] | None = None) -> None:
+    def _block_partitions(self, names: Iterable[str] | None = None) -> None:
         """Let partitions refuse records, or accept them, as the metadata says.
 
         Args:
@@ -316,7 +318,7 @@ class Broker(BrokerBase):
             partitions = known.partitions if known is not None else []
             for number, state in stream.states.items():
                 for partition in partitions[number : number + 1]:
-                    partition.bar(state_error(partition.name, state))
+                    partition.block_writes(state_error(partition.name, state))
 
     # Transactions
 
@@ -331,11 +333,11 @@ class Broker(BrokerBase):
             await self.create_stream(config)
 
     @property
-    def stands_alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether there is no other broker."""
         return not self.config.cluster.is_on
 
-    def _keep_ledgers(self, changed: Stream | None = None) -> None:
+    def _keep_transaction_indexes(self, changed: Stream | None = None) -> None:
         """Look after transactions in every partition, from the moment on when there can be any.
 
         Only one stream has changed, if it is named.
@@ -345,22 +347,22 @@ class Broker(BrokerBase):
         """
         is_alone = changed is not None and changed.name != COORDINATOR_STREAM
         for partition in changed.partitions if changed and is_alone else self.partitions():
-            self._keep_ledger(partition, partition.high_watermark)
+            self._keep_transaction_index(partition, partition.high_watermark)
 
-    def _keep_ledger(self, partition: Partition, start: Offset) -> None:
+    def _keep_transaction_index(self, partition: Partition, start: Offset) -> None:
         """Look after transactions in a partition from ``start`` on, if there can be any.
 
         Times would say what is older than the first transaction, until a clock is set back.
         """
         is_used = COORDINATOR_STREAM in self._image.streams
-        if is_used and partition.ledger is None and partition.remote_error is None:
-            partition.keep_ledger(start)
+        if is_used and partition.transaction_index is None and partition.remote_error is None:
+            partition.keep_transaction_index(start)
 
     def is_gone(self, place: TransactionPartition) -> bool:
         """Whether a partition that is not here was deleted, for certain."""
         return place.log_id < self._image.next_log_id
 
-    def mark_elsewhere(
+    def mark_remote(
         self,
         mark: Mark,
         done: Callable[[StrandlineError | None], None],
@@ -413,7 +415,7 @@ class Broker(BrokerBase):
             if isinstance(error, DiskFullError):  # clients begin to publish with such a command
                 self.telemetry.count_full_disk()
             if not self._store.is_certain:
-                self.turn.poison(error)
+                self.committer.poison(error)
             raise
 
     async def _keep_metadata_short(self) -> None:
@@ -428,7 +430,7 @@ class Broker(BrokerBase):
                 except UnavailableError as error:
                     logger.warning("the metadata could not be written whole: %s", error)
                     if not self._store.is_certain:
-                        self.turn.poison(error)
+                        self.committer.poison(error)
 
     def _open_storage(self) -> Recovered:
         self._store.restore()

@@ -84,7 +84,7 @@ class Quorum:
         *,
         store: QuorumStore,
         machine: Machine,
-        turn: GroupCommitter,
+        committer: GroupCommitter,
         clock: Clock,
         send: Callable[[Envelope], None],
         settings: RaftSettings | None = None,
@@ -93,7 +93,7 @@ class Quorum:
         self._founders = founders
         self._store = store
         self._machine = machine
-        self._turn = turn
+        self._turn = committer
         self._clock = clock
         self._send = send
         self._settings = settings or RaftSettings()
@@ -209,7 +209,7 @@ class Quorum:
                 f"no quorum has answered within {timeout_s:.0f} s; are enough brokers up?"
             ) from None
 
-    def hand_over(self, heir: BrokerId) -> None:
+    def hand_over(self, successor: BrokerId) -> None:
         """Let another voter lead, for instance before a stop.
 
         Raises:
@@ -217,7 +217,7 @@ class Quorum:
             InvalidRequestError: it is no other voter.
         """
         self._check()
-        self._raft.hand_over(heir)
+        self._raft.hand_over(successor)
         self._pump()
 
     async def change_members(self, members: Members, *, timeout_s: float) -> None:
@@ -297,7 +297,7 @@ class Quorum:
             for envelope in ready.early:
                 self._send(envelope)
             self._persist(ready)
-        self._tell_leadership()
+        self._notify_leadership()
 
     def _persist(self, ready: Ready) -> None:
         """Make it durable: entries by the turn, after the rest, which is rare, beside the loop."""
@@ -415,7 +415,7 @@ class Quorum:
 
             self._beside(save, lambda: None)
 
-    def _tell_leadership(self) -> None:
+    def _notify_leadership(self) -> None:
         if self.is_leading != self._was_leading:
             self._was_leading = self.is_leading
             what = "leading" if self.is_leading else "no longer leading"
@@ -442,7 +442,7 @@ class Quorum:
     def _fall_silent(self, error: StrandlineError) -> None:
         self._failure = error
         self._give_up(error)
-        self._tell_leadership()
+        self._notify_leadership()
 
     def _give_up(self, error: StrandlineError) -> None:
         """Refuse everybody who waits; proposals may have been decided all the same."""

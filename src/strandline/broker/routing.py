@@ -253,7 +253,7 @@ class RouteTable:
             # NATS forbids white space in a queue's name, so no group is called like this.
             group = binding.stream.config.queue_group or f" {number}"
             groups.setdefault(group, []).append(Target(binding, subject))
-        route = Route(text, tuple(map(_takers, groups.values())), self._turns)
+        route = Route(text, tuple(map(_candidates, groups.values())), self._turns)
         if len(subject) <= REMEMBERED_SUBJECT_BYTES_MAX:
             if len(self.remembered) >= REMEMBERED_SUBJECTS_MAX:
                 self.remembered.clear()
@@ -261,6 +261,6 @@ class RouteTable:
         return route
 
 
-def _takers(group: list[Target]) -> tuple[Target, ...]:
+def _candidates(group: list[Target]) -> tuple[Target, ...]:
     """Return a group's targets led here; all if none is, since any can refuse the record."""
     return tuple(target for target in group if target.is_ours) or tuple(group)

@@ -27,13 +27,13 @@ class StreamKeys:
         image: the metadata as it is known here at this moment.
     """
 
-    def __init__(self, masters: MasterKeys, image: Callable[[], MetadataImage]) -> None:
-        self._masters = masters
+    def __init__(self, master_keys: MasterKeys, image: Callable[[], MetadataImage]) -> None:
+        self._master_keys = master_keys
         self._image = image
 
     def of(self, image: Callable[[], MetadataImage]) -> "StreamKeys":
         """The same master keys with the keys of streams in another image."""
-        return StreamKeys(self._masters, image)
+        return StreamKeys(self._master_keys, image)
 
     def first(self, config: StreamConfig) -> tuple[WrappedKey, ...]:
         """The data key of a stream that is being made; none if it is not encrypted.
@@ -47,8 +47,8 @@ class StreamKeys:
         from strandline.encryption.data_keys import new_data_key
 
         # An operator may have put another key first since, and be about to drop this one.
-        self._masters.reload()
-        return (new_data_key(self._masters.current),)
+        self._master_keys.reload()
+        return (new_data_key(self._master_keys.current),)
 
     def sealer(self, name: PartitionName, config: StreamConfig) -> "BatchSealer | None":
         """Return a partition's sealer; None if the stream is not encrypted."""
@@ -56,7 +56,7 @@ class StreamKeys:
             return None
         from strandline.encryption.sealer import BatchSealer
 
-        return BatchSealer(name, lambda: self._keys(name.stream), self._masters)
+        return BatchSealer(name, lambda: self._keys(name.stream), self._master_keys)
 
     def _keys(self, stream: str) -> tuple[WrappedKey, ...]:
         known = self._image().streams.get(stream)
@@ -81,8 +81,8 @@ class StreamKeys:
             )
         from strandline.encryption.data_keys import new_data_key, rewrapped
 
-        self._masters.reload()
-        keys = [rewrapped(key, self._masters, stream=stream) for key in known.keys]
+        self._master_keys.reload()
+        keys = [rewrapped(key, self._master_keys, stream=stream) for key in known.keys]
         if has_new_key:
-            keys.append(new_data_key(self._masters.current, len(keys) + 1))
+            keys.append(new_data_key(self._master_keys.current, len(keys) + 1))
         return KeepStreamKeys(stream, tuple(keys))

@@ -32,14 +32,14 @@ def _wrapped(secret: bytes, master: MasterKey, number: int) -> WrappedKey:
     return WrappedKey(number, master.id, aes_key_wrap(master.secret, secret), fingerprint)
 
 
-def unwrapped(key: WrappedKey, masters: MasterKeys, *, stream: str) -> bytes:
+def unwrapped(key: WrappedKey, master_keys: MasterKeys, *, stream: str) -> bytes:
     """The data key itself.
 
     Raises:
         EncryptionKeyError: its master key is not here, or does not fit.
     """
     what = f"data key {key.number} of stream {stream!r}"
-    master = masters.find(key.master, what=what)
+    master = master_keys.find(key.master, what=what)
     try:
         secret = aes_key_unwrap(master.secret, key.wrapped)
     except InvalidUnwrap:
@@ -52,13 +52,13 @@ def unwrapped(key: WrappedKey, masters: MasterKeys, *, stream: str) -> bytes:
     return secret
 
 
-def rewrapped(key: WrappedKey, masters: MasterKeys, *, stream: str) -> WrappedKey:
+def rewrapped(key: WrappedKey, master_keys: MasterKeys, *, stream: str) -> WrappedKey:
     """The same data key, wrapped by the current master key.
 
     Raises:
         EncryptionKeyError: the master key that wrapped it is not here, or there is none.
     """
-    current = masters.current
+    current = master_keys.current
     if key.master == current.id:
         return key
-    return _wrapped(unwrapped(key, masters, stream=stream), current, key.number)
+    return _wrapped(unwrapped(key, master_keys, stream=stream), current, key.number)

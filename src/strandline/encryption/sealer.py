@@ -84,10 +84,10 @@ class BatchSealer:
         masters: who unwrap them.
     """
 
-    def __init__(self, name: PartitionName, keys: WrappedKeys, masters: MasterKeys) -> None:
+    def __init__(self, name: PartitionName, keys: WrappedKeys, master_keys: MasterKeys) -> None:
         self._name = name
         self._keys = keys
-        self._masters = masters
+        self._master_keys = master_keys
         self._lock = threading.Lock()
         self._session: EncryptionSession | None = None
         self._session_key = ""
@@ -158,7 +158,7 @@ class BatchSealer:
     def _secret(self, key: WrappedKey) -> bytes:
         known = self._secrets.get(key.number)
         if known is None:
-            known = unwrapped(key, self._masters, stream=self._name.stream)
+            known = unwrapped(key, self._master_keys, stream=self._name.stream)
             self._secrets[key.number] = known
         return known
 

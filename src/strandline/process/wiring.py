@@ -59,8 +59,8 @@ class BrokerApp:
     ) -> None:
         self.config = config
         kind = ClusterBroker if config.cluster.is_on else Broker
-        masters = master_keys(config, os.environ)
-        self.broker = kind(config, disk=disk, clock=clock, masters=masters)
+        keys = master_keys(config, os.environ)
+        self.broker = kind(config, disk=disk, clock=clock, master_keys=keys)
         metering = Metering(self.broker)
         self._flight = FlightFrontEnd(self.broker, config, metering)
         self._http = HttpFrontEnd(self.broker, config)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from strandline.errors import DiskFullError
-from strandline.storage.compaction_keys import Counts, Scope, survey
+from strandline.storage.compaction_keys import Counts, Scope, scan_keys
 from strandline.storage.compaction_rewrite import CLEANED_SUFFIX, SegmentRewrite, Tombstone
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
@@ -130,7 +130,7 @@ class Compactor:
             numbers_from_ns=_since(now_ns, self._numbers_ms),
             log=self._log,
         )
-        keys = survey(scope)
+        keys = scan_keys(scope)
         rewritten: list[Rewritten] = []
         tombstones: list[Tombstone] = []
         held_ns: list[int] = []

@@ -98,7 +98,7 @@ class CompactionKeys:
         self.newest[key] = offset
 
 
-def survey(scope: Scope) -> CompactionKeys:
+def scan_keys(scope: Scope) -> CompactionKeys:
     """Read all keys of a log that count, up to what may yet be undone.
 
     Raises:

@@ -155,7 +155,7 @@ def recover(
     states = _states(checkpoint, births, is_whole=journal.first_sequence == 1)
     cuts = _cuts(plans, disk=disk, report=report)
     for log_id, cut in cuts.items():
-        if cut.is_news(states[log_id], journal):
+        if cut.is_newer(states[log_id], journal):
             states[log_id], births[log_id] = cut.state, cut.sequence
     redos = {
         log_id: LogReplayer(

@@ -23,7 +23,7 @@ class TruncationMarker(msgspec.Struct, frozen=True, kw_only=True):
     sequence: int
     state: LogCheckpoint
 
-    def is_news(self, at: LogCheckpoint | None, journal: Journal) -> bool:
+    def is_newer(self, at: LogCheckpoint | None, journal: Journal) -> bool:
         """Whether a checkpoint does not know of it; None: there is none, only the journal."""
         if at is None:
             return self.sequence >= journal.first_sequence - 1

@@ -348,10 +348,10 @@ async def open_broker(tmp_path, disk, clock, monkeypatch):
     monkeypatch.setattr(base_module, "HEAL_INTERVAL_S", 0.01)
     started = []
 
-    async def start(*, journal=None, masters=None, **settings):
+    async def start(*, journal=None, master_keys=None, **settings):
         journal = JournalConfig(**{"file_bytes": FILE_BYTES, **(journal or {})})
         config = BrokerConfig(data_dir=str(tmp_path / "data"), journal=journal, **settings)
-        broker = Broker(config, clock=clock, disk=disk, masters=masters)
+        broker = Broker(config, clock=clock, disk=disk, master_keys=master_keys)
         started.append(broker)
         await broker.start()
         return broker

@@ -214,7 +214,7 @@ async def test_a_stop_answers_everything(open_broker, make_stream, answers, kit,
 async def test_a_stop_while_reopening_stays_stopped(broker, partition, answers, disk, kit):
     """A broker that heals while it stops does not begin to accept again."""
     gate = disk.hold("sync", "/logs/")
-    broker.turn.poison(LogPoisonedError("EIO"))
+    broker.committer.poison(LogPoisonedError("EIO"))
     gate.released.set()
     stopping = asyncio.create_task(broker.stop())
     await stopping
@@ -360,7 +360,7 @@ async def test_deleting_does_not_wait_for_a_pause_of_the_others(
     again()
     async with asyncio.timeout(60):
         await broker.delete_stream("gone")
-    broker.turn.answered_callbacks.clear()
+    broker.committer.answered_callbacks.clear()
 
 
 async def test_a_deleted_stream_does_not_come_back(open_broker, make_stream, answers, kit):

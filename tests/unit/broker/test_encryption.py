@@ -14,14 +14,14 @@ SECRET = b"what nobody may read "
 pytestmark = pytest.mark.usefixtures("without_spares")
 
 
-def masters(*keys):
+def master_keys(*keys):
     return MasterKeys(lambda: keys)
 
 
 @pytest.fixture
 async def encrypted(open_broker, make_stream, answers, kit):
     """A broker with an encrypted stream, and a way to fill it."""
-    broker = await open_broker(cleaner_interval_ms=10**9, masters=masters(OLD))
+    broker = await open_broker(cleaner_interval_ms=10**9, master_keys=master_keys(OLD))
 
     async def fill(count, *, of=None, keys=1 << 30, size=1000, **settings):
         of = of or broker
@@ -60,8 +60,8 @@ async def test_nothing_of_a_record_is_in_the_data_directory(encrypted, data_dir,
 async def test_a_stream_without_encryption_is_stored_as_ever(open_broker, make_stream, kit):
     """Byte for byte the same, on a broker that has keys and on one that has none."""
     stored = []
-    for given in (masters(OLD), None):
-        broker = await open_broker(masters=given)
+    for given in (master_keys(OLD), None):
+        broker = await open_broker(master_keys=given)
         partition = await make_stream(broker, f"plain{len(stored)}")
         answers = kit.Answers()
         kit.put(partition, answers, *range(5), key=SECRET)
@@ -77,7 +77,7 @@ async def test_records_survive_a_crash(encrypted, open_broker, kit):
     partition = await encrypted.fill(20, size=10)
     before = kit.values(partition)
     kit.abandon(encrypted)
-    again = await open_broker(masters=masters(OLD))
+    again = await open_broker(master_keys=master_keys(OLD))
     partition = again.stream("s").partition(0)
     assert kit.values(partition) == before
     await encrypted.fill(3, of=again, size=10)
@@ -99,7 +99,7 @@ async def test_ids_are_remembered_over_a_restart(encrypted, open_broker, make_st
     kit.put(partition, answers, "first", **given)
     await answers.wait(1)
     await encrypted.stop()
-    again = await open_broker(masters=masters(OLD))
+    again = await open_broker(master_keys=master_keys(OLD))
     kit.put(again.stream("s").partition(0), answers, "repeat", **given)
     await answers.wait(2)
     assert answers.duplicates == {"repeat"}
@@ -147,7 +147,7 @@ async def test_without_its_key_a_broker_starts_and_says_what_is_missing(
     await encrypted.fill(3)
     await encrypted.stop()
     keys = [NEW]
-    broker = await open_broker(masters=MasterKeys(lambda: tuple(keys)))
+    broker = await open_broker(master_keys=MasterKeys(lambda: tuple(keys)))
     partition, answers = broker.stream("s").partition(0), kit.Answers()
     kit.put(partition, answers, "refused")
     await answers.wait(1)
@@ -179,14 +179,14 @@ async def test_another_master_key_rewrites_nothing(encrypted, open_broker, kit):
     """Data keys are wrapped anew; then the old master key is not needed any more."""
     partition = await encrypted.fill(5)
     await encrypted.stop()
-    both = await open_broker(masters=masters(NEW, OLD))
+    both = await open_broker(master_keys=master_keys(NEW, OLD))
     partition = both.stream("s").partition(0)
     before = bytes(partition.log.read(0, 1 << 20).buffer)
     await both.change(both.keys.rotation("s", has_new_key=False))
     assert [key.master for key in both.image.streams["s"].keys] == [NEW.id]
     assert bytes(partition.log.read(0, 1 << 20).buffer) == before
     await both.stop()
-    after = await open_broker(masters=masters(NEW))
+    after = await open_broker(master_keys=master_keys(NEW))
     assert len(kit.values(after.stream("s").partition(0))) == 5
     await encrypted.fill(1, of=after)
 
@@ -194,7 +194,7 @@ async def test_another_master_key_rewrites_nothing(encrypted, open_broker, kit):
 async def test_a_new_stream_takes_the_master_key_that_is_first_now(open_broker, make_stream):
     """Not the one that was at the start: it may be about to be dropped."""
     keys = [OLD]
-    broker = await open_broker(masters=MasterKeys(lambda: tuple(keys)))
+    broker = await open_broker(master_keys=MasterKeys(lambda: tuple(keys)))
     keys.insert(0, NEW)
     await make_stream(broker, encryption=True)
     assert [key.master for key in broker.image.streams["s"].keys] == [NEW.id]
@@ -207,7 +207,7 @@ async def test_another_data_key_is_for_new_batches(encrypted, open_broker, kit):
     await encrypted.fill(2)
     assert key_numbers(partition) == [1, 1, 2, 2]
     await encrypted.stop()
-    again = await open_broker(masters=masters(OLD))
+    again = await open_broker(master_keys=master_keys(OLD))
     assert len(kit.values(again.stream("s").partition(0))) == 4
 
 

@@ -225,7 +225,7 @@ async def test_reopening_waits_for_a_sync_that_hangs(broker, partition, answers,
     gate = disk.hold("sync", "/journal/")
     kit.put(partition, answers, "b")
     await kit.until(gate.reached.is_set)
-    broker.turn.poison(LogPoisonedError("a segment could not be synced"))
+    broker.committer.poison(LogPoisonedError("a segment could not be synced"))
     before = broker._storage
     for _ in range(20):
         await kit.until(lambda: True)

@@ -54,7 +54,7 @@ async def test_a_failed_disk_is_reopened_beside_the_loop(watched, kit, disk):
     await watched.create_stream(StreamConfig(name="s", subject="s"))
     await put(watched, kit, 5)
     gate = disk.hold("sync")
-    watched.turn.poison(watched._storage.journal._poisoned_error())
+    watched.committer.poison(watched._storage.journal._poisoned_error())
     await kit.until(gate.reached.is_set)
     await asyncio.wait_for(asyncio.sleep(0), 5)  # the loop stands if recovery runs on it
     gate.released.set()

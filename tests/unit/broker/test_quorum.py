@@ -56,9 +56,9 @@ class Member:
         loop = asyncio.get_running_loop()
         plans = {LOG_ID: LogPlan(directory / "quorum", 64 << 10, 10**9)}
         self.storage = recover(directory, plans, disk=disk, file_bytes=64 << 10)
-        admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: self.turn.wake())  # noqa: PLW0108  made later
+        admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: self.committer.wake())  # noqa: PLW0108  made later
         self.poisoned = []
-        self.turn = GroupCommitter(
+        self.committer = GroupCommitter(
             loop,
             admission=admission,
             clock=self.clock,
@@ -66,14 +66,14 @@ class Member:
             on_poisoned=self.poisoned.append,
         )
         self.syncer = SyncPolicy(loop, disk, self.clock)
-        self.turn.attach(self.storage.journal, self.syncer)
+        self.committer.attach(self.storage.journal, self.syncer)
         self.store = QuorumStore(directory, disk=disk, log=self.storage.logs[LOG_ID])
         self.quorum = Quorum(
             number,
             FOUNDERS,
             store=self.store,
             machine=self.machine,
-            turn=self.turn,
+            turn=self.committer,
             clock=self.clock,
             send=net.carry,
         )

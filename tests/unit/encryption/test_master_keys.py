@@ -56,12 +56,12 @@ def test_a_key_that_was_added_is_found_without_a_restart():
         reads.append(1)
         return tuple(source)
 
-    masters = MasterKeys(load)
-    assert masters.find(old.id, what="it") is old
+    master_keys = MasterKeys(load)
+    assert master_keys.find(old.id, what="it") is old
     assert len(reads) == 1
     source.insert(0, new)
-    assert masters.find(new.id, what="it") is new
-    assert masters.current is new
+    assert master_keys.find(new.id, what="it") is new
+    assert master_keys.current is new
 
 
 def test_a_missing_key_is_named():
@@ -82,11 +82,11 @@ def test_a_source_that_broke_is_said_and_the_known_keys_are_kept():
             raise InvalidConfigError("keys.txt, line 1: not 32 bytes in base64")
         return (have,)
 
-    masters = MasterKeys(load)
+    master_keys = MasterKeys(load)
     broken.append(1)
     with pytest.raises(EncryptionKeyError, match="line 1"):
-        masters.find("0000", what="it")
-    assert masters.current is have
+        master_keys.find("0000", what="it")
+    assert master_keys.current is have
 
 
 def test_a_broker_without_keys_says_how_to_get_one():

@@ -32,8 +32,8 @@ class Keys:
         self.master_keys = [MASTER]
 
     def sealer(self, partition=0):
-        masters = MasterKeys(lambda: tuple(self.master_keys))
-        return BatchSealer(PartitionName("s", partition), lambda: self.wrapped, masters)
+        master_keys = MasterKeys(lambda: tuple(self.master_keys))
+        return BatchSealer(PartitionName("s", partition), lambda: self.wrapped, master_keys)
 
 
 @pytest.fixture

@@ -94,9 +94,9 @@ class IsrProposals:
                 self._wanted.put_back(each.driver.log_id, each)
             await asyncio.sleep(ISR_RETRY_S)
             return
-        self._tell(wanted, outcome)
+        self._notify(wanted, outcome)
 
-    def _tell(self, wanted: list[_WantedIsr], outcome: CommandOutcome) -> None:
+    def _notify(self, wanted: list[_WantedIsr], outcome: CommandOutcome) -> None:
         """Tell leaders of refusals; what was applied they learn from the image.
 
         So they do where another version or leader was first: that may have been this very change,

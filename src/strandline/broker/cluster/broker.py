@@ -10,7 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from strandline.broker.broker import PRODUCER_IDS
-from strandline.broker.cluster import cluster_metrics as figures
+from strandline.broker.cluster import cluster_metrics
 from strandline.broker.cluster.delete_records import LogStarts
 from strandline.broker.cluster.discard import corrupt_metadata
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_incarnation
@@ -154,7 +154,7 @@ class ClusterBroker(MetadataApplier):
             self.membership = ClusterMembership(
                 self.config,
                 self._store_of_quorum,
-                self.turn,
+                self.committer,
                 identity=self._identity,
                 clock=self.clock,
                 telemetry=self.telemetry,
@@ -179,7 +179,7 @@ class ClusterBroker(MetadataApplier):
             reclaimer=self.reclaimer,
             telemetry=self.telemetry,
         )
-        self.skips = Skips(self.log_starts, self.operations, settle=self._bar_partitions)
+        self.skips = Skips(self.log_starts, self.operations, settle=self._block_partitions)
         self._cleaner.expired = self.log_starts.expired
         self._has_swept = self._is_stopping = self._is_releasing = False
         self._has_followed = False
@@ -227,7 +227,7 @@ class ClusterBroker(MetadataApplier):
     def why_not_ready(self) -> str:
         """Return why the broker is not ready; in a cluster also if replicas here lag behind."""
         if (why := super().why_not_ready) or not self._unopened:
-            return why or figures.why_behind(self.membership.replicas)
+            return why or cluster_metrics.why_behind(self.membership.replicas)
         first = next(iter(self._unopened.values()))
         return f"{len(self._unopened)} copies here cannot be opened; the first: {first.message}"
 
@@ -248,7 +248,7 @@ class ClusterBroker(MetadataApplier):
     def refresh_telemetry(self) -> None:
         """Refresh the gauges of ``Broker`` and those of the cluster."""
         super().refresh_telemetry()
-        figures.refresh(self.telemetry, self.membership)
+        cluster_metrics.refresh(self.telemetry, self.membership)
 
     # Failing storage
 
@@ -335,7 +335,7 @@ class ClusterBroker(MetadataApplier):
         self._check_member()
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_refused()
-        await self._until(lambda: self.membership.has_told)
+        await self._until(lambda: self.membership.is_fresh)
 
     async def delete_stream(self, name: str) -> None:
         """Let the cluster delete a stream and its records.
@@ -381,13 +381,13 @@ class ClusterBroker(MetadataApplier):
         await self._until(lambda: target.log_start_offset >= offset)
         return target.log_start_offset
 
-    def mark_elsewhere(self, mark: Mark, done: MarkerDone) -> None:
+    def mark_remote(self, mark: Mark, done: MarkerDone) -> None:
         """Have the broker that leads a partition write a marker."""
         stream = self._image.streams.get(mark.place.stream)
         numbers = stream.partitions if stream is not None else ()
         leader = next((p.leader for p in numbers if p.log_id == mark.place.log_id), None)
         if leader is None or leader == self.membership.me:
-            super().mark_elsewhere(mark, done)
+            super().mark_remote(mark, done)
         else:
             self.membership.markers.order(leader, mark, done)
 

@@ -16,7 +16,7 @@ from strandline.types import BrokerId
 def refresh(telemetry: Telemetry, membership: ClusterMembership) -> None:
     """Bring the gauges of the cluster up to date."""
     quorum, replicas = membership.quorum, membership.replicas
-    telemetry.controller = int(membership.office.is_held)
+    telemetry.controller = int(membership.controller.is_held)
     telemetry.consensus_term = quorum.term
     telemetry.consensus_commit_index = quorum.commit_index
     telemetry.offline_partitions = _offline(membership.machine.image)

@@ -9,12 +9,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from strandline.broker.cluster.voters import heir, next_members
+from strandline.broker.cluster.voters import next_members, successor
 from strandline.broker.quorum import Quorum
 from strandline.clock import Clock
 from strandline.core.metadata.commands import BrokerRun, Command, encode_entry
 from strandline.core.metadata.controller import Controller, ControllerLimits
-from strandline.core.metadata.election import LogEnds, whom_to_ask
+from strandline.core.metadata.election import LogEnds, brokers_to_ask
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.metadata.outcome import CommandOutcome
 from strandline.errors import UnavailableError
@@ -130,7 +130,7 @@ class ControllerRunner:
         """Decide the next commands; the replica with the longest log replaces a lost leader."""
         image, now_ms = self._image(), self._clock.monotonic_ms()
         commands = controller.decide(image, now_ms)
-        wanted = whom_to_ask(image, commands)
+        wanted = brokers_to_ask(image, commands)
         if not wanted:
             return commands
         log_ends = await self._ask(wanted)
@@ -143,7 +143,7 @@ class ControllerRunner:
         for members in next_members(quorum.members, image):
             try:
                 if quorum.me not in members.voters:
-                    quorum.hand_over(heir(members, image))  # who leads next lets this one go
+                    quorum.hand_over(successor(members, image))  # who leads next lets this one go
                     return
                 await quorum.change_members(members, timeout_s=PROPOSE_TIMEOUT_S)
             except UnavailableError as error:

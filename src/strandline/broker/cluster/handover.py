@@ -13,7 +13,7 @@ from typing import Final
 from strandline.broker.cluster.replicas import Replicas
 from strandline.broker.cluster.requests import Session
 from strandline.broker.cluster.state_machine import MetadataMachine
-from strandline.broker.cluster.voters import heirs
+from strandline.broker.cluster.voters import successors
 from strandline.broker.quorum import Quorum
 from strandline.core.metadata.commands import BeginShutdown, BrokerRun
 from strandline.core.metadata.image import MetadataImage
@@ -23,7 +23,7 @@ from strandline.types import BrokerId
 logger = logging.getLogger(__name__)
 
 STEP_S: Final = 5.0
-HEIR_S: Final = 1.0
+SUCCESSOR_S: Final = 1.0
 """For one that may become the controller; the quorum's leader waits for it no longer either."""
 POLL_S: Final = 0.01
 
@@ -50,16 +50,16 @@ async def hand_over(
     try:
         outcome = await session.propose(BeginShutdown(run), timeout_s=STEP_S)
         if outcome.is_applied:
-            await _wait(lambda: not _has_heirs(replicas, machine.image, run.broker), STEP_S)
+            await _wait(lambda: not _has_successors(replicas, machine.image, run.broker), STEP_S)
     except UnavailableError as error:
         logger.warning("stopping without handing over: %s", error)
-    for heir in heirs(quorum.members, machine.image, run.broker):
+    for successor in successors(quorum.members, machine.image, run.broker):
         if quorum.is_leading:
-            quorum.hand_over(heir)
-            await _wait(lambda: quorum.leader not in (None, run.broker), HEIR_S)
+            quorum.hand_over(successor)
+            await _wait(lambda: quorum.leader not in (None, run.broker), SUCCESSOR_S)
 
 
-def _has_heirs(replicas: Replicas, image: MetadataImage, me: BrokerId) -> bool:
+def _has_successors(replicas: Replicas, image: MetadataImage, me: BrokerId) -> bool:
     """Whether a broker leads anything of which another one that stays has a copy."""
     return replicas.leads and any(
         any(image.brokers[broker].may_lead for broker in partition.replicas)

@@ -81,7 +81,7 @@ class ClusterMembership:
         self,
         config: BrokerConfig,
         store: QuorumStore,
-        turn: GroupCommitter,
+        committer: GroupCommitter,
         *,
         identity: DirectoryIdentity,
         clock: Clock,
@@ -99,7 +99,7 @@ class ClusterMembership:
         self._loop = asyncio.get_running_loop()
         self._tasks: list[asyncio.Task[None]] = []
         self._registering: asyncio.Task[None] | None = None
-        self._is_told = False
+        self._is_image_pending = False
         self._seen_index = self._image_index = 0
         self.is_removed = False
         """Whether the cluster has removed this broker."""
@@ -118,7 +118,7 @@ class ClusterMembership:
             Members(voters=identity.founders or ()),
             store=store,
             machine=self.machine,
-            turn=turn,
+            committer=committer,
             clock=clock,
             send=self._send_envelope,
         )
@@ -134,11 +134,11 @@ class ClusterMembership:
         self._questions = questions = PeerRpc(self._send_request)
         self._requests = Requests(self.quorum, questions)
         self.admin = Session(self._requests)
-        self.newest = MetadataReadBarrier(self.quorum, questions, has_told=lambda: self.has_told)
+        self.newest = MetadataReadBarrier(self.quorum, questions, is_fresh=lambda: self.is_fresh)
         self.markers = RemoteMarkers(questions)
         self.replicas = Replicas(
             self._links,
-            turn,
+            committer,
             clock=clock,
             telemetry=telemetry,
             wake=wake,
@@ -146,8 +146,8 @@ class ClusterMembership:
             move_rate=_move_rate(config),
         )
         self.replicas.trace = self.trace
-        self.survey = ReplicaStatusQuery(self.replicas, questions)
-        self.office = ControllerRunner(self.quorum, self._newest, self.survey.ask, clock=clock)
+        self.replica_status = status = ReplicaStatusQuery(self.replicas, questions)
+        self.controller = ControllerRunner(self.quorum, self._newest, status.ask, clock=clock)
         self.quorum.on_leadership.append(self._note_leadership)
 
     # Life
@@ -161,7 +161,7 @@ class ClusterMembership:
         self._begin_incarnation()
         await self._links.start()
         self._spawn(self.quorum.run(), "quorum")
-        self._spawn(self.office.run(), "controller")
+        self._spawn(self.controller.run(), "controller")
         self._spawn(self.replicas.run_timers(), "replication-timers")
         self._spawn(self.replicas.isrs.run(), "isr-proposals")
 
@@ -271,7 +271,7 @@ class ClusterMembership:
         while not self.is_removed:
             leader = self.quorum.leader
             if self.quorum.is_leading:
-                self.office.heartbeat(self.run, self.quorum.stored_index)
+                self.controller.heartbeat(self.run, self.quorum.stored_index)
             elif leader is not None:
                 self._send_request(leader, BrokerHeartbeat(self.run, self.quorum.stored_index))
             self._neighbours.link()  # who was removed is let go when the quorum has let it go
@@ -352,22 +352,22 @@ class ClusterMembership:
         return self.machine.image
 
     @property
-    def has_told(self) -> bool:
+    def is_fresh(self) -> bool:
         """Whether the broker knows the newest image that is applied here."""
-        return not self._is_told
+        return not self._is_image_pending
 
     def _image_changed(self) -> None:
         """Look at it once the entries at hand are applied."""
-        if not self._is_told:
-            self._is_told = True
-            self._loop.call_soon(self._tell_image)
+        if not self._is_image_pending:
+            self._is_image_pending = True
+            self._loop.call_soon(self._publish_image)
 
-    def _tell_image(self) -> None:
-        self._is_told = False
+    def _publish_image(self) -> None:
+        self._is_image_pending = False
         if self.quorum.applied_index < self._seen_index:
             return
         self._seen_index = self.quorum.applied_index
-        self.office.image_changed()
+        self.controller.image_changed()
         image = self.machine.image
         self._neighbours.link()
         if self.me in image.removed:
@@ -406,26 +406,26 @@ class ClusterMembership:
         match request:
             case BrokerHeartbeat(run, stored_index):
                 if run.broker == peer:
-                    self.office.heartbeat(run, stored_index)
+                    self.controller.heartbeat(run, stored_index)
             case Propose():
                 self._requests.serve(peer, request)
             case WriteMarker():
                 self.markers.serve(peer, request)
             case LogEndsRequest():
-                self.survey.serve(peer, request)
+                self.replica_status.serve(peer, request)
             case ReadIndexRequest():
                 self.newest.serve(peer, request)
             case _:
-                self._questions.told(peer, request)
+                self._questions.answered(peer, request)
 
     def on_peer_back(self, peer: BrokerId) -> None:
         """Frames flow both ways."""
-        self.office.peer_connected(peer)
+        self.controller.peer_connected(peer)
         self.replicas.peer_connected(peer)
 
     def on_peer_lost(self, peer: BrokerId) -> None:
         """Pass on that a peer is disconnected: what was sent to it may not have arrived."""
-        self.office.peer_disconnected(peer)
+        self.controller.peer_disconnected(peer)
         self._questions.peer_disconnected(peer)
         self.replicas.peer_disconnected(peer)
 

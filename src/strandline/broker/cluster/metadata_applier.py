@@ -103,11 +103,11 @@ class MetadataApplier(Broker):
         shown = [
             partition for name in names if name in streams for partition in streams[name].partitions
         ]
-        self._bar_partitions(names)
+        self._block_partitions(names)
         self._let_go(gone, image)
-        self._seat_replicas(shown)
+        self._attach_replicas(shown)
         for partition in self.partitions() if COORDINATOR_STREAM in names else shown:
-            self._keep_ledger(partition, partition.high_watermark)
+            self._keep_transaction_index(partition, partition.high_watermark)
         self.membership.replicas.assign(image, names)
         self.log_starts.follow(image, shown)
         has_moved = self._describe(image, names)
@@ -118,7 +118,7 @@ class MetadataApplier(Broker):
         self._has_followed = True
         self._forget_remembered()
         self.is_ready = not self._is_stopping
-        self._tell_image()
+        self._publish_image()
         here = self._log_ids_here(image) if self._unopened else set()
         self._unopened = {log_id: why for log_id, why in self._unopened.items() if log_id in here}
         self._followed = image
@@ -211,7 +211,7 @@ class MetadataApplier(Broker):
         copy.is_led = False
         copy.high_watermark = self._noted(copy)
         if COORDINATOR_STREAM in image.streams:
-            copy.keep_ledger(copy.log_start_offset)
+            copy.keep_transaction_index(copy.log_start_offset)
         return copy
 
     def _forget_remembered(self) -> None:
@@ -221,9 +221,9 @@ class MetadataApplier(Broker):
             for partition in stream.partitions:
                 partition.close(UnavailableError(f"{partition.name} is in service again; retry"))
 
-    def _bar_partitions(self, names: Iterable[str] | None = None) -> None:
-        super()._bar_partitions(names)
-        self.skips.bar(self.partitions)
+    def _block_partitions(self, names: Iterable[str] | None = None) -> None:
+        super()._block_partitions(names)
+        self.skips.block_writes(self.partitions)
 
     def _follow_again(self) -> None:
         self._retry = None
@@ -342,7 +342,7 @@ class MetadataApplier(Broker):
         made.is_led = False  # until its replica has heard so
         # The log may go on with what was never committed, and readers see it from now on.
         made.high_watermark = self._noted(made)
-        self._keep_ledger(made, made.log_start_offset)
+        self._keep_transaction_index(made, made.log_start_offset)
         return made
 
     def _log_here(self, name: PartitionName, plan: LogPlan, image: PartitionImage) -> Log | None:
@@ -352,7 +352,7 @@ class MetadataApplier(Broker):
             StrandlineError: it cannot be opened.
         """
         log, start = self._storage.logs.get(image.log_id), image.log_start_offset
-        if log is not None and self.turn.is_changing(log):
+        if log is not None and self.committer.is_changing(log):
             raise UnavailableError("it is still being cut for an earlier assignment")
         if log is not None and not log.log_start_offset == log.log_end_offset < start:
             return log
@@ -375,7 +375,7 @@ class MetadataApplier(Broker):
             wanted, self._to_open = self._to_open, []
             storage = self._storage
             try:
-                sequence = await self.turn.sync()
+                sequence = await self.committer.sync()
                 outcomes = await asyncio.to_thread(
                     open_logs, wanted, disk=self.disk, synced_sequence=sequence
                 )
@@ -400,7 +400,7 @@ class MetadataApplier(Broker):
         noted = self._watermarks.get(partition.log_id, Offset(0))
         return min(max(noted, partition.log_start_offset), partition.log_end_offset)
 
-    def _seat_replicas(self, partitions: Iterable[Partition]) -> None:
+    def _attach_replicas(self, partitions: Iterable[Partition]) -> None:
         """Make the replicas that are missing."""
         drivers = self.membership.replicas.drivers
         for partition in partitions:
@@ -455,7 +455,7 @@ class MetadataApplier(Broker):
         sees to that.
         """
         async with self._admin:
-            await self.turn.passed()
+            await self.committer.passed()
             async with self._checkpoints.lock:
                 here = {p.log_id for p in self.partitions() if not isinstance(p, RemotePartition)}
                 parted = log_ids - here - self._log_ids_here(self._image)

@@ -69,7 +69,7 @@ class PeerRpc:
         """Answer another broker; lost with the link, of which the asker hears."""
         self._send(caller, answer)
 
-    def told(self, sender: BrokerId, answer: Answer) -> None:
+    def answered(self, sender: BrokerId, answer: Answer) -> None:
         """An answer came."""
         asked = self._asked.get(answer.number)
         if asked is None or asked.to != sender or asked.answer.done():

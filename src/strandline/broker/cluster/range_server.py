@@ -29,7 +29,7 @@ DIFFERENT = "; copies of a compacted stream may differ: move this one away and b
 class RangeServerHost(Protocol):
     """The parts of a broker that ``RangeServer`` needs."""
 
-    turn: GroupCommitter
+    committer: GroupCommitter
     telemetry: Telemetry
 
     def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
@@ -55,13 +55,13 @@ class RangeServer:
         self,
         partition: Partition,
         state: LogState,
-        around: RangeServerHost,
+        host: RangeServerHost,
         *,
         step: Callable[[Event], None],
     ) -> None:
         self._partition = partition
         self._log_state = state
-        self._around = around
+        self._host = host
         self._step = step
         self.is_over = False
         """Whether the replica was dropped, and wants nothing more."""
@@ -69,7 +69,7 @@ class RangeServer:
     def read_log(self, effect: fx.ReadLog) -> None:
         """Read for a follower that is behind; for one that a move brings in, in its own time."""
         reader = self._partition.log_id, effect.follower
-        rate = self._around.move_rate(*reader)
+        rate = self._host.move_rate(*reader)
         if rate is None:
             self._read_for(effect, effect.bytes_max, None)
             return
@@ -100,7 +100,7 @@ class RangeServer:
                 rate.spent(sum(ref.size for ref in refs))
             self._step(ev.BatchesRead(effect.follower, effect.session, asked, refs, buffers))
 
-        self._around.in_thread(read, done)
+        self._host.in_thread(read, done)
 
     def read_range(self, effect: fx.ReadRange) -> None:
         """Read, beside the loop, for a replica that has lost a few batches; if they are here."""
@@ -120,12 +120,12 @@ class RangeServer:
                 refs, buffers = split(found)
                 self._step(ev.RangeRead(effect.to, first, refs, buffers))
 
-        self._around.in_thread(read, done)
+        self._host.in_thread(read, done)
 
     def mend(self, effect: fx.Repair) -> None:
         """Put back what another replica has sent, beside the loop."""
         first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset
-        name, telemetry = self._partition.name, self._around.telemetry
+        name, telemetry = self._partition.name, self._host.telemetry
         batches, is_compacted = list(map(bytes, effect.buffers)), self._partition.config.compact
         log, outcome = self._partition.log, list[bool | StrandlineError]()
 
@@ -138,7 +138,7 @@ class RangeServer:
         def done() -> None:
             [found] = outcome
             if isinstance(found, LogPoisonedError):
-                self._around.turn.poison(found)
+                self._host.committer.poison(found)
             elif isinstance(found, StrandlineError):
                 telemetry.failed_repairs += 1
                 why = f"{found}{DIFFERENT if is_compacted else ''}"
@@ -149,4 +149,4 @@ class RangeServer:
                 telemetry.repaired_batches += len(effect.batches)
                 logger.warning("records %d to %d of %s were mended", first, after - 1, name)
 
-        self._around.in_thread(work, done)
+        self._host.in_thread(work, done)

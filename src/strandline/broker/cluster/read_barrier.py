@@ -33,10 +33,10 @@ class MetadataReadBarrier:
         has_told: whether the broker goes by the newest image that is applied here.
     """
 
-    def __init__(self, quorum: Quorum, questions: PeerRpc, *, has_told: Callable[[], bool]) -> None:
+    def __init__(self, quorum: Quorum, questions: PeerRpc, *, is_fresh: Callable[[], bool]) -> None:
         self._quorum = quorum
         self._questions = questions
-        self._has_told = has_told
+        self._is_fresh = is_fresh
         self._round: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -67,7 +67,7 @@ class MetadataReadBarrier:
     async def _follow(self) -> None:
         while (index := await self._index()) is None:  # noqa: ASYNC110  to ask again
             await asyncio.sleep(RETRY_S)
-        while self._quorum.applied_index < index or not self._has_told():  # noqa: ASYNC110  soon enough
+        while self._quorum.applied_index < index or not self._is_fresh():  # noqa: ASYNC110  soon enough
             await asyncio.sleep(POLL_S)
 
     async def _index(self) -> int | None:
@@ -77,11 +77,11 @@ class MetadataReadBarrier:
                 await self._quorum.barrier(timeout_s=ATTEMPT_S)
                 return self._quorum.applied_index
             leader = self._quorum.leader
-            return await self._told_by(leader) if leader is not None else None
+            return await self._index_from(leader) if leader is not None else None
         except UnavailableError:
             return None  # another controller may know
 
-    async def _told_by(self, leader: BrokerId) -> int:
+    async def _index_from(self, leader: BrokerId) -> int:
         """Ask the controller for its commit index.
 
         Raises:
@@ -92,12 +92,12 @@ class MetadataReadBarrier:
             raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
         try:
             async with asyncio.timeout(ATTEMPT_S):
-                told = await answer
+                response = await answer
         except TimeoutError:
             raise RequestTimeoutError(f"broker {leader} did not answer") from None
-        if told.failure:
-            raise UnavailableError(told.failure)
-        return told.index
+        if response.failure:
+            raise UnavailableError(response.failure)
+        return response.index
 
     # What comes from others
 

@@ -46,14 +46,14 @@ def read_batches(
         first, after = max(header.base_offset, offset), min(header.next_offset, below)
         if header.attributes & Attributes.REMOVED and after - first <= header.last_offset_delta:
             filler = encode_filler(first, after, leader_epoch=header.leader_epoch)
-            found.append(_lent(filler))
+            found.append(_with_ref(filler))
             continue
         batch = part.buffer[position : position + header.length]
-        found.append(_lent(batch if first == header.base_offset else _tail(log, batch, first)))
+        found.append(_with_ref(batch if first == header.base_offset else _tail(log, batch, first)))
     return found
 
 
-def _lent(batch: Buffer) -> tuple[BatchRef, Buffer]:
+def _with_ref(batch: Buffer) -> tuple[BatchRef, Buffer]:
     header = header_of(batch)
     return BatchRef(header.base_offset, header.next_offset, header.leader_epoch, len(batch)), batch
 

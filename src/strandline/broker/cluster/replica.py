@@ -1,12 +1,13 @@
-"""Carries out what one replica of a partition wants: log, turn and links.
+"""The driver of one replica: carries its effects out on the log, the group committer and links.
 
 Rules:
-- copies go through the turn; a cut or a restart of the log waits for the copies before it and runs
-  beside the loop, what is copied next waits for it, and a new assignment waits for all of them, so
-  that a role begins with a log that is as the replica believes;
-- a sync counts for as much of the log as is not about to be cut, and for nothing before a reset.
+- replicated batches go through the group committer. A truncation or restart of the log waits for
+  the batches before it and runs beside the loop; later batches wait for it, and a new assignment
+  waits for all of them, so that a role begins with the log that the replica expects;
+- a sync counts only for the part of the log that is not about to be truncated, and for nothing
+  before a reset.
 
-Those who publish are ``replica_publishers``' business, what others read of the log ``lending``'s.
+``replica_publishers`` handles publishers, ``range_server`` the reads of other brokers.
 """
 
 import logging
@@ -14,8 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Protocol, assert_never
 
-from strandline.broker.cluster import range_server as lending
-from strandline.broker.cluster import replica_publishers
+from strandline.broker.cluster import range_server, replica_publishers
 from strandline.broker.write_path.partition import Partition
 from strandline.broker.write_path.pending import Chunk
 from strandline.broker.write_path.replica_writes import ReplicaWrite
@@ -36,7 +36,7 @@ _Cut = fx.TruncateTo | fx.ResetTo
 _Change = fx.Append | _Cut
 
 
-class ReplicaHost(lending.RangeServerHost, replica_publishers.ReplicaPublisherHost, Protocol):
+class ReplicaHost(range_server.RangeServerHost, replica_publishers.ReplicaPublisherHost, Protocol):
     """The parts of a broker that a replica needs."""
 
     def now_ms(self) -> int:
@@ -65,10 +65,10 @@ class ReplicaDriver:
         around: the broker.
     """
 
-    def __init__(self, partition: Partition, replica: Replica, around: ReplicaHost) -> None:
+    def __init__(self, partition: Partition, replica: Replica, host: ReplicaHost) -> None:
         self.partition = partition
         self.replica = replica
-        self._around = around
+        self._host = host
         self._events: deque[Event] = deque()
         self._is_stepping = False
         self._writes = 0
@@ -82,8 +82,8 @@ class ReplicaDriver:
         self._dropped: StrandlineError | None = None
         self.may_hand_over = False
         """Whether all that was taken is committed, after ``Resign``."""
-        self.publishers = replica_publishers.ReplicaPublishers(partition, replica, around)
-        self._lending = lending.RangeServer(partition, replica.log, around, step=self.step)
+        self.publishers = replica_publishers.ReplicaPublishers(partition, replica, host)
+        self._range_server = range_server.RangeServer(partition, replica.log, host, step=self.step)
         partition.attach_replica(self, replica.log.high_watermark)
         self.publishers.note_refusal()
 
@@ -110,7 +110,7 @@ class ReplicaDriver:
                 self._take(self._events.popleft())
         finally:
             self._is_stepping = False
-        self._around.touched(self)
+        self._host.touched(self)
 
     def _take(self, event: Event) -> None:
         if isinstance(event, ev.Assigned) and (self._writes or self._cut is not None):
@@ -119,7 +119,7 @@ class ReplicaDriver:
         if isinstance(event, ev.Received) and event.message.epoch > self.replica.epoch:
             # Its sender has heard of a new leader a moment before us, and asks once in a while.
             self._early[event.sender] = event
-        for effect in self.replica.step(event, self._around.now_ms()):
+        for effect in self.replica.step(event, self._host.now_ms()):
             self._carry_out(effect)
         self.publishers.note_role()
         self.publishers.note_refusal()
@@ -130,13 +130,13 @@ class ReplicaDriver:
     def flush(self) -> None:
         """Let the replica say what has gathered."""
         if self._dropped is None and not self._is_stepping:
-            for effect in self.replica.step(ev.Flush(), self._around.now_ms()):
+            for effect in self.replica.step(ev.Flush(), self._host.now_ms()):
                 self._carry_out(effect)
 
     def drop(self, error: StrandlineError) -> None:
         """Step nothing more: storage failed, the partition went away or the broker stops."""
         self._dropped = error
-        self._lending.is_over = True
+        self._range_server.is_over = True
         self.publishers.end(error)
 
     # Effects
@@ -144,17 +144,17 @@ class ReplicaDriver:
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case fx.Send():
-                self._around.send(self.log_id, effect)
+                self._host.send(self.log_id, effect)
             case fx.Append() | fx.TruncateTo() | fx.ResetTo():
                 self._change(effect)
             case fx.Committed():
                 self._expose(effect.offset)
             case fx.ReadLog():
-                self._lending.read_log(effect)
+                self._range_server.read_log(effect)
             case fx.ReadRange():
-                self._lending.read_range(effect)
+                self._range_server.read_range(effect)
             case fx.ProposeIsr():
-                self._around.propose_isr(self, effect)
+                self._host.propose_isr(self, effect)
             case fx.TransferLeadership():
                 self.may_hand_over = True
             case fx.Halted():
@@ -164,7 +164,7 @@ class ReplicaDriver:
             case fx.Refusing() | fx.AskMetadata():
                 pass  # the refusal is looked at after each step; metadata comes by itself
             case fx.Repair():
-                self._lending.mend(effect)
+                self._range_server.mend(effect)
             case _:
                 assert_never(effect)
 
@@ -188,7 +188,7 @@ class ReplicaDriver:
         write = ReplicaWrite(
             self.log_id, self.log, copies, lambda error: self._copied(copies, end, error)
         )
-        self._around.turn.submit(write)
+        self._host.committer.submit(write)
 
     def _begin_cut(self, cut: _Cut) -> None:
         """Cut the log beside the loop: large files and directory syncs take long."""
@@ -213,7 +213,7 @@ class ReplicaDriver:
                 end = log.truncate_to(start, synced_sequence=synced_sequence)
             ends.append(end)
 
-        self._around.turn.change(log, work, lambda error: self._was_cut(cut, ends, error))
+        self._host.committer.change(log, work, lambda error: self._was_cut(cut, ends, error))
 
     def _was_cut(self, cut: _Cut, ends: list[Offset], error: StrandlineError | None) -> None:
         """The log was cut, or was not: then all is reopened, as the replica has gone on already."""
@@ -222,7 +222,7 @@ class ReplicaDriver:
             return
         if error is not None:
             if isinstance(error, (DiskFullError, LogPoisonedError)):
-                self._around.turn.poison(LogPoisonedError(error.message))
+                self._host.committer.poison(LogPoisonedError(error.message))
             return  # else the broker stops
         [end] = ends
         if isinstance(cut, fx.ResetTo):
@@ -259,7 +259,7 @@ class ReplicaDriver:
         if self._dropped is not None:
             return
         if error is None:
-            self._tell_synced(end)
+            self._notify_synced(end)
         else:
             self._undone(error)
         self._go_on()
@@ -271,7 +271,7 @@ class ReplicaDriver:
             parked, self._parked = self._parked, None
             self.step(parked)
 
-    def _tell_synced(self, end: Offset) -> None:
+    def _notify_synced(self, end: Offset) -> None:
         if self._has_cuts:
             self._synced_meanwhile = max(self._synced_meanwhile, end)
         else:
@@ -281,7 +281,7 @@ class ReplicaDriver:
         """There was no room. What was to follow is void, unless it starts the log anew anyway."""
         logger.warning("%s could not be copied, will try again: %s", self.partition.name, error)
         if isinstance(error, DiskFullError):
-            self._around.telemetry.count_full_disk()
+            self._host.telemetry.count_full_disk()
         while self._deferred and isinstance(self._deferred[0], fx.Append):
             self._deferred.popleft()
         end = self.log.log_end_offset
@@ -321,7 +321,7 @@ class ReplicaDriver:
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
         """The turn has synced a chunk."""
         self.publishers.synced(chunk, next_offset)
-        self._tell_synced(next_offset)
+        self._notify_synced(next_offset)
 
     def log_start_moved(self) -> None:
         """Retention has removed records."""

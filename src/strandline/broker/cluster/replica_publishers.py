@@ -59,12 +59,10 @@ class ReplicaPublishers:
         around: the broker.
     """
 
-    def __init__(
-        self, partition: Partition, replica: Replica, around: ReplicaPublisherHost
-    ) -> None:
+    def __init__(self, partition: Partition, replica: Replica, host: ReplicaPublisherHost) -> None:
         self._partition = partition
         self._replica = replica
-        self._around = around
+        self._host = host
         self._epoch_led: LeaderEpoch | None = None
         self._uncommitted: deque[tuple[Offset, list[AckWaiter]]] = deque()
         self._journaled: deque[tuple[Offset, float]] = deque()
@@ -84,7 +82,7 @@ class ReplicaPublishers:
         journaled = self._journaled
         if len(journaled) < CHUNKS_UNDER_WAY:
             return False
-        return self._around.precise_ms() - journaled[0][1] < GATHERING_MS_MAX
+        return self._host.precise_ms() - journaled[0][1] < GATHERING_MS_MAX
 
     def end(self, error: StrandlineError) -> None:
         """The replica is dropped: accept nothing more, and tell all who wait."""
@@ -97,19 +95,19 @@ class ReplicaPublishers:
         """A chunk that ends at ``next_offset`` is written: some ask for no more."""
         is_early = self._partition.config.acks_in_force == "memory" and not chunk.is_transactional
         if is_early and chunk.waiting:
-            self._around.answer(self._partition, chunk.waiting)
-        self._journaled.append((next_offset, self._around.precise_ms()))
+            self._host.answer(self._partition, chunk.waiting)
+        self._journaled.append((next_offset, self._host.precise_ms()))
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
         """A chunk is on this disk."""
         if chunk.on_disk:
-            self._around.answer(self._partition, chunk.on_disk)
+            self._host.answer(self._partition, chunk.on_disk)
         if chunk.waiting:
             waiting = list(chunk.waiting)
             chunk.waiting.clear()
             acks = self._partition.config.acks_in_force
             if acks != "replicated" and not chunk.is_transactional:
-                self._around.answer(self._partition, waiting)
+                self._host.answer(self._partition, waiting)
             elif self._ending is not None:  # dropped between the turn's write and its sync
                 _reject(waiting, self._ending)
             elif self._refusal in (None, Refusal.RESIGNING):
@@ -123,19 +121,19 @@ class ReplicaPublishers:
             return
         self._partition.commit(offset)
         self._measure(offset)
-        self._around.committed(self._partition)
+        self._host.committed(self._partition)
         uncommitted = self._uncommitted
         while uncommitted and uncommitted[0][0] <= offset:
-            self._around.answer(self._partition, uncommitted.popleft()[1])
+            self._host.answer(self._partition, uncommitted.popleft()[1])
 
     def _measure(self, offset: Offset) -> None:
         """Note how long what is committed now took."""
         journaled = self._journaled
         if journaled and journaled[0][0] <= offset:
-            now_ms = self._around.precise_ms()
+            now_ms = self._host.precise_ms()
             while journaled and journaled[0][0] <= offset:
                 seconds = (now_ms - journaled.popleft()[1]) / 1e3
-                self._around.telemetry.commit_seconds.observe(seconds)
+                self._host.telemetry.commit_seconds.observe(seconds)
 
     def note_role(self) -> None:
         """A leadership has begun: number what comes after the log by its epoch. Or it has ended."""
@@ -145,7 +143,7 @@ class ReplicaPublishers:
         elif self._epoch_led != replica.epoch:
             self._epoch_led = partition.leader_epoch = replica.epoch
             self._journaled.clear()
-            self._around.telemetry.leader_elections += 1
+            self._host.telemetry.leader_elections += 1
             if self._refusal is Refusal.NOT_LEADER:
                 partition.lead(replica.epoch)
 
@@ -192,7 +190,7 @@ class ReplicaPublishers:
                 f"this broker reaches neither all replicas of {name} nor most of the cluster; "
                 "retry at another broker"
             )
-        return self._around.not_leader(self._partition)
+        return self._host.not_leader(self._partition)
 
     def describe_leader(self) -> None:
         """Metadata changed: the refusal may name another leader now."""

@@ -16,7 +16,7 @@ from strandline.core.metadata.election import LogEnd, LogEnds
 from strandline.types import BrokerId, LogId
 
 ASK_S = 0.25
-Told = tuple[tuple[LogId, LogEnd], ...]
+LocalLogEnds = tuple[tuple[LogId, LogEnd], ...]
 
 
 class ReplicaStatusQuery:
@@ -32,7 +32,7 @@ class ReplicaStatusQuery:
         self._questions = questions
 
     async def ask(self, wanted: Mapping[BrokerId, tuple[LogId, ...]]) -> LogEnds:
-        """The ends of logs, as far as brokers tell them in time."""
+        """Return the log ends that brokers report in time."""
         found: dict[LogId, dict[BrokerId, LogEnd]] = defaultdict(dict)
         asked = {}
         for broker, log_ids in wanted.items():
@@ -54,7 +54,7 @@ class ReplicaStatusQuery:
     ) -> asyncio.Future[LogEndsResponse] | None:
         return self._questions.ask(broker, lambda n: LogEndsRequest(n, log_ids), LogEndsResponse)
 
-    def _ends(self, log_ids: tuple[LogId, ...]) -> Told:
+    def _ends(self, log_ids: tuple[LogId, ...]) -> LocalLogEnds:
         """Return the last epoch and the log end offset of replicas here."""
         drivers = self._replicas.drivers
         logs = [(each, drivers[each].replica.log) for each in log_ids if each in drivers]
@@ -69,6 +69,8 @@ class ReplicaStatusQuery:
         )
 
 
-def _note(found: dict[LogId, dict[BrokerId, LogEnd]], broker: BrokerId, told: Told) -> None:
-    for log_id, end in told:
+def _note(
+    found: dict[LogId, dict[BrokerId, LogEnd]], broker: BrokerId, response: LocalLogEnds
+) -> None:
+    for log_id, end in response:
         found[log_id][broker] = end

@@ -36,7 +36,7 @@ from strandline.telemetry import Telemetry
 from strandline.types import BrokerId, LogId, Offset
 
 TIMER_S = 0.05
-NEWS_DELAY_S = 0.005
+WATERMARK_DELAY_S = 0.005
 """How long the high watermark waits for a batch to travel with: alone it wakes every follower."""
 
 
@@ -71,7 +71,7 @@ class Replicas:
     def __init__(
         self,
         links: PeerLinks,
-        turn: GroupCommitter,
+        committer: GroupCommitter,
         *,
         clock: Clock,
         telemetry: Telemetry,
@@ -80,7 +80,7 @@ class Replicas:
         limits: ReplicationLimits | None = None,
         move_rate: ReplicationThrottle | None = None,
     ) -> None:
-        self.turn = turn
+        self.committer = committer
         self.drivers: dict[LogId, ReplicaDriver] = {}
         self.image = MetadataImage()
         self._links = links
@@ -95,15 +95,15 @@ class Replicas:
         self._given: dict[LogId, PartitionImage] = {}
         self._touched: set[ReplicaDriver] = set()
         self._timed: set[ReplicaDriver] = set()
-        self._patient: set[ReplicaDriver] = set()
-        self._is_news_due = False
+        self._awaiting_flush: set[ReplicaDriver] = set()
+        self._is_watermark_due = False
         self._is_scheduled = False
         self._has_sent = False
         self.trace: Trace | None = None
         """Told what replicas do, if anybody wants to know."""
         self._loop = asyncio.get_running_loop()
         self._reading: set[asyncio.Future[None]] = set()
-        turn.replication = self.flush
+        committer.replication = self.flush
 
     # Life
 
@@ -292,19 +292,19 @@ class Replicas:
             touched, self._touched = self._touched, set()
             for driver in touched:
                 if driver.replica.can_defer_flush:
-                    self._patient.add(driver)
+                    self._awaiting_flush.add(driver)
                 else:
                     driver.flush()
-        if self._patient and not self._is_news_due:
-            self._is_news_due = True
-            self._loop.call_later(NEWS_DELAY_S, self._notify_high_watermarks)
+        if self._awaiting_flush and not self._is_watermark_due:
+            self._is_watermark_due = True
+            self._loop.call_later(WATERMARK_DELAY_S, self._notify_high_watermarks)
         return self._send_out()
 
     def _notify_high_watermarks(self) -> None:
         """Send the high watermark alone if no batch carried it meanwhile."""
-        self._is_news_due = False
-        patient, self._patient = self._patient, set()
-        for driver in patient:
+        self._is_watermark_due = False
+        awaiting, self._awaiting_flush = self._awaiting_flush, set()
+        for driver in awaiting:
             driver.flush()
         self._send_out()
 
@@ -325,7 +325,7 @@ class Replicas:
 
     def committed(self, partition: Partition) -> None:
         """Let a partition's gathered batches follow, since one was committed."""
-        self.turn.takes.go_on_with(partition)
+        self.committer.append_queue.go_on_with(partition)
 
     def propose_isr(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:
         """Let metadata decide, however long it takes."""

@@ -39,14 +39,14 @@ class Skips:
         self._settle = settle
         self._under_way: set[LogId] = set()
 
-    def bar(self, partitions: Callable[[], Iterable[Partition]]) -> None:
+    def block_writes(self, partitions: Callable[[], Iterable[Partition]]) -> None:
         """Let partitions that are about to go on elsewhere take no records."""
         if not self._under_way:
             return
         for partition in partitions():
             if partition.log_id in self._under_way:
                 error = UnavailableError(f"the records of {partition.name} are given up; retry")
-                partition.bar(error)
+                partition.block_writes(error)
 
     async def skip(
         self, target: Partition, offset: Offset, *, quiesce: Callable[[], Awaitable[None]]
@@ -69,7 +69,7 @@ class Skips:
                 await asyncio.sleep(RETRY_S)
         finally:
             self._under_way.discard(target.log_id)
-            target.bar(None)
+            target.block_writes(None)
             self._settle()
 
     async def _is_decided(self, target: Partition, offset: Offset) -> bool:

@@ -61,12 +61,12 @@ def most_serve(voters: tuple[BrokerId, ...], image: MetadataImage) -> bool:
     return len(_serving(voters, image)) > len(voters) // 2
 
 
-def heir(members: Members, image: MetadataImage) -> BrokerId:
+def successor(members: Members, image: MetadataImage) -> BrokerId:
     """Return the successor of a leader that leaves; most of the voters are in service."""
     return _serving(members.voters, image)[0]
 
 
-def heirs(members: Members, image: MetadataImage, leaver: BrokerId) -> tuple[BrokerId, ...]:
+def successors(members: Members, image: MetadataImage, leaver: BrokerId) -> tuple[BrokerId, ...]:
     """Return possible successors of a leader that stops; empty if all others stop, too."""
     others = _without(members.voters, leaver)
     return tuple(b for b in others if b in image.brokers and image.brokers[b].may_lead)

@@ -333,7 +333,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         return await self.request(ask)
 
     async def _read(self, question: Callable[[GroupsState], object]) -> Any:
-        is_alone = self.broker.stands_alone
+        is_alone = self.broker.is_alone
         return await self._ask(lambda token: ev.Read(token, question, must_confirm=not is_alone))
 
     def _step(self, term: CoordinatorTerm[GroupCoordinator], event: ev.Event) -> None:

@@ -56,7 +56,7 @@ class CoordinatorHost(Protocol):
     telemetry: Telemetry
 
     @property
-    def stands_alone(self) -> bool:
+    def is_alone(self) -> bool:
         """Whether there is no other broker."""
         ...
 
@@ -359,9 +359,9 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         term, sequence = cast("tuple[CoordinatorTerm[MachineT], int]", token)
         if sequence > term.stored:
             term.stored = sequence
-            asyncio.get_running_loop().call_soon(self._tell_stored, term, sequence)
+            asyncio.get_running_loop().call_soon(self._notify_stored, term, sequence)
 
-    def _tell_stored(self, term: CoordinatorTerm[MachineT], sequence: int) -> None:
+    def _notify_stored(self, term: CoordinatorTerm[MachineT], sequence: int) -> None:
         if self.is_current(term) and sequence == term.stored:
             self.stored(term, sequence)
 

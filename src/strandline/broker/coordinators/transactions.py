@@ -1,8 +1,8 @@
-"""The office of the transaction coordinator.
+"""The transaction coordinator, run on the broker that leads its internal stream.
 
-Rules: as ``broker.office``. A marker is written by whoever leads its partition; one that could not
-be is the coordinator's to give again, here only reported. The positions of consumer groups are a
-place like a partition, whose markers the office of groups takes.
+Rules: as ``coordinators.runtime``. The leader of a partition writes the partition's markers; a
+marker that could not be written is only reported here, and the coordinator sends it again. The
+offsets of consumer groups count as one more partition, whose markers the group coordinator writes.
 """
 
 import asyncio
@@ -12,8 +12,12 @@ from typing import Any, Protocol, cast
 
 from strandline.api.groups import GROUPS_STREAM
 from strandline.api.transactions import COORDINATOR_STREAM
-from strandline.broker.coordinators.runtime import CoordinatorHost as OfficeSurroundings
-from strandline.broker.coordinators.runtime import CoordinatorRuntime, CoordinatorTerm, Token
+from strandline.broker.coordinators.runtime import (
+    CoordinatorHost,
+    CoordinatorRuntime,
+    CoordinatorTerm,
+    Token,
+)
 from strandline.broker.write_path.partition import Partition
 from strandline.core.coordinator_effects import restore
 from strandline.core.groups.transactions import Mark as GroupMark
@@ -48,7 +52,7 @@ class Positions(Protocol):
         ...
 
 
-class TransactionCoordinatorHost(OfficeSurroundings, Protocol):
+class TransactionCoordinatorHost(CoordinatorHost, Protocol):
     """The parts of a broker that the transaction coordinator needs."""
 
     telemetry: Telemetry
@@ -62,7 +66,7 @@ class TransactionCoordinatorHost(OfficeSurroundings, Protocol):
         """Whether a partition that is not here was deleted, for certain."""
         ...
 
-    def mark_elsewhere(self, mark: fx.Mark, done: MarkerDone) -> None:
+    def mark_remote(self, mark: fx.Mark, done: MarkerDone) -> None:
         """Have the broker that leads a partition write a marker."""
         ...
 
@@ -145,8 +149,8 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
         try:
             partition = self._partition(mark.place)
         except StrandlineError as error:
-            told = None if self.broker.is_gone(mark.place) else error
-            asyncio.get_running_loop().call_soon(done, told)
+            outcome = None if self.broker.is_gone(mark.place) else error
+            asyncio.get_running_loop().call_soon(done, outcome)
             return
         if mark.place.stream == GROUPS_STREAM:
             who = GroupTransaction(mark.producer.producer_id, mark.producer.epoch)
@@ -222,13 +226,13 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
             self._step(term, kind(mark.id, mark.producer, mark.place, is_begin))
 
         try:
-            is_here = self._partition(mark.place).absence is None
+            is_here = self._partition(mark.place).unavailable_reason is None
         except StrandlineError:
             is_here = True  # gone, perhaps: it is found out the same way
         if is_here:
             self.mark_here(mark, done)
         else:
-            self.broker.mark_elsewhere(mark, done)
+            self.broker.mark_remote(mark, done)
 
     def _count_timeout(self, name: str) -> None:
         logger.warning("transaction %r was aborted: its time was over", name)

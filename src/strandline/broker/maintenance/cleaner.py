@@ -39,7 +39,7 @@ class Cleaner:
     Args:
         partitions: asked at every round for the partitions there are.
         turn_passed: waits for the turn under way, whose records may yet be undone.
-        sync: as ``turn_passed``, and then makes durable what no turn has synced.
+        sync: as ``commit_finished``, and then makes durable what no turn has synced.
         reclaimer: removes records.
         lock: held while a partition is compacted; whoever deletes streams holds it too.
         disk: where compacted segments are written.
@@ -52,7 +52,7 @@ class Cleaner:
         self,
         partitions: Callable[[], list[Partition]],
         *,
-        turn_passed: Callable[[], Awaitable[None]],
+        commit_finished: Callable[[], Awaitable[None]],
         sync: Callable[[], Awaitable[object]],
         reclaimer: SpaceReclaimer,
         lock: asyncio.Lock,
@@ -62,7 +62,7 @@ class Cleaner:
         interval_ms: int,
     ) -> None:
         self._partitions = partitions
-        self._turn_passed = turn_passed
+        self._commit_finished = commit_finished
         self._sync = sync
         self._reclaimer = reclaimer
         self._lock = lock
@@ -86,7 +86,7 @@ class Cleaner:
     async def clean(self) -> None:
         """One round."""
         for partition in self._partitions():
-            await self._turn_passed()
+            await self._commit_finished()
             if partition.closed or partition.remote_error is not None:
                 continue
             try:

@@ -93,8 +93,8 @@ class Peer:
         self._out: Outgoing | None = None
         self._in: Incoming | None = None
         self._is_retired = False
-        self._told = (logging.NOTSET, "")
-        self._patient_until_s = 0.0
+        self._logged = (logging.NOTSET, "")
+        self._quiet_until_s = 0.0
         self._up_since_s = 0.0
         self._lasted_s = 0.0
 
@@ -128,10 +128,10 @@ class Peer:
 
     async def run(self) -> None:
         """Call the peer, and call again when the connection ends, until cancelled."""
-        self._patient_until_s = asyncio.get_running_loop().time() + self._limits.patience_s
+        self._quiet_until_s = asyncio.get_running_loop().time() + self._limits.patience_s
         while True:
             self._lasted_s = 0.0
-            self._tell(await self._call())
+            self._log_reason(await self._call())
             wait_s = self._backoff.next_s(self._rng.random(), lasted_s=self._lasted_s)
             await asyncio.sleep(wait_s)
 
@@ -202,7 +202,7 @@ class Peer:
 
     def _back(self) -> None:
         assert self._in is not None, "the session has both connections"
-        self._told, self._patient_until_s = (logging.NOTSET, ""), 0.0
+        self._logged, self._quiet_until_s = (logging.NOTSET, ""), 0.0
         self._up_since_s = asyncio.get_running_loop().time()
         logger.info("broker %d is there, at %s", self.broker, self.address)
         self._events.on_peer_back(self.broker)
@@ -212,13 +212,15 @@ class Peer:
         self._lasted_s = asyncio.get_running_loop().time() - self._up_since_s
         self._events.on_peer_lost(self.broker)
 
-    def _tell(self, reason: str) -> None:
+    def _log_reason(self, reason: str) -> None:
         """Log why there is no connection: once, not at each of many calls in vain."""
-        is_early = asyncio.get_running_loop().time() < self._patient_until_s
-        told = (logging.INFO if is_early else logging.WARNING, reason)
-        if told != self._told:
-            self._told = told
-            logger.log(told[0], "no link to broker %d at %s: %s", self.broker, self.address, reason)
+        is_early = asyncio.get_running_loop().time() < self._quiet_until_s
+        entry = (logging.INFO if is_early else logging.WARNING, reason)
+        if entry != self._logged:
+            self._logged = entry
+            logger.log(
+                entry[0], "no link to broker %d at %s: %s", self.broker, self.address, reason
+            )
 
 
 class TlsTimes(TypedDict):

@@ -40,8 +40,8 @@ async def _know_end(partition: Partition, deadline_s: float) -> None:
                 changed.clear()
                 await changed.wait()
     except TimeoutError:
-        if partition.ledger is not None:
-            partition.ledger.check_loaded()
+        if partition.transaction_index is not None:
+            partition.transaction_index.check_loaded()
         raise UnavailableError(
             f"the new leader of {partition.name} does not know yet how far it is committed; retry"
         ) from None

@@ -29,7 +29,7 @@ class PartitionReads(ABC):
         self.name = name
         self.config = config
         self.log = log
-        self.ledger: PartitionTransactions | None = None
+        self.transaction_index: PartitionTransactions | None = None
         """None as long as nobody has used transactions."""
         self.high_watermark = log.log_end_offset
         self._admission = admission
@@ -59,7 +59,11 @@ class PartitionReads(ABC):
     @property
     def last_stable_offset(self) -> Offset:
         """The end for readers: the high watermark, or the first open transaction below it."""
-        return self.high_watermark if self.ledger is None else self.ledger.last_stable_offset
+        return (
+            self.high_watermark
+            if self.transaction_index is None
+            else self.transaction_index.last_stable_offset
+        )
 
     @property
     def hidden_offsets(self) -> int:
@@ -68,7 +72,11 @@ class PartitionReads(ABC):
 
     def hidden_between(self, start: int, stop: int) -> int:
         """Count committed offsets of markers and aborted transactions; any thread."""
-        return 0 if self.ledger is None else self.ledger.hidden_between(start, stop)
+        return (
+            0
+            if self.transaction_index is None
+            else self.transaction_index.hidden_between(start, stop)
+        )
 
     @property
     def closed(self) -> bool:
@@ -95,8 +103,8 @@ class PartitionReads(ABC):
             StillLoadingError: which transactions there are is still read back.
             EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
         """
-        if self.ledger is not None:
-            self.ledger.check_loaded()
+        if self.transaction_index is not None:
+            self.transaction_index.check_loaded()
         end = self.last_stable_offset
         if not self.log_start_offset <= offset <= end:
             name = "high watermark" if end == self.high_watermark else "first open transaction"
@@ -105,8 +113,10 @@ class PartitionReads(ABC):
                 f"{end} ({name})"
             )
         try:
-            if self.ledger is not None:
-                return self.log.opened(self.ledger.readable(offset, bytes_max, below=end))
+            if self.transaction_index is not None:
+                return self.log.opened(
+                    self.transaction_index.readable(offset, bytes_max, below=end)
+                )
             if self.config.compact:
                 seen = read_visible(self.log, offset, bytes_max, below=end, counts=always_counts)
                 return self.log.opened(seen)
@@ -117,9 +127,9 @@ class PartitionReads(ABC):
 
     def counts(self, header: BatchHeader) -> bool:
         """Whether the records of a batch below the stable offset do; any thread."""
-        if self.ledger is None or not header.attributes & Attributes.TRANSACTIONAL:
+        if self.transaction_index is None or not header.attributes & Attributes.TRANSACTIONAL:
             return True
-        return self.ledger.counts(header.producer_id, header.base_offset)
+        return self.transaction_index.counts(header.producer_id, header.base_offset)
 
     @abstractmethod
     def report_corruption(self, error: CorruptBatchError) -> None:

@@ -87,7 +87,7 @@ class GroupCommitter:
         self._on_poisoned = on_poisoned
         self._journal: Journal | None = None
         self._is_scheduled = False
-        self.takes = AppendQueue(loop, admission)
+        self.append_queue = AppendQueue(loop, admission)
         self._under_way: list[DrainedBatch] = []
         self._raw = ReplicaWrites()
         self._late = SegmentWriteback(loop, self.poison)
@@ -132,7 +132,7 @@ class GroupCommitter:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
-        if self._is_busy or not self.takes.is_empty:
+        if self._is_busy or not self.append_queue.is_empty:
             return False
         return self._raw.is_idle and self._bulk.is_idle
 
@@ -231,7 +231,7 @@ class GroupCommitter:
     def _begin(self) -> None:
         """Take, write, and sync or have it done beside the loop."""
         self._is_busy = True
-        self._under_way = self.takes.take()
+        self._under_way = self.append_queue.take()
         # Copies first: a follower that has just become the leader goes on behind them.
         parts = self._raw.write()
         written = self._write()
@@ -438,7 +438,7 @@ class GroupCommitter:
         is_first = self._admission.refusal is None
         if is_first:
             self._admission.refusal = error
-        for partition in self.takes.partitions:
+        for partition in self.append_queue.partitions:
             self._reject(partition, [], error)
         self._raw.refuse(error)
         self._bulk.refuse(error)

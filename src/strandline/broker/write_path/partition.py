@@ -69,8 +69,10 @@ class Partition(PartitionAppends):
         self.leader_epoch = leader_epoch
         self._led_from: Offset | None = Offset(0)
         """Where the log ended when this broker began to lead; None: it does not lead."""
-        self._ledger_replay: LogReplay[list[Noted]] = LogReplay(
-            self._take_ledger, what=f"transactions of {name}", failed=self._ledger_failed
+        self._index_replay: LogReplay[list[Noted]] = LogReplay(
+            self._take_transaction_index,
+            what=f"transactions of {name}",
+            failed=self._transaction_index_failed,
         )
         self._last_timestamp = TimestampNs(0)
         self._stamps: deque[tuple[Offset, Offset, TimestampNs]] = deque(maxlen=STAMPS_KEPT)
@@ -87,7 +89,7 @@ class Partition(PartitionAppends):
 
         Also where another broker leads: what is known here is all that can be had here.
         """
-        if self.ledger is not None and self.ledger.is_loading:
+        if self.transaction_index is not None and self.transaction_index.is_loading:
             return False
         led_from = self._led_from
         return not self.is_led or (led_from is not None and self.high_watermark >= led_from)
@@ -139,8 +141,8 @@ class Partition(PartitionAppends):
         extent = Extent(base, Offset(base + chunk.count), len(batch), now_ns, now_ns)
         self.log.append(batch, extent)
         self._stamps.append((base, extent.next_offset, now_ns))
-        if self.ledger is not None:
-            self.ledger.written(batch)
+        if self.transaction_index is not None:
+            self.transaction_index.written(batch)
         return batch
 
     def stamp_of(self, offset: Offset) -> TimestampNs | None:
@@ -153,15 +155,15 @@ class Partition(PartitionAppends):
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""
         assert self.high_watermark <= offset <= self.log_end_offset, "commit only what is written"
-        if self.ledger is not None:
-            self.ledger.commit(offset)
+        if self.transaction_index is not None:
+            self.transaction_index.commit(offset)
         self.high_watermark = offset
         if self._waiters:
             self._wake_waiters()
         if self._late:
-            told = [late for last, late in self._late if last < offset]
+            due = [late for last, late in self._late if last < offset]
             self._late = [each for each in self._late if each[0] >= offset]
-            for late in told:
+            for late in due:
                 late.ack_sink.acked(late.token, self.name, late.offset, duplicate=True)
 
     def reject_from(self, chunks: Iterable[Chunk], error: StrandlineError) -> None:
@@ -174,8 +176,8 @@ class Partition(PartitionAppends):
         if self.dedup is not None:
             self.dedup.forget_from(self.next_offset)
         self._forget_producers()
-        if self.ledger is not None:
-            self.ledger.forget_from(self.next_offset)
+        if self.transaction_index is not None:
+            self.transaction_index.forget_from(self.next_offset)
         reject_waiting((*chunks, *pending), error)
         for _, each in late:
             each.ack_sink.rejected(each.token, error)
@@ -195,38 +197,39 @@ class Partition(PartitionAppends):
         self._drop_producers()
         self.next_offset = log.log_end_offset
         self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
-        if self.ledger is not None:
-            self.keep_ledger(log.log_start_offset)
+        if self.transaction_index is not None:
+            self.keep_transaction_index(log.log_start_offset)
         self._wake_waiters()
 
-    def keep_ledger(self, start: Offset) -> None:
+    def keep_transaction_index(self, start: Offset) -> None:
         """Look after transactions from now on; no batch below ``start`` belongs to one.
 
         Raises:
             UnavailableError: the log cannot be read.
         """
-        self._ledger_replay.cancel()
+        self._index_replay.cancel()
         hw = self.high_watermark
-        self.ledger = PartitionTransactions(self.log, start=start, high_watermark=hw)
-        self._load_ledger()
+        self.transaction_index = PartitionTransactions(self.log, start=start, high_watermark=hw)
+        self._load_transaction_index()
 
-    def _load_ledger(self) -> None:
-        ledger, log = self.ledger, self.log
-        if self.closed or ledger is None or not ledger.is_loading:
+    def _load_transaction_index(self) -> None:
+        transaction_index, log = self.transaction_index, self.log
+        if self.closed or transaction_index is None or not transaction_index.is_loading:
             return
         with contextlib.suppress(StillLoadingError):  # who reads meanwhile is told so
-            self._ledger_replay.read(
-                ledger.read_back, size_bytes=lambda: log.bytes_from(ledger.start)
+            self._index_replay.read(
+                transaction_index.read_back,
+                size_bytes=lambda: log.bytes_from(transaction_index.start),
             )
 
-    def _take_ledger(self, noted: list[Noted]) -> None:
-        assert self.ledger is not None, "whoever drops it cancels the load"
-        self.ledger.take(noted)
+    def _take_transaction_index(self, noted: list[Noted]) -> None:
+        assert self.transaction_index is not None, "whoever drops it cancels the load"
+        self.transaction_index.take(noted)
         self._wake_waiters()
 
-    def _ledger_failed(self, error: StrandlineError) -> None:
+    def _transaction_index_failed(self, error: StrandlineError) -> None:
         logger.warning("%s: transactions cannot be read back, will try again: %s", self.name, error)
-        asyncio.get_running_loop().call_later(RETRY_S, self._load_ledger)
+        asyncio.get_running_loop().call_later(RETRY_S, self._load_transaction_index)
 
     # The seat
 
@@ -240,8 +243,8 @@ class Partition(PartitionAppends):
         self._led_from = None
         is_known = high_watermark == self.high_watermark
         self.high_watermark = high_watermark
-        if self.ledger is not None and not is_known:
-            self.keep_ledger(self.log_start_offset)
+        if self.transaction_index is not None and not is_known:
+            self.keep_transaction_index(self.log_start_offset)
 
     def lead(self, leader_epoch: LeaderEpoch) -> None:
         """Accept records in a new leadership, behind what the log holds; nothing is pending."""
@@ -260,11 +263,13 @@ class Partition(PartitionAppends):
     def copied(self, batches: Sequence[Buffer]) -> None:
         """Copies of batches were stored: know of producers what their leader knew."""
         now_ns = self._admission.steady.now_ns()
-        if self.ledger is not None:
+        if self.transaction_index is not None:
             for batch in batches:
-                self.ledger.written(batch)
+                self.transaction_index.written(batch)
         elif any(map(has_transactions, batches)):
-            self.keep_ledger(self.high_watermark)  # the leader has heard of transactions before us
+            self.keep_transaction_index(
+                self.high_watermark
+            )  # the leader has heard of transactions before us
         noted: ProducerStates | NotedMeanwhile | None = self.producers
         if noted is None:
             if not self._producers_replay.is_under_way:
@@ -299,36 +304,36 @@ class Partition(PartitionAppends):
         self._not_leader_error = error
         self._settle()
 
-    def bar(self, error: StrandlineError | None) -> None:
+    def block_writes(self, error: StrandlineError | None) -> None:
         """Refuse records by order of the metadata, whoever leads; None: accept them."""
-        if error is None and self._barred_by is None:
+        if error is None and self._blocked_by is None:
             return
-        self._barred_by = error
+        self._blocked_by = error
         self._settle()
         self._wake_waiters()
 
     @property
-    def barred_by(self) -> StrandlineError | None:
+    def blocked_by(self) -> StrandlineError | None:
         """Why the metadata lets it take no records: it is readonly or paused."""
-        return self._barred_by
+        return self._blocked_by
 
     def report_corruption(self, error: CorruptBatchError) -> None:
         """Report a corrupt batch; any thread."""
         self._admission.on_damage(self, error)
 
     def _settle(self) -> None:
-        self._refused_by = self._closed_by or self._not_leader_error or self._barred_by
+        self._refused_by = self._closed_by or self._not_leader_error or self._blocked_by
 
     def move(self, high_watermark: Offset) -> None:
         """The log was restarted elsewhere: what is committed there may be read."""
         self.next_offset = self.log_end_offset
         self._forget_producers()
         self.high_watermark = high_watermark
-        if self.ledger is not None and self.ledger.is_stale(high_watermark):
-            self.keep_ledger(self.log_start_offset)
-        elif self.ledger is not None:
-            self.ledger.forget_from(self.next_offset)
-            self.ledger.commit(high_watermark)
+        if self.transaction_index is not None and self.transaction_index.is_stale(high_watermark):
+            self.keep_transaction_index(self.log_start_offset)
+        elif self.transaction_index is not None:
+            self.transaction_index.forget_from(self.next_offset)
+            self.transaction_index.commit(high_watermark)
         self._wake_waiters()
 
     def close(self, error: StrandlineError) -> None:
@@ -339,6 +344,6 @@ class Partition(PartitionAppends):
         self._closed_by = error
         self._dedup_replay.cancel()
         self._producers_replay.cancel()
-        self._ledger_replay.cancel()
+        self._index_replay.cancel()
         self._settle()
         self._wake_waiters()

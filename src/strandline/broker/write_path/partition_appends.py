@@ -76,7 +76,7 @@ class PartitionAppends(PartitionReads):
         """Who repeats what is written and not committed, with the last offset of it."""
         self._is_dirty = False
         self._not_leader_error: StrandlineError | None = None
-        self._barred_by: StrandlineError | None = None
+        self._blocked_by: StrandlineError | None = None
         self._refused_by: StrandlineError | None = None
         """Of these two and ``_closed_by`` the one that matters most."""
         self.replica_hooks: ReplicaHooks | None = None
@@ -89,7 +89,7 @@ class PartitionAppends(PartitionReads):
         return self._admission.refusal or self._refused_by or self.key_refusal
 
     @property
-    def absence(self) -> StrandlineError | None:
+    def unavailable_reason(self) -> StrandlineError | None:
         """Why it is not led here now; markers are taken although it is readonly or paused."""
         return (
             self._admission.refusal or self._closed_by or self._not_leader_error or self.key_refusal
@@ -225,24 +225,24 @@ class PartitionAppends(PartitionReads):
         Raises:
             ProducerFencedError: it is not open here.
         """
-        if self.ledger is None:
+        if self.transaction_index is None:
             raise ProducerFencedError(f"no transaction is open in {self.name}")
-        self.ledger.check(TransactionalProducer(producer.producer_id, producer.epoch))
+        self.transaction_index.check(TransactionalProducer(producer.producer_id, producer.epoch))
 
     def mark(
         self, kind: MarkerKind, producer: TransactionalProducer, *, ack_sink: AckSink, token: object
     ) -> None:
         """Accept the beginning or the end of a transaction; told when it is committed."""
-        refusal = self.absence
-        if refusal is None and self.ledger is None:
+        refusal = self.unavailable_reason
+        if refusal is None and self.transaction_index is None:
             refusal = UnavailableError(f"{self.name} does not know of transactions yet; retry")
-        if refusal is None and self.ledger is not None:
-            refusal = self.ledger.why_loading
+        if refusal is None and self.transaction_index is not None:
+            refusal = self.transaction_index.why_loading
         if refusal is not None:
             ack_sink.rejected(token, refusal)
             return
-        assert self.ledger is not None, "else it was refused"
-        if not self.ledger.needs(kind, producer):
+        assert self.transaction_index is not None, "else it was refused"
+        if not self.transaction_index.needs(kind, producer):
             ack_sink.acked(token, self.name, self.high_watermark, duplicate=True)
             return
         self.needs_sync = True

@@ -88,7 +88,7 @@ class ReplicaWrites:
         if failed:
             self._under_way = [write for write in taken if write.log_id not in failed]
             parts = [part for part in parts if part[0] not in failed]
-            self._tell([write for write in taken if write.log_id in failed], failed)
+            self._notify([write for write in taken if write.log_id in failed], failed)
         return parts
 
     def undo(self, error: StrandlineError) -> None:
@@ -121,7 +121,7 @@ class ReplicaWrites:
         for write in waiting:
             write.done(error)
 
-    def _tell(self, writes: list[ReplicaWrite], errors: dict[LogId, StrandlineError]) -> None:
+    def _notify(self, writes: list[ReplicaWrite], errors: dict[LogId, StrandlineError]) -> None:
         """Cut what part of them is in their logs, and tell them."""
         first: dict[LogId, ReplicaWrite] = {}
         for write in writes:

@@ -82,7 +82,7 @@ def leader_change(
     return LeaderChange(at(name, partition), leader)
 
 
-def whom_to_ask(
+def brokers_to_ask(
     image: MetadataImage, commands: Iterable[Command]
 ) -> dict[BrokerId, tuple[LogId, ...]]:
     """Return the replicas whose log ends would improve the choice of a new leader.

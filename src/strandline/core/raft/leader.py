@@ -65,8 +65,8 @@ class RaftLeader:
         self._reads: list[_Read] = []
         waiting = state.log.between(state.log.commit_index + 1, state.log.last_index)
         self._pending_bytes = sum(_size(entry) for entry in waiting)
-        self._heir: BrokerId | None = None
-        self._heir_ticks = 0
+        self._successor: BrokerId | None = None
+        self._successor_ticks = 0
         self.is_deposed = False
         """Lost its quorum, or is no voter any more: it must step down."""
         self.followers: dict[BrokerId, RaftProgress] = {}
@@ -78,9 +78,9 @@ class RaftLeader:
     def tick(self) -> None:
         """Send again what got no answer, heartbeats, and see whether a quorum is still there."""
         settings = self._state.settings
-        self._heir_ticks = max(self._heir_ticks - 1, 0)
-        if not self._heir_ticks:
-            self._heir = None
+        self._successor_ticks = max(self._successor_ticks - 1, 0)
+        if not self._successor_ticks:
+            self._successor = None
         for follower, progress in self.followers.items():
             if progress.wait_ticks:
                 progress.wait_ticks -= 1
@@ -99,7 +99,7 @@ class RaftLeader:
         Raises:
             UnavailableError: too much waits already, or leadership is being handed over.
         """
-        if self._heir is not None:
+        if self._successor is not None:
             raise UnavailableError("the controller is handing over; retry")
         if self._pending_bytes > self._state.settings.pending_bytes_max:
             raise UnavailableError("too many metadata changes wait; retry later")
@@ -138,15 +138,15 @@ class RaftLeader:
                 raise UnavailableError(f"broker {new} has not caught up yet; retry")
         return self._append(Kind.MEMBERS, encode_members(members))
 
-    def hand_over(self, heir: BrokerId) -> None:
-        """Let ``heir`` take over as soon as it has everything; refuse proposals meanwhile.
+    def hand_over(self, successor: BrokerId) -> None:
+        """Let ``successor`` take over as soon as it has everything; refuse proposals meanwhile.
 
         Raises:
             InvalidRequestError: it is no other voter.
         """
-        if heir not in self.followers or heir not in self._state.members.voters:
-            raise InvalidRequestError(f"broker {heir} is not another voter")
-        self._heir, self._heir_ticks = heir, self._state.settings.election_ticks
+        if successor not in self.followers or successor not in self._state.members.voters:
+            raise InvalidRequestError(f"broker {successor} is not another voter")
+        self._successor, self._successor_ticks = successor, self._state.settings.election_ticks
         self._hand_over_if_ready()
 
     def on_reply(self, follower: BrokerId, reply: AppendEntriesReply) -> None:
@@ -288,10 +288,10 @@ class RaftLeader:
             self.is_deposed = True
 
     def _hand_over_if_ready(self) -> None:
-        if self._heir is None or self._heir not in self.followers:
+        if self._successor is None or self._successor not in self.followers:
             return
-        if self.followers[self._heir].match == self._state.log.last_index:
-            self._state.send(self._heir, Campaign(self._state.term))
+        if self.followers[self._successor].match == self._state.log.last_index:
+            self._state.send(self._successor, Campaign(self._state.term))
 
 
 def _size(entry: RaftEntry) -> int:

@@ -140,14 +140,14 @@ class Raft:
         """
         return self._leader().change_members(members)
 
-    def hand_over(self, heir: BrokerId) -> None:
+    def hand_over(self, successor: BrokerId) -> None:
         """Let another voter lead.
 
         Raises:
             NotLeaderError: another member leads, or none.
-            InvalidRequestError: ``heir`` is no other voter.
+            InvalidRequestError: ``successor`` is no other voter.
         """
-        self._leader().hand_over(heir)
+        self._leader().hand_over(successor)
 
     def compact(self, index: Index, data: bytes, *, keep: int = 0) -> Snapshot:
         """Replace the entries up to ``index`` (applied) by the state after it; see ``RaftLog``."""

@@ -279,7 +279,7 @@ class Replica:
         if message.epoch < self.epoch:
             return self._fence(event)
         if isinstance(message, FetchRange):
-            return self._lend(event.sender, message)
+            return self._serve_range(event.sender, message)
         if isinstance(message, Range):
             return self._repairs.take(message, event.buffers) + self._mend(now_ms)
         leader = self.leader
@@ -330,7 +330,7 @@ class Replica:
             return first
         return first + [b for b in self._replicas if b not in (self.me, follower.leader)]
 
-    def _lend(self, to: BrokerId, message: FetchRange) -> list[Effect]:
+    def _serve_range(self, to: BrokerId, message: FetchRange) -> list[Effect]:
         """Send batches to a replica whose own are damaged, if they are here and the same."""
         log, follower = self.log, self.follower
         first, after = message.first_offset, message.next_offset

@@ -33,7 +33,7 @@ def partition_info(partition: Partition) -> PartitionInfo:
         size_bytes=partition.log.size_bytes,
         leader=partition.leader_address,
         in_sync=partition.in_sync_addresses,
-        paused=isinstance(partition.barred_by, PausedError),
+        paused=isinstance(partition.blocked_by, PausedError),
     )
 
 

@@ -73,7 +73,11 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
     end, files = int(start), []
     # Read after the stable offset, below which the broker knows every aborted transaction.
     stable = partition.last_stable_offset
-    aborted = () if partition.ledger is None else partition.ledger.aborted(start, stop)
+    aborted = (
+        ()
+        if partition.transaction_index is None
+        else partition.transaction_index.aborted(start, stop)
+    )
     if partition.log.sealer is None and len(aborted) <= ABORTED_MAX:
         for file, end_of_file in _files(partition, start, stop, stable=stable):
             files.append(file)
@@ -88,7 +92,7 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
         files=tuple(files),
         log_start_offset=partition.log_start_offset,
         may_move=may_move,
-        has_hidden=partition.config.compact or partition.ledger is not None,
+        has_hidden=partition.config.compact or partition.transaction_index is not None,
         aborted=tuple(AbortedRange(*each) for each in aborted),
     )
 

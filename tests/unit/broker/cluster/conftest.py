@@ -24,7 +24,7 @@ class Cluster:
         self.brokers, self.disks = {}, {}
         self.tls = {}
         self.settings = {}
-        self.masters = {}
+        self.master_keys = {}
 
     async def start(self, *numbers):
         for number in numbers:
@@ -42,7 +42,7 @@ class Cluster:
                 ),
             )
             disk = self.disks.setdefault(number, self.kit.Disk())
-            broker = ClusterBroker(config, disk=disk, masters=self.masters.get(number))
+            broker = ClusterBroker(config, disk=disk, master_keys=self.master_keys.get(number))
             await broker.start()
             broker.announce(10_000 + number)
             self.brokers[number] = broker
@@ -76,7 +76,7 @@ class Cluster:
         links._server.close()
         for log in broker._storage.logs.values():
             log.poisoned = True
-        broker.turn.replication = None
+        broker.committer.replication = None
         broker.membership._links.send = lambda *_, **__: False
         broker.membership.replicas.drop_all(StrandlineError("killed"))
         await asyncio.sleep(0)

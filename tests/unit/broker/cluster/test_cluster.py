@@ -204,13 +204,13 @@ async def test_a_controller_that_stops_has_a_successor_before_it_is_gone(cluster
     assert broker.membership.replicas.leads, "leaders are shared"
     await broker.prepare_stop()
     assert not broker.membership.replicas.leads
-    assert not broker.membership.office.is_held
+    assert not broker.membership.controller.is_held
     new = broker.membership.quorum.leader
     assert new in cluster.brokers.keys() - {old}
     assert broker.membership.quorum.term == term + 1
     cluster.brokers.pop(old)
     await broker.stop()
-    assert cluster.brokers[new].membership.office.is_held
+    assert cluster.brokers[new].membership.controller.is_held
     await cluster.create("made-after", at=new, replicas=2)
     await cluster.put("after")
     assert cluster.brokers[new].membership.quorum.term == term + 1
@@ -231,7 +231,7 @@ async def test_a_controller_whose_heirs_do_not_answer_stops_all_the_same(cluster
     assert "before everything was handed over" in caplog.text
     cluster.brokers.pop(old)
     await broker.stop()
-    await kit.until(lambda: any(b.membership.office.is_held for b in cluster.brokers.values()))
+    await kit.until(lambda: any(b.membership.controller.is_held for b in cluster.brokers.values()))
     await cluster.put("after")
 
 
@@ -385,7 +385,7 @@ async def leader_of_one(cluster):
 
 async def test_the_high_watermark_travels_with_the_next_batch(cluster, kit, monkeypatch):
     """A commit alone wakes no follower at once; the batch after it tells what was committed."""
-    monkeypatch.setattr(replicas, "NEWS_DELAY_S", 3600.0)
+    monkeypatch.setattr(replicas, "WATERMARK_DELAY_S", 3600.0)
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a")
@@ -423,12 +423,12 @@ async def test_an_isr_that_was_overtaken_takes_no_other_down_with_it(cluster, ki
     await cluster.put("a")
     await cluster.isr(1, 2, 3)
     leader = await cluster.leader()
-    around = cluster.brokers[leader].membership.replicas
+    host = cluster.brokers[leader].membership.replicas
     driver, version = cluster.partition(leader).replica_hooks, cluster.image().version
     smaller = {leader, next(n for n in (1, 2, 3) if n != leader)}
     proposal = driver.replica.leader.isr.propose(smaller, ())
-    around.propose_isr(driver, msgspec.structs.replace(proposal, version=version - 1))
-    around.propose_isr(driver, proposal)
+    host.propose_isr(driver, msgspec.structs.replace(proposal, version=version - 1))
+    host.propose_isr(driver, proposal)
     await kit.until(lambda: cluster.image().version > version, seconds=20)
     await cluster.isr(1, 2, 3)
     await cluster.put("b")

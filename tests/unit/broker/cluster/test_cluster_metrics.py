@@ -1,6 +1,6 @@
 """What a cluster's brokers show: copies that are behind, leaders, elections, and why not ready."""
 
-from strandline.broker.cluster import cluster_metrics as figures
+from strandline.broker.cluster import cluster_metrics
 from strandline.core.metadata.image import PartitionImage
 
 
@@ -79,7 +79,7 @@ async def test_a_broker_is_ready_once_its_copies_are_in_sync(cluster, kit):
     replicas = broker.membership.replicas
     given = replicas.given(cluster.partition(lost).log_id)
     if lost not in given.isr:
-        assert figures.why_behind(replicas) == "1 of 1 copies here are not in sync yet"
+        assert cluster_metrics.why_behind(replicas) == "1 of 1 copies here are not in sync yet"
     await kit.until(lambda: not broker.why_not_ready, seconds=20)
     assert lost in replicas.given(cluster.partition(lost).log_id).isr
 
@@ -104,7 +104,7 @@ async def test_a_broker_that_is_cut_off_is_not_ready(cluster, kit):
 def test_copies_that_a_move_brings_in_are_not_behind():
     """A broker that is given more copies stays ready, and nothing counts as under-replicated."""
     partition = PartitionImage(log_id=1, replicas=(1, 2, 3, 4), isr=(1, 2), adding=(4,))
-    assert figures.behind(partition) == {3}
+    assert cluster_metrics.behind(partition) == {3}
 
 
 async def test_a_leader_with_too_few_copies_in_sync_is_not_ready(cluster, kit):

@@ -63,7 +63,7 @@ async def compacted(cluster):
         for number in numbers or tuple(cluster.brokers):
             broker = cluster.brokers[number]
             for _ in range(rounds):
-                await broker.turn.passed()
+                await broker.committer.passed()
                 cluster.partition(number).log.roll()
                 await broker._checkpoints.checkpoint()
                 await broker._cleaner.clean()

@@ -14,7 +14,7 @@ SECRET = b"what nobody may read" + b"." * 3000
 @pytest.fixture
 async def encrypted(cluster):
     """Three brokers with an encrypted, compacted stream; the third has no key."""
-    cluster.masters = {number: MasterKeys(lambda: (KEY,)) for number in (1, 2)}
+    cluster.master_keys = {number: MasterKeys(lambda: (KEY,)) for number in (1, 2)}
     await cluster.start(1, 2, 3)
     await cluster.create(encryption=True, compact=True, at=1)
     await cluster.isr(1, 2, 3)
@@ -73,7 +73,7 @@ async def test_a_copy_is_whole_without_the_key(encrypted):
     with pytest.raises(EncryptionKeyError, match=KEY.id):
         newest(encrypted.partition(3))
     await encrypted.kill(3)
-    encrypted.masters[3] = MasterKeys(lambda: (KEY,))
+    encrypted.master_keys[3] = MasterKeys(lambda: (KEY,))
     await encrypted.start(3)
     await encrypted.isr(1, 2, 3)
     await encrypted.put_records(1, keys=1)
@@ -86,7 +86,7 @@ async def test_each_copy_compacts_with_the_key_it_has(encrypted, caplog):
         await encrypted.put_records(40, keys=4)
         for number in (1, 3):
             broker = encrypted.brokers[number]
-            await broker.turn.passed()
+            await broker.committer.passed()
             encrypted.partition(number).log.roll()
             await broker._checkpoints.checkpoint()
             await broker._cleaner.clean()

@@ -31,7 +31,7 @@ class Pair:
 
     def to_first(self, answer):
         if self.is_answering:
-            self.first.told(2, answer)
+            self.first.answered(2, answer)
         return True
 
     async def order(self, leader=2):
@@ -77,7 +77,7 @@ async def test_a_lost_link_ends_an_order_once(pair):
     await asyncio.sleep(0)
     [failure] = pair.outcomes
     assert "link to broker 2 broke" in failure.message
-    pair.first.told(2, MarkerWritten(1, ""))
+    pair.first.answered(2, MarkerWritten(1, ""))
     await asyncio.sleep(0)
     assert len(pair.outcomes) == 1
 

@@ -22,7 +22,7 @@ async def older_copy(cluster, number):
     end = cluster.brokers[number].membership.quorum.commit_index
     witness = next(b for n, b in cluster.brokers.items() if n != number)
     office = next(
-        b.membership.office for b in cluster.brokers.values() if b.membership.office.is_held
+        b.membership.controller for b in cluster.brokers.values() if b.membership.controller.is_held
     )
     # What it acknowledged since its last heartbeat before the kill would not be missed.
     await cluster.kit.until(lambda: office._controller._heard[number].stored_index >= end)

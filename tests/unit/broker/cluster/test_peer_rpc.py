@@ -30,22 +30,22 @@ async def test_each_question_gets_its_own_answer(questions, sent):
     """In whatever order they come, and once."""
     first, second = (questions.ask(to, ReadIndexRequest, ReadIndexResponse) for to in (1, 2))
     assert sent == [(1, ReadIndexRequest(1)), (2, ReadIndexRequest(2))]
-    questions.told(2, ReadIndexResponse(2, 20))
-    questions.told(1, ReadIndexResponse(1, 10))
-    questions.told(1, ReadIndexResponse(1, 11))
+    questions.answered(2, ReadIndexResponse(2, 20))
+    questions.answered(1, ReadIndexResponse(1, 10))
+    questions.answered(1, ReadIndexResponse(1, 11))
     assert ((await first).index, (await second).index) == (10, 20)
-    questions.told(1, ReadIndexResponse(1, 12))
+    questions.answered(1, ReadIndexResponse(1, 12))
 
 
 async def test_what_is_no_answer_to_the_question_is_dropped(questions):
     """From another broker, of another kind, to a number that was never given."""
     asked = questions.ask(1, ReadIndexRequest, ReadIndexResponse)
-    questions.told(2, ReadIndexResponse(1, 0))
-    questions.told(2, Failed(1, "unavailable", "not yours"))
-    questions.told(1, LogEndsResponse(1, ()))
-    questions.told(1, MarkerWritten(7, ""))
+    questions.answered(2, ReadIndexResponse(1, 0))
+    questions.answered(2, Failed(1, "unavailable", "not yours"))
+    questions.answered(1, LogEndsResponse(1, ()))
+    questions.answered(1, MarkerWritten(7, ""))
     assert not asked.done()
-    questions.told(1, ReadIndexResponse(1, 5))
+    questions.answered(1, ReadIndexResponse(1, 5))
     assert (await asked).index == 5
 
 
@@ -54,7 +54,7 @@ async def test_a_failure_and_a_lost_link_are_answers(questions):
     failed, lost, kept = (
         questions.ask(to, ReadIndexRequest, ReadIndexResponse) for to in (1, 2, 3)
     )
-    questions.told(1, Failed(1, "unavailable", "another leads"))
+    questions.answered(1, Failed(1, "unavailable", "another leads"))
     questions.peer_disconnected(1)
     questions.peer_disconnected(2)
     with pytest.raises(UnavailableError, match="another leads"):
@@ -75,7 +75,7 @@ async def test_who_gave_up_is_not_told(questions):
     asked = questions.ask(1, ReadIndexRequest, ReadIndexResponse)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asked, 0.001)
-    questions.told(1, ReadIndexResponse(1, 5))
+    questions.answered(1, ReadIndexResponse(1, 5))
     questions.peer_disconnected(1)
     await asyncio.sleep(0)
     assert not questions._asked

@@ -19,9 +19,9 @@ class Group:
 
     def __init__(self):
         self.asked = asyncio.Queue()
-        self.is_reached = self.has_told = True
+        self.is_reached = self.is_fresh = True
         self.questions = PeerRpc(self.send)
-        self.newest = MetadataReadBarrier(self, self.questions, has_told=lambda: self.has_told)
+        self.newest = MetadataReadBarrier(self, self.questions, is_fresh=lambda: self.is_fresh)
 
     def send(self, to, request):
         assert to == self.leader
@@ -32,7 +32,7 @@ class Group:
         """Let the controller answer the next question."""
         async with asyncio.timeout(30):
             question = await self.asked.get()
-        self.questions.told(self.leader, ReadIndexResponse(question.number, index, failure))
+        self.questions.answered(self.leader, ReadIndexResponse(question.number, index, failure))
 
 
 async def test_a_stream_is_known_elsewhere_the_moment_after_it_was_created(cluster):
@@ -54,7 +54,7 @@ async def test_who_comes_while_a_question_is_under_way_waits_for_the_next():
     first = asyncio.create_task(group.newest.know())
     question = await group.asked.get()
     later = [asyncio.create_task(group.newest.know()) for _ in range(100)]
-    group.questions.told(1, ReadIndexResponse(question.number, 0))
+    group.questions.answered(1, ReadIndexResponse(question.number, 0))
     await asyncio.wait_for(first, 30)
     assert not any(task.done() for task in later)
     await group.answer(0)
@@ -65,14 +65,14 @@ async def test_who_comes_while_a_question_is_under_way_waits_for_the_next():
 async def test_the_broker_has_to_have_followed():
     """Not only to have heard how far it is."""
     group = Group()
-    group.has_told = False
+    group.is_fresh = False
     knowing = asyncio.create_task(group.newest.know())
     await group.answer(7)
     for _ in range(3):
         await asyncio.sleep(newest_module.POLL_S)
         assert not knowing.done()
         group.applied_index = 7
-    group.has_told = True
+    group.is_fresh = True
     await asyncio.wait_for(knowing, 30)
 
 
@@ -84,10 +84,10 @@ async def test_another_controller_is_asked_after_one_that_does_not_know():
     await group.asked.get()
     group.questions.peer_disconnected(1)
     question = await group.asked.get()
-    group.questions.told(3, ReadIndexResponse(question.number, 0))
+    group.questions.answered(3, ReadIndexResponse(question.number, 0))
     await asyncio.sleep(0)
     assert not knowing.done()
-    group.questions.told(1, ReadIndexResponse(question.number, 0))
+    group.questions.answered(1, ReadIndexResponse(question.number, 0))
     await asyncio.wait_for(knowing, 30)
 
 
@@ -114,7 +114,7 @@ async def test_who_does_not_lead_says_so(cluster):
     follower = next(b for b in cluster.brokers.values() if not b.membership.quorum.is_leading)
     told = []
     questions = PeerRpc(lambda *sent: told.append(sent))
-    asked = MetadataReadBarrier(follower.membership.quorum, questions, has_told=lambda: True)
+    asked = MetadataReadBarrier(follower.membership.quorum, questions, is_fresh=lambda: True)
     asked.serve(3, ReadIndexRequest(5))
     async with asyncio.timeout(30):
         while not told:  # noqa: ASYNC110

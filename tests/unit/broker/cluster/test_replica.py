@@ -45,7 +45,7 @@ class Around:
     def __init__(self):
         self.poisoned = []
         poison = self.poisoned.append
-        self.turn = SimpleNamespace(submit=self._submit, change=self._change, poison=poison)
+        self.committer = SimpleNamespace(submit=self._submit, change=self._change, poison=poison)
         self.telemetry = Telemetry()
         self.waiting, self.under_way, self.sent, self.answered = [], [], [], []
         self.driver, self.is_cutting_held, self.cuts = None, False, []
@@ -129,20 +129,20 @@ class Around:
 
 
 @pytest.fixture
-def around():
+def host():
     return Around()
 
 
 @pytest.fixture
-def driver(tmp_path, disk, around):
+def driver(tmp_path, disk, host):
     log = Log.open(tmp_path / "log", disk=disk, segment_bytes=1 << 16, segment_age_ms=10**9)
     admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None)
     partition = Partition(
         PartitionName("s", 0), CONFIG, log, log_id=1, leader_epoch=0, admission=admission
     )
     replica = Replica(ME, LogState(), limits=ReplicationLimits(), session=100, incarnation="i")
-    around.driver = ReplicaDriver(partition, replica, around)
-    return around.driver
+    host.driver = ReplicaDriver(partition, replica, host)
+    return host.driver
 
 
 def assign(driver, leader, epoch, isr=(1, 2, 3)):
@@ -153,80 +153,80 @@ def assign(driver, leader, epoch, isr=(1, 2, 3)):
     )
 
 
-def copy(driver, around, *batches, high_watermark=0):
+def copy(driver, host, *batches, high_watermark=0):
     """The leader sends batches in the session that is open."""
-    fetch = around.last(Fetch)
+    fetch = host.last(Fetch)
     base = driver.replica.log.log_end_offset
     refs, data = zip(*batches, strict=True)
     message = Replicate(fetch.epoch, fetch.session, base, high_watermark, refs)
     driver.step(ev.Received(LEADER, message, data))
 
 
-def test_copies_are_acked_after_the_sync_and_committed_when_heard(driver, around):
+def test_copies_are_acked_after_the_sync_and_committed_when_heard(driver, host):
     """What was copied counts once it is on disk, and is served as far as the leader said."""
     assign(driver, LEADER, 1)
-    copy(driver, around, batch(0, 3), batch(3, 2), high_watermark=4)
-    assert not [m for _, m in around.sent if isinstance(m, Acked)]
-    around.write()
+    copy(driver, host, batch(0, 3), batch(3, 2), high_watermark=4)
+    assert not [m for _, m in host.sent if isinstance(m, Acked)]
+    host.write()
     assert driver.partition.high_watermark == 0
-    around.sync()
-    assert around.last(Acked).durable_offset == 5
+    host.sync()
+    assert host.last(Acked).durable_offset == 5
     assert driver.partition.high_watermark == 4
 
 
-def test_a_restart_of_the_log_waits_for_the_copies_before_it(driver, around):
+def test_a_restart_of_the_log_waits_for_the_copies_before_it(driver, host):
     """Copies under way are finished, then the log begins anew, empty, where the leader's does."""
     assign(driver, LEADER, 1)
-    copy(driver, around, batch(0, 3))
-    fetch = around.last(Fetch)
+    copy(driver, host, batch(0, 3))
+    fetch = host.last(Fetch)
     driver.step(ev.Received(LEADER, StartAt(1, fetch.session, 700)))
     assert driver.log.log_end_offset == 0
-    around.write()
-    around.sync()
+    host.write()
+    host.sync()
     assert (driver.log.log_start_offset, driver.log.log_end_offset) == (700, 700)
     assert driver.partition.high_watermark == 700
-    copy(driver, around, batch(700, 2), high_watermark=702)
-    around.write()
-    around.sync()
-    assert around.last(Acked).durable_offset == 702
+    copy(driver, host, batch(700, 2), high_watermark=702)
+    host.write()
+    host.sync()
+    assert host.last(Acked).durable_offset == 702
     assert driver.partition.high_watermark == 702
 
 
-def test_a_full_disk_gives_the_stream_up_and_begins_again(driver, around):
+def test_a_full_disk_gives_the_stream_up_and_begins_again(driver, host):
     """What was not stored is forgotten, and fetched again from where the log really ends."""
     assign(driver, LEADER, 1)
-    copy(driver, around, batch(0, 3))
-    around.write()
-    around.sync()
-    copy(driver, around, batch(3, 3))
-    copy(driver, around, batch(6, 3))
-    around.write(DiskFullError("full"))
+    copy(driver, host, batch(0, 3))
+    host.write()
+    host.sync()
+    copy(driver, host, batch(3, 3))
+    copy(driver, host, batch(6, 3))
+    host.write(DiskFullError("full"))
     assert driver.replica.log.log_end_offset == driver.log.log_end_offset == 3
     assert driver.replica.deadline_ms is not None
 
 
-def test_a_leader_waits_for_its_own_copies(driver, around, answers, kit):
+def test_a_leader_waits_for_its_own_copies(driver, host, answers, kit):
     """Elected while copies are under way, it leads once they are in its log, and goes on there."""
     assign(driver, LEADER, 1)
-    copy(driver, around, batch(0, 3))
+    copy(driver, host, batch(0, 3))
     assign(driver, ME, 2)
     kit.put(driver.partition, answers, "early")
     assert isinstance(answers.errors["early"], NotLeaderError)
     assert not driver.partition.knows_end
-    around.write()
-    around.sync()
+    host.write()
+    host.sync()
     assert driver.partition.leader_epoch == 2
     kit.put(driver.partition, answers, "x")
     assert driver.partition.next_offset == 4
     assert "x" not in answers.errors
 
 
-def test_a_new_leader_knows_the_end_once_its_followers_have_answered(driver, around):
+def test_a_new_leader_knows_the_end_once_its_followers_have_answered(driver, host):
     """Until then its high watermark may be older than what its predecessor acknowledged."""
     assign(driver, LEADER, 1)
-    copy(driver, around, batch(0, 3), high_watermark=1)
-    around.write()
-    around.sync()
+    copy(driver, host, batch(0, 3), high_watermark=1)
+    host.write()
+    host.sync()
     assign(driver, ME, 2)
     for broker in (LEADER, OTHER):
         assert (driver.partition.high_watermark, driver.partition.knows_end) == (1, False)
@@ -236,90 +236,90 @@ def test_a_new_leader_knows_the_end_once_its_followers_have_answered(driver, aro
     assert (driver.partition.high_watermark, driver.partition.knows_end) == (3, True)
 
 
-def test_who_led_before_knows_the_end_only_when_it_leads_again(driver, around):
+def test_who_led_before_knows_the_end_only_when_it_leads_again(driver, host):
     """What its successor acknowledged meanwhile is not in what it knew of its own time."""
     assert not driver.partition.knows_end
     assign(driver, ME, 1)
     assert driver.partition.knows_end
     assign(driver, LEADER, 2)
-    copy(driver, around, batch(0, 3), high_watermark=3)
-    around.write()
-    around.sync()
+    copy(driver, host, batch(0, 3), high_watermark=3)
+    host.write()
+    host.sync()
     assert driver.partition.high_watermark == 3
     assert not driver.partition.knows_end
     assign(driver, ME, 3)
     assert driver.partition.knows_end
 
 
-def test_a_sync_counts_only_what_was_not_cut_since(driver, around):
+def test_a_sync_counts_only_what_was_not_cut_since(driver, host):
     """A cut while the sync runs lowers what the sync is worth."""
     assign(driver, LEADER, 1)
-    copy(driver, around, batch(0, 3), batch(3, 3))
-    around.write()
-    around.sync()
+    copy(driver, host, batch(0, 3), batch(3, 3))
+    host.write()
+    host.sync()
     assign(driver, LEADER, 2)
-    around.is_cutting_held = True
-    fetch = around.last(Fetch)
+    host.is_cutting_held = True
+    fetch = host.last(Fetch)
     driver.step(ev.Received(LEADER, Diverged(2, fetch.session, 1, 3)))
     assert driver.log.log_end_offset == 6
-    driver._tell_synced(6)
+    driver._notify_synced(6)
     assert driver.replica.log.durable_offset == 3
-    around.cut()
+    host.cut()
     assert driver.log.log_end_offset == driver.replica.log.durable_offset == 3
-    assert around.last(Fetch).end_offset == 3
+    assert host.last(Fetch).end_offset == 3
 
 
-def test_what_comes_while_the_log_is_cut_waits_for_it(driver, around, kit, answers):
+def test_what_comes_while_the_log_is_cut_waits_for_it(driver, host, kit, answers):
     """Copies, what is committed and a new leadership follow once the log is as long as told."""
     assign(driver, LEADER, 1)
-    copy(driver, around, batch(0, 3), batch(3, 3))
-    around.write()
-    around.sync()
+    copy(driver, host, batch(0, 3), batch(3, 3))
+    host.write()
+    host.sync()
     assign(driver, LEADER, 2)
-    around.is_cutting_held = True
-    fetch = around.last(Fetch)
+    host.is_cutting_held = True
+    fetch = host.last(Fetch)
     driver.step(ev.Received(LEADER, Diverged(2, fetch.session, 1, 3)))
-    copy(driver, around, batch(3, 2, epoch=2), high_watermark=5)
-    assert (around.waiting, driver.partition.high_watermark) == ([], 0)
+    copy(driver, host, batch(3, 2, epoch=2), high_watermark=5)
+    assert (host.waiting, driver.partition.high_watermark) == ([], 0)
     assign(driver, ME, 3)
     kit.put(driver.partition, answers, "early")
     assert isinstance(answers.errors["early"], NotLeaderError)
-    around.cut()
+    host.cut()
     assert driver.partition.high_watermark == 3
-    around.write()
-    around.sync()
+    host.write()
+    host.sync()
     assert driver.log.log_end_offset == 5
     assert driver.partition.leader_epoch == 3
 
 
-def test_a_replica_that_is_dropped_while_its_log_is_cut_says_nothing_more(driver, around):
+def test_a_replica_that_is_dropped_while_its_log_is_cut_says_nothing_more(driver, host):
     """The stream was deleted meanwhile, or the storage failed."""
     assign(driver, LEADER, 1)
-    copy(driver, around, batch(0, 3), batch(3, 3))
-    around.write()
-    around.sync()
+    copy(driver, host, batch(0, 3), batch(3, 3))
+    host.write()
+    host.sync()
     assign(driver, LEADER, 2)
-    around.is_cutting_held = True
-    driver.step(ev.Received(LEADER, Diverged(2, around.last(Fetch).session, 1, 3)))
-    sent = len(around.sent)
+    host.is_cutting_held = True
+    driver.step(ev.Received(LEADER, Diverged(2, host.last(Fetch).session, 1, 3)))
+    sent = len(host.sent)
     driver.drop(UnavailableError("gone"))
-    around.cut()
-    assert len(around.sent) == sent
-    assert around.poisoned == []
+    host.cut()
+    assert len(host.sent) == sent
+    assert host.poisoned == []
 
 
-def test_a_log_that_cannot_be_cut_is_reopened(driver, around, disk):
+def test_a_log_that_cannot_be_cut_is_reopened(driver, host, disk):
     """The replica believes that it was: nothing may be told of that log any more."""
     assign(driver, LEADER, 1)
-    copy(driver, around, batch(0, 3), batch(3, 3))
-    around.write()
-    around.sync()
+    copy(driver, host, batch(0, 3), batch(3, 3))
+    host.write()
+    host.sync()
     assign(driver, LEADER, 2)
     driver.log.write_pending()
     disk.fail("sync")
-    fetch = around.last(Fetch)
+    fetch = host.last(Fetch)
     driver.step(ev.Received(LEADER, Diverged(2, fetch.session, 1, 3)))
-    assert [error.code for error in around.poisoned] == ["log_poisoned"]
+    assert [error.code for error in host.poisoned] == ["log_poisoned"]
 
 
 def write_chunks(driver):
@@ -332,7 +332,7 @@ def write_chunks(driver):
     return written
 
 
-def test_acks_come_as_late_as_they_promise(driver, around, answers, kit):
+def test_acks_come_as_late_as_they_promise(driver, host, answers, kit):
     """``disk`` after our own sync, ``replicated`` when every in-sync replica has synced."""
     assign(driver, ME, 1)
     kit.put(driver.partition, answers, "disk", acks="disk")
@@ -352,7 +352,7 @@ def test_acks_come_as_late_as_they_promise(driver, around, answers, kit):
     assert driver.partition.high_watermark == 2
 
 
-def test_what_comes_is_gathered_while_two_chunks_are_on_their_way(driver, around, answers, kit):
+def test_what_comes_is_gathered_while_two_chunks_are_on_their_way(driver, host, answers, kit):
     """Until one of them is committed, or that takes longer than commits do."""
     assign(driver, ME, 1)
     for number in (0, 1):
@@ -360,19 +360,19 @@ def test_what_comes_is_gathered_while_two_chunks_are_on_their_way(driver, around
         kit.put(driver.partition, answers, number)
         for chunk, end in write_chunks(driver):
             driver.synced(chunk, end)
-        around.time_ms += 5
+        host.time_ms += 5
     assert driver.is_gathering
     for broker in (LEADER, OTHER):
         driver.step(ev.Received(broker, Fetch(1, 5, 0, -1, "i")))
         driver.step(ev.Received(broker, Acked(1, 5, 0, 0)))
         driver.flush()
         driver.step(ev.Received(broker, Acked(1, 5, 1, 0)))
-    assert around.committed_to == [1]
+    assert host.committed_to == [1]
     assert not driver.is_gathering
     kit.put(driver.partition, answers, 2)
     write_chunks(driver)
     assert driver.is_gathering
-    around.time_ms = 5 + GATHERING_MS_MAX
+    host.time_ms = 5 + GATHERING_MS_MAX
     assert not driver.is_gathering
 
 
@@ -394,40 +394,40 @@ def test_a_lost_leadership_tells_that_the_outcome_is_unknown(driver, answers, ki
         assert "Nats-Msg-Id" in answers.errors[token].message
 
 
-def test_a_copy_that_is_filling_starts_over_under_another_leader(driver, around):
+def test_a_copy_that_is_filling_starts_over_under_another_leader(driver, host):
     """Its log is empty, and readers see nothing, until the new leader has given it all."""
     told = ev.Assigned(1, LEADER, (1, 2, 3), (2, 3), 1, 1, filling=(ME,))
     driver.step(told)
-    copy(driver, around, batch(0, 3), batch(3, 3), high_watermark=9)
-    around.write()
-    around.sync()
+    copy(driver, host, batch(0, 3), batch(3, 3), high_watermark=9)
+    host.write()
+    host.sync()
     assert driver.partition.high_watermark == 6
     driver.step(msgspec.structs.replace(told, epoch=2, leader=OTHER, version=2))
     assert (driver.log.log_start_offset, driver.log.log_end_offset) == (0, 0)
     assert driver.partition.high_watermark == 0
-    fetch = around.last(Fetch)
+    fetch = host.last(Fetch)
     assert (fetch.epoch, fetch.end_offset) == (2, 0)
     refs, data = zip(batch(0, 4), strict=True)
     driver.step(ev.Received(OTHER, Replicate(2, fetch.session, 0, 9, refs), data))
-    around.write()
-    around.sync()
-    assert around.last(Acked).durable_offset == driver.partition.high_watermark == 4
+    host.write()
+    host.sync()
+    assert host.last(Acked).durable_offset == driver.partition.high_watermark == 4
 
 
-def test_a_compacted_copy_that_loses_committed_records_begins_anew(driver, around):
+def test_a_compacted_copy_that_loses_committed_records_begins_anew(driver, host):
     """What was cut had replaced records that compaction removed here: only the leader has those."""
     driver.partition.config = msgspec.structs.replace(CONFIG, compact=True)
     assign(driver, LEADER, 1)
-    copy(driver, around, batch(0, 3), batch(3, 3), high_watermark=6)
-    around.write()
-    around.sync()
+    copy(driver, host, batch(0, 3), batch(3, 3), high_watermark=6)
+    host.write()
+    host.sync()
     assert driver.partition.high_watermark == 6
     driver.step(
         ev.Assigned(
             epoch=2, leader=OTHER, replicas=(1, 2, 3), isr=(3,), version=2, min_isr=1, unclean=True
         )
     )
-    fetch = around.last(Fetch)
+    fetch = host.last(Fetch)
     driver.step(ev.Received(OTHER, Diverged(2, fetch.session, 1, 3)))
     assert driver.log.log_end_offset == 0
     assert driver.partition.high_watermark == 0

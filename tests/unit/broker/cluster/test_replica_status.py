@@ -2,13 +2,15 @@
 
 import asyncio
 
-from strandline.broker.cluster import replica_status as survey
+from strandline.broker.cluster import replica_status
 from strandline.broker.cluster.channels import REPLICATION
 
 
 async def test_the_copy_that_is_furthest_leads_next(cluster, kit, monkeypatch):
     """What only one of two in sync has is kept, though the other has the smaller id."""
-    monkeypatch.setattr(survey, "ASK_S", 30)  # the machine may stand still for a quarter second
+    monkeypatch.setattr(
+        replica_status, "ASK_S", 30
+    )  # the machine may stand still for a quarter second
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a")
@@ -39,10 +41,10 @@ async def test_who_says_nothing_is_not_waited_for(cluster, kit, monkeypatch):
     for number in (1, 3):
         await kit.until(lambda n=number: cluster.partition(n).log.log_end_offset == 1, seconds=60)
     log_id = cluster.partition(1).log_id
-    monkeypatch.setattr(cluster.brokers[2].membership.survey, "serve", lambda *_: None)
+    monkeypatch.setattr(cluster.brokers[2].membership.replica_status, "serve", lambda *_: None)
     wanted = dict.fromkeys((1, 2, 3, 9), (log_id, 99))
     async with asyncio.timeout(30):
-        found = await cluster.brokers[1].membership.survey.ask(wanted)
+        found = await cluster.brokers[1].membership.replica_status.ask(wanted)
     epoch = cluster.brokers[1].membership.replicas.drivers[log_id].replica.log.last_epoch
     assert {n: end for n, end in found[log_id].items() if n != 3} == {1: (epoch, 1)}
     assert found[log_id].get(3, (epoch, 1)) == (epoch, 1), "unless the machine is that slow"

@@ -70,7 +70,7 @@ class Group:
             self.lost_answers -= 1
             self.questions[to].peer_disconnected(sender)
         else:
-            self.questions[to].told(sender, request)
+            self.questions[to].answered(sender, request)
         return True
 
 

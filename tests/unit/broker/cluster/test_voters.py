@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from strandline.broker.cluster.voters import VOTERS_MAX, heir, heirs, next_members
+from strandline.broker.cluster.voters import VOTERS_MAX, next_members, successor, successors
 from strandline.core.metadata.image import BrokerImage, MetadataImage
 from strandline.core.raft.messages import Members
 
@@ -72,12 +72,12 @@ def test_a_voter_that_lost_its_disk_begins_anew():
 def test_a_leader_hands_over_to_a_voter_in_service():
     """Whoever leads next lets it go."""
     at = image(2, 3, removed=(1,), _2={"is_fenced": True})
-    assert heir(Members((2, 3)), at) == 3
+    assert successor(Members((2, 3)), at) == 3
 
 
 def test_a_leader_that_stops_hands_over_to_one_that_stays():
     """Neither to itself, nor to a voter that is away, stops too or never came, nor to a learner."""
     members = Members((1, 2, 3, 4, 5, 6), (7,))
     at = image(1, 2, 3, 4, 5, 7, _2={"is_fenced": True}, _4={"is_stopping": True})
-    assert heirs(members, at, 1) == (3, 5)
-    assert heirs(Members((1,), (7,)), at, 1) == ()
+    assert successors(members, at, 1) == (3, 5)
+    assert successors(Members((1,), (7,)), at, 1) == ()

@@ -186,7 +186,7 @@ async def test_a_first_transaction_reads_no_log_back(broker, partition, ask, tx,
     reads = []
     partition.log.read = lambda offset, *_, **__: reads.append(offset)
     who = await ask.begin("one")
-    assert partition.ledger is not None
+    assert partition.transaction_index is not None
     assert not reads
     del partition.log.read
     await ask.add("one", who, partition.name)
@@ -201,11 +201,11 @@ async def test_a_copy_may_be_given_a_transaction_before_it_hears_of_any(partitio
     """Its leader heard first: what is copied is hidden from the first batch on."""
     kit.put(partition, answers, "a")
     await answers.wait(1)
-    assert partition.ledger is None
+    assert partition.transaction_index is None
     plain = encode_records([b"b"], ["s"], Stamp(1, 0, 1))
     partition.log.append(bytes(plain), header_of(plain))
     partition.copied([plain])
-    assert partition.ledger is None
+    assert partition.transaction_index is None
     stamp = Stamp(
         2, 0, 1, producer=ProducerStamp(7, 0, 0), attributes=int(Attributes.TRANSACTIONAL)
     )
@@ -319,7 +319,7 @@ async def test_a_full_disk_delays_a_marker(broker, make_stream, ask, tx, kit, di
     """The decision stands; the marker follows when there is room, and then readers go on."""
     one = await make_stream(broker, "one")
     who = await written(ask, kit, "pay", one)
-    await kit.until(lambda: broker.turn.is_idle)
+    await kit.until(lambda: broker.committer.is_idle)
     disk.fail("write", "logs/00000001", code=28, times=2)
     await ask.end("pay", who, is_commit=True)
     assert tx.seen(one) == ["one/0a", "one/0b"]
@@ -430,7 +430,7 @@ async def test_a_transaction_is_on_disk_whatever_the_stream_promises(
 async def test_a_readonly_partition_takes_the_end_of_a_transaction(partition, ask, tx, kit):
     """Or its readers would wait until somebody lets records in again."""
     who = await written(ask, kit, "pay", partition)
-    partition.bar(UnavailableError("readonly"))
+    partition.block_writes(UnavailableError("readonly"))
     await ask.end("pay", who, is_commit=True)
     assert tx.seen(partition) == ["s/0a", "s/0b"]
 

@@ -26,7 +26,7 @@ def log(tmp_path):
     made.close()
 
 
-def add(log, ledger, producer=None, kind=None):
+def add(log, transaction_index, producer=None, kind=None):
     """A batch of one record: plain, of a transaction, or a marker."""
     attributes = 0
     if producer is not None:
@@ -41,15 +41,17 @@ def add(log, ledger, producer=None, kind=None):
     )
     batch = encode_records([b"value"], ["s"], stamp)
     log.append(batch, header_of(batch))
-    if ledger is not None:
-        ledger.written(batch)
+    if transaction_index is not None:
+        transaction_index.written(batch)
 
 
-def shown(ledger, start=0, bytes_max=1 << 20):
+def shown(transaction_index, start=0, bytes_max=1 << 20):
     """Offsets that readers see."""
     found, offset = [], start
-    while offset < ledger.last_stable_offset:
-        batches = ledger.readable(offset, bytes_max, below=ledger.last_stable_offset)
+    while offset < transaction_index.last_stable_offset:
+        batches = transaction_index.readable(
+            offset, bytes_max, below=transaction_index.last_stable_offset
+        )
         bases = [header.base_offset for _, header in iter_headers(batches)]
         if not bases:
             break
@@ -60,17 +62,17 @@ def shown(ledger, start=0, bytes_max=1 << 20):
 
 def test_markers_and_aborted_records_are_counted_as_hidden(log):
     """Exactly, between any two offsets, also after a reopening; records in doubt are not hidden."""
-    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     steps = [(ONE, BEGIN), (ONE, None), (TWO, BEGIN), (None, None), (TWO, None), (ONE, None)]
     steps += [(ONE, ABORT), (TWO, None), (TWO, COMMIT), (ONE, None), (None, None)]
     for producer, kind in steps:
-        add(log, ledger, producer, kind)
-    ledger.commit(6)
-    assert ledger.hidden_between(0, 6) == 2, "the ends are not committed"
-    ledger.commit(log.log_end_offset)
+        add(log, transaction_index, producer, kind)
+    transaction_index.commit(6)
+    assert transaction_index.hidden_between(0, 6) == 2, "the ends are not committed"
+    transaction_index.commit(log.log_end_offset)
     hidden = {0, 1, 2, 5, 6, 8}
     for known in (
-        ledger,
+        transaction_index,
         PartitionTransactions.loaded(log, start=0, high_watermark=log.log_end_offset),
     ):
         for start in range(12):
@@ -80,66 +82,66 @@ def test_markers_and_aborted_records_are_counted_as_hidden(log):
 
 def test_a_newer_epoch_hides_what_it_aborts(log):
     """Records of an epoch that never ended are hidden by the next one's beginning."""
-    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     newer = TransactionalProducer(1, 1)
     for producer, kind in ((ONE, BEGIN), (ONE, None), (newer, BEGIN), (newer, None)):
-        add(log, ledger, producer, kind)
-    ledger.commit(4)
-    assert ledger.hidden_between(0, 4) == 3
-    add(log, ledger, ONE, ABORT)  # late, of the old epoch: the new one stays open
-    add(log, ledger, newer, ABORT)
-    ledger.commit(6)
-    assert ledger.hidden_between(0, 6) == 6
+        add(log, transaction_index, producer, kind)
+    transaction_index.commit(4)
+    assert transaction_index.hidden_between(0, 4) == 3
+    add(log, transaction_index, ONE, ABORT)  # late, of the old epoch: the new one stays open
+    add(log, transaction_index, newer, ABORT)
+    transaction_index.commit(6)
+    assert transaction_index.hidden_between(0, 6) == 6
 
 
 def test_what_is_cut_off_is_forgotten(log):
     """A marker that was not committed leaves no trace; what takes its place counts."""
-    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
-    add(log, ledger, ONE, BEGIN)
-    add(log, ledger, ONE)
-    ledger.commit(2)
-    add(log, ledger, ONE, ABORT)
+    transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    add(log, transaction_index, ONE, BEGIN)
+    add(log, transaction_index, ONE)
+    transaction_index.commit(2)
+    add(log, transaction_index, ONE, ABORT)
     log.truncate_to(2)
-    ledger.forget_from(2)
-    add(log, ledger, ONE, COMMIT)
-    ledger.commit(3)
-    assert shown(ledger) == [1]
+    transaction_index.forget_from(2)
+    add(log, transaction_index, ONE, COMMIT)
+    transaction_index.commit(3)
+    assert shown(transaction_index) == [1]
 
 
 def test_nothing_counts_before_it_is_committed(log):
     """Readers wait, and records are let in, by what every in-sync replica has."""
-    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
-    add(log, ledger, ONE, BEGIN)
+    transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    add(log, transaction_index, ONE, BEGIN)
     with pytest.raises(ProducerFencedError):
-        ledger.check(ONE)
-    ledger.commit(1)
-    ledger.check(ONE)
-    add(log, ledger, ONE)
-    add(log, ledger, ONE, COMMIT)
-    ledger.commit(2)
-    assert ledger.last_stable_offset == 0
-    ledger.commit(3)
-    assert ledger.last_stable_offset == 3
+        transaction_index.check(ONE)
+    transaction_index.commit(1)
+    transaction_index.check(ONE)
+    add(log, transaction_index, ONE)
+    add(log, transaction_index, ONE, COMMIT)
+    transaction_index.commit(2)
+    assert transaction_index.last_stable_offset == 0
+    transaction_index.commit(3)
+    assert transaction_index.last_stable_offset == 3
 
 
 def test_no_record_gets_behind_an_end(log):
     """From the moment it is accepted, however long it takes to be stored."""
-    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
-    add(log, ledger, ONE, BEGIN)
-    ledger.commit(1)
-    assert ledger.needs(COMMIT, ONE)
+    transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    add(log, transaction_index, ONE, BEGIN)
+    transaction_index.commit(1)
+    assert transaction_index.needs(COMMIT, ONE)
     with pytest.raises(ProducerFencedError):
-        ledger.check(ONE)
-    assert not ledger.needs(BEGIN, ONE)
-    assert ledger.needs(COMMIT, ONE), "it may have been lost"
-    add(log, ledger, ONE, COMMIT)
-    ledger.commit(2)
-    assert not ledger.needs(COMMIT, ONE)
+        transaction_index.check(ONE)
+    assert not transaction_index.needs(BEGIN, ONE)
+    assert transaction_index.needs(COMMIT, ONE), "it may have been lost"
+    add(log, transaction_index, ONE, COMMIT)
+    transaction_index.commit(2)
+    assert not transaction_index.needs(COMMIT, ONE)
 
 
 def test_a_reopened_log_tells_the_same(log):
     """Markers, aborted batches and what is open are found in the headers again."""
-    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     for producer, kind in (
         (None, None),
         (ONE, BEGIN),
@@ -153,10 +155,10 @@ def test_a_reopened_log_tells_the_same(log):
         (TransactionalProducer(1, 1), None),
         (None, None),
     ):
-        add(log, ledger, producer, kind)
-    ledger.commit(log.log_end_offset)
+        add(log, transaction_index, producer, kind)
+    transaction_index.commit(log.log_end_offset)
     again = PartitionTransactions.loaded(log, start=0, high_watermark=log.log_end_offset)
-    for each in (ledger, again):
+    for each in (transaction_index, again):
         assert each.last_stable_offset == 8
         for bytes_max in (1, 300, 1 << 20):
             assert [shown(each, start, bytes_max) for start in (0, 1, 5, 7)] == [
@@ -174,44 +176,44 @@ def test_batches_that_were_read_back_are_not_noted_twice(log):
     for producer, kind in ((ONE, BEGIN), (ONE, None), (ONE, ABORT)):
         add(log, None, producer, kind)
         batches.append(bytes(log.read(log.log_end_offset - 1, 1).buffer))
-    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=1)
+    transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=1)
     for batch in batches[1:]:
-        ledger.written(batch)
+        transaction_index.written(batch)
     log.truncate_to(2)
-    ledger.forget_from(2)
-    add(log, ledger, ONE, COMMIT)
-    ledger.commit(3)
-    assert shown(ledger) == [1]
+    transaction_index.forget_from(2)
+    add(log, transaction_index, ONE, COMMIT)
+    transaction_index.commit(3)
+    assert shown(transaction_index) == [1]
 
 
 def test_plain_logs_are_served_without_a_copy(log):
     """What readers get is the log's own memory when nothing has to be left out."""
-    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     for _ in range(3):
-        add(log, ledger)
-    ledger.commit(3)
-    assert isinstance(ledger.readable(0, 1 << 20, below=3), memoryview)
+        add(log, transaction_index)
+    transaction_index.commit(3)
+    assert isinstance(transaction_index.readable(0, 1 << 20, below=3), memoryview)
 
 
 def test_a_log_that_was_restarted_elsewhere_makes_it_stale(log):
     """What it knew of is gone, and with it perhaps an end that it never heard of."""
-    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
-    add(log, ledger, ONE, BEGIN)
-    ledger.commit(1)
-    assert not ledger.is_stale(1)
-    assert ledger.is_stale(0)
+    transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    add(log, transaction_index, ONE, BEGIN)
+    transaction_index.commit(1)
+    assert not transaction_index.is_stale(1)
+    assert transaction_index.is_stale(0)
     log.restart_at(9)
-    assert ledger.is_stale(9)
+    assert transaction_index.is_stale(9)
     assert PartitionTransactions.loaded(log, start=0, high_watermark=9).last_stable_offset == 9
 
 
 def test_a_new_leader_lets_nothing_behind_an_end_that_is_not_committed(log):
     """It has the end in its log, and commits it with what follows."""
-    ledger = PartitionTransactions.loaded(log, start=0, high_watermark=0)
-    add(log, ledger, ONE, BEGIN)
-    ledger.commit(1)
-    add(log, ledger, ONE, ABORT)
-    for each in (ledger, PartitionTransactions.loaded(log, start=0, high_watermark=1)):
+    transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
+    add(log, transaction_index, ONE, BEGIN)
+    transaction_index.commit(1)
+    add(log, transaction_index, ONE, ABORT)
+    for each in (transaction_index, PartitionTransactions.loaded(log, start=0, high_watermark=1)):
         with pytest.raises(ProducerFencedError):
             each.check(ONE)
         each.commit(2)

@@ -46,7 +46,7 @@ class Gathering:
 
     def synced(self, chunk, next_offset):
         self.partition.commit(next_offset)
-        self.broker.turn._answer(self.partition, chunk.waiting)
+        self.broker.committer._answer(self.partition, chunk.waiting)
 
 
 async def test_what_is_gathered_goes_in_one_turn(broker, partition, answers, kit, monkeypatch):
@@ -59,13 +59,13 @@ async def test_what_is_gathered_goes_in_one_turn(broker, partition, answers, kit
         kit.put(other.partitions[0], answers, f"other {number}")
         await answers.wait(number + 1)
     assert answers.order == ["other 0", "other 1", "other 2"]
-    assert not broker.turn.is_idle
+    assert not broker.committer.is_idle
     replica_hooks.is_gathering = False
-    broker.turn.takes.go_on_with(partition)
+    broker.committer.append_queue.go_on_with(partition)
     await answers.wait(6)
     assert answers.order[3:] == [0, 1, 2]
     assert broker.telemetry.turns == turns + 4
-    assert broker.turn.is_idle
+    assert broker.committer.is_idle
 
 
 async def test_what_is_gathered_goes_after_a_moment_at_the_latest(
@@ -85,6 +85,6 @@ async def test_what_is_gathered_is_rejected_if_the_disk_fails(broker, partition,
     """As what waits for a turn is."""
     Gathering(broker, partition)
     kit.put(partition, answers, 0)
-    await kit.until(lambda: broker.turn.takes._gathering)
-    broker.turn.poison(LogPoisonedError("the disk failed"))
+    await kit.until(lambda: broker.committer.append_queue._gathering)
+    broker.committer.poison(LogPoisonedError("the disk failed"))
     assert isinstance(answers.errors[0], LogPoisonedError)

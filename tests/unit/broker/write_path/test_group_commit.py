@@ -40,7 +40,7 @@ async def test_nothing_is_answered_before_the_sync(broker, partition, answers, d
     await asyncio.sleep(0.02)
     assert answers.order == ["a"]
     assert (partition.high_watermark, partition.log_end_offset, partition.next_offset) == (1, 3, 4)
-    assert not broker.turn.is_idle
+    assert not broker.committer.is_idle
     gate.released.set()
     await answers.wait(4)
     assert answers.order == ["a", "b", "c", "d"]
@@ -142,14 +142,14 @@ async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
 
 async def test_passing_is_seen_by_those_who_wait(broker, partition, answers, disk, kit):
     """Waiting for the turn under way ends with it, even if the next one follows at once."""
-    await broker.turn.passed()
+    await broker.committer.passed()
     kit.by_thread(broker)
     kit.put(partition, answers, "a")
     await answers.wait(1)
     gate = disk.hold("sync", "/journal/")
     kit.put(partition, answers, "b")
     await kit.until(gate.reached.is_set)
-    passing = asyncio.create_task(broker.turn.passed())
+    passing = asyncio.create_task(broker.committer.passed())
     kit.put(partition, answers, "c")
     await asyncio.sleep(0.01)
     assert not passing.done()
@@ -168,7 +168,7 @@ async def test_frames_leave_before_the_sync(broker, partition, answers, disk, ki
         loop.call_soon(lambda: syncs_when_sent.append(disk.count("sync", "/journal/") - before))
         return True
 
-    broker.turn.replication = say
+    broker.committer.replication = say
     kit.put(partition, answers, "second")
     await answers.wait(2)
     await kit.until(lambda: syncs_when_sent)
@@ -187,7 +187,7 @@ async def test_the_disk_begins_only_where_there_is_something_to_do_meanwhile(
     kit.put(partition, answers, "large", value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(4)
     assert disk.count("begin", "/journal/") == 1
-    broker.turn.replication = lambda: True
+    broker.committer.replication = lambda: True
     kit.put(partition, answers, "to others")
     await answers.wait(5)
     assert disk.count("begin", "/journal/") == 2
@@ -200,7 +200,7 @@ async def test_what_others_have_committed_is_sent_before_the_sync(
     kit.put(partition, answers, "first")
     await answers.wait(1)
     order = []
-    broker.turn.replication = lambda: order.append("frames") is None
+    broker.committer.replication = lambda: order.append("frames") is None
     broker.on_answered(lambda: order.append(f"{disk.count('sync', '/journal/') - before} syncs"))
     before = disk.count("sync", "/journal/")
     kit.put(partition, answers, "second")
@@ -225,11 +225,11 @@ async def test_what_others_have_committed_does_not_wait_for_a_slow_sync(
     if when == "meanwhile":
         await asyncio.sleep(0.01)
         sent.clear()
-        broker.turn.wake()
+        broker.committer.wake()
     try:
         await kit.until(lambda: sent, seconds=10)
         assert not any(sent)
-        assert broker.turn.is_busy
+        assert broker.committer.is_busy
     finally:
         gate.released.set()
     await answers.wait(2)
@@ -271,12 +271,12 @@ async def test_a_front_end_that_fails_before_the_sync_stops_no_turn(
         raise RuntimeError("a bug")
 
     broker.on_answered(broken)
-    broker.turn.replication = lambda: True
+    broker.committer.replication = lambda: True
     kit.put(partition, answers, "a")
     await answers.wait(1)
     assert failures
     assert broker.admission.refusal is None
-    assert not broker.turn.is_busy
+    assert not broker.committer.is_busy
 
 
 async def test_only_a_turn_of_a_single_record_that_was_synced_is_polled_behind(
@@ -286,7 +286,7 @@ async def test_only_a_turn_of_a_single_record_that_was_synced_is_polled_behind(
     in_memory = await make_stream(broker, "m", acks="memory")
     behind = []
     monkeypatch.setattr(
-        broker.turn._entry_sync.busy_poll, "synced", lambda *times: behind.append(times)
+        broker.committer._entry_sync.busy_poll, "synced", lambda *times: behind.append(times)
     )
     kit.put(partition, answers, "a")
     await answers.wait(1)

@@ -204,12 +204,12 @@ def held_back(monkeypatch):
     monkeypatch.setattr(partition_module, "RETRY_S", 0.01)
     read_back = PartitionTransactions.read_back
 
-    def slow(ledger, is_wanted):
+    def slow(transaction_index, is_wanted):
         held["threads"].add(threading.get_ident())
         assert held["may_end"].wait(30)
         if held["failures"]:
             raise held["failures"].pop()
-        return read_back(ledger, is_wanted)
+        return read_back(transaction_index, is_wanted)
 
     monkeypatch.setattr(PartitionTransactions, "read_back", slow)
     return held
@@ -241,8 +241,8 @@ async def test_transactions_are_read_back_beside_the_loop(
     broker = await open_broker()
     partition = await make_stream(broker)
     held_back["may_end"].set()
-    partition.keep_ledger(0)
-    await until(lambda: not partition.ledger.is_loading)
+    partition.keep_transaction_index(0)
+    await until(lambda: not partition.transaction_index.is_loading)
     partition.producers = ProducerStates()
     await mark(partition, answers, MarkerKind.BEGIN, ours, "begin")
     add(partition, answers, "lost", ours)
@@ -253,7 +253,7 @@ async def test_transactions_are_read_back_beside_the_loop(
     held_back["may_end"].clear()
     held_back["threads"].clear()
     held_back["failures"] += failures
-    partition.keep_ledger(0)
+    partition.keep_transaction_index(0)
     kit.put(partition, answers, "meanwhile")
     await until(lambda: "meanwhile" in answers.acks)
     assert (partition.high_watermark, partition.last_stable_offset) == (5, 0)
@@ -283,14 +283,14 @@ async def test_what_is_cut_while_transactions_are_read_back_is_forgotten(
     """The load may have met it before, and what is in its place now counts."""
     answers, ours = kit.Answers(), TransactionalProducer(5, 0)
     partition = await make_stream(await open_broker())
-    partition.keep_ledger(0)
+    partition.keep_transaction_index(0)
     kit.put(partition, answers, "first")
     await until(lambda: "first" in answers.acks)
     await mark(partition, answers, MarkerKind.BEGIN, ours, "begin")
-    ledger = PartitionTransactions(partition.log, start=0, high_watermark=1)
-    found = ledger.read_back()
+    transaction_index = PartitionTransactions(partition.log, start=0, high_watermark=1)
+    found = transaction_index.read_back()
     assert [each.kind for each in found] == [MarkerKind.BEGIN]
-    ledger.forget_from(1)
-    ledger.take(found)
-    ledger.commit(2)
-    assert (ledger.last_stable_offset, ledger.open_count) == (2, 0)
+    transaction_index.forget_from(1)
+    transaction_index.take(found)
+    transaction_index.commit(2)
+    assert (transaction_index.last_stable_offset, transaction_index.open_count) == (2, 0)

@@ -4,11 +4,11 @@ from collections import Counter
 
 from strandline.core.metadata.commands import Drain, ElectLeader, Fence, Move, ReassignReplicas
 from strandline.core.metadata.election import (
+    brokers_to_ask,
     choose_leader,
     leader_change,
     led_partitions,
     unclean_election,
-    whom_to_ask,
 )
 from strandline.types import PartitionName
 
@@ -64,8 +64,8 @@ def test_candidates_are_asked_how_far_they_are(cluster):
         for name, partition in made.image.partitions()
     )
     elect = ElectLeader(changes, "leader_lost")
-    assert whom_to_ask(made.image, (lost, elect)) == {2: (log,), 3: (log,)}
-    assert whom_to_ask(made.image, (ElectLeader(changes, "handover"),)) == {}
+    assert brokers_to_ask(made.image, (lost, elect)) == {2: (log,), 3: (log,)}
+    assert brokers_to_ask(made.image, (ElectLeader(changes, "handover"),)) == {}
 
 
 def test_leaderships_are_shared_among_equals(cluster):

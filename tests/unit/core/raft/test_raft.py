@@ -383,10 +383,10 @@ def test_handing_over_waits_for_the_heir_and_refuses_proposals():
         raft.propose(b"y")
     accept(raft, 2)
     assert (2, Campaign(1)) in settle(raft)
-    heir = member(2, terms=(1, 1), hard=(1, 1))
-    tell(heir, 1, AppendEntries(1, 2, 1, 2))
-    tell(heir, 1, Campaign(1))
-    assert (3, VoteRequest(2, 2, 1, forced=True)) in settle(heir)
+    successor = member(2, terms=(1, 1), hard=(1, 1))
+    tell(successor, 1, AppendEntries(1, 2, 1, 2))
+    tell(successor, 1, Campaign(1))
+    assert (3, VoteRequest(2, 2, 1, forced=True)) in settle(successor)
 
 
 def test_handing_over_ends_by_itself():

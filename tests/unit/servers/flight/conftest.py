@@ -39,11 +39,11 @@ class FakePartition:
         self.log_start_offset = 0
         self.high_watermark = 0
         self.closed_by: Exception | None = None
-        self.ledger = None
+        self.transaction_index = None
         self.addresses: tuple[str, ...] = ()
         self.leader_address = ""
         self.in_sync_addresses: tuple[str, ...] = ()
-        self.barred_by: Exception | None = None
+        self.blocked_by: Exception | None = None
         self.remote_error: Exception | None = None
         self.is_led = self.knows_end = True
         self.appended: list[dict] = []

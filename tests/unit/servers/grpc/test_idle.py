@@ -17,7 +17,7 @@ class Partition:
     def __init__(self):
         self.name = PartitionName("s", 0)
         self.config = SimpleNamespace(auto_pause_ms=1, auto_pause_if_read=True)
-        self.barred_by = None
+        self.blocked_by = None
         self.log_end_offset = 7
 
 

@@ -138,7 +138,7 @@ class Host:
 
     async def wake(self, partition: Partition) -> None:
         """Resume a paused partition."""
-        if isinstance(partition.barred_by, PausedError):
+        if isinstance(partition.blocked_by, PausedError):
             await self.pause(partition.name.stream, (partition.name.partition,), is_on=False)
 
     async def pause(

@@ -58,7 +58,7 @@ class AutoPause:
         found = []
         for partition in self._host.broker.partitions():
             config = partition.config
-            is_ours = partition.barred_by is None and self._host.leader(partition) == self._host.me
+            is_ours = partition.blocked_by is None and self._host.leader(partition) == self._host.me
             if not config.auto_pause_ms or not is_ours:
                 continue
             last = self._seen.get(partition.name)

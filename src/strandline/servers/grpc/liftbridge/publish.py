@@ -123,7 +123,7 @@ class PublishCalls:
         try:
             await self._know(request)
             aimed = self._resolve(request)
-            if aimed.partition.barred_by is not None:
+            if aimed.partition.blocked_by is not None:
                 aimed = await self._resume_paused(aimed)
             if self._forwarder is not None and self._is_forwarded(aimed.partition):
                 await self._forwarder.room()
@@ -164,7 +164,7 @@ class PublishCalls:
                 pb.PublishAsyncError.NOT_FOUND, f"no such partition: {number}"
             )
         partition = stream.partitions[number]
-        if isinstance(partition.barred_by, ReadonlyError):
+        if isinstance(partition.blocked_by, ReadonlyError):
             raise PublishRefusedError(
                 pb.PublishAsyncError.READONLY, f"readonly partition: {number}"
             )
@@ -181,7 +181,7 @@ class PublishCalls:
 
     async def _resume_paused(self, aimed: PublishTarget) -> PublishTarget:
         """Resume a paused partition; for a forwarded publish its leader resumes it."""
-        is_paused = isinstance(aimed.partition.barred_by, PausedError)
+        is_paused = isinstance(aimed.partition.blocked_by, PausedError)
         if not is_paused or self._is_forwarded(aimed.partition):
             return aimed
         try:

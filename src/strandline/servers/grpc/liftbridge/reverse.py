@@ -129,5 +129,5 @@ def check_open(partition: Partition) -> None:
                 GrpcStatus.UNAVAILABLE, "the partition has moved to other brokers; retry there"
             )
         raise RpcError(GrpcStatus.NOT_FOUND, "commit log was deleted")
-    if isinstance(partition.barred_by, PausedError):
+    if isinstance(partition.blocked_by, PausedError):
         raise RpcError(GrpcStatus.FAILED_PRECONDITION, "commit log was closed")

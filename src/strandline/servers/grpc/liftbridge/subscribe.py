@@ -78,7 +78,7 @@ def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset 
     end = partition.last_stable_offset
     match request.stopPosition:
         case pb.STOP_ON_CANCEL:
-            if isinstance(partition.barred_by, ReadonlyError):
+            if isinstance(partition.blocked_by, ReadonlyError):
                 return compact_batches(partition), END_OF_READONLY
             return None, STOPPED
         case pb.STOP_OFFSET:
@@ -249,7 +249,7 @@ class SubscribeCalls:
             check_open(partition)
             if extent.stop is not None and reader.offset >= extent.stop:
                 raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, extent.why_stop)
-            is_readonly = isinstance(partition.barred_by, ReadonlyError)
+            is_readonly = isinstance(partition.blocked_by, ReadonlyError)
             portion = await reader.next(extent.stop, bytes_max=call.share_bytes)
             allow(call.caller, "Subscribe", request)  # may have been revoked meanwhile
             if portion.records:
