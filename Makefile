@@ -54,7 +54,8 @@ test: check ## All checks, then all tests (ARGS='-k word' to choose)
 		*) exit 1 ;; esac
 
 unit: $(READY) ## Tests that start no broker and no other process, for the inner loop; a minute
-	@$(PYTEST) -q -n $(WORKERS) -m 'not slow and not spark' $(UNIT:%=tests/unit/%) tests/golden $(ARGS)
+	@$(PYTEST) -q -n $(WORKERS) -m 'not slow and not spark' tests/golden \
+		$(UNIT:%=tests/unit/%) $(ARGS)
 
 check: $(READY) ## Lint, format, types, layers; under a minute
 	@$(BIN)/ruff check --quiet

@@ -25,6 +25,7 @@ from strandline.errors import (
     RequestTimeoutError,
     StrandlineError,
     UnavailableError,
+    UnknownPartitionError,
     UnknownStreamError,
 )
 
@@ -286,6 +287,7 @@ class ClusterClient:
         *,
         body: Any,
         numbers: Collection[int] | None = None,
+        must_exist: bool = False,
     ) -> list[tuple[tuple[int, ...], T]]:
         """Ask the leader of each partition; return its partitions with each answer.
 
@@ -295,6 +297,7 @@ class ClusterClient:
             kind: type of the answer.
             body: makes the body from the numbers of a leader's partitions.
             numbers: the partitions; None: all.
+            must_exist: wait for a broker that knows all ``numbers``, which another one has named.
 
         Raises:
             NotLeaderError: a partition has had no leader for too long.
@@ -305,6 +308,11 @@ class ClusterClient:
             while True:
                 try:
                     leaders = self.leaders(self.routes(stream))
+                    if must_exist and numbers is not None and not leaders.keys() >= set(numbers):
+                        raise UnknownPartitionError(
+                            f"{self._home} does not know all of partitions {list(numbers)} of "
+                            f"stream {stream!r} yet; retry"
+                        )
                     return self._ask_each(
                         {n: at for n, at in leaders.items() if numbers is None or n in numbers},
                         lambda led: _Call(name, body(led), kind),
@@ -313,9 +321,9 @@ class ClusterClient:
                 except StrandlineError as error:
                     now_s = time.monotonic()
                     backoff.failed(now_s)
-                    # A new stream is not known everywhere yet.
+                    # New streams and partitions are not known everywhere yet.
                     is_passing = is_worth_a_retry(error) or isinstance(
-                        error, RequestTimeoutError | UnknownStreamError
+                        error, RequestTimeoutError | UnknownStreamError | UnknownPartitionError
                     )
                     if not (self.is_cluster and is_passing) or backoff.not_before_s >= deadline_s:
                         raise

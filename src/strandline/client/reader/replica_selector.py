@@ -36,6 +36,7 @@ from strandline.errors import (
     OffsetOutOfRangeError,
     StrandlineError,
     UnavailableError,
+    UnknownPartitionError,
     UnknownStreamError,
 )
 from strandline.record.schema import project
@@ -125,6 +126,7 @@ class ReplicaSelector:
                 name=self._request.stream, at=at, partitions=of, of_leader=True
             ),
             numbers=numbers,
+            must_exist=True,
         ):
             found |= answer.offsets
         return {number: found[number] for number in numbers}
@@ -189,8 +191,9 @@ class ReplicaSelector:
             stream = begin_read(connection, asked)
         except OffsetOutOfRangeError as error:
             raise self._classify_out_of_range(error, address, numbers) from error
-        except UnknownStreamError as error:  # just created: other brokers know it
-            raise NotLeaderError(f"{address} does not know {request.stream} yet; retry") from error
+        except (UnknownStreamError, UnknownPartitionError) as error:
+            # Just created: other brokers know it.
+            raise NotLeaderError(f"{address}: {error.message}; others have it; retry") from error
         except StrandlineError as error:
             self._avoid(address, error)
             raise

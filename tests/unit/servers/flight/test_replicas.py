@@ -192,6 +192,23 @@ def test_a_partition_is_read_though_another_has_no_leader(pair, client):
         assert next(records).value == b"a"
 
 
+def test_a_new_partition_that_its_leader_does_not_know_yet_is_waited_for(pair, client):
+    """Partitions are added while a stream is read; brokers learn of them one after the other."""
+
+    def make(broker, partitions):
+        parts = broker.make_stream("t", partitions=partitions).partitions
+        for place, part in enumerate(parts):
+            part.leader_address, part.in_sync_addresses = pair.addresses[place], pair.addresses
+            part.is_led = pair.brokers[place] is broker
+            part.store(b"%d" % place)
+
+    make(pair.brokers[0], 2)
+    make(pair.brokers[1], 1)
+    timer = later(lambda: make(pair.brokers[1], 2))
+    assert sorted(values(client.read("t"))) == [b"0", b"1"]
+    timer.join()
+
+
 def test_a_cancelled_read_wakes_who_waits(pair, client):
     """From another thread, while nothing comes."""
     stream = client.open_read("s", follow=True)
