@@ -4,10 +4,10 @@ Rules: whatever arrives costs its sender a call or, at worst, the connection. Ou
 gathered and written once per round of the loop, in frames as large as the client takes: a frame for
 each small message is what makes gRPC slow (docs/adr/0019). While the client does not take its
 output, nothing more is read from it, so that it cannot make us remember things for it. DATA frames
-pass h2 by (``frames``), both ways: the windows for what comes are kept here, those for what goes
+pass h2 by (``http2_frames``), both ways: the windows for input are kept here, those for output
 are h2's, which hears of the client's updates. What h2 wants sent is taken from it at once, so that
 all frames leave in the order in which they were made. Frames that are as simple as can be go the
-short way (``short_way``), all others the one that is here.
+fast path (``fast_path``), all others the one that is here.
 
 Input takes its share of each round of the loop (``round_budget``); the rest waits, and nothing more
 is read meanwhile. Frames without content (PING, PRIORITY, WINDOW_UPDATE, empty DATA) end the
@@ -39,7 +39,8 @@ from h2.settings import SettingCodes, Settings
 
 from strandline.servers.grpc.calls import STREAM_WINDOW_BYTES, Call
 from strandline.servers.grpc.fast_path import FastPath
-from strandline.servers.grpc.frames import (
+from strandline.servers.grpc.grpc_messages import timeout_s
+from strandline.servers.grpc.http2_frames import (
     END_STREAM,
     PADDED,
     Data,
@@ -50,7 +51,6 @@ from strandline.servers.grpc.frames import (
     unpadded,
     window_update,
 )
-from strandline.servers.grpc.framing import timeout_s
 from strandline.servers.grpc.serving import serve
 from strandline.servers.grpc.status import GrpcStatus, OversizeError, RpcError, percent_encoded
 from strandline.servers.metering import Presence
@@ -108,7 +108,7 @@ class GrpcConnection(asyncio.Protocol):
         self._cutter = FrameReader()
         self._inflow = ReceiveWindow(FIRST_WINDOW_BYTES + CONNECTION_WINDOW_BYTES)
         self._output: list[bytes | bytearray] = []
-        self.short_way = FastPath(self, self._h2, inflow=self._inflow, output=self._output)
+        self.fast_path = FastPath(self, self._h2, inflow=self._inflow, output=self._output)
         self._calls: dict[int, Call] = {}
         self._marked: dict[int, Call] = {}
         self._is_flush_due = self._is_paused = False
@@ -194,7 +194,7 @@ class GrpcConnection(asyncio.Protocol):
         if end_s == SPENT:
             self._wait_for_round(pieces)
             return
-        take, time_s = self.short_way.take, self._loop.time
+        take, time_s = self.fast_path.take, self._loop.time
         try:
             for piece in pieces:
                 if isinstance(piece, bytes):
@@ -204,7 +204,7 @@ class GrpcConnection(asyncio.Protocol):
                 if time_s() >= end_s:
                     self._wait_for_round(pieces)
                     break
-            self._listener.messages += self.short_way.count()
+            self._listener.messages += self.fast_path.count()
         except Http2FrameError as error:
             logger.debug("a gRPC client broke the protocol: %s", error)
             self.go_away(error.code)
@@ -261,7 +261,7 @@ class GrpcConnection(asyncio.Protocol):
             case RequestReceived():
                 self._begin(event)
             case StreamEnded(stream_id=stream_id) if call := self._calls.get(stream_id):
-                self.short_way.take_off(stream_id)
+                self.fast_path.take_off(stream_id)
                 call.end_input()
             case StreamReset(stream_id=stream_id):
                 self._reset(stream_id)
@@ -283,7 +283,7 @@ class GrpcConnection(asyncio.Protocol):
         stream_id, flags, buffer, start, end = frame
         payload, size = buffer[start:end], end - start
         call = self._calls.get(stream_id)
-        self.short_way.take_off(stream_id)
+        self.fast_path.take_off(stream_id)
         if call is not None and call.is_measured:
             self._show(data_header(stream_id, size, flags) + payload)
             return
@@ -307,7 +307,7 @@ class GrpcConnection(asyncio.Protocol):
         if flags & END_STREAM:
             self._show(data_header(stream_id, 0, END_STREAM))
         else:
-            self.short_way.put_on(call)
+            self.fast_path.put_on(call)
 
     def _feed(self, call: Call, data: bytes, flow_bytes: int) -> bool:
         """Hand data to its call; whether the client may send as much anew."""
@@ -480,7 +480,7 @@ class GrpcConnection(asyncio.Protocol):
     def _forget(self, stream_id: int) -> None:
         """A call is over; what it held back of the connection's window is free."""
         self._marked.pop(stream_id, None)
-        self.short_way.take_off(stream_id)
+        self.fast_path.take_off(stream_id)
         call = self._calls.pop(stream_id, None)
         if call is not None and call.held_bytes:
             self._free(None, call.held_bytes)

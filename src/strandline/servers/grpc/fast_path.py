@@ -13,7 +13,7 @@ the same answers (``tests/property/test_grpc_append.py``).
 import logging
 from typing import TYPE_CHECKING
 
-from strandline.servers.grpc.frames import Data, ReceiveWindow, data_header, window_update
+from strandline.servers.grpc.http2_frames import Data, ReceiveWindow, data_header, window_update
 from strandline.servers.grpc.status import RpcError
 
 if TYPE_CHECKING:
