@@ -278,7 +278,7 @@ class GrpcConnection(asyncio.Protocol):
         """Data of a call, whatever they are.
 
         Raises:
-            ProtocolError, FrameError: it should not have come.
+            ProtocolError, Http2FrameError: it should not have come.
         """
         stream_id, flags, buffer, start, end = frame
         payload, size = buffer[start:end], end - start

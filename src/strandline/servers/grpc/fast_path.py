@@ -64,7 +64,7 @@ class FastPath:
         """Hand a frame to who takes the messages of its call; False: nothing was done.
 
         Raises:
-            FrameError: more than the client may send.
+            Http2FrameError: more than the client may send.
         """
         stream_id, flags, buffer, start, end = frame
         call = self._calls.get(stream_id)
@@ -88,7 +88,7 @@ class FastPath:
         """How many frames were taken since the last time; their bytes count for the window.
 
         Raises:
-            FrameError: more than the client may send.
+            Http2FrameError: more than the client may send.
         """
         frames, self._frames = self._frames, 0
         if frames and (told := self._inflow.pass_on(self._bytes)):

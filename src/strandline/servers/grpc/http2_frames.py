@@ -81,7 +81,7 @@ class FrameReader:
         """What is whole now; to be taken to its end, or not fed any more.
 
         Raises:
-            FrameError: so many frames without content that they can only be meant to keep us busy.
+            Http2FrameError: too many frames without content for what the output explains.
         """
         position = 0
         while self._rest and position < len(data):  # only that frame is copied
@@ -143,7 +143,7 @@ class FrameReader:
         """Count a frame that brings nothing by itself.
 
         Raises:
-            FrameError: one too many.
+            Http2FrameError: one too many.
         """
         self.control += 1
         if kind == SETTINGS:
@@ -171,7 +171,7 @@ class ReceiveWindow:
         """Data has come and was taken at once; as ``spend`` and ``free``.
 
         Raises:
-            FrameError: more than it may send.
+            Http2FrameError: more than it may send.
         """
         if count > self._left:
             raise Http2FrameError(ErrorCodes.FLOW_CONTROL_ERROR, TOO_MUCH)
@@ -187,7 +187,7 @@ class ReceiveWindow:
         """Data has come.
 
         Raises:
-            FrameError: more than it may send.
+            Http2FrameError: more than it may send.
         """
         self._left -= count
         if self._left < 0:
@@ -217,7 +217,7 @@ def unpadded(payload: bytes) -> bytes:
     """The data of a frame that says it is padded.
 
     Raises:
-        FrameError: it is not.
+        Http2FrameError: it is not.
     """
     if not payload or payload[0] >= len(payload):
         raise Http2FrameError(ErrorCodes.PROTOCOL_ERROR, "more padding than there is data")

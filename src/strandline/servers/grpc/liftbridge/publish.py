@@ -139,7 +139,7 @@ class PublishCalls:
         """As ``Host.know``.
 
         Raises:
-            RefusedError: nobody says what was decided.
+            PublishRefusedError: nobody says what was decided.
         """
         try:
             await self._host.know(request.stream, (request.partition,))
@@ -150,7 +150,7 @@ class PublishCalls:
         """Where it goes, if it may.
 
         Raises:
-            RefusedError: it may not.
+            PublishRefusedError: it may not.
         """
         stream = self._host.stream(request.stream)
         if stream is None:
@@ -331,7 +331,7 @@ def _record(
     """What is stored.
 
     Raises:
-        RefusedError: its headers are none that a record may have, or its message id is none.
+        PublishRefusedError: its headers are none that a record may have, or its message id is none.
     """
     headers = checked_headers(request.headers)
     return PendingForward(
@@ -354,7 +354,7 @@ def checked_headers(headers: Any) -> Headers | None:
     """A publish's headers as a record keeps them.
 
     Raises:
-        RefusedError: too many, or a name that is too long.
+        PublishRefusedError: too many, or a name that is too long.
     """
     if not headers:
         return None
@@ -371,7 +371,7 @@ def _message_id(headers: Any) -> str | None:
     """As for publishes through NATS: what makes a retry the same record.
 
     Raises:
-        RefusedError: it is not UTF-8 or too long, and could not be handed on to the leader.
+        PublishRefusedError: it is not UTF-8 or too long, and could not be handed on to the leader.
     """
     raw = headers.get(MESSAGE_ID_HEADER, b"")
     if len(raw) > MESSAGE_ID_BYTES_MAX:
