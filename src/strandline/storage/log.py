@@ -218,7 +218,7 @@ class Log(LogDurability):
         return self._truncate_to(offset, self.journal, synced_sequence)
 
     def undo_to(self, offset: int) -> Offset:
-        """As ``truncate_to``, for records that no journal has: recovery need not know."""
+        """Truncate records that are in no journal entry; writes no truncation marker."""
         return self._truncate_to(offset, None, None)
 
     def _truncate_to(
