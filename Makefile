@@ -34,10 +34,11 @@ BROKERS ?= 1
 KILL_TESTS := kill_rounds cluster_processes cluster_clients transactions_kill consumer_groups_kills
 KILL_SEED ?= $(SEED)
 MUTANT_SEED ?= 1
+UNIT := api core encryption process reading record security storage client
 COUNT ?= 200
 MINUTES ?= 60
 
-.PHONY: help demo test check bench bench-cluster sim sim-mutants mutants fuzz kills chaos pipelines
+.PHONY: help demo test unit check bench bench-cluster sim sim-mutants mutants fuzz kills chaos pipelines
 .PHONY: crash-pipelines dist
 .PHONY: docs setup format clean
 
@@ -51,6 +52,9 @@ test: check ## All checks, then all tests (ARGS='-k word' to choose)
 	@$(PYTEST) -n $(WORKERS) --dist loadfile $(ARGS) || case $$? in \
 		1) echo "What failed, once more and alone:" && $(PYTEST) $(FAILED) $(ARGS) ;; \
 		*) exit 1 ;; esac
+
+unit: $(READY) ## Tests that start no broker and no other process, for the inner loop; a minute
+	@$(PYTEST) -q -n $(WORKERS) -m 'not slow and not spark' $(UNIT:%=tests/unit/%) tests/golden $(ARGS)
 
 check: $(READY) ## Lint, format, types, layers; under a minute
 	@$(BIN)/ruff check --quiet

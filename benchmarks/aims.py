@@ -27,7 +27,7 @@ class Aim:
 
     @property
     def ratio(self) -> float | None:
-        """How far met: measured over wanted, or the inverse where less is better."""
+        """Return measured over wanted, or the inverse where less is better."""
         if self.measured is None:
             return None
         over, under = (self.wanted, self.measured) if self.at_most else (self.measured, self.wanted)

@@ -98,7 +98,7 @@ def listed(turns: list[Turn]) -> list[Figure]:
 
 
 def aims(rates: list[Figure], connections: list[int]) -> list[Aim]:
-    """How near Append comes to each NATS path."""
+    """Return Append's rate relative to each NATS path."""
     found = []
     for count in connections:
         case = f"{count} connections"

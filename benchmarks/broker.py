@@ -58,7 +58,7 @@ class Broker:
 
     @property
     def address(self) -> str:
-        """Where Arrow Flight listens, as `strandline.connect` takes it."""
+        """Return the address of Arrow Flight, as `strandline.connect` accepts it."""
         return f"{LOOPBACK}:{self.ready['flight_port']}"
 
     @property

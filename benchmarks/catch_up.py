@@ -49,7 +49,7 @@ INTRO: Final = (
 
 @dataclass(frozen=True)
 class CatchUp:
-    """What was measured, once."""
+    """The measurements of one run."""
 
     disk_mib_s: float
     copy_mib_s: float
@@ -81,7 +81,7 @@ def disk_speed(folder: Path, size: int) -> float:
 
 
 def end_of(cluster: ChaosCluster, number: int) -> int:
-    """How many records a broker serves."""
+    """Return the number of records that a broker serves."""
     with ReplicaReader(cluster.servers[number].flight) as replica:
         return replica.ends(STREAM)[0]
 
@@ -94,7 +94,7 @@ def serves(cluster: ChaosCluster, number: int, records: int) -> bool:
 
 
 def follower_of(cluster: ChaosCluster, leader: int) -> int:
-    """Who keeps the other replica."""
+    """Return the broker with the other replica."""
     [part] = [each for each in cluster.status(leader).partitions if each.stream == STREAM]
     return next(number for number in part.replicas if number != leader)
 

@@ -85,7 +85,7 @@ def batches(args: argparse.Namespace) -> Iterator[pa.RecordBatch]:
 
 
 def records_of(args: argparse.Namespace) -> int:
-    """How many records the stream has."""
+    """Return the number of records in the stream."""
     return args.keys + int(args.keys * args.more)
 
 

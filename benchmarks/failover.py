@@ -47,7 +47,7 @@ examples:
 
 @dataclass
 class Silences:
-    """What each kill cost, in seconds, and what was there at the end."""
+    """The duration of each failover in seconds, and the records at the end."""
 
     together: list[float] = field(default_factory=list)
     alone: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How fast one gRPC client is sent records: Liftbridge's Subscribe, 100 B a record.
+"""The speed of one gRPC subscriber: Liftbridge's Subscribe, 100 B a record.
 
 Run it from the root of the repository: `python -m benchmarks.liftbridge`. The client is native in
 what matters: it reads HTTP/2 frames from a socket, counts the bytes of messages and decodes

@@ -88,7 +88,7 @@ def one_run(
 
 
 def floor_us(system: System, samples: Samples) -> float | None:
-    """What an append costs at least: a sync, unless acks are in memory, and a round trip."""
+    """Measure the least cost of an append: a sync, unless acks are in memory, and a round trip."""
     behind = system.name.startswith("strandline-nats")
     trip = samples.round_trip_us("ceiling-nats" if behind else system.name)
     if trip is None:

@@ -31,7 +31,7 @@ class SyncCost:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a reader needs to judge a figure."""
+    """The facts about the machine that a reader needs to judge a result."""
 
     cpu: str
     cores: int
@@ -86,7 +86,7 @@ def _time_syncs(path: Path, payload: bytes, *, preallocate: bool) -> list[float]
 
 
 def measure_sync(data_root: Path, size_bytes: int) -> SyncCost:
-    """What one synced write costs on the file system of `data_root`, without any server."""
+    """Measure one synced write on the file system of `data_root`, without any server."""
     data_root.mkdir(parents=True, exist_ok=True)
     path = data_root / f"sync-probe-{os.getpid()}"
     payload = os.urandom(size_bytes)

@@ -49,7 +49,7 @@ INTRO: Final = (
 
 
 class Kill(NamedTuple):
-    """What one kill cost."""
+    """The cost of one kill."""
 
     led: int
     """Partitions that the broker led."""
@@ -59,7 +59,7 @@ class Kill(NamedTuple):
 
 @dataclass
 class Found:
-    """What was measured."""
+    """The measurements of a run."""
 
     created_s: float = 0.0
     idle: list[float] = field(default_factory=list)
@@ -104,7 +104,7 @@ class Writer:
 
 
 def leaders(cluster: ChaosCluster, asked: int) -> Counter[int | None]:
-    """How many partitions each broker leads, as one of them knows it; None: nobody."""
+    """Count the partitions each broker leads, as one of them knows it; None: no leader."""
     parts = cluster.status(asked).partitions
     return Counter(part.leader for part in parts if part.stream == STREAM)
 
@@ -132,7 +132,7 @@ async def until_moved(cluster: ChaosCluster, dead: int, asked: int) -> float:
 
 
 async def choose(cluster: ChaosCluster, turn: int) -> int:
-    """Whom to kill: the controller's broker every other time, or else one of the others."""
+    """Return the broker to kill: alternately the controller's and another one."""
     status = await asyncio.to_thread(cluster.status, cluster.ids[0])
     assert status.controller is not None, "all brokers are there"
     others = [number for number in cluster.ids if number != status.controller]
@@ -225,7 +225,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def figures_of(found: Found) -> list[Figure]:
-    """What was measured, for the page."""
+    """Return the measurements for the results page."""
     led = f"of {min(k.led for k in found.kills)} to {max(k.led for k in found.kills)} partitions"
     return [
         Figure("created, and every replica in sync", OURS, "s", [found.created_s]),

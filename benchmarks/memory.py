@@ -51,7 +51,7 @@ examples:
 
 @dataclass(frozen=True)
 class Slice:
-    """What one slice took and needed."""
+    """The duration and memory of one slice."""
 
     append_s: float
     read_s: float
@@ -112,7 +112,7 @@ def one_slice(broker: brokers.Broker, client: Client, shape: Shape, via: str) ->
 
 
 def deviation_percent(slices: Sequence[Slice]) -> float:
-    """How far the median of any slice after the warm-up is from the median of them all, percent."""
+    """Return the largest deviation of a slice's median after the warm-up, in percent."""
     medians = [each.anon_median for each in slices[WARM_SLICES:]]
     middle = statistics.median(medians)
     return max(abs(each / middle - 1) * 100 for each in medians)

@@ -42,7 +42,7 @@ example:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a filled and stopped broker left on disk, bytes."""
+    """Return the bytes that a filled and stopped broker left on disk."""
 
     records: int
     batches: int
@@ -75,7 +75,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def count_batches(segments: list[Path]) -> int:
-    """How many batches segment files hold."""
+    """Count the batches in segment files."""
     from strandline.record.batch import iter_headers
 
     return sum(1 for path in segments for _ in iter_headers(path.read_bytes()))

@@ -50,7 +50,7 @@ class Samples:
         self.cpu.setdefault((case, system), []).append(done.cpu_per_gib)
 
     def figures(self) -> list[Figure]:
-        """What the runs yield."""
+        """Return the results of the runs."""
         return [
             Figure(case, system, unit, values)
             for (case, system, unit), values in self.values.items()

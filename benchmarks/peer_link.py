@@ -63,7 +63,7 @@ example:
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent."""
+    """The load of one run."""
 
     case: str
     size_bytes: int
@@ -87,7 +87,7 @@ def loads(seconds: float) -> list[Load]:
 
 @dataclass(frozen=True)
 class Rate:
-    """What one run reached, and what it cost: steadier than time where others use the machine."""
+    """The rate and CPU time of one run; CPU time is steadier on a shared machine."""
 
     messages_s: float
     cpu_us: float
@@ -347,7 +347,7 @@ def serving(system: str, load: Load, peer_port: int) -> Iterator[Child]:
 
 
 def serve(args: argparse.Namespace) -> None:
-    """What the receiver's process does."""
+    """Run the receiver's process."""
     if args.serve == OURS:
         uvloop.run(receive_ours(args.every, args.peer_port))
     elif args.serve == AIO:

@@ -199,7 +199,7 @@ def measure_cold(shape: Shape, args: argparse.Namespace, samples: Samples) -> No
 
 
 def aims(found: Sequence[Figure], cases: Sequence[str]) -> list[Aim]:
-    """What reading should reach; peers by the best of them."""
+    """Return the target rates of reading; for peers the best of them."""
 
     def median(case: str, system: str = LABEL) -> float | None:
         figure = find(found, case, system)

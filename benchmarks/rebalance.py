@@ -126,7 +126,7 @@ def work(address: str, number: int, members: int, events: Any, is_over: Any) -> 
 
 
 class Group:
-    """What events say: who has what, and when that last changed."""
+    """The owners of partitions by the events, and the time of the last change."""
 
     def __init__(self, events: Any, partitions: int) -> None:
         self._events = events

@@ -49,7 +49,7 @@ example:
 
 @dataclass
 class Run:
-    """What is known of the log, and how long starts took, seconds."""
+    """The log's properties and the durations of starts, in seconds."""
 
     acked: int = 0
     starts: dict[str, list[float]] = field(default_factory=dict)

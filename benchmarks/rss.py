@@ -46,7 +46,7 @@ def children(pid: int) -> list[int]:
 
 @dataclass
 class Samples:
-    """What was seen of a process over a while."""
+    """The memory of a process over a while."""
 
     seen: list[Rss] = field(default_factory=list)
 

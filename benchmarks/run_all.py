@@ -92,7 +92,7 @@ JOBS: Final = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one benchmark went."""
+    """The outcome of one benchmark."""
 
     job: Job
     seconds: float

@@ -216,7 +216,7 @@ def add_common_options(parser: argparse.ArgumentParser, systems: str) -> None:
 
 
 def add_place_options(parser: argparse.ArgumentParser) -> None:
-    """Where data and results go, and how memory is prepared: options of every benchmark."""
+    """Add the options of every benchmark: folders, and how memory is prepared."""
     add = parser.add_argument
     add("--data-root", type=Path, default=BUILD_DIR / "data", help="where servers keep their data")
     add("--results", type=Path, default=RESULTS_DIR, help="where the dated results go")
@@ -236,7 +236,7 @@ def add_place_options(parser: argparse.ArgumentParser) -> None:
 
 
 def preparation_of(args: argparse.Namespace) -> Preparation:
-    """What the command line asks for before each measurement."""
+    """Return the preparation before each measurement that the command line asks for."""
     return Preparation(args.warm_mib, args.settle_s)
 
 

@@ -205,7 +205,7 @@ def written(shape: Shape) -> str:
 
 
 def aims(runs: Runs, shapes: Sequence[Shape]) -> list[Aim]:
-    """What is promised: rows per second and core, ours over theirs."""
+    """Return the promised ratio: rows per second and core, ours over theirs."""
     return [
         Aim(
             f"{shape.case}, {name}: records per second on the same cores, {OURS} ÷ {KAFKA}",

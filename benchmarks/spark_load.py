@@ -110,7 +110,7 @@ class Bench:
 
 
 def aims(runs: Runs, shapes: list[Shape]) -> list[Aim]:
-    """What is promised: the load over each way of writing from memory."""
+    """Return the promised ratio: the load over each way of writing from memory."""
     return [
         Aim(f"{shape.case}: {LOAD} ÷ {other}", AIM, runs.ratio(shape.case, (LOAD, other)), "x")
         for shape, other in itertools.product(shapes, (SINK, WRITER))

@@ -109,7 +109,7 @@ class Bench:
         return self.spark.read.format("strandline").options(**options).schema(schema).load()
 
     def turns(self, case: str, parquet: Path) -> list[Turn]:
-        """Who reads what in a case."""
+        """Return the systems to compare in a case."""
         work = count_rows if case == COUNT else write_noop
         schema = EVERYTHING if case == ALL else COLUMNS
         turns = [
@@ -122,7 +122,7 @@ class Bench:
 
 
 def aims(runs: Runs, shapes: list[Shape]) -> list[Aim]:
-    """What is promised: ours over the ceiling."""
+    """Return the promised ratio: ours over the ceiling."""
     cases = [f"{shape.case}, {name}" for shape in shapes for name in (NOOP, COUNT, ALL)]
     return [Aim(f"{case} ÷ ceiling", AIM, runs.ratio(case, (OURS, CEILING)), "x") for case in cases]
 

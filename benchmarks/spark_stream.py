@@ -95,7 +95,7 @@ class Bench:
 
 
 def aims(runs: Runs, shapes: list[Shape]) -> list[Aim]:
-    """What is promised: streaming over batch."""
+    """Return the promised ratio: streaming over batch."""
     return [
         Aim(
             f"{shape.case}, streaming ÷ batch",

@@ -1,4 +1,4 @@
-"""How long a small micro-batch takes from source to sink, beside a source and a sink in memory.
+"""The latency of a small micro-batch, beside a source and a sink in memory.
 
 Run it from the root of the repository: `python -m benchmarks.spark_trigger`. Queries with trigger 0
 take `--records` a micro-batch, one partition, and go on until `--batches` are done: both ends ours,

@@ -1,4 +1,4 @@
-"""What is done before every measurement: wait for a quiet moment, then touch free memory.
+"""The preparation of a measurement: wait for a quiet moment, then touch free memory.
 
 In a virtual machine a page that the guest never used, or gave back to its host, costs much more to
 touch than one it holds (microseconds, not a fraction of one). Whoever is measured first would pay
@@ -68,7 +68,7 @@ def settle(seconds_max: float) -> bool:
 
 @dataclass(frozen=True)
 class Preparation:
-    """What is done before a measurement; by default nothing."""
+    """Prepare a measurement; by default do nothing."""
 
     warm_mib: int = 0
     settle_s: float = 0.0

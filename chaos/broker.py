@@ -43,12 +43,12 @@ class Knobs:
 
     @property
     def clock_ms(self) -> int:
-        """How far the broker's clock is ahead of ours; negative: behind."""
+        """How far the broker's clock is ahead of ours, in ms; negative if it is behind."""
         return int(_KNOBS.unpack_from(self._map)[0])
 
     @property
     def sync_ms(self) -> int:
-        """How much longer each sync takes."""
+        """The delay of each sync, in ms."""
         return int(_KNOBS.unpack_from(self._map)[1])
 
     def turn(self, *, clock_ms: int | None = None, sync_ms: int | None = None) -> None:

@@ -89,7 +89,7 @@ class OwnProducer:
 
     @property
     def steps(self) -> int:
-        """How many records were acked."""
+        """The number of acknowledged records."""
         return self.acked.count
 
     async def run(self) -> None:
@@ -170,7 +170,7 @@ class GroupClient:
 
     @property
     def steps(self) -> int:
-        """How many records were processed."""
+        """The number of processed records."""
         return self.records
 
     def run(self) -> None:
@@ -235,7 +235,7 @@ def given_up(error: StrandlineError) -> str:
 
 
 def positions(servers: Sequence[ProcessServer], stream: str, partitions: int) -> list[int | None]:
-    """How far the group has come, as its coordinator says.
+    """Return the group's committed offsets, as its coordinator reports them.
 
     Raises:
         StrandlineError: it cannot be asked.

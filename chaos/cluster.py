@@ -19,7 +19,7 @@ from typing import Final, Self, TypeVar
 import strandline
 from chaos.broker import Knobs
 from simulation.world import ViolationError
-from strandline.api.cluster import CLUSTER_STATUS, REASSIGN, Begun, ClusterStatus, Reassign
+from strandline.api.cluster import CLUSTER_STATUS, REASSIGN, ClusterStatus, MovesStarted, Reassign
 from strandline.api.wire import WireAnswer, WireMessage
 from strandline.client.connection import BrokerConnection
 from strandline.errors import StrandlineError
@@ -115,7 +115,7 @@ class ChaosCluster:
         return found
 
     async def leader(self, stream: str, partition: int = 0) -> int | None:
-        """Who leads, as the newest epoch that any broker knows says; None: nobody knows."""
+        """Return the leader of the newest epoch that any broker knows; None if there is none."""
         found: tuple[int, int | None] = (-1, None)
         for number, server in self.servers.items():
             if not server.is_running:
@@ -160,7 +160,7 @@ class ChaosCluster:
             parts = self.status(number).partitions
             [found] = [p for p in parts if (p.stream, p.partition) == (stream, partition)]
             if not found.is_moving and set(found.replicas) != set(to):
-                self._ask(number, REASSIGN, order, answer=Begun)
+                self._ask(number, REASSIGN, order, answer=MovesStarted)
                 return False
             return not found.is_moving
 
@@ -209,7 +209,7 @@ class ChaosCluster:
         raise TimeoutError(f"not so after {timeout_s:g} s: {what}{said}\n{words}")
 
     def check_ends(self) -> None:
-        """Whoever is away now was killed or stopped; blocks nobody.
+        """Check that every broker that is down was killed or stopped by the run; does not block.
 
         Raises:
             ViolationError: a broker ended by itself, which others may have covered up.

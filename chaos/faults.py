@@ -1,4 +1,4 @@
-"""What can happen to a cluster: each fault breaks something, waits, and mends it again.
+"""Faults of a real cluster: each breaks something, waits, and repairs it.
 
 Rules: chance comes from one seeded generator, so a seed tells the same story of faults (not the
 same history: real processes take their own time). A fault takes brokers that no other fault has,
@@ -226,7 +226,7 @@ async def flap(nemesis: Nemesis) -> None:
 
 
 async def slow_links(nemesis: Nemesis) -> None:
-    """What a broker sends its peers comes late."""
+    """Delay everything that a broker sends to its peers."""
     async with nemesis.victim() as number:
         out, _ = nemesis.cluster.links(number)
         for proxy in out:
@@ -315,7 +315,7 @@ def leaves_majority(names: Sequence[str], brokers: int) -> bool:
 
 
 def deal(names: Sequence[str], rng: random.Random) -> Iterator[list[str]]:
-    """What happens next, one fault or two at once, without end: a shuffled deck after the other."""
+    """Yield the next one or two faults, without end, from shuffled decks."""
     while True:
         deck = rng.sample(names, len(names))
         while deck:

@@ -73,7 +73,7 @@ def expected(error: StrandlineError, *others: type[StrandlineError]) -> str:
 
 
 class AckTimes:
-    """When acks came, on the monotonic clock, and the longest time between two of them."""
+    """The number of acks, and the longest time between two of them, by the monotonic clock."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -157,7 +157,7 @@ class ChaosPublisher:
 
     @property
     def steps(self) -> int:
-        """How many records were acked."""
+        """The number of acknowledged records."""
         return self.acked.count
 
     @property
@@ -268,7 +268,7 @@ class ChaosReader:
 
     @property
     def steps(self) -> int:
-        """How many records were read."""
+        """The number of records read."""
         return self.records
 
     def is_at(self, ends: Sequence[int]) -> bool:

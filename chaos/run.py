@@ -46,7 +46,7 @@ Client = ChaosPublisher | OwnProducer | ChaosReader | GroupClient | TransactionL
 
 @dataclass(frozen=True)
 class ChaosPlan:
-    """What a run is.
+    """The parameters of a run.
 
     Attributes:
         brokers: how many.
@@ -65,7 +65,7 @@ class ChaosPlan:
 
 @dataclass
 class ChaosOutcome:
-    """What came of a run in which no promise was broken."""
+    """The result of a run in which no promise was broken."""
 
     plan: ChaosPlan
     faults: Counter[str] = field(default_factory=Counter)
@@ -143,7 +143,7 @@ class LoadOptions:
         return [*self.publishers, *self.followers]
 
     def tell(self, outcome: ChaosOutcome) -> None:
-        """What it was in numbers."""
+        """Add the run's counters to an outcome."""
         for each in self.publishers:
             outcome.acked += each.acked.count
             outcome.duplicates += each.duplicates

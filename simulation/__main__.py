@@ -25,7 +25,7 @@ from simulation.transactions_bugs import TRANSACTION_BUGS
 
 
 class HistoryKind(Protocol):
-    """What a simulation tells of a run that broke no promise."""
+    """The outcome of a simulated run that broke no promise."""
 
     @property
     def fingerprint(self) -> str:
@@ -34,12 +34,12 @@ class HistoryKind(Protocol):
 
     @property
     def events(self) -> int:
-        """How many there were."""
+        """The number of events."""
         ...
 
     @property
     def counts(self) -> Counter[str]:
-        """What kinds of things happened, how often."""
+        """The number of events of each kind."""
         ...
 
 
@@ -83,7 +83,7 @@ def run_histories(name: str, seeds: range) -> bool:
 
 
 class FoundBug(NamedTuple):
-    """How many histories were run with a bug, in how many it was seen, and how at first."""
+    """A seeded bug's detection: histories run, histories that showed it, first violation."""
 
     histories: int
     seen: int

@@ -136,7 +136,7 @@ class ConsensusGroup:
             member.read(self.commands, self.checker.acked_index)
 
     def elected(self, member: SimMember) -> None:
-        """Where bugs live: something to do at once, then alone with a few, or dead."""
+        """Stress a new leader, where bugs hide: propose at once, isolate it, or kill it."""
         rng = self.world.rng
         self.world.note(f"{member.me} leads {member.raft.state.term}")
         if self.is_over:

@@ -1,4 +1,4 @@
-"""What must hold in every history of a consensus group, judged from outside the core.
+"""Invariants of every history of a consensus group, checked from outside the core.
 
 - one leader a term;
 - one value per index, over all members and all time; nothing skipped;

@@ -34,7 +34,7 @@ TICK_MS = 10.0
 
 @dataclass(slots=True)
 class MemberDisk:
-    """What a member has on disk, and what it has written but not synced.
+    """A member's disk: its synced state, and the writes that are not synced.
 
     ``pending`` holds hard states and entries in the order they were written.
     """
@@ -127,7 +127,7 @@ class SimMember:
 
     @property
     def pause_ms(self) -> float:
-        """How much longer it stands still."""
+        """The time for which the member is still paused, in ms."""
         return max(0.0, self.paused_until_ms - self.group.world.now_ms)
 
     def pause(self, pause_ms: float) -> None:
@@ -220,7 +220,7 @@ class SimMember:
             self.finish(ready)
 
     def finish(self, ready: Ready) -> None:
-        """What may only happen once the ``Ready`` is on disk."""
+        """Carry out what a ``Ready`` allows once it is on disk."""
         self.raft.persisted(ready)
         self.group.send(ready.late)
         if ready.snapshot is not None:

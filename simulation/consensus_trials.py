@@ -1,4 +1,4 @@
-"""What a group has to manage once it is whole, each in a bounded time.
+"""Liveness checks for a healed group, each in a bounded time.
 
 - There is one leader, which commits a command.
 - A voter that is away, or that hears everybody but the leader, comes back, and the leader is the
@@ -80,7 +80,7 @@ class Trials:
             raise ViolationError(f"broker {leader.me} leads a whole group and takes no command")
 
     def _check_done(self, leader: "SimMember") -> None:
-        """Whatever it was asked to do here is done."""
+        """Check that every command proposed here is applied."""
         for entry in sorted(self._ordered & leader.proposed.keys()):
             raise ViolationError(f"broker {leader.me} was ordered {entry}, which is not done")
 

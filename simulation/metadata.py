@@ -187,7 +187,7 @@ class MetadataRun(Orders):
         self._check_throttle(commands, moving)
 
     def _check_throttle(self, commands: tuple[Command, ...], before: set[PartitionName]) -> None:
-        """Whoever begins moves leaves no more under way than the limit."""
+        """Check that commands which begin moves keep the number of moves within the limit."""
         orders = [c for c in commands if isinstance(c, ReassignReplicas)]
         begun = {move.at.name for order in orders for move in order.moves} - before
         fenced = {b.id for b in self.image.brokers.values() if b.is_fenced}

@@ -103,7 +103,7 @@ class MetadataCluster:
             raise ViolationError(f"{entry} was answered {recorded}, then {outcome}")
 
     def _append(self, entry: Entry) -> CommandOutcome:
-        """What every broker does with an entry, and what must hold then."""
+        """Apply an entry as every broker does, and check the invariants."""
         before = self.image
         self.log_index += 1
         self.image, outcome = apply_entry(before, decode_entry(encode_entry(entry)))
@@ -145,7 +145,7 @@ class MetadataCluster:
         return known is not None and known.incarnation == self.process(broker).incarnation
 
     def min_isr_of(self, name: PartitionName) -> int:
-        """How many have to be in sync for a commit."""
+        """Return how many replicas have to be in sync for a commit."""
         return self.image.streams[name.stream].config.min_isr
 
     def some_partition(self) -> tuple[PartitionName, PartitionImage] | None:

@@ -1,4 +1,4 @@
-"""What operators and clients order of a simulated cluster, sensible or not.
+"""Commands of operators and clients to a simulated cluster, sensible or not.
 
 Rules: an order is one method, and everything random in it comes from the world's generator. Orders
 that must be refused whatever the image is, and are not, are violations.

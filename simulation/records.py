@@ -1,4 +1,4 @@
-"""What records the replicas of a simulated cluster have, as plain lists.
+"""The records of a simulated cluster's replicas, as plain lists.
 
 Rules: each record is a number of its own. A follower first drops what its leader does not have,
 then copies; a record is committed once every member of the ISR has it and these are ``min_isr`` or
@@ -51,7 +51,7 @@ class Records:
         return ()
 
     def commit(self, partition: PartitionImage, min_isr: int) -> None:
-        """What all of the ISR have is committed, if they are enough."""
+        """Commit what all members of the ISR have, if they are enough."""
         assert partition.leader is not None
         if len(partition.isr) < min_isr:
             return
@@ -64,7 +64,7 @@ class Records:
             self._committed[partition.log_id] = source[:count]
 
     def committed(self, partition: PartitionImage) -> int:
-        """How many records are committed."""
+        """Return the number of committed records."""
         return len(self._committed.get(partition.log_id, ()))
 
     def wipe(self, broker: BrokerId) -> None:
@@ -111,7 +111,7 @@ class Records:
 
 
 def _common(one: list[int], other: list[int]) -> int:
-    """How many records two logs share from the beginning."""
+    """Return the length of the common prefix of two logs."""
     count = 0
     for mine, theirs in zip(one, other, strict=False):
         if mine != theirs:

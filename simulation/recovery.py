@@ -2,16 +2,18 @@
 
 Journal, logs, checkpoints and recovery as a broker uses them, in one thread: turns over several
 logs, syncs, checkpoints whose three steps lie apart, copies without the journal, truncations at
-both ends, retention, logs that are deleted, made again and started over. At any call the machine
-may lose power, in recovery too, and any write or sync may fail; then everything is opened anew and
-compared with plain lists (``recovery_model``). In every fourth life the disk lies at last: of what
-it says is synced any part may be gone. That nobody can make good; but what recovery then serves
-must be what was written, with every gap told.
+both ends, retention, logs that are deleted, made again and started over. Files are removed later,
+in order, as on the broker's thread for that. At any call the machine may lose power, in recovery
+too, and any write or sync may fail; then everything is opened anew and compared with plain lists
+(``recovery_model``). In every fourth life the disk lies at last: of what it says is synced any part
+may be gone. That nobody can make good; but what recovery then serves must be what was written, with
+every gap told.
 
 Rules: everything random comes from the world's generator, so a seed repeats. Calls of the disk and
 steps of the driver are the events.
 """
 
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -38,7 +40,7 @@ OPENINGS_MAX: Final = 30
 
 
 class RecoveryPlan(NamedTuple):
-    """What a step does, and how often it is taken."""
+    """A step of a run, and how often it is taken."""
 
     weight: int
     step: Callable[[], None]
@@ -66,10 +68,12 @@ class RecoveryRun:
         self._pending: PendingCheckpoint | None = None
         self._is_durable = False
         self._written = 0
+        self._removals: deque[Callable[[], None]] = deque()
+        """What is still to be removed of segments and logs that are gone."""
 
     @property
     def storage(self) -> Recovered:
-        """What is open."""
+        """The open storage."""
         assert self._storage is not None, "it is open between two steps"
         return self._storage
 
@@ -258,16 +262,26 @@ class RecoveryRun:
             self._next_id = LogId(self._next_id + 1)
         self.doomed.append(gone)
         self.storage.logs.pop(gone).delete()
+        while self._removals:
+            self._removals.popleft()()
         self.doomed.remove(gone)
         self._make_logs()
         self.world.counts["deleted"] += 1
+
+    def reclaim(self) -> None:
+        """Files of segments that are gone are removed, the oldest first."""
+        for _ in range(self.rng.randint(1, 4)):
+            if self._removals:
+                self._removals.popleft()()
 
     def _make_logs(self) -> None:
         """Those that are not there yet."""
         for model in self.models:
             if not model.is_made:
                 if model.log_id not in self.storage.logs:
-                    self.storage.keep(model.log_id, self._make_log(model.log_id))
+                    log = self._make_log(model.log_id)
+                    log.reclaim = self._removals.append
+                    self.storage.keep(model.log_id, log)
                 model.is_made = True
 
     def _make_log(self, log_id: LogId) -> Log:
@@ -312,6 +326,7 @@ class RecoveryRun:
 
     def _close(self) -> None:
         self._storage = self._pending = None
+        self._removals.clear()
 
     def open(self) -> None:
         """Recover, and again if that is cut short; then compare."""
@@ -359,11 +374,14 @@ class RecoveryRun:
             else:
                 delete_log_directory(directory, disk=self.disk)
         self._storage = recover(DATA, plans, disk=self.disk, file_bytes=JOURNAL_BYTES)
+        for log in self._storage.logs.values():
+            log.reclaim = self._removals.append
 
     def _remove_doomed(self) -> None:
         for log_id in list(self.doomed):
             log = self.storage.logs.pop(log_id, None)
             if log is not None:
+                log.reclaim = _now
                 log.delete()
             self.doomed.remove(log_id)
 
@@ -401,6 +419,7 @@ class RecoveryRun:
             RecoveryPlan(4, self.copy),
             RecoveryPlan(3, self.cut),
             RecoveryPlan(3, self.truncate_before),
+            RecoveryPlan(6, self.reclaim),
             RecoveryPlan(2, self.spare),
             RecoveryPlan(2, self.fill),
             RecoveryPlan(2, self.fail),
@@ -468,3 +487,7 @@ def run(seed: int) -> World:
     life = LyingDiskRun(seed) if seed % LIES_EVERY == LIES_EVERY - 1 else RecoveryRun(seed)
     life.live(STEPS)
     return life.world
+
+
+def _now(removal: Callable[[], None]) -> None:
+    removal()

@@ -1,4 +1,4 @@
-"""What a log must hold, as plain lists, and whether it does.
+"""A model of what a log must hold, as plain lists, and its comparison with the log.
 
 Rules: a batch is *safe* once a sync said so; after any end all safe batches are there, once, in
 order, byte for byte, and of the others those before some point. A cut is not durable by itself
@@ -64,7 +64,7 @@ def read_all(log: Log) -> list[ModelBatch]:
 
 
 def batches_in(buffer: memoryview) -> list[ModelBatch]:
-    """Whole batches in a row."""
+    """Split a buffer into its batches."""
     return [
         ModelBatch(h.base_offset, h.next_offset, h.leader_epoch, bytes(buffer[at : at + h.length]))
         for at, h in iter_headers(buffer)

@@ -1,4 +1,4 @@
-"""Whole clusters of replicas in one process, with every fault, told by one seed.
+"""Simulated clusters of replicas in one process, with every fault, determined by one seed.
 
 ``run(seed)`` builds a cluster of three or five brokers with a few partitions, lets publishers and
 readers work while things break, heals everything, and asks for what must then be true. It raises
@@ -19,7 +19,7 @@ from strandline.errors import StrandlineError
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run was."""
+    """The result of a run."""
 
     fingerprint: str
     events: int

@@ -28,7 +28,7 @@ from strandline.types import BrokerId, Offset
 
 
 class SimBrokerHost(Protocol):
-    """What a broker needs of its cluster."""
+    """The surroundings of a simulated broker."""
 
     world: World
     limits: ReplicationLimits
@@ -168,7 +168,10 @@ class SimBroker:
             hosted.accepted.clear()
 
     def _give_up(self, hosted: Hosted) -> None:
-        """Who waits will not hear more; the records may be committed all the same."""
+        """Answer all waiting publishers that the outcome is unknown.
+
+        Their records may be committed all the same.
+        """
         waiting, hosted.waiting = hosted.waiting, []
         for _, publish in waiting:
             publish.answer(NoOffset.UNKNOWN)
@@ -345,7 +348,7 @@ class SimBroker:
             publish.answer(at)
 
     def _read_log(self, number: int, hosted: Hosted, effect: fx.ReadLog) -> None:
-        """Whole batches up to a size, at least one; none from a damaged one on."""
+        """Read whole batches up to a size, at least one, and stop before a corrupt one."""
         log = hosted.log
         found: list[StoredKey] = []
         size, offset = 0, int(effect.from_offset)

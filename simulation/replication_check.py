@@ -84,7 +84,10 @@ class ReplicationChecker:
         return self.truth[base] if base == offset else tail(self.truth[base], offset)
 
     def _difference(self, image: Image, first: int, after: int) -> str:
-        """What is wrong with a compacted log, besides records that may be gone; empty: nothing."""
+        """Describe how a compacted log is wrong; empty if it is not.
+
+        Records that compaction may remove may be missing.
+        """
         while first < after:
             stored = image.at(first)
             if stored is None:

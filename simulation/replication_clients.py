@@ -10,7 +10,7 @@ PATIENCE_MS = 900
 
 
 class Clients:
-    """Who publishes and reads, until ``is_over``."""
+    """Publishers and readers, which run until ``is_over``."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -55,7 +55,7 @@ class Clients:
         self._world.after(PATIENCE_MS, answer, NoOffset.UNKNOWN)
 
     def _publish(self, leader: BrokerId, number: int, publish: SimPublish) -> None:
-        """What the network repeats is taken once: idempotence is not the replicas' business."""
+        """Publish once, even if the network repeats it: replicas need not be idempotent."""
         if not publish.is_taken:
             publish.is_taken = True
             self._cluster.brokers[leader].take(number, publish)

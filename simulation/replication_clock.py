@@ -37,9 +37,9 @@ class BrokerClock:
 
     @property
     def now_ms(self) -> float:
-        """What it shows."""
+        """The time that the clock shows."""
         return self._ahead_ms + self.rate * self._world.now_ms
 
     def true_ms(self, shown_ms: float) -> float:
-        """When it shows this, in the world's time."""
+        """Convert a time of this clock to the world's time."""
         return (shown_ms - self._ahead_ms) / self.rate

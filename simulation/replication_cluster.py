@@ -126,7 +126,7 @@ class Cluster:
         self.brokers[send.to].take(number, ev.Received(sender, message, send.buffers))
 
     def tell(self, broker: BrokerId, event: ev.PeerDisconnected | ev.PeerConnected) -> None:
-        """What a broker notices of a link, it tells all its replicas."""
+        """Pass a change of a link to all replicas of a broker."""
         for number in range(len(self.checkers)):
             self.brokers[broker].take(number, event)
 
@@ -211,7 +211,7 @@ class Cluster:
                     broker.take(number, ev.Damaged(Offset(base), after))
 
     def check_settled(self) -> None:
-        """What must be true when all is well again."""
+        """Check what must be true after all faults have healed."""
         for number, checker in enumerate(self.checkers):
             partition = self.oracle.partitions[number]
             if set(partition.isr) != set(partition.replicas):

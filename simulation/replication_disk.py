@@ -15,7 +15,7 @@ from strandline.types import LeaderEpoch, Offset
 
 
 class Reach(NamedTuple):
-    """How far a compaction goes: batches up to ``upto`` are rewritten, for keys up to ``below``."""
+    """A compaction's limits: batches up to ``upto`` are rewritten, for keys up to ``below``."""
 
     upto: int
     below: int
@@ -167,12 +167,12 @@ class SimLog:
         return bool(self._changes)
 
     def begin_sync(self) -> None:
-        """What was changed so far will be durable when the sync ends."""
+        """Begin a sync, which covers the changes made so far."""
         self._sync_size = len(self._changes)
         self._sync_end = self.seen.end
 
     def end_sync(self) -> None:
-        """It is; the broker hears of it later, and may cut the log before."""
+        """End a sync; the broker is notified later and may truncate the log before that."""
         for how, what in self._changes[: self._sync_size]:
             how(self.disk, what)
         del self._changes[: self._sync_size]
@@ -180,7 +180,7 @@ class SimLog:
         self._synced_end, self._sync_end = self._sync_end, None
 
     def take_synced(self) -> Offset | None:
-        """How far the log as it is now is certain to survive; None if that is not known."""
+        """Return the end of the log that is certain to survive a crash; None if it is not known."""
         end, self._synced_end = self._synced_end, None
         return None if end is None else Offset(end)
 
@@ -203,7 +203,7 @@ class SimLog:
         self.high_watermark = 0
 
     def epochs(self) -> tuple[tuple[LeaderEpoch, Offset], ...]:
-        """Where each epoch begins, as recovery reads it from the batches."""
+        """Return the start offset of each epoch, as recovery reads it from the batches."""
         found: list[tuple[LeaderEpoch, Offset]] = []
         for stored in self.seen.batches.values():
             if not found or stored.ref.leader_epoch > found[-1][0]:

@@ -1,4 +1,4 @@
-"""What breaks in a simulated cluster of replicas: processes, disks, networks, clocks."""
+"""Faults of a simulated cluster of replicas: processes, disks, networks, clocks."""
 
 import random
 

@@ -59,7 +59,7 @@ def filler(base: int, after: int, epoch: LeaderEpoch) -> StoredKey:
 
 
 def tail(stored: StoredKey, offset: int) -> StoredKey:
-    """What a batch has from an offset on, as a batch of its own."""
+    """Return a batch's records from an offset on, as a batch of its own."""
     ref = stored.ref
     payload = b",".join(stored.payload.split(b",")[offset - ref.base_offset :])
     return StoredKey(
@@ -111,7 +111,7 @@ def _stays(offset: int, value: bytes, keys: SimKeys, *, tombstones_below: int) -
 
 
 def state_of(records: Iterable[tuple[int, bytes]]) -> dict[int, bytes]:
-    """What records in order make of every key: its newest value, if it was not deleted."""
+    """Return the newest value of every key that is not deleted, given records in order."""
     state: dict[int, bytes] = {}
     for _, value in records:
         if value and is_null(value):

@@ -21,7 +21,7 @@ METADATA = BrokerId(0)
 
 @dataclass(slots=True)
 class OraclePartition:
-    """What metadata holds of a partition."""
+    """A partition's metadata."""
 
     replicas: tuple[BrokerId, ...]
     min_isr: int

@@ -45,7 +45,7 @@ CALM_MS = 30_000.0
 
 
 class Slice(NamedTuple):
-    """As ``storage.log.LogSlice``, as far as ledgers look at it."""
+    """The part of ``storage.log.LogSlice`` that transaction indexes use."""
 
     buffer: memoryview
     next_offset: Offset
@@ -165,7 +165,7 @@ class SimPartition:
         self.world.after(self.world.rng.uniform(0.1, COMMIT_MS_MAX), self.commit, self.epoch)
 
     def visible(self) -> list[str]:
-        """What a reader sees now, from the beginning."""
+        """Return all values that a reader sees now."""
         found: list[str] = []
         offset, end = Offset(0), self.ledger.last_stable_offset
         while offset < end:

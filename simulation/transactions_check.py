@@ -13,7 +13,7 @@ OPEN, COMMITTED, ABORTED, UNKNOWN = "open", "committed", "aborted", "unknown"
 
 
 class TransactionChecker:
-    """What is known of each transaction."""
+    """The expected and observed outcomes of all transactions."""
 
     def __init__(self) -> None:
         self.outcomes: dict[str, str] = {}

@@ -79,7 +79,7 @@ class SimGroups:
         self.world.after(delay_ms, self._ask, make, answer)
 
     def position(self, group: str) -> int:
-        """How far a group has come; -1: it has not begun."""
+        """Return a group's committed offset; -1 if it has none."""
         known = self.coordinator.state.groups.get(group)
         return -1 if known is None else known.positions.get(STREAM, {}).get(0, -1)
 

@@ -22,7 +22,7 @@ class ViolationError(Exception):
 
 @dataclass(slots=True)
 class NetworkFaults:
-    """How bad the network is; shares are of 1, times in milliseconds."""
+    """The faults of the network; shares are of 1, times in milliseconds."""
 
     loss: float = 0.0
     repeat: float = 0.0
@@ -92,7 +92,7 @@ class World:
             self._traces[process].note(what)
 
     def stamped(self, link: tuple[int, int], deliver: Callable[..., None]) -> Callable[..., None]:
-        """What delivers a message that is sent now, and with it the sender's clock."""
+        """Wrap a delivery, so that the message carries the sender's vector clock."""
         sender, receiver = (self._traces.get(process) for process in link)
         if sender is None or receiver is None:
             return deliver

@@ -3,7 +3,7 @@
     import strandline
     client = strandline.connect("127.0.0.1:9293")
 
-Importing this module is cheap: what it offers is loaded when it is first used.
+Importing this module is cheap: each name is loaded when it is first used.
 """
 
 import importlib
@@ -22,7 +22,7 @@ _HOMES = {"connect": "strandline.client.client", "connect_async": "strandline.cl
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for."""
+    """Load a public name on first use."""
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     if name in ("errors", "testing"):

@@ -1,6 +1,6 @@
-"""The only place that reads a clock; everything below is told the time.
+"""The only module that reads a clock; all other code receives the time.
 
-A component that needs the time takes a ``Clock``, so that tests and the simulator can hold it.
+A component that needs the time takes a ``Clock``, so that tests and the simulator control it.
 """
 
 import time
@@ -13,11 +13,11 @@ class Clock(Protocol):
     """The source of time for everything outside the cores."""
 
     def now_ns(self) -> TimestampNs:
-        """Unix time in nanoseconds; may step backwards when the machine's clock is set."""
+        """Return the Unix time in nanoseconds; it may step back when the clock is set."""
         ...
 
     def monotonic_ms(self) -> float:
-        """Milliseconds that never run backwards, from an arbitrary start."""
+        """Return milliseconds that never run backwards, from an arbitrary start."""
         ...
 
 
@@ -25,19 +25,19 @@ class SystemClock:
     """The machine's clock."""
 
     def now_ns(self) -> TimestampNs:
-        """Unix time in nanoseconds."""
+        """Return the Unix time in nanoseconds."""
         return TimestampNs(time.time_ns())
 
     def monotonic_ms(self) -> float:
-        """Milliseconds since an arbitrary start."""
+        """Return milliseconds since an arbitrary start."""
         return time.monotonic() * 1000
 
 
 class SteadyTime:
-    """Unix time that advances with the monotonic clock: setting the wall clock does not move it.
+    """A Unix time that advances with the monotonic clock: setting the wall clock does not move it.
 
     Args:
-        clock: says what time it is now; from then on only its monotonic time counts.
+        clock: gives the initial Unix time; afterwards only its monotonic time is used.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -46,36 +46,36 @@ class SteadyTime:
         self._start_ms = clock.monotonic_ms()
 
     def now_ns(self) -> TimestampNs:
-        """Unix time in nanoseconds; never runs backwards."""
+        """Return the Unix time in nanoseconds; never runs backwards."""
         elapsed_ms = self._clock.monotonic_ms() - self._start_ms
         return TimestampNs(self._start_ns + int(elapsed_ms * 1e6))
 
 
 class ManualClock:
-    """A clock that moves only when told to, for tests."""
+    """A clock for tests that moves only when the test advances it."""
 
     def __init__(self, now_ns: int = 1_700_000_000_000_000_000) -> None:
         self._now_ns = now_ns
         self._elapsed_ms = 0.0
 
     def now_ns(self) -> TimestampNs:
-        """The time last set, in Unix nanoseconds."""
+        """Return the Unix time in nanoseconds."""
         return TimestampNs(self._now_ns)
 
     def monotonic_ms(self) -> float:
-        """Milliseconds since the clock was made."""
+        """Return the milliseconds advanced since the clock was created."""
         return self._elapsed_ms
 
     def advance_ms(self, milliseconds: float) -> None:
         """Move the time forward.
 
         Args:
-            milliseconds: how far; not negative.
+            milliseconds: the amount, not negative.
         """
         assert milliseconds >= 0, "a manual clock does not run backwards"
         self._now_ns += int(milliseconds * 1e6)
         self._elapsed_ms += milliseconds
 
     def set_wall_clock(self, now_ns: int) -> None:
-        """Set the Unix time, forward or back; the monotonic clock does not notice."""
+        """Set the Unix time, forward or back; the monotonic clock is unaffected."""
         self._now_ns = now_ns

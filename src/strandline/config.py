@@ -1,8 +1,8 @@
-"""Typed settings: what a broker is told at start and what a stream is told at creation.
+"""Typed settings of a broker (at start) and of a stream (at creation).
 
 Rules: every field has a default that suits one machine, units come last in names, and unknown keys
-are refused with a suggestion. Reading files and the environment is ``strandline.process``'s job;
-this module only decodes and checks values. ``docs/configuration.md`` documents every key (tested).
+are refused with a suggestion. ``strandline.process`` reads files and the environment; this module
+only decodes and checks values. ``docs/configuration.md`` documents every key (tested).
 """
 
 import difflib
@@ -15,7 +15,7 @@ import msgspec.structs
 from strandline.errors import InvalidConfigError
 
 Acks = Literal["memory", "disk", "replicated"]
-"""What an ack says, the least first."""
+"""The ack levels, weakest first."""
 PartitionBy = Literal["suffix", "subject", "key", "message_id"]
 Compression = Literal["none", "zstd", "lz4"]
 
@@ -24,7 +24,7 @@ NAME_BYTES_MAX = 200
 
 
 class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a stream, fixed at creation."""
+    """The settings of a stream, fixed at creation."""
 
     name: str
     subject: str
@@ -63,7 +63,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     dedup_window_ms: int = 120_000
     """How long a ``Nats-Msg-Id`` is remembered; 0 turns deduplication off."""
     auto_pause_ms: int = 0
-    """Pause a partition that took no record for so long; 0: never."""
+    """Pause a partition without a new record for this long; 0: never."""
     auto_pause_if_read: bool = True
     """Do so even while Liftbridge's clients subscribe to it."""
     optimistic_concurrency: bool = False
@@ -77,13 +77,13 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return "replicated" if self.replicas > 1 else "disk"
 
     def promises(self, acks: Acks) -> bool:
-        """Whether a publish may ask for such acks: for no more than the stream's own."""
+        """Return whether a publish may request this ack level: at most the stream's own."""
         levels = get_args(Acks)
         return levels.index(acks) <= levels.index(self.acks_in_force)
 
     @property
     def partition_rule(self) -> PartitionBy:
-        """The rule in force, with the default resolved."""
+        """Return the partition rule in force, with the default resolved."""
         if self.partition_by is not None:
             return self.partition_by
         tokens = self.subject.split(".")
@@ -91,7 +91,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class GrpcStreamsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Defaults of streams that Liftbridge's clients create."""
+    """Defaults of streams that Liftbridge clients create."""
 
     retention_bytes: int = 0
     retention_records: int = 0
@@ -117,22 +117,22 @@ class GrpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """What Liftbridge's clients are told to dial; empty: ``cluster.advertised_host``, or else
     the address bound."""
     advertised_port: int = 0
-    """Port that they are told to dial; 0: ``grpc.port``."""
+    """Port that they connect to; 0: ``grpc.port``."""
     namespace: str = "liftbridge-default"
     """First token of the subjects of the streams that the API keeps for itself."""
     cursor_partitions: int = 1
     """Partitions of the stream ``__cursors``; 0: no cursors."""
     activity: bool = False
-    """Note what happens to streams and groups in the stream ``__activity``."""
+    """Record events of streams and groups in the stream ``__activity``."""
     consumer_timeout_ms: int = 15_000
-    """A member of a consumer group that is silent for longer is removed."""
+    """A member of a consumer group without a heartbeat for longer is removed."""
     coordinator_timeout_ms: int = 15_000
     """Members report a coordinator that is silent for longer."""
     streams: GrpcStreamsConfig = GrpcStreamsConfig()
     beam_port: int = -1
     """Port of Beam's log API; 0 picks a free one, -1 turns it off."""
     beam_stream: str = "beam"
-    """The stream that it serves, which is made if there is none."""
+    """The stream that it serves, created if it does not exist."""
     beam_record_bytes: int = 8 << 20
     """Largest proposal there, if more than ``limits.record_bytes``; no more than
     ``limits.batch_bytes``."""
@@ -147,22 +147,22 @@ class JournalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Caps, checked before memory is allocated."""
+    """Limits, checked before memory is allocated."""
 
     record_bytes: int = 1 << 20
     """Largest record: key, value and headers together."""
     batch_bytes: int = 16 << 20
     """Largest batch accepted, compressed or not."""
     turn_records: int = 16_384
-    """Records taken into one turn."""
+    """Records in one group commit."""
     turn_bytes: int = 8 << 20
-    """Bytes of values taken into one turn."""
+    """Bytes of values in one group commit."""
     pending_bytes: int = 256 << 20
     """Bytes accepted and not yet stored; more is refused until the disk catches up."""
 
 
 class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How the broker meets NATS."""
+    """Settings of the NATS listeners and of the connection to nats-server."""
 
     servers: list[str] = []
     """URLs of your own NATS servers; empty starts a nats-server as a child process."""
@@ -177,7 +177,7 @@ class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """TLS towards clients, on every listener; brokers among themselves: ``cluster.tls_*``."""
+    """TLS settings of the listeners for clients; brokers among themselves use ``cluster.tls_*``."""
 
     certificate: str = ""
     """PEM file of this broker's certificate, and what leads to its authority; empty: no TLS."""
@@ -188,7 +188,7 @@ class TlsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     @property
     def is_on(self) -> bool:
-        """Whether listeners speak TLS."""
+        """Whether the listeners use TLS."""
         return bool(self.certificate)
 
 
@@ -196,28 +196,28 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Access control settings; see docs/security.md."""
 
     enabled: bool = False
-    """Refuse everything that no rule allows to who asks, and who has not shown who it is."""
+    """Refuse callers without credentials, and operations that no rule allows."""
     admin_token: str = ""
-    """Token of who may do everything, to begin with; better in ``admin_token_file``, or in the
+    """Token of the first administrator; better in ``admin_token_file``, or in the
     environment."""
     admin_token_file: str = ""
     """File that holds it."""
     admins: list[str] = []
-    """Principals who may do everything: names in certificates, or those that tokens stand for."""
+    """Administrators: names in certificates, or principals of tokens."""
 
 
 class EncryptionConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Encryption at rest, of the streams that ask for it; see docs/encryption.md."""
+    """Settings of encryption at rest, for streams that request it; see docs/encryption.md."""
 
     key_file: str = ""
     """File of the master keys, the current one first; empty: the environment's, or none."""
 
 
 class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One broker among several; see docs/cluster.md."""
+    """Settings of a broker in a cluster; see docs/cluster.md."""
 
     broker_id: int = 0
-    """Number of this broker, 1 or more, for ever; 0: the broker stands alone."""
+    """Permanent id of this broker, from 1; 0: the broker is not part of a cluster."""
     name: str = ""
     """Name of the cluster: brokers of another one are refused."""
     peer_port: int = 9295
@@ -228,17 +228,17 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     peers: list[str] = []
     """Every broker of the cluster, this one too, as ``ID=HOST:PORT``."""
     advertised_host: str = ""
-    """What clients are told to dial; empty: the host of this broker in ``peers``."""
+    """Host that clients connect to; empty: the host of this broker in ``peers``."""
     nats_peers: list[str] = []
     """Where the nats-server of each broker meets the others', as ``ID=HOST:PORT``; empty: apart."""
     nats_secret_file: str = ""
-    """File with a secret, the same everywhere, that these nats-servers show each other."""
+    """File with a secret, the same at each broker, by which these nats-servers authenticate."""
     move_bytes_per_s: int = 0
     """How fast this broker copies what it leads to replicas that a move brings in; 0: no limit."""
     join: bool = False
     """Whether an empty data directory joins a running cluster, instead of founding one."""
     rack: str = ""
-    """Copies are spread over racks where there are enough."""
+    """Rack of this broker; replicas are spread over racks if there are enough."""
     trace: str = ""
     """File for a trace of elections and writes; empty: none. See docs/traces.md."""
     tls_certificate: str = ""
@@ -250,12 +250,12 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def is_on(self) -> bool:
-        """Whether the broker is one of a cluster."""
+        """Whether the broker belongs to a cluster."""
         return self.broker_id > 0
 
     @property
     def peer_addresses(self) -> dict[int, tuple[str, int]]:
-        """Host and port of every broker.
+        """Return the host and port of every broker.
 
         Raises:
             InvalidConfigError: an entry is not ``ID=HOST:PORT``.
@@ -273,7 +273,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def nats_addresses(self) -> dict[int, tuple[str, int]]:
-        """Host and port of every broker's nats-server for the others.
+        """Return the host and port of every broker's nats-server for the other brokers.
 
         Raises:
             InvalidConfigError: an entry is not ``ID=HOST:PORT``.
@@ -282,7 +282,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a broker, read at start."""
+    """The settings of a broker, read at start."""
 
     data_dir: str = "strandline-data"
     host: str = "127.0.0.1"
@@ -295,7 +295,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Port of the web page, metrics and health; 0 picks a free one, -1 turns it off."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
-    """For people, or a JSON object a line for programs."""
+    """Text for people, or one JSON object per line for programs."""
     nats: NatsConfig = NatsConfig()
     grpc: GrpcConfig = GrpcConfig()
     journal: JournalConfig = JournalConfig()
@@ -307,24 +307,24 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cleaner_interval_ms: int = 10_000
     """How often retention and compaction look for work."""
     scrub_interval_ms: int = 24 * 3600 * 1000
-    """How often everything stored is read again to look for damage."""
+    """How often everything stored is read again to find corruption."""
     scrub_bytes_per_s: int = 16 << 20
-    """How much of it a second; 0 turns it off."""
+    """Bytes read per second; 0 turns it off."""
     allow_corrupt_coordinator_log: bool = False
     """Let the coordinators of groups and transactions begin without entries of theirs that are
     damaged."""
 
     @property
     def peer_host(self) -> str:
-        """Address that the ports for other brokers bind to."""
+        """Return the address that the ports for other brokers bind to."""
         return self.cluster.peer_host or self.host
 
 
 def parse_peers(entries: list[str], key: str) -> dict[int, tuple[str, int]]:
-    """Brokers and their addresses in a list of ``ID=HOST:PORT``.
+    """Parse a list of ``ID=HOST:PORT`` entries into brokers and their addresses.
 
     Raises:
-        InvalidConfigError: an entry is something else, or an id is given twice.
+        InvalidConfigError: an entry is malformed, or an id is given twice.
     """
     found: dict[int, tuple[str, int]] = {}
     for entry in entries:
@@ -339,7 +339,7 @@ def parse_peers(entries: list[str], key: str) -> dict[int, tuple[str, int]]:
 
 
 def bracketed(host: str) -> str:
-    """A host as it stands before a port: an address of IPv6 in brackets."""
+    """Return a host as written before a port: an IPv6 address gets brackets."""
     return f"[{host}]" if ":" in host else host
 
 
@@ -350,7 +350,7 @@ def decode_config(values: Mapping[str, Any], kind: type[StructT]) -> StructT:
     """Build a settings struct from plain values.
 
     Args:
-        values: nested mapping, as YAML or JSON yields it.
+        values: a nested mapping, as parsed from YAML or JSON.
         kind: ``BrokerConfig`` or ``StreamConfig``.
 
     Raises:

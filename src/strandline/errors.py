@@ -1,48 +1,48 @@
-"""Every error Strandline raises on purpose.
+"""All errors that Strandline raises on purpose.
 
 StrandlineError
-├── InvalidRequestError         the caller's fault; asking again unchanged fails again
+├── InvalidRequestError         an error in the request; a retry fails again
 │   ├── InvalidConfigError      a configuration key or value is wrong
 │   ├── InvalidSubjectError     not a NATS subject, or not one a stream may bind
-│   ├── InvalidRecordError      bytes that are not what they claim to be
+│   ├── InvalidRecordError      bytes in the wrong format
 │   ├── RecordTooLargeError     a record or batch over its limit
 │   ├── OffsetOutOfRangeError   below the log start or beyond the end
-│   ├── WrongLastSequenceError  an expected last sequence did not match
+│   ├── WrongLastSequenceError  the expected last sequence did not match
 │   ├── StreamMismatchError     the expected stream does not store the subject
 │   ├── OutOfOrderSequenceError a producer's batch is not the next, nor one stored before
-│   ├── ProducerFencedError     a producer of a later epoch has taken over
-│   ├── TransactionAbortedError the transaction's time was over, or somebody ended it
-│   ├── TransactionPreparedError a prepared transaction waits for its outside decision
+│   ├── ProducerFencedError     a newer producer epoch has taken over
+│   ├── TransactionAbortedError the transaction timed out, or another client ended it
+│   ├── TransactionPreparedError a prepared transaction waits for an external decision
 │   ├── UnknownTransactionError no such transaction, or not in the state that is needed
 │   ├── BatchSupersededError    a later batch was published under the transaction id
 │   ├── FingerprintMismatchError the batch was published with another fingerprint
 │   ├── UnknownGroupError       no such consumer group
-│   ├── UnknownMemberError      not, or no more, a member of the consumer group
-│   ├── MemberFencedError       another consumer took the static member's name over
-│   ├── StaleMemberError        the member's partitions have changed since
+│   ├── UnknownMemberError      not, or no longer, a member of the consumer group
+│   ├── MemberFencedError       another consumer joined under the instance name
+│   ├── StaleMemberError        the member's assignment has changed
 │   ├── GroupInUseError         the consumer group has members
 │   ├── UnknownStreamError      no such stream
 │   ├── UnknownPartitionError   the stream has no such partition
 │   ├── StreamExistsError       the name is taken
-│   ├── ReadonlyError           the partition was made readonly
-│   ├── UnauthenticatedError    who asks has not shown who it is
-│   └── NotAllowedError         no rule allows it to who asks
-├── UnavailableError            the world's fault; the same request may succeed later
-│   ├── DiskFullError           no space to store more
-│   ├── LogPoisonedError        a write or sync failed; nothing is acked until reopened
-│   ├── RequestTimeoutError     no answer in time; whether it happened is unknown
+│   ├── ReadonlyError           the partition is read-only
+│   ├── UnauthenticatedError    the caller presented no valid credentials
+│   └── NotAllowedError         no access rule allows the operation
+├── UnavailableError            a temporary failure; the same request may succeed later
+│   ├── DiskFullError           no disk space left
+│   ├── LogPoisonedError        a write or sync failed; no acks until the log is reopened
+│   ├── RequestTimeoutError     no answer in time; the outcome is unknown
 │   ├── ShuttingDownError       the broker is stopping
 │   ├── QuotaExceededError      the principal has used up its quota
-│   ├── StillLoadingError       a new leader or coordinator still reads what was stored
-│   ├── UndecidedPositionsError a transaction is about to commit positions of the group
+│   ├── StillLoadingError       a new leader or coordinator is still loading
+│   ├── UndecidedPositionsError a transaction is about to commit offsets of the group
 │   ├── PausedError             the partition is paused
-│   ├── EncryptionKeyError      a key is not here that records are encrypted with
+│   ├── EncryptionKeyError      an encryption key is not available
 │   └── DisconnectedError       no connection to the broker
 │       └── ClientClosedError   the client was closed
-├── CorruptBatchError           damaged bytes in a file; names the file and the position
-├── DecryptionError             a batch is not what was encrypted, though its checksum is right
+├── CorruptBatchError           corrupt bytes in a file; names the file and the position
+├── DecryptionError             a batch with a valid checksum does not decrypt
 ├── DataDirLockedError          another broker uses the data directory
-└── DataLossError               records a reader was promised are gone
+└── DataLossError               records promised to a reader are lost
 
 Rules: each class has a stable ``code`` that crosses the wire (docs/errors.md lists them), and the
 message says what to do. ``assert`` is for our own bugs and is never caught.
@@ -51,24 +51,24 @@ message says what to do. ``assert`` is for our own bugs and is never caught.
 from typing import ClassVar, Final
 
 UNDECODABLE: Final = (ValueError, RecursionError)
-"""What msgspec raises at bytes that are not what they should be: its own errors and that of bad
-UTF-8 are both a ``ValueError``."""
+"""The errors that msgspec raises for malformed bytes: its own errors and those of invalid UTF-8
+are both a ``ValueError``."""
 
 
 class StrandlineError(Exception):
-    """Base of all errors; ``code`` is stable, ``retriable`` says whether trying again may help."""
+    """Base class of all errors; ``code`` is stable, ``retriable`` tells if a retry may succeed."""
 
     code: ClassVar[str] = "error"
     retriable: ClassVar[bool] = False
 
     @property
     def message(self) -> str:
-        """The sentence for a person."""
+        """Return the message for people."""
         return str(self.args[0]) if self.args else self.code
 
 
 class InvalidRequestError(StrandlineError):
-    """The request is wrong and will stay wrong."""
+    """An error in the request; repeating it unchanged fails again."""
 
     code = "invalid_request"
 
@@ -80,13 +80,13 @@ class InvalidConfigError(InvalidRequestError):
 
 
 class InvalidSubjectError(InvalidRequestError):
-    """Not a NATS subject, or not one that may be used here."""
+    """A malformed NATS subject, or one that is not allowed here."""
 
     code = "invalid_subject"
 
 
 class InvalidRecordError(InvalidRequestError):
-    """Bytes that are not what they claim to be."""
+    """Bytes that do not have the format they claim."""
 
     code = "invalid_record"
 
@@ -116,43 +116,43 @@ class StreamMismatchError(InvalidRequestError):
 
 
 class OutOfOrderSequenceError(InvalidRequestError):
-    """A batch of an idempotent producer is neither the next one nor one that was stored lately."""
+    """A batch of an idempotent producer that is neither the next one nor a recent duplicate."""
 
     code = "out_of_order_sequence"
 
 
 class ProducerFencedError(InvalidRequestError):
-    """A producer with the same id and a later epoch has taken over."""
+    """A newer producer epoch with the same id has taken over."""
 
     code = "producer_fenced"
 
 
 class TransactionAbortedError(InvalidRequestError):
-    """The transaction was aborted: its time was over, or somebody ended it."""
+    """The transaction was aborted because it timed out or was ended by another client."""
 
     code = "transaction_aborted"
 
 
 class TransactionPreparedError(InvalidRequestError):
-    """A transaction under this id is prepared and waits for its outside decision."""
+    """The transaction with this id is prepared and waits for an external decision."""
 
     code = "transaction_prepared"
 
 
 class UnknownTransactionError(InvalidRequestError):
-    """No such transaction, or it is not in the state that the request needs."""
+    """The transaction does not exist, or is not in the state that the request needs."""
 
     code = "unknown_transaction"
 
 
 class BatchSupersededError(InvalidRequestError):
-    """A batch with a larger number was published under this transaction id."""
+    """A batch with a larger number was already published under this transactional id."""
 
     code = "batch_superseded"
 
 
 class FingerprintMismatchError(InvalidRequestError):
-    """This batch was published with another fingerprint."""
+    """This batch was already published with another fingerprint."""
 
     code = "fingerprint_mismatch"
 
@@ -164,7 +164,7 @@ class UnknownGroupError(InvalidRequestError):
 
 
 class UnknownMemberError(InvalidRequestError):
-    """Not, or no more, a member of the consumer group: it was not heard of in time."""
+    """The consumer is not a member of the group, or was removed after missing heartbeats."""
 
     code = "unknown_member"
 
@@ -176,13 +176,13 @@ class MemberFencedError(InvalidRequestError):
 
 
 class StaleMemberError(InvalidRequestError):
-    """The member's partitions have changed since it last heard of them."""
+    """The member's partitions have changed since its last assignment."""
 
     code = "stale_member"
 
 
 class GroupInUseError(InvalidRequestError):
-    """The consumer group has members, who alone may change its positions."""
+    """The consumer group has members, and only they may change its committed offsets."""
 
     code = "group_in_use"
 
@@ -200,50 +200,50 @@ class UnknownPartitionError(InvalidRequestError):
 
 
 class StreamExistsError(InvalidRequestError):
-    """A stream of this name exists."""
+    """A stream with this name exists."""
 
     code = "stream_exists"
 
 
 class ReadonlyError(InvalidRequestError):
-    """The partition was made readonly."""
+    """The partition is read-only."""
 
     code = "readonly"
 
 
 class UnauthenticatedError(InvalidRequestError):
-    """Who asks has not shown who it is, or what it has shown is worth nothing here."""
+    """The caller presented no valid credentials."""
 
     code = "unauthenticated"
 
 
 class NotAllowedError(InvalidRequestError):
-    """No rule allows it to who asks."""
+    """No access rule allows the operation."""
 
     code = "not_allowed"
 
 
 class UnavailableError(StrandlineError):
-    """The request was fine; the world was not."""
+    """A temporary failure of the environment; the same request may succeed later."""
 
     code = "unavailable"
     retriable = True
 
 
 class DiskFullError(UnavailableError):
-    """No space left to store records; heals when space returns."""
+    """No disk space is left to store records; writing resumes when space is free."""
 
     code = "disk_full"
 
 
 class LogPoisonedError(UnavailableError):
-    """A write or sync failed; nothing more is acked until the log is reopened and verified."""
+    """A write or sync failed; nothing is acknowledged until the log is reopened and verified."""
 
     code = "log_poisoned"
 
 
 class RequestTimeoutError(UnavailableError):
-    """No answer in time; whether the request took effect is unknown."""
+    """The answer did not arrive in time; whether the request took effect is unknown."""
 
     code = "timeout"
 
@@ -255,13 +255,13 @@ class ShuttingDownError(UnavailableError):
 
 
 class PausedError(UnavailableError):
-    """The partition is paused until somebody wants it again."""
+    """The partition is paused until it is used again."""
 
     code = "paused"
 
 
 class EncryptionKeyError(UnavailableError):
-    """A key is not here that records are encrypted with; the message names it."""
+    """An encryption key is not available; the message names it."""
 
     code = "encryption_key"
 
@@ -270,8 +270,8 @@ class QuotaExceededError(UnavailableError):
     """The principal has used up its quota at this broker.
 
     Args:
-        message: says which, and when to ask again.
-        wait_ms: after how long it is worth asking again; 0: when something else has ended.
+        message: names the quota and when to retry.
+        wait_ms: milliseconds until a retry may succeed; 0 if it depends on another request ending.
     """
 
     code = "quota_exceeded"
@@ -283,13 +283,13 @@ class QuotaExceededError(UnavailableError):
 
 
 class StillLoadingError(UnavailableError):
-    """A leader or a coordinator has just begun and still reads what was stored."""
+    """A new leader or coordinator is still reading its stored state."""
 
     code = "still_loading"
 
 
 class UndecidedPositionsError(UnavailableError):
-    """A transaction is about to commit positions of the consumer group; retry when it is over."""
+    """A transaction is about to commit offsets of the consumer group; retry when it has ended."""
 
     code = "undecided_positions"
 
@@ -301,14 +301,14 @@ class DisconnectedError(UnavailableError):
 
 
 class ClientClosedError(DisconnectedError):
-    """The client was closed, and what belongs to it with it."""
+    """The client, and everything that belongs to it, was closed."""
 
     code = "client_closed"
     retriable = False
 
 
 class NotLeaderError(UnavailableError):
-    """Another broker leads now, or none; the message says which, if it is known."""
+    """Another broker leads the partition, or none does; the message names the leader if known."""
 
     code = "not_leader"
 
@@ -319,20 +319,20 @@ class NotLeaderError(UnavailableError):
 
 
 class NotEnoughReplicasError(UnavailableError):
-    """Fewer than ``min_isr`` replicas are in sync: nothing was stored."""
+    """Fewer than ``min_isr`` replicas are in sync; nothing was stored."""
 
     code = "not_enough_replicas"
 
 
 class CorruptBatchError(StrandlineError):
-    """Damaged bytes in a file of the log.
+    """Corrupt bytes in a file of the log.
 
     Args:
         message: what is wrong.
-        file: path of the damaged file.
-        position: byte in the file at which the damaged batch begins.
-        first_offset: the first offset that cannot be read, -1 if not known.
-        next_offset: the first offset after the damage that can be read, -1 if not known.
+        file: path of the corrupt file.
+        position: byte in the file at which the corrupt batch begins.
+        first_offset: the first offset that cannot be read, -1 if unknown.
+        next_offset: the first offset after the corrupt range that can be read, -1 if unknown.
     """
 
     code = "corrupt_batch"
@@ -355,27 +355,27 @@ class CorruptBatchError(StrandlineError):
 
 
 class DecryptionError(StrandlineError):
-    """A batch is not what was encrypted, though its checksum is right: somebody changed it."""
+    """A batch with a valid checksum that does not decrypt: its bytes were changed on purpose."""
 
     code = "decryption_failed"
 
 
 class DataDirLockedError(StrandlineError):
-    """Another broker uses the data directory."""
+    """Another broker process uses the data directory."""
 
     code = "data_dir_locked"
 
 
 class DataLossError(StrandlineError):
-    """Records that a reader was promised are gone."""
+    """Records that were promised to a reader are lost."""
 
     code = "data_loss"
 
 
 def all_error_classes() -> list[type[StrandlineError]]:
-    """Every error class that has a code, parents first, for the wire mapping and the docs test.
+    """Return every error class that has a code, parents first.
 
-    One that only a package needs for itself has the code of its parent, and travels as that.
+    A class that is private to a package has its parent's code and is sent as the parent.
     """
     found: list[type[StrandlineError]] = [StrandlineError]
     for cls in found:

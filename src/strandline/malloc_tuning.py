@@ -1,10 +1,10 @@
-"""Keeps memory that was freed, instead of giving it back and faulting it in again at once.
+"""Allocator settings that keep freed memory in the process.
 
-Reading a stream allocates and frees megabytes per batch. glibc gives all but a few of them back to
-the system, so every batch lands in pages that fault one by one, which costs most on a virtual
-machine (docs/adr/0022 has figures). Rules: only thresholds are set, the process keeps at most
-``KEPT_BYTES_MAX`` more than it would; whoever has set them by environment is left alone; other
-allocators than glibc's are not touched.
+Reading a stream allocates and frees megabytes per batch. By default glibc returns most of that to
+the system, so every batch causes page faults again, which is most expensive on a virtual machine
+(docs/adr/0022 has figures). Rules: only thresholds are set, and the process keeps at most
+``KEPT_BYTES_MAX`` more than by default. Thresholds set by the environment stay, and allocators
+other than glibc's are not touched.
 """
 
 import ctypes
@@ -25,7 +25,7 @@ _VARIABLES: Final = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Set the thresholds, once a process; whether they were."""
+    """Set the thresholds, once per process; return whether they were set."""
     if sys.platform != "linux" or any(name in os.environ for name in _VARIABLES):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,10 +1,10 @@
-"""Which extra of the package brings which package of others.
+"""The third-party packages that each extra installs.
 
-Rules: names only; nothing is imported to find out. The lists follow ``pyproject.toml``, and a test
-compares them.
+Rules: names only; nothing is imported. The lists follow ``pyproject.toml``, and a test compares
+them.
 """
 
-# By the name that is imported, which for some is not the name that is installed.
+# By import name, which can differ from the name of the distribution.
 EXTRA_OF = {
     **dict.fromkeys(
         (
@@ -30,7 +30,7 @@ EXTRA_OF = {
 
 
 def install_hint(error: ModuleNotFoundError) -> str:
-    """Which package is missing, and the command that installs it."""
+    """Return which package is missing, and the command that installs it."""
     package = (error.name or "").partition(".")[0]
     extra = EXTRA_OF.get(package, "all")
     return f"this needs the package {package!r}: pip install 'strandline[{extra}]'"

@@ -1,11 +1,11 @@
-"""Every metric of the broker, declared once: name, kind and help text stand beside the field.
+"""Metrics of the broker, each declared once: name, kind and help text are beside the field.
 
 Rules: counting costs one addition on a plain attribute (``telemetry.turns += 1``); the text for
-Prometheus is made only when somebody scrapes. A metric is named after its field,
-``strandline_<field>`` (plus ``_total`` for counters), in base units. Each broker owns one
-``Telemetry`` with its own registry, so brokers in one process do not mix their figures.
-Fields are written by the loop thread, except where a method with a lock says otherwise.
-This module must not know who counts, nor how the figures leave the process.
+Prometheus is rendered only for a scrape. A metric is named after its field, ``strandline_<field>``
+(plus ``_total`` for counters), in base units. Each broker owns one ``Telemetry`` with its own
+registry, so brokers in one process do not mix their metrics. Fields are written by the loop thread,
+except where a method with a lock says otherwise. This module must not know who updates the metrics,
+nor how they are exported.
 """
 
 # ruff: noqa: RUF009 - the calls in the class body declare fields, they do not make shared values
@@ -38,7 +38,7 @@ RECORDS_BUCKETS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4
 
 
 class Histogram:
-    """Counts of values by bucket, plus their sum; one thread writes it.
+    """Counts of values by bucket, plus their sum; written by one thread.
 
     Args:
         bounds: upper bounds of the buckets, inclusive and rising; +Inf is added.
@@ -58,11 +58,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were observed."""
+        """Return how many values were observed."""
         return sum(self.counts)
 
     def cumulative(self) -> Iterator[tuple[str, int]]:
-        """Upper bound and count of values at or below it, as Prometheus wants buckets."""
+        """Yield each upper bound with the count of values at or below it, as Prometheus expects."""
         running = 0
         for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
             running += count
@@ -101,7 +101,7 @@ def gauge(help_text: str) -> Any:
 
 
 def labelled(kind: str, label: str, help_text: str) -> Any:
-    """Declare counters or gauges told apart by one label: a mapping from label value to number."""
+    """Declare counters or gauges with one label: a mapping from label value to number."""
     return dataclasses.field(
         default_factory=lambda: defaultdict(int),
         metadata={"kind": kind, "label": label, "help": help_text},
@@ -118,9 +118,9 @@ def histogram(help_text: str, bounds: Sequence[float] = SECONDS_BUCKETS) -> Any:
 
 @dataclass(slots=True, eq=False)
 class Telemetry(Collector):
-    """The figures of one broker. Increment the fields; ``render`` makes the Prometheus text."""
+    """The metrics of one broker. Increment the fields; ``render`` returns the Prometheus text."""
 
-    # What came in.
+    # Input.
     records_appended: int = counter("Records stored.")
     bytes_appended: int = counter("Bytes of encoded batches stored.")
     bulk_bytes: int = counter(
@@ -140,7 +140,7 @@ class Telemetry(Collector):
     )
     pending_bytes: int = gauge("Bytes accepted and not yet stored.")
 
-    # Quotas; only of principals that have one.
+    # Quotas; only for principals that have one.
     quota_published_bytes: dict[str, int] = labelled(
         "counter", "principal", "Bytes published by a principal with such a quota."
     )
@@ -156,7 +156,7 @@ class Telemetry(Collector):
         "Requests and connections of a principal refused because of its quota.",
     )
 
-    # The turn, the journal, the disk.
+    # The group commit, the journal, the disk.
     turns: int = counter("Group commits that stored something.")
     turn_records: Histogram = histogram("Records stored by one group commit.", RECORDS_BUCKETS)
     turn_bytes: Histogram = histogram("Bytes of batches stored by one group commit.", BYTES_BUCKETS)
@@ -173,18 +173,18 @@ class Telemetry(Collector):
     repaired_batches: int = counter("Corrupt batches repaired from another replica.")
     failed_repairs: int = counter("Answers of replicas that did not repair the corruption.")
 
-    # What was cleaned up.
+    # Deletion and compaction.
     retention_segments: int = counter("Segments deleted by retention or record deletion.")
     retention_bytes: int = counter("Bytes deleted by retention or record deletion.")
     compaction_seconds: Histogram = histogram("Time of compacting one partition.")
     compaction_records: int = counter("Records removed by compaction.")
 
-    # What went out.
+    # Output.
     reads: int = counter("Reads answered, a follow counted once per delivery.")
     read_records: int = counter("Records delivered to readers, local reads not counted.")
     read_bytes: int = counter("Bytes of batches delivered to readers.")
 
-    # Transactions; counted where their coordinator is.
+    # Transactions; counted by their coordinator.
     transactions_open: int = gauge("Transactions that are neither committed nor aborted.")
     transactions_timed_out: dict[str, int] = labelled(
         "counter",
@@ -192,13 +192,13 @@ class Telemetry(Collector):
         "Transactions aborted at their timeout, by transactional id.",
     )
 
-    # Consumer groups; counted where their coordinator is.
+    # Consumer groups; counted by their coordinator.
     groups: int = gauge("Consumer groups.")
     group_members: int = gauge("Members of consumer groups.")
     group_members_expired: int = counter("Members removed because their session expired.")
     group_commits: int = counter("Offset commits.")
 
-    # The cluster; all 0 where a broker stands alone.
+    # The cluster; all 0 for a broker alone.
     replicas: int = gauge("Replicas on this broker.")
     led_partitions: int = gauge("Partitions led here.")
     under_replicated_partitions: int = gauge(
@@ -249,7 +249,7 @@ class Telemetry(Collector):
         self.registry.register(self)
 
     def count_full_disk(self) -> None:
-        """Count a write that found no space."""
+        """Count a write that failed for lack of space."""
         self.disk_full = 1
         self.disk_full_writes += 1
 
@@ -261,34 +261,34 @@ class Telemetry(Collector):
             self.read_bytes += size_bytes
 
     def count_listener(self, listener: str, *, connections: int = 0, messages: int = 0) -> None:
-        """Add to a listener's figures; any thread. Once per read of a socket, not per message.
+        """Add to a listener's metrics; any thread. Once per read of a socket, not per message.
 
         Args:
             listener: ``nats``, ``ingest`` or ``flight``.
             connections: +1 when one opens, -1 when it closes.
-            messages: how many messages came.
+            messages: how many messages arrived.
         """
         with self._lock:
             self.connections[listener] += connections
             self.messages_received[listener] += messages
 
     def count_quota(self, name: str, principal: str, amount: float) -> None:
-        """Add to one of the figures of quotas; any thread.
+        """Add to one of the quota metrics; any thread.
 
         Args:
-            name: of the field.
-            principal: who has the quota.
-            amount: how much.
+            name: the field.
+            principal: the principal with the quota.
+            amount: the value to add.
         """
         with self._lock:
             getattr(self, name)[principal] += amount
 
     def render(self) -> bytes:
-        """All metrics as Prometheus text; any thread."""
+        """Return all metrics as Prometheus text; any thread."""
         return generate_latest(self.registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Turn the fields into metric families; called by the registry."""
+        """Convert the fields to metric families; called by the registry."""
         info = GaugeMetricFamily(PREFIX + "info", INFO_HELP, labels=["version"])
         info.add_metric([__version__], 1)
         yield info
@@ -301,7 +301,7 @@ class Telemetry(Collector):
 def _sampled(
     what: str, metrics: Mapping[str, str], samples: Iterable[PartitionSample | GroupSample]
 ) -> Iterator[Metric]:
-    """Gauges of samples: a family for each field that is no label, without those that are None."""
+    """Yield one gauge family per metric of the samples, omitting None."""
     samples = list(samples)
     labels = (["group"] if what == "group" else []) + ["stream", "partition"]
     for name, help_text in metrics.items():
@@ -313,7 +313,7 @@ def _sampled(
         yield family
 
 
-INFO_HELP = "Always 1; the label tells the version of the broker."
+INFO_HELP = "Always 1; the label holds the version of the broker."
 PARTITION_METRICS = {
     "log_start_offset": "First offset kept in the partition.",
     "high_watermark": "First offset that is not committed.",
@@ -328,7 +328,7 @@ METRICS = tuple(field for field in dataclasses.fields(Telemetry) if "kind" in fi
 
 
 def metric_names() -> list[str]:
-    """Every metric's name as Prometheus shows it; docs/metrics.md lists them (tested)."""
+    """Return every metric's name as Prometheus shows it; docs/metrics.md lists them (tested)."""
     fields = [
         f"{PREFIX}{field.name}" + ("_total" if field.metadata["kind"] == "counter" else "")
         for field in METRICS

@@ -1,7 +1,7 @@
-"""Integers and names of different meaning are different types.
+"""Distinct types for integers and names with different meanings.
 
-Rules: no logic here, no imports of ours. Offsets are dense, start at 0, and every range of them is
-half-open: ``log_start_offset <= high_watermark <= log_end_offset``, the last two exclusive.
+Rules: no logic, no imports from Strandline. Offsets are dense, start at 0, and every range of them
+is half-open: ``log_start_offset <= high_watermark <= log_end_offset``, the last two exclusive.
 """
 
 from typing import NamedTuple, NewType
@@ -26,12 +26,12 @@ TimestampNs = NewType("TimestampNs", int)
 
 
 class ProducerStamp(NamedTuple):
-    """Which records of an idempotent producer a batch holds: so many from ``sequence`` on."""
+    """The identity of a batch of an idempotent producer, from which duplicates are recognised."""
 
     producer_id: int
-    """Given out by the cluster, once."""
+    """Unique in the cluster."""
     epoch: int
-    """Of the producer; a larger one fences the smaller ones off."""
+    """The producer's epoch; a larger one fences all smaller ones."""
     sequence: int
     """Number of the first record among those of this producer, epoch and partition, from 0."""
 
@@ -49,7 +49,7 @@ class WrappedKey(NamedTuple):
 
 
 class PartitionName(NamedTuple):
-    """A partition of a stream, as users name it."""
+    """The name of a partition."""
 
     stream: str
     partition: int

@@ -48,7 +48,7 @@ def three_brokers(directory, *, environment_of=lambda _: {}, ports=(), more=()):
 
 
 def status(server, stream="orders"):
-    """What it says of the stream's partition 0.
+    """Return a broker's view of the stream's partition 0.
 
     Others may come before it: with gRPC on, a cluster makes streams of its own as it starts.
     """

@@ -1,4 +1,4 @@
-"""What tests with real processes share: publishers that remember every ack, and a judge of logs.
+"""Fixtures with real processes: publishers that remember every ack, and a checker of logs.
 
 A publisher's outcome is three-valued: acked, refused, or unknown (no answer); what is unknown may
 or may not be stored. The judge knows nothing of how the log came about.
@@ -214,7 +214,7 @@ class Reader:
                 self.next[partition] = offset + 1
 
     def judge(self, log):
-        """What was ever served is still there, unchanged."""
+        """Every record that was ever served is still there, unchanged."""
         final = {(p, offset): value for p, records in log.items() for offset, _, value in records}
         for place, value in self.seen.items():
             assert final[place] == value, "one value per offset, for ever"

@@ -48,7 +48,7 @@ class NatsServer:
         self._process.wait()
 
     def others(self):
-        """How many of the others it has met."""
+        """Return the number of other servers it is connected to."""
         page = f"http://127.0.0.1:{self._page}/routez"
         try:
             with urllib.request.urlopen(page, timeout=5) as answer:

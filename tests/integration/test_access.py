@@ -1,4 +1,4 @@
-"""Who may do what, on a real broker: rules and tokens change at run time, also for what goes on."""
+"""Access control on a real broker: rules and tokens change at run time, also for open calls."""
 
 import threading
 import time
@@ -197,7 +197,7 @@ def test_revoking_ends_a_read_that_goes_on(admin, newcomer):
 
 
 def test_revoking_ends_a_wait_for_records(admin, newcomer):
-    """Who waits when its rule is taken away is not told of the records that come then."""
+    """A waiting reader whose rule is revoked does not receive later records."""
     admin.create_stream("waited")
     name, client = newcomer(("read", "stream", "waited"), ("publish", "stream", "other"))
     ended = []
@@ -218,7 +218,7 @@ def test_revoking_ends_a_wait_for_records(admin, newcomer):
 
 
 def test_revoking_ends_a_read_that_a_quota_holds_up(admin, newcomer):
-    """What waits to be delivered when the rule is taken away is not delivered."""
+    """Undelivered records are not delivered after the rule is revoked."""
     admin.create_stream("metered")
     admin.append("metered", b"x" * 30_000)
     name, client = newcomer(("read", "stream", "metered"), ("publish", "stream", "other"))
@@ -241,7 +241,7 @@ def test_revoking_ends_a_read_that_a_quota_holds_up(admin, newcomer):
 
 
 def test_a_revoked_token_is_worth_nothing_at_once(admin, newcomer):
-    """What is published on a connection that stands is refused; others of the principal go on."""
+    """Publishes on an open connection are refused; the principal's other operations continue."""
     admin.create_stream("published")
     _, client = newcomer(("publish", "stream", "published"))
     _, other = newcomer()

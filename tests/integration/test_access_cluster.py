@@ -277,7 +277,7 @@ def follow(address, token, ended):
 
 
 def test_a_broker_that_is_cut_off_acts_on_no_revoked_token_for_long(cluster, tokens, cut_off):
-    """What is under way ends within the bound of docs/security.md; its administrator goes on."""
+    """Open calls end within the bound of docs/security.md; the administrator's continue."""
     with cluster.client(1, ADMIN) as admin:
         token = admin.access.create_token("reader")
     until(lambda: cluster.client(1, token).close() is None)
@@ -300,7 +300,7 @@ def test_a_broker_that_is_cut_off_acts_on_no_revoked_token_for_long(cluster, tok
 
 
 def test_brokers_tokens_are_no_way_in(cluster, tokens):
-    """What brokers show each other stands for nobody that a user could be; lost, it is renewed."""
+    """The brokers' own token belongs to no user principal; a lost one is renewed."""
     with cluster.client(3, ADMIN) as admin:
         own = [token for token in admin.access.tokens() if token.principal == "__broker"]
         assert {token.id for token in own} <= {f"{number:08x}" for number in IDS}

@@ -127,7 +127,7 @@ def intruder(servers, tokens, victim):
 
 
 def values(client):
-    """What the stream has."""
+    """Return the stream's records."""
     return client.read("pay").read_all()["value"].to_pylist()
 
 

@@ -1,4 +1,4 @@
-"""Who somebody is by certificate: the same name on every listener, and what rules make of it."""
+"""Identity by certificate: the same name on every listener, and its permissions by the rules."""
 
 import socket
 import ssl
@@ -77,7 +77,7 @@ def connect(server, papers):
 
 
 def rpc_status(server, papers, who):
-    """What listing streams through Liftbridge's API ends with; None: well."""
+    """Return the status of listing streams through Liftbridge's API; None for success."""
     key, chain = papers.people[who][1].read_bytes(), papers.people[who][0].read_bytes()
     secrets = grpc.ssl_channel_credentials(papers.ca.read_bytes(), key, chain)
     address = f"127.0.0.1:{server.app.ready_line()['grpc_port']}"
@@ -92,7 +92,7 @@ def rpc_status(server, papers, who):
 
 
 def ingest(server, papers, who, subject):
-    """What the ingest listener answers a publish: its ack, or an error."""
+    """Return the ingest listener's answer to a publish: its ack, or an error."""
     context = ssl.create_default_context(cafile=papers.ca)
     context.load_cert_chain(*papers.people[who])
     address = ("127.0.0.1", server.app.ingest_port)

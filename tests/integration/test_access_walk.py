@@ -133,7 +133,7 @@ def test_every_method_of_flight_is_tried():
 
 @pytest.mark.parametrize("name", sorted(FLIGHT_CALLS))
 def test_no_method_of_flight_is_for_those_who_may_not(door, flight, name):
-    """Nobody and liars are not known; the stranger and the weak may not; the administrator may."""
+    """Unknown callers are unauthenticated, those without rules denied, administrators served."""
     call = FLIGHT_CALLS[name]
     # Of a schema pyarrow's client tells no more than that there was an error.
     unknown, denied = UnauthenticatedError, NotAllowedError
@@ -284,7 +284,7 @@ def test_no_rpc_is_for_those_who_may_not(door, path):
 
 
 def test_a_stream_of_publishes_is_told_message_by_message(door):
-    """What may not be published is refused in band; what may be goes on."""
+    """Forbidden publishes are refused in band; allowed ones continue."""
     path = "/proto.API/PublishAsync"
     _, answer = rpc(grpc_paths(door)[path], path, door.weak)
     response = pb.PublishResponse.FromString(answer)
@@ -306,7 +306,7 @@ def test_metadata_of_what_may_not_be_seen_looks_like_none(door):
     ("path", "kind"), [("/proto.API/Subscribe", pb.Message), ("/logspec.Log/Read", beam.ReadReply)]
 )
 def test_revoking_ends_a_stream_of_records(door, path, kind):
-    """What comes after the rule was taken back is not delivered, and the reader is told why."""
+    """Records after the revocation are not delivered, and the reader gets the reason."""
     with (
         strandline.connect(door.url, token=ADMIN) as admin,
         grpc.insecure_channel(f"127.0.0.1:{grpc_paths(door)[path]}") as channel,
@@ -355,7 +355,7 @@ def get(door, path, authorization):
 
 
 def basic(token):
-    """As browsers send what somebody typed."""
+    """Return the credentials as browsers send them."""
     return "Basic " + base64.b64encode(f"anybody:{token}".encode()).decode()
 
 
@@ -451,7 +451,7 @@ def test_who_is_not_known_is_disconnected(door, publisher):
 
 @pytest.mark.parametrize("field", ["auth_token", "pass"])
 def test_a_publisher_may_publish_to_its_subjects_alone(door, publisher, field):
-    """What is refused is said; what is allowed on the same connection is stored."""
+    """A refused publish is reported; an allowed one on the same connection is stored."""
     made = publisher({field: door.weak, "user": "anybody"})
     made.send(b"SUB _INBOX.a 1", b"PUB mine _INBOX.a 1", b"x", b"PUB other _INBOX.a 1", b"y")
     said = [made.line() for _ in range(5)]
@@ -488,7 +488,7 @@ def test_a_revoked_publisher_is_disconnected(door, publisher):
 
 
 def test_nobody_has_changed_anything(door):
-    """What was tried above left the stream and the rules as they were."""
+    """The refused attempts above left the stream and the rules unchanged."""
     with strandline.connect(door.url, token=ADMIN) as admin:
         values = admin.read(MINE, columns=["value"]).read_all().column("value").to_pylist()
         assert set(values) <= {b"a record of mine", b"v"}

@@ -86,7 +86,7 @@ def append(log, *values):
 
 
 def test_the_log_has_three_copies_though_one_broker_starts_late(servers):
-    """It is made when all are there: what is made with two has two for ever."""
+    """The stream is created when all brokers are there: with two it would keep two replicas."""
     start(servers[:2])
     flight = ",".join(server.flight for server in servers[:2])
     with strandline.connect(flight, timeout_s=TIMEOUT_S) as client:

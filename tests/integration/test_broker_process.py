@@ -80,7 +80,7 @@ async def test_a_killed_nats_server_is_replaced_on_its_port(loaded, kit):
 @pytest.mark.usefixtures("forgiving")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_killed_sync_process_is_replaced(kit):
-    """What it was to sync is refused, never acked; the log is reopened and the next one syncs."""
+    """Unsynced records are refused, never acknowledged; the log is reopened and the next syncs."""
     with ProcessServer() as server:
         with strandline.connect(server.flight) as admin:
             admin.create_stream("s", subject="s.*")
@@ -166,7 +166,7 @@ def test_sigterm_while_starting_leaves_nothing_behind(tmp_path, kit, delay_s):
 
 
 def test_an_impatient_second_signal_ends_it_at_once(tmp_path, kit):
-    """Whoever does not want to wait for the clean stop sends another; nothing acked is lost."""
+    """A second signal ends a clean stop at once; no acknowledged record is lost."""
     with ProcessServer(tmp_path / "data") as server:
         with strandline.connect(server.flight) as client:
             client.create_stream("s")

@@ -42,7 +42,7 @@ async def test_a_broker_that_ends_by_itself_is_noticed(tmp_path, kit):
 
 
 def test_knobs_turn_another_process_clock_and_disk(tmp_path):
-    """What one process writes the other reads at once; right again means right."""
+    """One process reads at once what another writes."""
     knobs, seen = Knobs(tmp_path / "knobs"), Knobs(tmp_path / "knobs")
     clock = JumpingClock(seen)
     knobs.turn(clock_ms=-86_400_000)

@@ -108,7 +108,7 @@ async def test_a_cancelled_follow_leaves_nothing_behind(strandline_url, strandli
 async def test_a_subscription_that_is_cancelled_while_it_opens_ends(
     strandline_url, strandline_server
 ):
-    """Nobody would leave its context, though somebody still has it."""
+    """A cancelled subscription ends, although its object is still referenced."""
     connections = strandline_server.app.broker.telemetry.connections
     async with await strandline.connect_async(strandline_url) as client:
         await client.create_stream("s")
@@ -132,13 +132,13 @@ def wait_until(condition):
 
 
 async def test_nobody_there_is_an_error_of_ours(unused_tcp_port):
-    """As for the synchronous client."""
+    """The error is the same as that of the synchronous client."""
     with pytest.raises(DisconnectedError, match="strandline serve"):
         await strandline.connect_async(f"127.0.0.1:{unused_tcp_port}")
 
 
 async def test_groups_rules_and_quotas(strandline_url):
-    """What administrators do, awaited."""
+    """The administrative calls work when awaited."""
     async with await strandline.connect_async(strandline_url) as client:
         await client.create_stream("s")
         for number in range(3):
@@ -164,7 +164,7 @@ async def test_groups_rules_and_quotas(strandline_url):
 
 
 async def test_a_closed_subscription_has_ended(strandline_url):
-    """Whoever asks it for another record is told that there is none, and not left waiting."""
+    """A caller that asks for another record gets an error, and does not wait."""
     async with await strandline.connect_async(strandline_url) as client:
         await client.create_stream("s")
         await client.append("s", b"v")
@@ -204,7 +204,7 @@ async def test_a_consumer_joins_once(strandline_url):
 
 
 async def impatient(wait, found):
-    """What came, if that was soon."""
+    """Return the record that arrives soon, if one does."""
     waiting = asyncio.create_task(wait())
     await asyncio.wait([waiting], timeout=0.02)
     waiting.cancel()
@@ -214,7 +214,7 @@ async def impatient(wait, found):
 
 @pytest.mark.parametrize("kind", ["read", "subscription", "consumer"])
 async def test_waits_that_time_out_lose_nothing(strandline_url, kind):
-    """What came to nobody comes to who asks next."""
+    """A record that a cancelled waiter did not receive goes to the next one."""
     client = await strandline.connect_async(strandline_url)
     await client.create_stream("s")
     reader = await client.read("s", follow=True)

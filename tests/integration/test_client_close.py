@@ -1,4 +1,4 @@
-"""What belongs to a client ends with it, and says so; nothing that was appended is lost by that."""
+"""Closing a client closes everything that belongs to it; no appended record is lost by that."""
 
 import asyncio
 import queue
@@ -32,7 +32,7 @@ def server():
 
 
 def heard_by(wait):
-    """What a thread gets that waits for something."""
+    """Return the result of a thread that waits."""
     heard = queue.Queue()
 
     def run():

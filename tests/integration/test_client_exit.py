@@ -1,4 +1,4 @@
-"""How programs that use the client end: Ctrl-C while waiting, and a producer nobody closed."""
+"""The end of programs that use the client: Ctrl-C while waiting, and an unclosed producer."""
 
 import gc
 import os
@@ -81,7 +81,7 @@ def test_a_producer_nobody_closed_is_flushed_at_exit(strandline_url):
 
 
 def test_a_program_ends_even_when_the_broker_does_not_answer():
-    """What cannot be delivered is given up after its timeout, and said so."""
+    """Records that cannot be delivered fail after their timeout, and this is reported."""
     code = (
         "import sys, strandline\n"
         "client = strandline.connect(sys.argv[1])\n"
@@ -110,7 +110,7 @@ def senders():
 
 
 def test_a_forgotten_producer_lets_its_threads_go(strandline_url):
-    """What it holds is delivered first."""
+    """Buffered records are delivered first."""
     with strandline.connect(strandline_url) as client:
         client.create_stream("s")
         before = set(threading.enumerate())

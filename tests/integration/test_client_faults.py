@@ -39,7 +39,7 @@ def process():
 
 
 def test_a_producer_outlives_a_killed_broker(process):
-    """What was not acked is sent again; with ids it is stored once, in order."""
+    """Unacknowledged records are sent again; with ids they are stored once, in order."""
     client = strandline.connect(process.flight)
     client.create_stream("s")
     acks = []
@@ -170,7 +170,7 @@ def test_what_was_sent_is_not_refused_by_a_broker_that_knows_nothing_of_it(proce
 
 
 def threads(process):
-    """How many threads a process has."""
+    """Return the number of threads of a process."""
     return len(list(Path(f"/proc/{process}/task").iterdir()))
 
 

@@ -132,7 +132,7 @@ def consume(client):
     "path", [append, append_with_id, append_batch, produce, transact, commit_staged, consume]
 )
 def test_clients_wait_for_a_leader_that_loads(client, loads, numbers, path):
-    """Nobody sees ``still_loading``; the order holds, and no epoch of a producer is used up."""
+    """No client sees ``still_loading``; the order holds, and no producer epoch is used up."""
     expected = path(client)
     assert values(client) == expected
     assert loads["count"]
@@ -157,7 +157,7 @@ def refusals(loads, monkeypatch):
 
 
 def test_records_with_ids_keep_their_order(client, refusals):
-    """What was sent behind a refused record is not stored before it, although it has no number."""
+    """Records after a refused one are not stored before it, although it has no number."""
     expected = [b"%d" % number for number in range(60)]
     with client.producer("s", linger_ms=0, batch_bytes=1) as producer:
         for number, value in enumerate(expected):

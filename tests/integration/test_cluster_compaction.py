@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(150 + ROUNDS * 40)]
 
 @pytest.fixture
 def environment_of():
-    """What is to be done in the background is done soon."""
+    """Shorten the intervals of background work."""
     return lambda _: SOON
 
 

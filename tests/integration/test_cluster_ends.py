@@ -50,7 +50,7 @@ def first_end(address, ask, is_over):
 
 
 def in_sync(client):
-    """Who leads, once every copy is in sync."""
+    """Return the leader, once every replica is in sync."""
     [part] = client.stream_info("s").partitions
     assert len(part.in_sync) == 3
     return part.leader

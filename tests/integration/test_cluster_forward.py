@@ -79,7 +79,7 @@ async def test_keys_headers_and_checks_reach_the_leader(cluster):
 
 
 async def test_core_publishes_are_forwarded_in_their_order(cluster, kit):
-    """Nobody waits for an ack of these."""
+    """These publishes have no ack."""
     leader = kit.persist(lambda: leader_of(cluster))
     other = next(number for number in IDS if number != leader)
     async with publisher(cluster[other].ingest_url) as client:

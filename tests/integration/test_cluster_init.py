@@ -21,7 +21,7 @@ OWN_NETWORK = [word for n in IDS for word in ("--peer-host", f"{n}=127.0.{n}.1")
 
 
 def run(*arguments):
-    """What a command prints for programs."""
+    """Return a command's output for programs."""
     done = subprocess.run(
         [*STRANDLINE, *arguments, "--output", "json"],
         capture_output=True,
@@ -52,7 +52,7 @@ WITH_IPV6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6"
     ]
 )
 def founded(tmp_path, request):
-    """What the command says of three brokers on this machine."""
+    """Return the command's output for three brokers on this machine."""
     host, more = request.param
     brokers = [word for n in IDS for word in ("--broker", f"{n}={host}")]
     racks = [word for n in IDS for word in ("--rack", f"{n}=rack-{n}")]

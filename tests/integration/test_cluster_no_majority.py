@@ -73,7 +73,7 @@ def test_a_broker_alone_says_unavailable_reads_its_own_copy_and_goes_on(alone, k
 
 
 def why_not_ready(server):
-    """What its health says."""
+    """Return the broker's health."""
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"{server.http_url}/health/ready", timeout=10)
     return caught.value.read().decode()

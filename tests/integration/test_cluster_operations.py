@@ -252,7 +252,7 @@ def test_a_broker_joins_and_another_is_drained_and_removed(brokers):
 
 
 def assert_progress(told):
-    """What is left was told, less and less of it, down to nothing; then that it is done."""
+    """The remaining work was reported, decreasing to nothing; then the end."""
     *progress, done = told
     assert done["event"] == "done"
     assert {line["event"] for line in progress} == {"progress"}

@@ -1,4 +1,4 @@
-"""What operators are shown: of a cluster without a majority, of a leaderless partition, by dev."""
+"""The operator's view of a cluster without a majority and of a leaderless partition."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_status_without_a_majority_says_how_old_it_is_and_what_is_unknown(cluste
 
 
 def test_stream_info_shows_the_partitions_that_are_led(cluster, kit):
-    """One that nobody leads is named, within seconds, and hides nothing of the others."""
+    """A leaderless partition is named within seconds, and hides none of the others."""
     with strandline.connect(cluster[1].flight) as client:
         kit.persist(lambda: are_in_service(client))
         client.create_stream("orders", subject="orders", partitions=3, replicas=1)

@@ -1,4 +1,4 @@
-"""What a cluster promises its clients and operators, shown on three real brokers, one at a time.
+"""The promises of a cluster to clients and operators, shown on three real brokers.
 
 One cluster for all of it, each test with a stream of its own; who was killed is brought back.
 """
@@ -67,7 +67,7 @@ class Cluster:
         return next(server for server in self.servers.values() if server.flight == address)
 
     def leader(self, name):
-        """Who leads partition 0."""
+        """Return the leader of partition 0."""
         return self.at(self.persist(lambda: self._leader_address(name)))
 
     def _leader_address(self, name):
@@ -392,7 +392,7 @@ def test_a_second_broker_of_a_number_is_kept_out(brokers, tmp_path):
 
 
 def part_of(server, name):
-    """What a broker knows of partition 0: leader, epoch, copies in sync."""
+    """Return a broker's view of partition 0: leader, epoch, in-sync replicas."""
     with closing(BrokerConnection(server.flight, timeout_s=5)) as connection:
         [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
     return next(part for part in found.partitions if part.stream == name)

@@ -89,7 +89,7 @@ def until_status(filter_, port):
 
 
 def delivered(site):
-    """How many records a broker has delivered to readers."""
+    """Return the number of records a broker has delivered to readers."""
     return figure(SimpleNamespace(http_url=site), "strandline_read_records_total")
 
 

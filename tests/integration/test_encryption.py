@@ -58,7 +58,7 @@ async def publish(url, subject, count):
 
 
 def column(server, name):
-    """What a client reads of the stream."""
+    """Return the records of the stream that a client reads."""
     with strandline.connect(server.flight) as client:
         end = client.stream_info("s").partitions[0].high_watermark
         batches = client.read("s", stop=end, columns=[name])

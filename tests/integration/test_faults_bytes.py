@@ -105,7 +105,7 @@ def still_serves(server):
 
 
 def memory_bytes(pid):
-    """What the process has in memory."""
+    """Return the memory of the process."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 

@@ -22,7 +22,7 @@ JOURNAL = {"file_bytes": 1 << 20}
 
 
 def value(number):
-    """What record ``number`` holds."""
+    """Return the value of record ``number``."""
     return b"record %04d " % number + bytes([number % 251]) * 20_000
 
 
@@ -148,7 +148,7 @@ def test_a_flipped_bit_in_a_sealed_segment_costs_its_batch(stopped, serve, regio
 
 @pytest.mark.parametrize("kept", [None, 0, 10_000], ids=["removed", "emptied", "cut"])
 def test_offsets_of_a_lost_end_are_not_given_to_other_records(stopped, serve, kept, caplog):
-    """Whoever has read those records knows them by their offsets."""
+    """Readers know those records by their offsets."""
     file = segments(stopped)[-1]
     lost = sorted(places(file))
     if kept is None:

@@ -1,4 +1,4 @@
-"""Nobody but the broker's user reads its files, and its children know no secret."""
+"""Only the broker's user can read its files, and its children know no secret."""
 
 import os
 import stat

@@ -69,7 +69,7 @@ async def test_every_line_of_a_broker_is_an_event(server, kit):
     assert recovered["message"].startswith("recovered 0 records")
     assert {event["logger"] for event in told("Handshake failed")} == {"stderr"}
     assert {event["level"] for event in told("nats-server was restarted")} == {"warning"}
-    assert told("stopping: SIGTERM came")
+    assert told("stopping after signal SIGTERM")
     assert events(server.errors)[-1]["message"] == "stopped"
 
 

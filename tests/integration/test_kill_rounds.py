@@ -20,7 +20,7 @@ VICTIMS = ("broker", "nats", "both", "sync")
 
 
 def victims(choice):
-    """Whom to kill: each in its turn, in a new order each time."""
+    """Return the brokers to kill: each in turn, in a new order each time."""
     while True:
         yield from choice.sample(VICTIMS, len(VICTIMS))
 

@@ -79,7 +79,7 @@ def until(condition):
 
 
 def code_of(call):
-    """What a call ends with; None: well."""
+    """Return the status that a call ends with; None for success."""
     try:
         call()
     except grpc.RpcError as error:
@@ -417,7 +417,7 @@ def test_without_a_majority_nothing_is_decided(cluster, stream):
 
 
 def events(api):
-    """What a copy of the activity stream holds now."""
+    """Return the current content of a replica of the activity stream."""
     request = pb.SubscribeRequest(
         stream="__activity",
         startPosition=pb.EARLIEST,

@@ -232,7 +232,7 @@ async def test_a_token_that_is_revoked_ends_its_connections(admin, connect):
 
 async def test_an_answer_that_comes_too_late_takes_no_place(server, admin, connect, monkeypatch):
     """The broker stood still while a client waited: it is not in, and its place is free again."""
-    monkeypatch.setattr(door, "ARRIVAL_MS", 3000.0)
+    monkeypatch.setattr(door, "CONNECT_MS", 3000.0)
     admin.access.grant("slow", "publish", "subject", "orders.slow")
     token = await asyncio.to_thread(admin.access.create_token, "slow")
     await asyncio.to_thread(partial(admin.quotas.set, "slow", connections=1))
@@ -262,7 +262,7 @@ async def test_an_answer_that_comes_too_late_takes_no_place(server, admin, conne
         while (client := await come()) is None:  # noqa: ASYNC110  the other end changes it
             await asyncio.sleep(0.1)
     # Who did come in is not taken for one of those.
-    await asyncio.sleep(2 * door.ARRIVAL_MS / 1e3)
+    await asyncio.sleep(2 * door.CONNECT_MS / 1e3)
     assert client.is_connected
 
 

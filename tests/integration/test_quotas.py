@@ -105,7 +105,7 @@ def test_publishing_through_flight_is_held_up(admin, shop):
 
 
 def test_reading_through_flight_is_held_up(admin, shop):
-    """What is read is delivered no faster than the quota allows, and delivered whole."""
+    """Records are delivered no faster than the quota allows, and completely."""
     first = admin.offsets("orders")[0]
     publish(shop, 3 * RATE)
     admin.quotas.set("shop", read_bytes_per_s=RATE)
@@ -169,7 +169,7 @@ def test_connections_are_counted(admin, shop):
 
 
 def test_a_producer_waits_for_its_turn(server, admin, shop):
-    """What is refused for a quota is sent again by itself, and stored once there is room."""
+    """Publishes refused for a quota are sent again automatically, and stored once."""
     publish(shop, len(VALUE))
     admin.quotas.set("shop", connections=1)
     before = server.refusals()["shop"]

@@ -59,9 +59,9 @@ def make_connection():
     )
     routes = RouteTable([each for stream in streams for each in stream_bindings_of(stream)])
     config = BrokerConfig(limits=LimitsConfig(record_bytes=1000, pending_bytes=10_000))
-    intake = MessageIngest(broker.clock, routes, broker.admission)
+    ingest = MessageIngest(broker.clock, routes, broker.admission)
     listener = IngestListener(
-        broker, config, routes=routes, intake=intake, gate=Backpressure(10_000)
+        broker, config, routes=routes, ingest=ingest, backpressure=Backpressure(10_000)
     )
     return PublisherConnection(listener)
 

@@ -1,4 +1,4 @@
 """The Arrow Flight protocol between client and broker: tickets, actions, puts and errors.
 
-Both ends import it; it knows neither of them.
+Client and broker both import this package; it imports neither.
 """

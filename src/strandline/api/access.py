@@ -1,4 +1,4 @@
-"""The admin API's actions of access control: their names, bodies and results.
+"""Access control actions of the admin API: their names, bodies and results.
 
 | action | body | results |
 |---|---|---|
@@ -9,7 +9,7 @@
 | add_token | AddToken | none |
 | revoke_token | WhichToken | none |
 
-Rules: as in ``admin``. The caller generates a token; only its hash is sent.
+Rules: see ``admin``. The caller generates a token and sends only its hash.
 """
 
 from typing import Annotated, Final
@@ -40,13 +40,13 @@ _TokenId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{8}$")]
 
 
 class Rules(WireMessage, frozen=True, kw_only=True):
-    """Some rules."""
+    """Access rules to grant or revoke."""
 
     rules: Annotated[tuple[Rule, ...], msgspec.Meta(min_length=1, max_length=RULES_MAX)]
 
 
 class AddTokenRequest(WireMessage, frozen=True, kw_only=True):
-    """A token by its hash."""
+    """A new token, represented by its hash."""
 
     id: _TokenId
     principal: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -57,13 +57,13 @@ class AddTokenRequest(WireMessage, frozen=True, kw_only=True):
 
 
 class WhichToken(WireMessage, frozen=True, kw_only=True):
-    """A token by its id."""
+    """A reference to a token."""
 
     id: _TokenId
 
 
 class TokenInfo(WireAnswer, frozen=True, kw_only=True):
-    """A token in a list, without its text."""
+    """A token as it is listed, without its text."""
 
     id: str
     principal: str

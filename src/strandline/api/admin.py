@@ -12,12 +12,12 @@
 | server_info | empty | ServerInfo |
 | new_producer | empty | ProducerInfo |
 
-Those that operate a cluster are in ``cluster``, those of transactions in ``transactions``,
-those of encrypted streams in ``encryption``, that of readers on the same machine in ``local``,
-those of consumer groups in ``groups``, those of access control in ``access``, those of quotas in
-``quotas``.
+Other modules declare the actions of one area each: ``cluster`` (operating a cluster),
+``transactions``, ``encryption`` (encrypted streams), ``local`` (readers on the same machine),
+``groups`` (consumer groups), ``access`` (access control) and ``quotas``.
 
-Rules: bodies and results are JSON; requests refuse unknown fields, answers may grow.
+Rules: bodies and results are JSON. Unknown fields are refused in a request and ignored in an
+answer.
 """
 
 from typing import Annotated

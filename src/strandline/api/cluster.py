@@ -1,4 +1,4 @@
-"""The admin API's actions that operate a cluster: their names, bodies and results.
+"""Cluster operation actions of the admin API: their names, bodies and results.
 
 | action | body | results |
 |---|---|---|
@@ -7,13 +7,13 @@
 | drain_broker | DrainBroker | none |
 | remove_broker | WhichBroker | none |
 | replace_disk | WhichBroker | none |
-| reassign | Reassign | Begun |
-| rebalance | empty | Begun |
+| reassign | Reassign | MovesStarted |
+| rebalance | empty | MovesStarted |
 | elect_leader | ElectLeaderRequest | none |
 | add_partitions | AddPartitionsRequest | StreamInfo |
 
-Rules: as in ``admin``. An action is answered once it is committed to the metadata; the progress of
-what follows, such as copying replicas, is in the cluster's status.
+Rules: see ``admin``. An action is answered once it is committed to the metadata. The progress of
+the work that it starts, such as copying replicas, is in the cluster's status.
 """
 
 from typing import Annotated
@@ -64,7 +64,7 @@ class AdmitBrokerRequest(WireMessage, frozen=True, kw_only=True):
 
 
 class DrainBroker(WireMessage, frozen=True, kw_only=True):
-    """Start moving all replicas off a broker, or stop (``is_on`` false)."""
+    """A request to start draining a broker, or to stop (``is_on`` false)."""
 
     broker: BrokerNumber
     is_on: bool = True
@@ -74,10 +74,10 @@ class Reassign(WireMessage, frozen=True, kw_only=True):
     """A request to move partitions of a stream.
 
     Attributes:
-        stream: its name.
-        partition: its number; None: all.
-        to: brokers, preferred leader first (several partitions get different ones); empty: placed
-            like new streams, with few moves.
+        stream: the stream's name.
+        partition: the partition's number; None: all partitions.
+        to: broker ids, preferred leader first (rotated if there are several partitions); empty:
+            choose brokers as for a new stream, with few moves.
     """
 
     stream: Name
@@ -86,7 +86,7 @@ class Reassign(WireMessage, frozen=True, kw_only=True):
 
 
 class ElectLeaderRequest(WireMessage, frozen=True, kw_only=True):
-    """A new leader of a partition; ``is_unclean``: even if committed records are lost."""
+    """A request to elect a leader; ``is_unclean`` accepts the loss of committed records."""
 
     stream: Name
     partition: PartitionNumber = 0
@@ -95,20 +95,20 @@ class ElectLeaderRequest(WireMessage, frozen=True, kw_only=True):
 
 
 class AddPartitionsRequest(WireMessage, frozen=True, kw_only=True):
-    """A number of partitions to add to a stream."""
+    """A request to add a number of partitions to a stream."""
 
     name: Name
     count: Annotated[int, msgspec.Meta(ge=1, le=PARTITIONS_MAX)]
 
 
-class Begun(WireAnswer, frozen=True, kw_only=True):
-    """The number of partitions that have begun to move."""
+class MovesStarted(WireAnswer, frozen=True, kw_only=True):
+    """The number of partitions that started to move."""
 
     moves: int
 
 
 class BrokerInfo(WireAnswer, frozen=True, kw_only=True):
-    """One broker of a cluster."""
+    """A broker of a cluster."""
 
     id: int
     state: str
@@ -144,7 +144,7 @@ class CopiesInfo(WireAnswer, frozen=True, kw_only=True):
 
 
 class ClusterStatus(WireAnswer, frozen=True, kw_only=True):
-    """A cluster as the broker asked knows it."""
+    """A cluster as the answering broker knows it."""
 
     cluster: str
     broker: int

@@ -1,11 +1,11 @@
-"""The part of the admin API about encrypted streams.
+"""The admin API of encrypted streams.
 
 | action | body | results |
 |---|---|---|
 | list_keys | empty | KeyInfo, one per data key |
 | rotate_keys | RotateKeys | KeyInfo, one per data key of the stream |
 
-Rules: as ``admin``. No key crosses the wire, not even wrapped.
+Rules: see ``admin``. No key is ever sent, not even a wrapped one.
 """
 
 from strandline.api.wire import Name, WireAnswer, WireMessage
@@ -21,7 +21,7 @@ ACTIONS: dict[str, str] = {
 
 
 class RotateKeys(WireMessage, frozen=True, kw_only=True):
-    """Wrap data keys anew, perhaps with one more for what is published from now on."""
+    """A request to wrap data keys again, and optionally to add one for new records."""
 
     stream: Name
     has_new_key: bool = False

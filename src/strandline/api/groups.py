@@ -10,10 +10,10 @@
 | list_groups | empty | GroupSummary, one per group |
 | delete_group | GroupRef | none |
 
-They are for the broker that leads ``GROUPS_STREAM``; others answer ``not_leader``, and any makes it
-if there is none. Each may be repeated when its answer was lost.
+The leader of ``GROUPS_STREAM`` serves these actions; other brokers answer ``not_leader``. Any
+broker creates the stream if it does not exist. Each action may be retried when its answer was lost.
 
-Rules: as ``admin``.
+Rules: see ``admin``.
 """
 
 from typing import Annotated
@@ -89,7 +89,7 @@ class GroupHeartbeat(WireMessage, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Assignment(WireAnswer, frozen=True, kw_only=True):
-    """The partitions a member may consume; it gives up any others that it holds."""
+    """The partitions a member may consume; it must release all others."""
 
     epoch: int
     partitions: dict[str, tuple[int, ...]]
@@ -110,7 +110,7 @@ class LeaveGroupRequest(WireMessage, frozen=True, kw_only=True):
 
 
 class TransactionRef(WireMessage, frozen=True, array_like=True):
-    """A transaction, as its producer."""
+    """A transaction, identified by its producer."""
 
     producer_id: Count
     epoch: Count
@@ -141,7 +141,7 @@ class GroupRef(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class GroupSummary(WireAnswer, frozen=True, kw_only=True):
-    """A group in a list."""
+    """A group as it is listed."""
 
     group: str
     members: int

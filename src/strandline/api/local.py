@@ -1,11 +1,11 @@
-"""Files and positions of a read's records, for a reader on the broker's own machine.
+"""Files and file positions of a read's records, for a reader on the broker's own machine.
 
 | action | body | results |
 |---|---|---|
 | local_files | ReadRequest | LocalFiles |
 
-Rules: what is listed is committed, never changes and is readable by whoever may read the files.
-Nothing is listed that only the broker can judge, such as encrypted records.
+Rules: the listed bytes are committed and never change; any process with permission to read the
+files can use them. Records that only the broker can serve, such as encrypted ones, are not listed.
 """
 
 from typing import Final
@@ -20,7 +20,7 @@ ACTIONS: Final[dict[str, str]] = {
 
 
 class LocalFile(WireAnswer, frozen=True):
-    """Whole batches in a row."""
+    """A run of whole batches in one segment file."""
 
     path: str
     inode: int
@@ -32,7 +32,7 @@ class LocalFile(WireAnswer, frozen=True):
 
 
 class AbortedRange(WireAnswer, frozen=True):
-    """A transaction of a partition that was aborted; offsets are half-open."""
+    """The offsets of an aborted transaction in a partition, half-open."""
 
     producer_id: int
     start: int
@@ -40,7 +40,7 @@ class AbortedRange(WireAnswer, frozen=True):
 
 
 class LocalPart(WireAnswer, frozen=True):
-    """A partition's part of the read, half-open."""
+    """The part of a read that belongs to one partition, half-open."""
 
     partition: int
     start: int
@@ -59,7 +59,7 @@ class LocalPart(WireAnswer, frozen=True):
 
 
 class LocalFiles(WireAnswer, frozen=True):
-    """The read, resolved: its partitions in the order in which they are read."""
+    """A resolved read: its partitions in reading order."""
 
     proof_file: str
     """A file that only this machine has,"""

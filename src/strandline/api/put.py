@@ -1,8 +1,9 @@
 """DoPut: appending record batches, pipelined, with acks as metadata.
 
 The descriptor's command is a ``PutRequest``. Each record batch may carry a ``BatchTag`` as
-metadata; for each the broker writes one ``PutAck`` once the batch is as safe as was asked, or was
-refused, in any order. A batch without a tag has the number of its place in the call, from 0.
+metadata; the broker writes one ``PutAck`` for each batch, in any order, once the batch has reached
+the requested durability or was refused. A batch without a tag is numbered by its position in the
+call, from 0.
 
 Columns: ``value`` (binary) is required; ``key`` (binary), ``subject`` (string), ``headers``
 (map<string, binary>) and ``message_id`` (string) are optional.
@@ -59,11 +60,11 @@ class PutRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     acks: Acks | None = None
     """Less than the stream's promise, to be told sooner; more is refused."""
     transactional: bool = False
-    """The batches belong to the transaction of their producer, which was let into the partition."""
+    """The batches belong to their producer's transaction, to which the partition was added."""
 
 
 class ProducerTag(WireMessage, frozen=True, array_like=True):
-    """The numbers an idempotent producer gave to a batch; as ``types.ProducerStamp``."""
+    """An idempotent producer's numbers for a batch; see ``types.ProducerStamp``."""
 
     producer_id: Count
     epoch: Annotated[int, msgspec.Meta(ge=0, le=PRODUCER_EPOCH_MAX)]
@@ -71,22 +72,22 @@ class ProducerTag(WireMessage, frozen=True, array_like=True):
 
 
 class BatchTag(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
-    """Metadata of one record batch."""
+    """The metadata of one record batch."""
 
     sequence: Count
-    """Comes back with the ack."""
+    """Returned with the ack."""
     partition: PartitionNumber | None = None
     after: Count | None = None
     """The batch before it in its partition, not answered yet: while that one is refused and may be
     sent again in this call, this one is refused too, so that they keep their order."""
     producer: ProducerTag | None = None
-    """Makes the batch stored once, however often it is sent; it names a partition then."""
+    """Deduplicates retries of the batch; requires a partition."""
     expected_offset: Count | None = None
     """Stored only if this is the next offset; a batch of one record that names a partition."""
 
 
 class AckedRange(NamedTuple):
-    """The offsets that rows got: ``records`` of them from ``offset`` on."""
+    """The offsets assigned to rows: ``records`` of them, starting at ``offset``."""
 
     partition: int
     offset: int
@@ -109,7 +110,7 @@ class PutAck(WireAnswer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def normalise(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch with exactly the columns it has of ``PUT_TYPES``, in their types and order.
+    """Return a batch with its columns in the types and order of ``PUT_TYPES``.
 
     Raises:
         InvalidRecordError: no value column, an unknown column, or a type that does not convert.
@@ -133,14 +134,14 @@ def normalise(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def put_schema(names: list[str]) -> pa.Schema:
-    """The schema of a put with these columns, in the order of ``PUT_TYPES``."""
+    """Return the schema of a put with these columns, in the order of ``PUT_TYPES``."""
     return pa.schema([(name, kind) for name, kind in PUT_TYPES.items() if name in names])
 
 
 def convert(column: pa.Array, name: str) -> pa.Array:
-    """A column in the type a put gives it.
+    """Convert a column to the type that a put uses.
 
-    A column without any value converts, whatever its type: pandas has no other type for it.
+    A column of nulls converts whatever its type, because pandas cannot type it otherwise.
 
     Raises:
         InvalidRecordError: the type does not convert, or a header has no value.
@@ -169,7 +170,7 @@ def _converted(column: pa.Array, name: str) -> pa.Array:
             raise refusal
         plain = pa.string() if wanted == SUBJECT_TYPE else wanted
         if pa.types.is_dictionary(column.type):
-            # Arrow cannot look up views in a dictionary, which Polars has; plain values it can.
+            # Arrow cannot look up views, which Polars sends, in a dictionary: use plain values.
             values = column.dictionary.cast(plain)
             column = pa.DictionaryArray.from_arrays(column.indices, values)
         column = column.cast(plain)
@@ -179,10 +180,10 @@ def _converted(column: pa.Array, name: str) -> pa.Array:
 
 
 def _as_map(column: pa.Array, refusal: InvalidRecordError) -> pa.Array:
-    """Headers as a map, also from a list of structs.
+    """Return headers as a map; a list of structs is accepted too.
 
     Raises:
-        InvalidRecordError: ``refusal``, if they are neither; an entry is null.
+        InvalidRecordError: ``refusal``, if the column is neither; or an entry is null.
     """
     if pa.types.is_map(column.type):
         return column
@@ -205,7 +206,7 @@ def _as_map(column: pa.Array, refusal: InvalidRecordError) -> pa.Array:
 
 
 def _refuse_null_values(headers: pa.Array) -> None:
-    """Refuse headers without a value, which neither NATS nor a batch can tell from an empty one.
+    """Refuse headers without a value.
 
     Raises:
         InvalidRecordError: naming the header.
@@ -221,7 +222,7 @@ def _refuse_null_values(headers: pa.Array) -> None:
 
 
 def _is_bytes_or_text(kind: pa.DataType) -> bool:
-    """Whether values of a type mean the same as bytes or text."""
+    """Return whether a type's values are bytes or text."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     checks: tuple[Callable[[pa.DataType], bool], ...] = (

@@ -1,4 +1,4 @@
-"""Quotas over the wire: names of the actions, their bodies and answers.
+"""Quota actions of the admin API: their names, bodies and answers.
 
 | action | body | results |
 |---|---|---|
@@ -6,7 +6,7 @@
 | set_quota | SetQuota | none |
 | remove_quota | WhoseQuota | none |
 
-Rules: as ``admin``.
+Rules: see ``admin``.
 """
 
 from typing import Annotated, Final
@@ -42,7 +42,7 @@ class SetQuotaRequest(WireMessage, frozen=True, kw_only=True):
 
     @property
     def quota(self) -> Quota:
-        """The limits alone."""
+        """Return the limits without the principal."""
         return Quota(
             publish_bytes_per_s=self.publish_bytes_per_s,
             read_bytes_per_s=self.read_bytes_per_s,
@@ -52,13 +52,13 @@ class SetQuotaRequest(WireMessage, frozen=True, kw_only=True):
 
 
 class WhoseQuota(WireMessage, frozen=True, kw_only=True):
-    """A principal."""
+    """A reference to a principal."""
 
     principal: _Principal
 
 
 class QuotaInfo(WireAnswer, frozen=True, kw_only=True):
-    """A quota as it is listed; 0: no limit."""
+    """A quota as it is listed; 0 means no limit."""
 
     principal: str
     publish_bytes_per_s: int = 0

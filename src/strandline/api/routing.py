@@ -1,4 +1,4 @@
-"""Which partition a record that is put without one goes to.
+"""Partitioning of records that are put without a partition number.
 
 | rule of the stream | by |
 |---|---|
@@ -6,8 +6,8 @@
 | subject | subject; else key; else message id |
 | key | key; else subject; else message id |
 
-A record that has none of these goes to the partition whose turn it is. Hashes are CRC-32 modulo
-partitions, as for publishes through NATS, so both ways in agree. Pure.
+A record that has none of these goes to the next partition in rotation. The hash is CRC-32 modulo
+the number of partitions, as for publishes through NATS, so both agree. Pure.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ WILDCARD_TOKENS = ("*", ">")
 
 
 def default_subject(pattern: str) -> str:
-    """The subject of records appended without one: the stream's, wildcards replaced by ``_``."""
+    """Return the stream's subject with ``_`` for wildcards, for records without a subject."""
     tokens = pattern.split(".")
     return ".".join("_" if token in WILDCARD_TOKENS else token for token in tokens)
 
@@ -42,7 +42,7 @@ class Router:
     def of_record(
         self, key: bytes | None, subject: str | None, message_id: str | None
     ) -> int | None:
-        """The partition of one record; None: any will do.
+        """Return the partition of one record; None if any will do.
 
         Args:
             key: its key, if it has one.
@@ -72,7 +72,8 @@ class Router:
         """Split a normalised batch by partition, keeping the order of rows.
 
         Returns:
-            per partition its number, its rows, and their places in ``batch`` (None: all of them).
+            for each partition its number, its rows, and their row indexes in ``batch`` (None: all
+                rows).
         """
         if self.partitions == 1:
             return [(0, batch, None)]
@@ -91,7 +92,7 @@ class Router:
         return pieces
 
     def _numbers(self, batch: pa.RecordBatch, spread: int) -> pa.Array:
-        """The partition of each row, as ``of_record`` gives it."""
+        """Return the partition of each row; see ``of_record``."""
         columns = {name: batch.column(name) for name in batch.schema.names}
         subject, key, message_id = (columns.get(n) for n in ("subject", "key", "message_id"))
         by_hash = [self._map(key, self._hash), self._map(message_id, self._hash)]
@@ -123,7 +124,7 @@ class Router:
         return self._suffix(subject.decode())
 
     def _suffix(self, subject: str) -> int | None:
-        """N of ``<stream subject>.N``, if it is a partition and written without leading zeros."""
+        """Return N of ``<stream subject>.N``; None unless it is a partition, without leading 0."""
         if not subject.startswith(self._prefix):
             return None
         digits = subject[len(self._prefix) :]
@@ -134,7 +135,7 @@ class Router:
 
 
 def _id_bytes(message_id: str) -> bytes:
-    """Return a message id as the header has it; see ``record.columns.as_id``."""
+    """Return a message id's bytes as in the header; see ``record.columns.as_id``."""
     return message_id.encode(errors="surrogateescape")
 
 

@@ -1,11 +1,11 @@
-"""Errors across the wire: a ``StrandlineError`` as a Flight error, and back, losing nothing.
+"""Conversion of errors to Flight errors and back, without loss.
 
 A Flight error carries a short message for foreign clients and, in ``extra_info``, the JSON of
 ``ErrorBody``: the stable code, the whole message and the fields of the error's class. Acks of
 DoPut carry the same body per batch.
 
 Rules: gRPC carries both in metadata whose size is limited (8 KiB, soft), so texts are cut to fit.
-A code this client does not know becomes its nearest known parent: the retriable kind or not.
+An unknown code becomes the nearest known parent class, which says whether to retry.
 """
 
 import msgspec
@@ -45,7 +45,7 @@ class ErrorBody(WireAnswer, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def to_body(error: StrandlineError) -> ErrorBody:
-    """The wire form of an error."""
+    """Return the wire form of an error."""
     details: dict[str, str | int] = {}
     for name in DETAIL_FIELDS:
         value = getattr(error, name, None)
@@ -62,10 +62,10 @@ def to_body(error: StrandlineError) -> ErrorBody:
 
 
 def from_body(body: ErrorBody) -> StrandlineError:
-    """The error of a wire form; one of a newer broker becomes its nearest known parent."""
+    """Return the error of a wire form; an unknown code becomes its nearest known parent."""
     fallback = UnavailableError if body.retriable else StrandlineError
     cls = _CLASSES.get(body.code, fallback)
-    # The message is already complete: a class that builds its own must not build it twice.
+    # The message is complete: bypass a constructor that would build it again.
     error = cls.__new__(cls)
     Exception.__init__(error, body.message)
     if isinstance(error, CorruptBatchError):
@@ -77,7 +77,7 @@ def from_body(body: ErrorBody) -> StrandlineError:
 
 
 def to_flight(error: StrandlineError) -> fl.FlightError:
-    """The Flight error that carries ``error`` to a client."""
+    """Return the Flight error that carries ``error`` to a client."""
     extra = encode(to_body(error))
     text = _shorten(error.message, SHORT_CHARACTERS_MAX)
     if isinstance(error, RequestTimeoutError):
@@ -92,11 +92,11 @@ def to_flight(error: StrandlineError) -> fl.FlightError:
 
 
 def from_flight(error: BaseException, *, address: str) -> StrandlineError:
-    """The error that a failed Flight call means.
+    """Return the error that a failed Flight call stands for.
 
     Args:
-        error: what pyarrow raised.
-        address: whom the call was for, for the message.
+        error: the exception that pyarrow raised.
+        address: the broker that was called, for the message.
     """
     if isinstance(error, StrandlineError):
         return error
@@ -105,12 +105,12 @@ def from_flight(error: BaseException, *, address: str) -> StrandlineError:
         try:
             return from_body(decode(bytes(extra), ErrorBody, what="error"))
         except InvalidRequestError:
-            pass  # not ours: judged below by its kind
+            pass  # not one of ours: classified below
     return _foreign(error, address)
 
 
 def _foreign(error: BaseException, address: str) -> StrandlineError:
-    """An error that no Strandline broker wrote: the network's, gRPC's or pyarrow's own."""
+    """Return the error for one that no Strandline broker wrote (network, gRPC or pyarrow)."""
     text = _first_sentence(error)
     if isinstance(error, fl.FlightTimedOutError):
         return RequestTimeoutError(
@@ -131,14 +131,14 @@ def _foreign(error: BaseException, address: str) -> StrandlineError:
 
 
 def _first_sentence(error: BaseException) -> str:
-    """The telling part of what pyarrow says, without gRPC's debug context."""
+    """Return the informative part of pyarrow's message, without gRPC's debug context."""
     text = str(error).split(". gRPC client debug context", 1)[0].split(". Detail:", 1)[0]
     text = text.removeprefix("Flight returned unavailable error, with message: ")
     return _shorten(text.splitlines()[0] if text else type(error).__name__, DETAIL_CHARACTERS_MAX)
 
 
 def _shorten(text: str, limit: int) -> str:
-    """``text`` cut to ``limit`` characters, fewer where they take more bytes."""
+    """Return ``text`` cut to ``limit`` characters and twice as many UTF-8 bytes."""
     text = text.encode("utf-8", "replace").decode()
     while len(text) > limit or len(text.encode()) > 2 * limit:
         text = text[: min(limit, len(text) * 3 // 4) - 1] + "…"

@@ -1,10 +1,10 @@
-"""The ticket of a read: which records, which columns, and how long to wait for them.
+"""The ticket of a read: its records, its columns, and how long to wait for them.
 
-A ticket is the JSON of ``ReadRequest``, as GetFlightInfo hands it out or as a client writes it.
-Decoding checks everything that can be checked without knowing the stream.
+A ticket is the JSON of ``ReadRequest``, written by GetFlightInfo or by a client. Decoding checks
+everything that can be checked without knowing the stream.
 
-Rules: every list and string has a cap; offsets are half-open; any bytes give a ``ReadRequest`` or
-an ``InvalidRequestError``. This module must not know Flight or the broker.
+Rules: every list and string has a cap; offsets are half-open; any bytes decode to a ``ReadRequest``
+or raise ``InvalidRequestError``. This module must not import Flight or the broker.
 """
 
 from typing import Annotated, Literal
@@ -53,7 +53,7 @@ class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     order: Literal["ascending", "descending"] = "ascending"
     """Descending: the same records of each partition, newest first."""
     follow: bool = False
-    """Go on with records as they are stored, until ``stop`` or until the reader goes away."""
+    """Continue with new records, until ``stop`` or until the reader disconnects."""
     columns: _Columns | None = None
     subject: Text | None = None
     """Only records whose subject matches; may contain wildcards."""
@@ -74,17 +74,17 @@ class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     )
     """About how large record batches should be."""
     skip_damaged: bool = False
-    """Go on after a damaged batch instead of failing there."""
+    """Continue after a corrupt batch instead of failing there."""
     of_copy: bool = False
     """Read what the broker has on its disk and knows to be committed, also while it does not reach
     the others, which may have more."""
 
 
 def decode_ticket(data: bytes) -> ReadRequest:
-    """The request in a ticket.
+    """Decode the request in a ticket.
 
     Raises:
-        InvalidRequestError: not a ticket, or one that asks for impossible things.
+        InvalidRequestError: the bytes are not a ticket, or the request is invalid.
     """
     request = decode(data, ReadRequest, what="ticket")
     check_request(request)
@@ -92,21 +92,21 @@ def decode_ticket(data: bytes) -> ReadRequest:
 
 
 def check_request(request: ReadRequest) -> None:
-    """Check what types cannot say.
+    """Check the constraints that types cannot express.
 
     Raises:
         InvalidRequestError: parts of the request contradict each other.
-        InvalidSubjectError: the subject is not one.
-        OffsetOutOfRangeError: a negative offset.
+        InvalidSubjectError: the subject is malformed.
+        OffsetOutOfRangeError: an offset is negative.
     """
     if request.subject is not None:
         validate_subject(request.subject, wildcards=True)
     if request.starts is not None and request.partition is not None:
         raise InvalidRequestError("give 'partition' with 'start', or 'starts', not both")
     if request.starts is not None and not request.starts:
-        raise InvalidRequestError("'starts' names no partition")
+        raise InvalidRequestError("'starts' is empty; name at least one partition")
     if request.follow and isinstance(request.stop, AtTimestamp):
-        raise InvalidRequestError("a read that follows stops at an offset, not at a time")
+        raise InvalidRequestError("a following read can stop at an offset, not at a time")
     if request.order == "descending" and (request.follow or request.wait_ms_max):
         raise InvalidRequestError(
             "a descending read begins at the end of what is stored: leave 'follow' and "
@@ -122,5 +122,5 @@ def check_request(request: ReadRequest) -> None:
 
 
 def counts_from_end(bound: Bound | None) -> bool:
-    """Whether a place is so many records before the end."""
+    """Return whether a bound counts records back from the end."""
     return isinstance(bound, int) and bound < 0

@@ -11,10 +11,10 @@
 | last_published | TransactionName | Publication, or none |
 | list_transactions | empty | TransactionInfo, one per id |
 
-They are for the broker that leads ``COORDINATOR_STREAM``; others answer ``not_leader``. Each may be
-repeated when its answer was lost.
+The leader of ``COORDINATOR_STREAM`` serves these actions; other brokers answer ``not_leader``. Each
+action may be retried when its answer was lost.
 
-Rules: as ``admin``.
+Rules: see ``admin``.
 """
 
 from typing import Annotated
@@ -44,7 +44,7 @@ ACTIONS: dict[str, str] = {
     LAST_PUBLISHED: "The last batch published; body: {transaction_id}.",
     LIST_TRANSACTIONS: "Every transactional id and its last transaction; no body.",
 }
-"""As ``admin.ACTIONS``."""
+"""See ``admin.ACTIONS``."""
 
 ID_BYTES_MAX = 400
 TIMEOUT_MS_MAX = 24 * 3600 * 1000
@@ -72,34 +72,34 @@ class PartitionRef(WireMessage, frozen=True, array_like=True):
 
 
 class StagedBatchRef(WireMessage, frozen=True, array_like=True):
-    """A numbered batch of many parts."""
+    """A batch number of a transactional id, to be published from several parts."""
 
     transaction_id: TransactionalId
     number: Count
 
 
 class BeginTransaction(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
-    """Begin a transaction."""
+    """A request to begin a transaction."""
 
     id: TransactionalId
     nonce: Annotated[str, msgspec.Meta(min_length=8, max_length=64)]
-    """Random, and the same when this is repeated."""
+    """A random value, the same in each retry."""
     timeout_ms: TimeoutMs
     after: ProducerRef | None = None
     """Of the caller's last transaction; without it the id is taken over."""
     batch: StagedBatchRef | None = None
-    """It is a part of this batch."""
+    """The batch that this is a part of."""
 
 
 class TransactionBegun(WireAnswer, frozen=True, kw_only=True):
-    """A transaction has begun."""
+    """The answer to the start of a transaction."""
 
     producer: ProducerRef | None
     """None: the batch is published already, there is nothing to stage."""
 
 
 class AddToTransaction(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
-    """Let records of a transaction into partitions, or positions of groups be part of it."""
+    """A request to add partitions, or committed offsets of groups, to a transaction."""
 
     id: TransactionalId
     producer: ProducerRef
@@ -109,14 +109,14 @@ class AddToTransaction(WireMessage, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class PrepareTransaction(WireMessage, frozen=True, kw_only=True):
-    """Everything is written; who decides comes from outside."""
+    """A request to prepare a transaction whose outcome another system decides."""
 
     id: TransactionalId
     producer: ProducerRef
 
 
 class EndTransaction(WireMessage, frozen=True, kw_only=True):
-    """Commit or abort."""
+    """A request to commit or abort a transaction."""
 
     id: TransactionalId
     producer: ProducerRef
@@ -124,7 +124,7 @@ class EndTransaction(WireMessage, frozen=True, kw_only=True):
 
 
 class EndPrepared(WireMessage, frozen=True, kw_only=True):
-    """Commit or abort what is prepared."""
+    """A request to commit or abort a prepared transaction."""
 
     id: TransactionalId
     staged: Annotated[str, msgspec.Meta(pattern=r"^\d{1,19}\.\d{1,5}$")]
@@ -132,7 +132,7 @@ class EndPrepared(WireMessage, frozen=True, kw_only=True):
 
 
 class CommitStaged(WireMessage, frozen=True, kw_only=True):
-    """Commit parts together, under a number that grows."""
+    """A request to commit staged parts together, under an increasing batch number."""
 
     transaction_id: TransactionalId
     batch: Count
@@ -141,19 +141,19 @@ class CommitStaged(WireMessage, frozen=True, kw_only=True):
 
 
 class TransactionName(WireMessage, frozen=True, kw_only=True):
-    """Under which id batches are published."""
+    """A reference to a transactional id."""
 
     transaction_id: TransactionalId
 
 
 class StagedPublication(WireAnswer, frozen=True, kw_only=True):
-    """A batch that is published."""
+    """A published batch."""
 
     transaction_id: str
     batch_id: int
     fingerprint: str
     is_repeat: bool = False
-    """It had been published before."""
+    """Whether it had been published before."""
 
 
 class TransactionInfo(WireAnswer, frozen=True, kw_only=True):
@@ -163,8 +163,8 @@ class TransactionInfo(WireAnswer, frozen=True, kw_only=True):
     status: str
     """``open``, ``prepared``, ``committing``, ``aborting``, ``committed`` or ``aborted``."""
     staged_id: str
-    """By which it is ended from outside once it is prepared."""
+    """The id by which another system ends it once it is prepared."""
     timeout_ms: int
     partitions: tuple[PartitionRef, ...]
     reason: str = ""
-    """Why it was aborted."""
+    """The reason of an abort."""

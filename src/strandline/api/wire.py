@@ -1,7 +1,7 @@
-"""JSON on the wire: how requests and answers are decoded, with every length capped.
+"""JSON encoding of requests and answers, with every length capped.
 
-Rules: bytes are capped before they are parsed, and whatever the bytes, the caller gets a value of
-the asked-for type or an ``InvalidRequestError``. Pure: no Flight, no sockets, no broker.
+Rules: the length is checked before parsing. Any bytes decode to a value of the requested type or
+raise ``InvalidRequestError``. Pure: no Flight, no sockets, no broker.
 """
 
 import threading
@@ -17,7 +17,7 @@ MESSAGE_BYTES_MAX = 4 << 20
 """Longest JSON message accepted."""
 INT64_MAX = (1 << 63) - 1
 UNENCODABLE = (UnicodeEncodeError, TypeError, OverflowError, RecursionError)
-"""What msgspec raises at values for which there is no JSON."""
+"""The errors that msgspec raises for values without a JSON form."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_BYTES_MAX)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=SUBJECT_BYTES_MAX)]
@@ -31,18 +31,18 @@ _making = threading.Lock()
 
 
 class WireMessage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what a client sends: an unknown field is an error, never silently ignored."""
+    """Base class of messages from a client; an unknown field is an error."""
 
 
 class WireAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what a broker sends: a client ignores fields of a newer broker."""
+    """Base class of messages from a broker; a client ignores fields of a newer broker."""
 
 
 def encode(message: Any) -> bytes:
-    """The JSON bytes of a message or answer.
+    """Encode a message or answer as JSON bytes.
 
     Raises:
-        InvalidRequestError: something in it cannot be sent, such as text that is no Unicode.
+        InvalidRequestError: a value cannot be encoded, such as text that is not valid Unicode.
     """
     try:
         return msgspec.json.encode(message)
@@ -55,11 +55,11 @@ def decode(data: bytes, kind: type[T], *, what: str) -> T:
 
     Args:
         data: the bytes.
-        kind: type to decode to.
-        what: name of the message for the error, such as ``ticket``.
+        kind: the type to decode to.
+        what: the message's name in the error, such as ``ticket``.
 
     Raises:
-        InvalidRequestError: too long, not JSON, or not of that type.
+        InvalidRequestError: the bytes are too long, not JSON, or not of that type.
     """
     if len(data) > MESSAGE_BYTES_MAX:
         raise InvalidRequestError(f"{what} of {len(data)} bytes; at most {MESSAGE_BYTES_MAX}")
@@ -70,10 +70,10 @@ def decode(data: bytes, kind: type[T], *, what: str) -> T:
 
 
 def _decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
-    """The decoder of a type, made by one thread at a time.
+    """Return the decoder of a type, created by one thread at a time.
 
-    msgspec looks at a type when it is first used, and a thread that uses it meanwhile finds it half
-    done and crashes the process (seen with msgspec 0.22).
+    msgspec inspects a type on first use. Another thread that uses the type meanwhile finds it half
+    initialised and crashes the process (seen with msgspec 0.22).
     """
     decoder: msgspec.json.Decoder[T] | None = _decoders.get(kind)
     if decoder is None:
@@ -83,10 +83,10 @@ def _decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def refuse_body(body: bytes, action: str) -> None:
-    """Refuse a body where there is nothing to say.
+    """Refuse the body of an action that takes none.
 
     Raises:
-        InvalidRequestError: there is one.
+        InvalidRequestError: the body is not empty.
     """
     if body and body != b"{}":
         raise InvalidRequestError(f"action {action} takes no body")

@@ -1,11 +1,11 @@
-"""Whether who asks may: the policy of the metadata as it is now, for front ends.
+"""Authorization of requests by the metadata's current policy, for the servers.
 
-Rules: safe on any thread, as it reads one image and changes nothing of it. Where ``auth.enabled``
-is off everybody may do everything, and asking costs a look at a flag. A decision is made anew at
-every question, so that what is revoked ends also what is under way. A broker that its cluster does
-not count on may lack rules: what it refuses may be allowed elsewhere, and it says so. One that is
-cut off may not know what was revoked: what rules or tokens of the metadata allow, it allows for a
-lease, and only what its own settings say after that.
+Rules: safe on any thread, since a check reads one immutable image. With ``auth.enabled`` off
+everything is allowed, at the cost of one flag. Every check decides again, so a revocation also ends
+requests that are under way. A broker that the cluster has fenced may lack rules: its denial is
+reported as ``UnavailableError``, so that the client asks another broker. A broker that is cut off
+may not know of a revocation: it allows what rules or tokens of the metadata permit only while it
+has a lease, and after that only what its own settings permit.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 
 class Guarded(Protocol):
-    """What of a broker decisions need."""
+    """The parts of a broker that access decisions need."""
 
     @property
     def clock(self) -> Clock:
-        """Where the time comes from."""
+        """The broker's clock."""
         ...
 
     @property
@@ -48,7 +48,7 @@ class Guarded(Protocol):
 
     @property
     def has_lease(self) -> bool:
-        """Whether the metadata here may still be acted upon."""
+        """Whether the rules and tokens known here are recent enough to act on."""
         ...
 
 
@@ -72,7 +72,7 @@ class Access:
 
     @property
     def policy(self) -> Policy:
-        """Who may do what now; another object whenever that may have changed."""
+        """The current policy; a new object whenever rules or tokens may have changed."""
         image, made = self._broker.image, self._made
         if made is not None:
             of, policy = made
@@ -83,10 +83,10 @@ class Access:
         return policy
 
     def identify(self, shown: ClientCredentials) -> "Caller":
-        """Who shows this.
+        """Authenticate credentials and return their owner.
 
         Raises:
-            UnauthenticatedError: nobody who is known here.
+            UnauthenticatedError: the credentials are unknown here.
             UnavailableError: as ``judged``.
         """
         if not self.is_on:
@@ -130,11 +130,11 @@ class Access:
         self.judged(lambda *_: _refuse_producer(principal, producer_id))
 
     def judged(self, decide: Callable[[Policy, int], T]) -> T:
-        """What the policy decides now.
+        """Return the current policy's decision.
 
         Raises:
-            UnavailableError: it refuses, but this broker may not know the newest rules.
-            UnauthenticatedError, NotAllowedError: it refuses.
+            UnavailableError: it denies, but this broker may not know the newest rules.
+            UnauthenticatedError, NotAllowedError: it denies.
         """
         try:
             return decide(self.policy, self._broker.clock.now_ns())
@@ -171,17 +171,17 @@ class Caller:
 
     @property
     def is_checked(self) -> bool:
-        """Whether anything is refused here at all."""
+        """Whether access is checked at all."""
         return self._is_on
 
     @property
     def principal(self) -> Principal:
-        """Who it is; nobody in particular where access is not checked."""
+        """The authenticated principal; the anonymous one where access is not checked."""
         return self._identity.principal
 
     @property
     def is_leased(self) -> bool:
-        """As ``Access.is_leased``, for those who keep what was decided."""
+        """Whether a decision for this caller may still be used, for those who keep decisions."""
         return not self._is_on or self._access.is_leased(self._identity)
 
     def check(self, resource: Resource, *operations: Operation) -> None:
@@ -231,7 +231,7 @@ class Caller:
         self._access.judged(decide)
 
     def may(self, resource: Resource, *operations: Operation) -> bool:
-        """Whether it may do one of some operations."""
+        """Return whether the caller may do at least one of the operations."""
         if not self._is_on:
             return True
         if not self.is_leased:

@@ -1,7 +1,7 @@
-"""What every broker stands on: its parts, its logs on the disk, and who is to hear of what.
+"""The base of every broker: its parts, its logs on disk, and its listeners.
 
-Rules: opening is recovery, at the start and after the disk has failed: the same road. Must not know
-where the metadata comes from, nor how streams come and go.
+Rules: opening is recovery, at the start and after a failure of the disk, by the same code. Must not
+know where the metadata comes from, nor how streams are created and deleted.
 """
 
 import asyncio
@@ -287,22 +287,22 @@ class BrokerBase(ABC):
 
     @property
     def image(self) -> MetadataImage:
-        """What there is, as far as it is known here; any thread."""
+        """The metadata as far as it is known here; any thread."""
         return self._image
 
     @property
     def is_controller(self) -> bool:
-        """Whether this broker decides who leads what."""
+        """Whether this broker is the controller."""
         return True
 
     @property
     def flight_address(self) -> str:
-        """Where clients of the cluster find this broker; empty: it stands alone."""
+        """The address at which clients of the cluster reach this broker; empty if it is alone."""
         return ""
 
     @property
     def flight_addresses(self) -> tuple[str, ...]:
-        """Where clients find the brokers of the cluster; none: this one stands alone."""
+        """The addresses at which clients reach the cluster's brokers; empty if it is alone."""
         return self._image.flight_addresses(sorted(self._image.brokers))
 
     @property
@@ -312,12 +312,12 @@ class BrokerBase(ABC):
 
     @property
     def metadata_index(self) -> int:
-        """How far the cluster's metadata is known here: it only grows; 0 alone. Any thread."""
+        """The last metadata entry that is applied here; it only grows; 0 if alone. Any thread."""
         return 0
 
     @property
     def has_quorum(self) -> bool:
-        """Whether this broker is in touch with those who decide about metadata; any thread."""
+        """Whether this broker is in contact with the metadata quorum; any thread."""
         return True
 
     def check_quorum(self) -> None:
@@ -495,7 +495,7 @@ class BrokerBase(ABC):
     @property
     @abstractmethod
     def _image(self) -> MetadataImage:
-        """What streams there are."""
+        """The current metadata."""
 
     @abstractmethod
     def _load_metadata(self) -> None:

@@ -147,12 +147,12 @@ class Broker(BrokerBase):
             self.lock.release()
 
     def refresh_telemetry(self) -> None:
-        """As ``BrokerBase``, and the coordinators' figures."""
+        """Refresh the gauges of the base class and the coordinators' gauges."""
         super().refresh_telemetry()
         self.telemetry.transactions_open = self.transactions.open_count
 
     def group_positions(self) -> list[GroupSample]:
-        """Where every group that is coordinated here stands."""
+        """Return the committed offsets of every group that is coordinated here."""
         return self.groups.samples()
 
     # Streams
@@ -399,14 +399,13 @@ class Broker(BrokerBase):
 
     @property
     def _image(self) -> MetadataImage:
-        """What streams there are."""
         return self._store.image
 
     def _apply(self, command: Command) -> MetadataImage:
-        """As ``MetadataStore.apply``; nothing is acked while nobody knows what a start would find.
+        """Apply a metadata command; stop acknowledging if its outcome on disk is uncertain.
 
         Raises:
-            InvalidRequestError, UnavailableError: as there.
+            InvalidRequestError, UnavailableError: as ``MetadataStore.apply``.
         """
         try:
             return self._store.apply(command)

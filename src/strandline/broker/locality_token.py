@@ -1,6 +1,6 @@
-"""What shows a reader that it is on the broker's machine: a file with a text that no other has.
+"""A file with a random text, by which a reader proves that it is on the broker's machine.
 
-Whoever may read it may read the segments beside it: they have the same permissions.
+A process that may read it may read the segments beside it: they have the same permissions.
 """
 
 import os

@@ -24,5 +24,5 @@ class LogThrottle:
         return True
 
     def forget(self, text: str) -> None:
-        """It is over: should it come again, it is news."""
+        """Reset the throttle, so that the next occurrence is logged at once."""
         self._said.pop(text, None)

@@ -49,7 +49,7 @@ _decode = msgspec.json.Decoder(Command).decode
 
 
 class _Stored(NamedTuple):
-    """What the files hold."""
+    """The contents of the metadata files."""
 
     image: MetadataImage
     is_new: bool

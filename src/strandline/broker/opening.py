@@ -24,7 +24,7 @@ LOGS_NAME = "logs"
 
 
 def log_plan(data_dir: Path, log_id: LogId, config: StreamConfig) -> LogPlan:
-    """Where a partition's log is and how it rolls."""
+    """Return the directory of a partition's log and the limits at which it rolls."""
     directory = data_dir / LOGS_NAME / f"{log_id:08d}"
     return LogPlan(directory, config.segment_bytes, config.segment_age_ms)
 

@@ -138,7 +138,7 @@ class Quorum:
 
     @property
     def leader(self) -> BrokerId | None:
-        """Who leads, as far as known here."""
+        """The leader, as far as it is known here."""
         return self._raft.leader if self._failure is None else None
 
     @property
@@ -158,7 +158,7 @@ class Quorum:
 
     @property
     def members(self) -> Members:
-        """Who belongs to the group."""
+        """The members of the group."""
         return self._raft.state.members
 
     @property
@@ -167,7 +167,7 @@ class Quorum:
         return self._raft.state.log.stored_index
 
     async def propose(self, command: bytes, *, timeout_s: float) -> object:
-        """What the machine answered to the command once it was committed and applied here.
+        """Propose a command and return its result once it is committed and applied here.
 
         Raises:
             NotLeaderError: another member leads, or none; nothing was done.
@@ -358,7 +358,7 @@ class Quorum:
         return done
 
     def _finish(self, ready: Ready) -> None:
-        """It is on disk: vouch for it, apply what is committed, answer."""
+        """Carry out what a ``Ready`` allows once it is on disk: send, apply, answer."""
         self._raft.persisted(ready)
         for envelope in ready.late:
             self._send(envelope)

@@ -1,13 +1,13 @@
-"""What a member of the consensus group has on disk: term and vote, a snapshot, and entries.
+"""The durable state of a consensus member: term and vote, a snapshot, and entries.
 
-Entries are records of a log like any other, with a log id of its own: entry ``i`` is the record
-at offset ``i - 1``, its term the leader epoch of its batch. So they go through the broker's
-journal, in the turn that everything else goes through. Term and vote change at elections only and
-have a small file with a twin, and so has the snapshot; both are replaced whole, with their checksum
-in the first line.
+Entries are records of a log like any other, with a log id of its own: entry ``i`` is the record at
+offset ``i - 1``, its term the leader epoch of its batch. So they go through the broker's journal,
+in the same group commit as everything else. Term and vote change at elections only and have a small
+file with a twin, and so has the snapshot; both are replaced whole, with their checksum in the first
+line.
 
-Rules: what is damaged together with its twin, or in the log, is refused, never guessed at: a member
-that forgot its vote could vote twice.
+Rules: a file that is corrupt together with its twin, or a corrupt log, is refused and never
+guessed: a member that forgot its vote could vote twice.
 """
 
 from collections.abc import Iterable
@@ -64,7 +64,7 @@ class QuorumStore:
         self.log = log
 
     def load(self, founders: Members) -> tuple[HardState, Snapshot, list[RaftEntry]]:
-        """What is on disk; the entries are those after the snapshot.
+        """Load the state; the entries are those after the snapshot.
 
         Args:
             founders: the members of a group that has no snapshot yet.
@@ -106,7 +106,7 @@ class QuorumStore:
             self.log.truncate_before(snapshot.index)
 
     def install(self, snapshot: Snapshot, *, synced_sequence: int | None = None) -> None:
-        """As ``save_snapshot`` for another member's; entries that do not go on from it are dropped.
+        """Save another member's snapshot, and drop the entries that do not continue it.
 
         Args:
             snapshot: of the leader.

@@ -67,7 +67,7 @@ class StreamPort(Protocol):
 
     @property
     def config(self) -> StreamConfig:
-        """What the stream is."""
+        """The stream's configuration."""
         ...
 
     @property
@@ -180,7 +180,7 @@ class Target:
 
 
 class Route:
-    """Who records a subject."""
+    """The partitions that record a subject."""
 
     __slots__ = ("answers", "groups", "is_shared", "partition", "subject", "turns")
 
@@ -262,5 +262,5 @@ class RouteTable:
 
 
 def _takers(group: list[Target]) -> tuple[Target, ...]:
-    """Who of a group may get a record here: those led here; if none is, any can refuse it."""
+    """Return a group's targets led here; all if none is, since any can refuse the record."""
     return tuple(target for target in group if target.is_ours) or tuple(group)

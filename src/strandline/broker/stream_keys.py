@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StreamKeys:
-    """What a broker does with keys.
+    """The encryption keys of a broker's streams.
 
     Args:
         masters: the master keys that it has.
@@ -51,7 +51,7 @@ class StreamKeys:
         return (new_data_key(self._masters.current),)
 
     def sealer(self, name: PartitionName, config: StreamConfig) -> "BatchSealer | None":
-        """Who seals and opens the batches of a partition, if the stream is encrypted."""
+        """Return a partition's sealer; None if the stream is not encrypted."""
         if not config.encryption:
             return None
         from strandline.encryption.sealer import BatchSealer

@@ -200,11 +200,11 @@ def reassign(
     New replicas are added, and the old ones are removed once those are in sync. Several partitions
     get different preferred leaders. To cancel a move, move the partition back.
     """
-    from strandline.api.cluster import REASSIGN, Begun, Reassign
+    from strandline.api.cluster import REASSIGN, MovesStarted, Reassign
 
     order = Reassign(stream=stream, partition=partition, to=_brokers(to))
     with connected(server) as connection:
-        [begun] = connection.action(REASSIGN, order, Begun)
+        [begun] = connection.action(REASSIGN, order, MovesStarted)
         if wait:
             _watch(connection, lambda part: part.stream == stream and part.is_moving, output)
     _done(output, _moved(begun.moves, wait=wait))
@@ -220,12 +220,12 @@ def rebalance(
 
     A few partitions move at a time; with --no-wait only the first few do.
     """
-    from strandline.api.cluster import REBALANCE, Begun
+    from strandline.api.cluster import REBALANCE, MovesStarted
 
     moves = 0
     with connected(server) as connection:
         while True:
-            [begun] = connection.action(REBALANCE, None, Begun)
+            [begun] = connection.action(REBALANCE, None, MovesStarted)
             moves += begun.moves
             if wait:
                 _watch(connection, lambda part: part.is_moving, output)

@@ -1,4 +1,4 @@
-"""Puts a broker and its front ends together, and runs them as a process.
+"""The broker process: it builds a broker with its servers and runs them.
 
-The only package that knows every part; nothing imports it but the CLI and ``testing``.
+The only package that knows every part; only the CLI and ``testing`` import it.
 """

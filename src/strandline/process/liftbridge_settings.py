@@ -1,8 +1,8 @@
-"""Liftbridge's settings, as its files and flags have them, as settings of ours.
+"""Translation of Liftbridge's settings, from its files and flags, to Strandline's.
 
-Rules: keys are lower case here; every key of Liftbridge 1.9 is known. What we have not, and
-somebody could rely on, is refused with what to do instead; what only tunes Liftbridge's insides is
-taken without effect; what does not exist there is refused as there. Pure, but for reading the file.
+Rules: keys are lower case here, and every key of Liftbridge 1.9 is known. A setting that Strandline
+cannot honour is refused with the alternative. A setting that only tunes Liftbridge's internals has
+no effect. An unknown key is refused, as in Liftbridge. Pure, except for reading the file.
 """
 
 import re
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 DEFAULT_PORT: Final = 9292
 DEFAULT_NATS: Final = "127.0.0.1", 4222
-"""Where Liftbridge looks for a nats-server if it is not told."""
+"""Liftbridge's default nats-server."""
 SEGMENT_BYTES_MIN: Final = 64 << 10
 PREFIX: Final = "LIFTBRIDGE_"
 SERVICE_ADDRESS: Final = ("tcp://", "udp://")
@@ -28,10 +28,10 @@ _LEVELS: Final = {"debug": "debug", "info": "info", "warn": "warning", "error": 
 
 
 def duration_ms(value: Any) -> int:
-    """Milliseconds of a duration as Go writes it: ``15s``, ``1h30m``, 0.
+    """Return the milliseconds of a duration in Go's notation: ``15s``, ``1h30m``, 0.
 
     Raises:
-        InvalidConfigError: it is none.
+        InvalidConfigError: the value is not a duration.
     """
     text = str(value)
     if text == "0":
@@ -63,12 +63,12 @@ def _list(value: Any) -> list[str]:
 
 def _level(value: Any) -> str:
     if value not in _LEVELS:
-        raise InvalidConfigError(f"{value!r} is no level; there are {', '.join(_LEVELS)}")
+        raise InvalidConfigError(f"{value!r} is not a log level; levels are {', '.join(_LEVELS)}")
     return _LEVELS[value]
 
 
 _TAKEN: Final[dict[str, tuple[str, Callable[[Any], Any]]]] = {
-    # theirs → ours, and how the value is read
+    # Liftbridge's key → our key, and how the value is converted
     "data.dir": ("data_dir", str),
     "logging.level": ("log_level", _level),
     "tls.cert": ("tls.certificate", str),
@@ -154,10 +154,10 @@ _BESIDE: Final = frozenset(
 
 
 def read_liftbridge_file(file: Path) -> Values:
-    """The settings in a Liftbridge file, dotted, however they are nested.
+    """Return the settings in a Liftbridge file with dotted keys, however they are nested.
 
     Raises:
-        InvalidConfigError: unreadable, or not YAML.
+        InvalidConfigError: the file is unreadable, or not YAML.
     """
     return _flat(read_yaml(file), "")
 
@@ -165,7 +165,7 @@ def read_liftbridge_file(file: Path) -> Values:
 def _flat(values: Mapping[str, Any], prefix: str) -> Values:
     found: Values = {}
     for key, value in values.items():
-        path = f"{prefix}{str(key).lower()}"  # Liftbridge reads keys in any case
+        path = f"{prefix}{str(key).lower()}"  # Liftbridge accepts keys in any case
         if isinstance(value, Mapping):
             found |= _flat(value, f"{path}.")
         else:
@@ -174,10 +174,10 @@ def _flat(values: Mapping[str, Any], prefix: str) -> Values:
 
 
 def settings_in_environment(environ: Mapping[str, str]) -> tuple[Values, list[str]]:
-    """Return the settings that LIFTBRIDGE_* variables make, and the variables that make none.
+    """Return the settings in LIFTBRIDGE_* variables, and the variables that are not settings.
 
-    LIFTBRIDGE_DATA_DIR is ``data.dir``; a dot may stay one. What Kubernetes sets for a service that
-    is named liftbridge (LIFTBRIDGE_PORT=tcp://…) is nobody's setting.
+    LIFTBRIDGE_DATA_DIR is ``data.dir``; a dot may also be written as a dot. Variables that
+    Kubernetes sets for a service named liftbridge (LIFTBRIDGE_PORT=tcp://…) are not settings.
     """
     found: Values = {}
     unknown: list[str] = []
@@ -194,10 +194,10 @@ def settings_in_environment(environ: Mapping[str, str]) -> tuple[Values, list[st
 
 
 def translated(settings: Mapping[str, Any]) -> Values:
-    """Settings of ours, nested, from Liftbridge's, dotted; Liftbridge's defaults where they differ.
+    """Translate Liftbridge's dotted settings into nested ones of ours, with its defaults.
 
     Raises:
-        InvalidConfigError: an unknown setting, one we cannot honour, or a wrong value.
+        InvalidConfigError: a setting is unknown or unsupported, or a value is wrong.
     """
     found: Values = {}
     _put(found, "grpc.cursor_partitions", 0)
@@ -229,10 +229,10 @@ def _is_on(settings: Mapping[str, Any], key: str) -> bool:
 
 
 def _listen(found: Values, settings: Mapping[str, Any]) -> None:
-    """Where the API listens, and what its clients dial; the other listeners stay where they are.
+    """Set the address of the API's listener and the address given to clients.
 
-    ``listen`` is bound, and ``host`` and ``port`` are what clients are told; without ``listen``
-    they are bound too.
+    ``listen`` is bound, and ``host`` and ``port`` are advertised to clients; without ``listen``
+    they are bound too. The other listeners are not changed.
     """
     host, port = str(settings.get("host", "")), DEFAULT_PORT
     if "port" in settings:
@@ -252,7 +252,7 @@ def _listen(found: Values, settings: Mapping[str, Any]) -> None:
 
 
 def _refuse_two_servers(settings: Mapping[str, Any]) -> None:
-    """Refuse an embedded nats-server beside others: publishers would not know which to use."""
+    """Refuse an embedded nats-server beside external ones: publishers could use either."""
     if _is_on(settings, "nats.embedded") and settings.get("nats.servers"):
         raise InvalidConfigError(
             "nats.embedded and nats.servers contradict each other; keep nats.servers "
@@ -261,7 +261,7 @@ def _refuse_two_servers(settings: Mapping[str, Any]) -> None:
 
 
 def _refuse(key: str, value: Any) -> None:
-    """Refuse what is not known, and what we have not."""
+    """Raise the error for a setting that is unknown or unsupported."""
     if key in _REFUSED:
         raise InvalidConfigError(f"{key}: {_REFUSED[key]}")
     if key in _REFUSED_IF_ON:

@@ -1,9 +1,9 @@
-"""What a broker says on standard error: a line per event, for people or for programs.
+"""The broker's log on standard error: one line per event, as text or JSON.
 
 Rules: a JSON line is one object with ``time`` (UTC, milliseconds), ``level``, ``logger`` and
-``message``, and ``trace`` if an exception is told of; nothing in it can break the line. With JSON
-no other line goes to standard error while the broker runs: what libraries write there on their own
-(gRPC tells of each TLS handshake that fails) becomes events of the logger ``stderr``.
+``message``, and ``trace`` if there is an exception; it never contains a line break. With JSON no
+other line goes to standard error while the broker runs: lines that libraries write there (gRPC
+reports each failed TLS handshake) become events of the logger ``stderr``.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import msgspec
 
 STDERR = 2
 OTHERS = "stderr"
-"""Logger of what others write there."""
+"""The logger for lines that other code writes."""
 LAST_LINES_S = 1.0
 LINE_CHARACTERS_MAX = 16 << 10
 GLOG_LINE = re.compile(r"([IWEF])\d{4} ")
@@ -31,41 +31,41 @@ TEXT_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
 
 
 class JsonFormatter(logging.Formatter):
-    """Makes JSON lines."""
+    """A log formatter that writes one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One event as one line."""
+        """Return an event as one line."""
         moment = datetime.fromtimestamp(record.created, UTC)
-        told = {
+        fields = {
             "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
         if record.exc_info:
-            told["trace"] = self.formatException(record.exc_info)
-        # Text that came from outside may hold what is not Unicode.
-        clean = {key: text.encode(errors="replace").decode() for key, text in told.items()}
+            fields["trace"] = self.formatException(record.exc_info)
+        # Text from outside may contain surrogates, which are not valid Unicode.
+        clean = {key: text.encode(errors="replace").decode() for key, text in fields.items()}
         return msgspec.json.encode(clean).decode()
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Says on standard error what it could not log, unless that came from there."""
+    """A stream handler that reports its own failures, except those of standard error itself."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - the name is logging's
-        """Once the reader of our output has gone, a complaint would come back here, for ever."""
+        """Ignore errors once the output's reader has closed: reporting them would fail, too."""
         if record.name != OTHERS:
             super().handleError(record)
 
 
 @contextlib.contextmanager
 def logging_to_stderr(level: str, style: Literal["text", "json"]) -> Iterator[None]:
-    """Log to standard error, with JSON as the only one who writes there until the block ends."""
+    """Log to standard error; with JSON, capture all other writes to it until the block ends."""
     if style == "text":
         configure_logging(level, style)
         yield
         return
-    with _others_told() as stream:
+    with _captured_stderr() as stream:
         configure_logging(level, style, stream)
         _log_uncaught_errors()
         yield
@@ -81,34 +81,34 @@ def configure_logging(
 
 
 @contextlib.contextmanager
-def _others_told() -> Iterator[TextIO]:
-    """Make events of the lines that others write to standard error, until the block ends.
+def _captured_stderr() -> Iterator[TextIO]:
+    """Log the lines that other code writes to standard error, until the block ends.
 
-    A pipe takes its place, because a library in C knows the number of the file and nothing else.
-    What stands in the pipe when the process is killed is lost.
+    A pipe replaces file descriptor 2, because C libraries write to the descriptor directly. Lines
+    still in the pipe when the process is killed are lost.
 
     Yields:
-        the true standard error.
+        the original standard error.
     """
     sys.stderr.flush()
-    true = os.fdopen(os.dup(STDERR), "w", encoding="utf-8")  # open for good: hooks write at the end
+    true = os.fdopen(os.dup(STDERR), "w", encoding="utf-8")  # never closed: exit hooks write to it
     if faulthandler.is_enabled():
-        faulthandler.enable(true)  # nobody reads the pipe of a process that crashes
+        faulthandler.enable(true)  # a crashing process no longer reads its pipe
     source, sink = os.pipe()
     os.dup2(sink, STDERR)
     os.close(sink)
-    reader = threading.Thread(target=_tell_lines, args=(source,), name="stderr", daemon=True)
+    reader = threading.Thread(target=_log_lines, args=(source,), name="stderr", daemon=True)
     reader.start()
     try:
         yield true
     finally:
         sys.stderr.flush()
-        os.dup2(true.fileno(), STDERR)  # closes the pipe's end, which ends the reader
+        os.dup2(true.fileno(), STDERR)  # closes the pipe's write end, which ends the reader
         reader.join(LAST_LINES_S)
 
 
-def _tell_lines(source: int) -> None:
-    """Log each line until the pipe ends."""
+def _log_lines(source: int) -> None:
+    """Log each line until the pipe is closed."""
     logger = logging.getLogger(OTHERS)
     with os.fdopen(source, encoding="utf-8", errors="replace") as lines:
         while line := lines.readline(LINE_CHARACTERS_MAX):
@@ -118,7 +118,7 @@ def _tell_lines(source: int) -> None:
 
 
 def _log_uncaught_errors() -> None:
-    """Let what Python would print, a trace over many lines, be one event."""
+    """Log uncaught exceptions as one event instead of Python's traceback of many lines."""
 
     def log(error: BaseException | None, trace: TracebackType | None) -> None:
         info = None if error is None else (type(error), error, trace)

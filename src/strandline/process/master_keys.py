@@ -1,7 +1,7 @@
-"""Where a broker's master keys come from: a file, or the environment.
+"""The source of a broker's master keys: a file, or the environment.
 
-Rules: nothing of a key is ever shown. A file is read again when a key is looked for that is not
-known; what stands in the environment stays as it was at the start.
+Rules: no part of a key is ever logged or shown. The file is read again when an unknown key is
+looked up; the environment is read once, at start.
 """
 
 import logging
@@ -24,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 VARIABLE: Final = "STRANDLINE_ENCRYPTION_KEY"
 LIFTBRIDGE_VARIABLE: Final = "LIFTBRIDGE_ENCRYPTION_KEY"
-"""Liftbridge's: the bytes of the text are the key. It counts where its API is on."""
+"""Liftbridge's: the bytes of the text are the key. It is used if its API is on."""
 
 
 def master_keys(config: BrokerConfig, environ: Mapping[str, str]) -> MasterKeys:
-    """The master keys of a broker; there may be none.
+    """Return the master keys of a broker; there may be none.
 
     Raises:
-        InvalidConfigError: a source that is no list of keys, or two sources.
+        InvalidConfigError: a source is not a list of keys, or there are two sources.
     """
     text, file = environ.get(VARIABLE, ""), config.encryption.key_file
     if file and text:
@@ -44,7 +44,7 @@ def master_keys(config: BrokerConfig, environ: Mapping[str, str]) -> MasterKeys:
     raw = environ.get(LIFTBRIDGE_VARIABLE, "").encode()
     if not raw or config.grpc.port < 0:
         return MasterKeys()
-    if len(raw) not in KEY_SIZES:  # as Liftbridge, which refuses only streams that need it
+    if len(raw) not in KEY_SIZES:  # as in Liftbridge, which refuses only encrypted streams
         text = "%s: invalid AES key size %d, so no stream can be encrypted; set 16 or 32 bytes"
         logger.warning(text, LIFTBRIDGE_VARIABLE, len(raw))
         return MasterKeys()
@@ -52,7 +52,7 @@ def master_keys(config: BrokerConfig, environ: Mapping[str, str]) -> MasterKeys:
 
 
 class _KeyFile:
-    """A file of keys; parsed when it has changed, as it may be asked for at every publish."""
+    """A file of keys, parsed again only when it has changed, as it may be read at every publish."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,15 +60,15 @@ class _KeyFile:
         self._keys: tuple[MasterKey, ...] = ()
 
     def read(self) -> tuple[MasterKey, ...]:
-        """The keys that it has now.
+        """Return the keys that the file has now.
 
         Raises:
-            InvalidConfigError: it cannot be read, or is no list of keys.
+            InvalidConfigError: the file cannot be read, or is not a list of keys.
         """
         try:
             found = self._path.stat()
         except OSError:
-            found = None  # reading it says why
+            found = None  # the read below reports why
         seen = (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else ()
         if not seen or seen != self._seen:
             self._keys = _read(self._path)
@@ -82,11 +82,11 @@ def _read(file: Path) -> tuple[MasterKey, ...]:
             data = source.read(TEXT_BYTES_MAX + 1)
         text = data.decode("ascii")
     except (OSError, UnicodeDecodeError) as error:
-        # An error of decoding would show what it could not decode.
+        # The decoding error is dropped, because it would show parts of a key.
         why = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
         raise InvalidConfigError(f"encryption.key_file {file} cannot be read: {why}") from None
     if len(data) > TEXT_BYTES_MAX:
-        raise InvalidConfigError(f"encryption.key_file {file} is too long to be a list of keys")
+        raise InvalidConfigError(f"encryption.key_file {file} is too long for a list of keys")
     keys = parse_master_keys(text, str(file))
     if not keys:
         raise InvalidConfigError(f"encryption.key_file {file} has no key")
@@ -94,10 +94,10 @@ def _read(file: Path) -> tuple[MasterKey, ...]:
 
 
 def _warn_if_open(file: Path) -> None:
-    """Say so if others than the broker may read the keys; a mounted secret may be meant so."""
+    """Log a warning if other users may read the keys; a mounted secret may allow it on purpose."""
     try:
         mode = file.stat().st_mode
     except OSError:
-        return  # reading it will say why
+        return  # the read reports why
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         logger.warning("%s can be read by others: chmod 400 it", file)

@@ -1,4 +1,4 @@
-"""Ports for brokers that have to know of each other before they start, or to keep theirs."""
+"""Free ports for brokers that must know each other's ports before they start."""
 
 import contextlib
 import secrets
@@ -7,11 +7,11 @@ from collections import deque
 from typing import Final
 
 _RECENT: Final[deque[int]] = deque(maxlen=1000)
-"""What this process was given of late: whoever it is for may not listen there yet."""
+"""Ports handed out recently, which may not be in use yet."""
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody has now, below those that the system gives to whoever asks for any."""
+    """Return ports that are free now, below the range of ephemeral ports."""
     found: list[int] = []
     while len(found) < count:
         port = secrets.choice(range(20_000, 32_000))

@@ -1,8 +1,7 @@
-"""Certificates that change while the broker runs: looked at once a minute, or when asked.
+"""Renewal of certificates while the broker runs, once a minute or on request.
 
-Rules: only files that have changed are read, and what cannot be used leaves the old in force,
-loudly: a certificate that is half written must cost nobody a connection. It is tried again at the
-next look.
+Rules: only changed files are read. If they cannot be used, for example because one is half written,
+the old certificate stays in force, an error is logged, and the next check tries again.
 """
 
 import asyncio
@@ -18,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 LOOK_INTERVAL_S: Final = 60.0
 Stamp = tuple[int, int, int] | None
-"""What tells one version of a file from the next; None: it is not there."""
+"""The identity of a file's version; None if the file does not exist."""
 
 
 def certificate_files(config: BrokerConfig) -> tuple[Path, ...]:
-    """The files of a broker's settings that hold certificates and keys."""
+    """Return the files of a broker's settings that hold certificates and keys."""
     tls, cluster = config.tls, config.cluster
     towards_clients = (tls.certificate, tls.key, tls.authority)
     between_brokers = (cluster.tls_certificate, cluster.tls_key, cluster.tls_authority)
@@ -30,11 +29,11 @@ def certificate_files(config: BrokerConfig) -> tuple[Path, ...]:
 
 
 class CertificateWatch:
-    """Watches files, and has them read when they have changed.
+    """A task that checks certificate files and reloads them when they have changed.
 
     Args:
-        files: of certificates and keys, as they were read already.
-        renew: reads them; a ``StrandlineError`` says why they are of no use.
+        files: the certificate and key files, which have been read already.
+        renew: reads the files; raises ``StrandlineError`` if they cannot be used.
     """
 
     def __init__(self, files: Iterable[Path], renew: Callable[[], None]) -> None:
@@ -54,7 +53,7 @@ class CertificateWatch:
                 async with asyncio.timeout(LOOK_INTERVAL_S):
                     await self._asked.wait()
             except TimeoutError:
-                pass  # a look is due all the same
+                pass  # a check is due
             self._asked.clear()
             self._renew_if_changed()
 
@@ -65,10 +64,10 @@ class CertificateWatch:
         try:
             self._renew()
         except StrandlineError as error:
-            logger.error("certificates have changed and are of no use, the old stay: %s", error)  # noqa: TRY400  no trace
+            logger.error("keep the old certificates, the new ones are invalid: %s", error)  # noqa: TRY400  no trace
         else:
             self._known = found
-            logger.info("certificates were renewed")
+            logger.info("renewed the certificates")
 
     def _look(self) -> tuple[Stamp, ...]:
         return tuple(map(_stamp, self._files))

@@ -1,8 +1,8 @@
 """A broker as a process: event loop, signals, exit code.
 
-SIGTERM and SIGINT finish the turn, flush, stop the child nats-server and exit 0, also while it is
-starting; a second one ends the process at once, which loses nothing that was acked. SIGHUP has
-certificates looked at.
+SIGTERM and SIGINT finish the current group commit, flush, stop the child nats-server and exit with
+0, also during start. A second signal ends the process at once, which loses no acknowledged record.
+SIGHUP checks certificates for changes.
 """
 
 import asyncio
@@ -46,19 +46,19 @@ def run_broker(
     clock: Clock | None = None,
     disk: Disk | None = None,
 ) -> int:
-    """Serve until a signal.
+    """Serve until a signal arrives.
 
     Args:
-        config: settings.
-        on_ready: told ports and pid once everything listens.
-        clock: the time; by default the machine's.
-        disk: the door to the file system; by default the machine's.
+        config: the broker's settings.
+        on_ready: called with ports and process id once everything listens.
+        clock: the clock; by default the machine's.
+        disk: the file system; by default the machine's.
 
     Returns:
-        the exit code of a clean stop, 0; with logs in JSON, 1 after an error that they tell of.
+        0 after a clean stop; with JSON logs, 1 after an error that was logged.
 
     Raises:
-        StrandlineError: the broker could not start, and logs are for people.
+        StrandlineError: the broker could not start, and logs are in text.
     """
     with logging_to_stderr(config.log_level, config.log_format):
         try:
@@ -87,7 +87,7 @@ def _run(
         loop = asyncio.get_running_loop()
 
         def request_stop(number: signal.Signals) -> None:
-            logger.info("stopping: %s came", number.name)
+            logger.info("stopping after signal %s", number.name)
             stop.set()
             for each in STOP_SIGNALS:
                 loop.remove_signal_handler(each)
@@ -99,7 +99,7 @@ def _run(
         if not await _start(app, stop):
             return
         watchdog = LoopWatchdog()
-        if certificate_files(config):  # else it ends the process, as ever
+        if certificate_files(config):  # without a handler SIGHUP ends the process
             loop.add_signal_handler(signal.SIGHUP, app.look_at_certificates)
         ready = {**app.ready_line(), "pid": os.getpid()}
         logger.info("ready, with pid %d and Arrow Flight on port %d", ready["pid"], app.flight_port)
@@ -115,10 +115,10 @@ def _run(
 
 
 async def _start(app: BrokerApp, stop: asyncio.Event) -> bool:
-    """Start; False if ``stop`` was set first: then nothing is left running.
+    """Start; return False, with nothing left running, if ``stop`` was set first.
 
     Raises:
-        StrandlineError: it cannot start.
+        StrandlineError: the broker cannot start.
     """
     starting = asyncio.create_task(app.start())
     stopping = asyncio.create_task(stop.wait())
@@ -134,10 +134,10 @@ async def _start(app: BrokerApp, stop: asyncio.Event) -> bool:
 
 
 def raise_open_files_limit() -> None:
-    """Allow as many open files as the system lets us, and keep the storage's share for it.
+    """Raise the limit of open files as far as allowed, and reserve storage's share.
 
     Raises:
-        UnavailableError: they are too few even for a broker without streams.
+        UnavailableError: the limit is too low even for a broker without streams.
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= hard < OPEN_FILES_MIN:
@@ -149,10 +149,10 @@ def raise_open_files_limit() -> None:
 
 
 def relax_garbage_collector() -> None:
-    """Look for garbage in cycles a hundred times less often, and never among what is imported.
+    """Run the cyclic garbage collector a hundred times less often, and never on imported modules.
 
-    A turn makes thousands of small objects that reference counting frees; the collector looked
-    through them all the same, for a tenth of the time when records spread over many partitions.
+    A group commit creates thousands of small objects that reference counting frees. The collector
+    traversed them anyway, which took a tenth of the time when records spread over many partitions.
     """
     gc.freeze()
     gc.set_threshold(70_000, 20, 50)

@@ -1,9 +1,9 @@
-"""Settings of a broker, gathered: one YAML file, then the environment, then flags; last wins.
+"""Loading of a broker's settings: a YAML file, then the environment, then flags; the last wins.
 
-Rules: each source is checked on its own, so that an error names where it stands; a key that does
-not exist is refused with a suggestion, never ignored. A variable is ``STRANDLINE_`` and the key in
-capitals, sections joined by two underscores: ``nats.port`` is ``STRANDLINE_NATS__PORT``.
-This module must not know what the settings are for, beyond what makes a value impossible.
+Rules: each source is checked on its own, so that an error names its source. An unknown key is
+refused with a suggestion, never ignored. A variable is ``STRANDLINE_`` and the key in capitals,
+sections joined by two underscores: ``nats.port`` is ``STRANDLINE_NATS__PORT``. This module knows
+which values are impossible, and nothing else about the settings.
 """
 
 import re
@@ -42,7 +42,7 @@ ENVIRON_OTHERS: Final = frozenset(
 )
 """Variables of ours that are not broker settings: the CLI and clients read them."""
 ENVIRON_KUBERNETES: Final = re.compile(r"STRANDLINE_(SERVICE_(HOST|PORT)|PORT)(_.*)?")
-"""What Kubernetes injects for a service named ``strandline``; never ours."""
+"""Variables that Kubernetes sets for a service named ``strandline``; not settings."""
 FILE_BYTES_MAX: Final = 1 << 20
 PORT_MAX: Final = 65_535
 CLUSTER_NAME_MAX: Final = 128
@@ -58,9 +58,9 @@ def load_settings(
     """Read and check a broker's settings.
 
     Args:
-        file: a YAML file; ``None`` reads none.
-        environ: usually ``os.environ``; only ``STRANDLINE_*`` counts.
-        overrides: nested mapping from flags; a ``None`` means that the flag was not given.
+        file: a YAML file, or ``None``.
+        environ: usually ``os.environ``; only ``STRANDLINE_*`` is used.
+        overrides: a nested mapping from flags; ``None`` means that the flag was not given.
 
     Raises:
         InvalidConfigError: naming the source, the key and the fix.
@@ -76,7 +76,7 @@ def load_settings(
 
 
 def read_settings_file(file: Path) -> Values:
-    """The checked values of a YAML file.
+    """Return the checked values of a YAML file.
 
     Raises:
         InvalidConfigError: unreadable, not YAML, not a mapping, or with a wrong key or value.
@@ -85,7 +85,7 @@ def read_settings_file(file: Path) -> Values:
 
 
 def read_yaml(file: Path) -> Values:
-    """The values of a YAML file, as they stand there.
+    """Return the unchecked values of a YAML file.
 
     Raises:
         InvalidConfigError: unreadable, not YAML, or not a mapping.
@@ -109,7 +109,7 @@ def read_yaml(file: Path) -> Values:
 
 
 def read_environment(environ: Mapping[str, str]) -> Values:
-    """The checked values of the ``STRANDLINE_*`` variables.
+    """Return the checked values of the ``STRANDLINE_*`` variables.
 
     Raises:
         InvalidConfigError: naming the variable.
@@ -129,7 +129,7 @@ def read_environment(environ: Mapping[str, str]) -> Values:
 
 
 def flat_settings(config: msgspec.Struct, prefix: str = "") -> dict[str, Any]:
-    """Every key of ``config``, dotted, with its value; of ``BrokerConfig()``, every default."""
+    """Return every key of ``config``, dotted, with its value."""
     keys: dict[str, Any] = {}
     for name in config.__struct_fields__:
         value = getattr(config, name)
@@ -141,7 +141,7 @@ def flat_settings(config: msgspec.Struct, prefix: str = "") -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that refuses a key given twice, where YAML itself would keep the last."""
+    """A YAML loader that refuses a key given twice, where YAML itself would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the signature is PyYAML's
         seen: set[str] = set()
@@ -149,7 +149,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key_node, yaml.ScalarNode):
                 if key_node.value in seen:
                     line = key_node.start_mark.line + 1
-                    raise yaml.YAMLError(f"'{key_node.value}' stands twice, again on line {line}")
+                    raise yaml.YAMLError(f"'{key_node.value}' is given twice, again on line {line}")
                 seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
@@ -161,7 +161,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _typed(keys: list[str], text: str, variable: str) -> Any:
-    """The text of a variable as the type of its field."""
+    """Return the text of a variable converted to the type of its field."""
     kind: Any = BrokerConfig
     for depth, key in enumerate(keys):
         fields = {field.name: field.type for field in msgspec.structs.fields(kind)}
@@ -216,7 +216,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _refuse_impossible(config: BrokerConfig) -> None:
-    """Check what types cannot: ranges, and values that contradict each other."""
+    """Refuse values that are out of range or contradict each other."""
     taken: dict[int, str] = {}
     ports = {
         "flight_port": (config.flight_port, 0),
@@ -236,7 +236,7 @@ def _refuse_impossible(config: BrokerConfig) -> None:
         taken[port] = key
     for key, value in flat_settings(config).items():
         if key.endswith(("_bytes", "_records", "_ms")):
-            lowest = 0 if key.startswith("grpc.streams.") else 1  # of streams 0 is no limit
+            lowest = 0 if key.startswith("grpc.streams.") else 1  # for streams 0 means no limit
             if value < lowest:
                 raise InvalidConfigError(f"{key} is {value}; it must be at least {lowest}")
             if value > NUMBER_MAX:
@@ -249,15 +249,17 @@ def _refuse_impossible(config: BrokerConfig) -> None:
     if not config.data_dir:
         raise InvalidConfigError("data_dir is empty; name a directory")
     if not 0 <= config.scrub_bytes_per_s <= NUMBER_MAX:
-        raise InvalidConfigError("scrub_bytes_per_s is not a number of bytes; 0 turns it off")
+        raise InvalidConfigError("scrub_bytes_per_s must be a number of bytes; 0 turns it off")
     if not 0 <= config.cluster.move_bytes_per_s <= NUMBER_MAX:
-        raise InvalidConfigError("cluster.move_bytes_per_s is no number of bytes; 0: no limit")
+        raise InvalidConfigError(
+            "cluster.move_bytes_per_s must be a number of bytes; 0 means no limit"
+        )
     if config.limits.record_bytes > config.limits.batch_bytes:
-        raise InvalidConfigError("limits.record_bytes is over limits.batch_bytes; raise the latter")
+        raise InvalidConfigError("limits.record_bytes exceeds limits.batch_bytes; raise the latter")
 
 
 def _refuse_half_tls(tls: TlsConfig) -> None:
-    """Check that listeners do not speak clear text by mistake, nor ask nobody who they are."""
+    """Refuse TLS settings that would use clear text by mistake or leave clients unverified."""
     if bool(tls.certificate) != bool(tls.key):
         raise InvalidConfigError("TLS needs both tls.certificate and tls.key")
     if tls.authority and not tls.certificate:
@@ -268,19 +270,17 @@ def _refuse_half_tls(tls: TlsConfig) -> None:
 
 
 def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
-    """Check that what looks like access control is some, and lets its administrator in."""
+    """Refuse access control settings that check nothing, or that lock out every administrator."""
     has_token = bool(auth.admin_token or auth.admin_token_file)
     if not auth.enabled:
         if has_token or auth.admins:
-            raise InvalidConfigError(
-                "auth.enabled is off, so nobody would be checked; set it, or no other key of auth"
-            )
+            raise InvalidConfigError("other keys of auth need auth.enabled; set it, or remove them")
         return
     if auth.admin_token and auth.admin_token_file:
         raise InvalidConfigError("give auth.admin_token or auth.admin_token_file, not both")
     if not has_token and not (auth.admins and config.tls.authority):
         raise InvalidConfigError(
-            "auth.enabled would let nobody in: set auth.admin_token_file, or auth.admins with "
+            "auth.enabled leaves no administrator: set auth.admin_token_file, or auth.admins with "
             "tls.authority"
         )
     if 0 < len(auth.admin_token) < BOOTSTRAP_CHARACTERS_MIN:
@@ -307,7 +307,7 @@ def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
 
 
 def _refuse_open_peers(config: BrokerConfig) -> None:
-    """Check that nobody passes for a broker, who is asked for nothing but the cluster's name."""
+    """Refuse a peer link without TLS where it is reachable: it checks only the cluster's name."""
     cluster, host = config.cluster, config.peer_host
     if cluster.is_on and not cluster.tls_certificate and not _is_loopback(host):
         raise InvalidConfigError(
@@ -321,11 +321,11 @@ def _is_loopback(host: str) -> bool:
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
-        return False  # a name leads anywhere
+        return False  # a name may resolve to any address
 
 
 def _refuse_impossible_cluster(cluster: ClusterConfig) -> None:
-    """Check who the brokers of a cluster are."""
+    """Refuse cluster settings that are missing or contradict each other."""
     if not cluster.is_on:
         if cluster.peers or cluster.name or cluster.broker_id < 0:
             raise InvalidConfigError(

@@ -1,7 +1,7 @@
-"""Logs whenever the event loop stood still, and where.
+"""A watchdog that logs when the event loop was blocked, and where.
 
-While it does, no record is acknowledged, and in a cluster the other brokers soon take over. The
-place is sampled by a thread: it is where the loop was a moment before ``STALL_MS`` had passed.
+While the loop is blocked no record is acknowledged, and in a cluster the other brokers soon take
+over. A thread samples the loop's stack shortly before ``STALL_MS`` has passed.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ UNKNOWN: Final = "an unknown place: the machine was busy, or native code held th
 
 
 class LoopWatchdog:
-    """Watches the running loop; made and stopped on its thread.
+    """A watchdog of the running loop; created and stopped on its thread.
 
     Args:
-        clock: to measure with.
+        clock: measures the time between beats.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -45,20 +45,20 @@ class LoopWatchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._timer.cancel()
         self._is_over.set()
         self._thread.join()
 
     def _beat(self) -> None:
-        """The loop goes on; on its thread."""
+        """Record that the loop is running; loop thread."""
         now_ms = self._clock.monotonic_ms()
         stalled_ms = now_ms - self._beat_ms - BEAT_S * 1e3
         place, self._place = self._place or UNKNOWN, ""
         self._beat_ms = now_ms
         self._timer = self._loop.call_later(BEAT_S, self._beat)
         if stalled_ms > STALL_MS and self._log_throttle.is_due(place, now_ms / 1e3):
-            logger.warning("the event loop stood still for %d ms, in %s", stalled_ms, place)
+            logger.warning("the event loop was blocked for %d ms, in %s", stalled_ms, place)
 
     def _run(self) -> None:
         while not self._is_over.wait(BEAT_S):
@@ -71,7 +71,7 @@ class LoopWatchdog:
 
 
 def _places(frame: FrameType) -> Iterator[str]:
-    """The calls under way, the innermost first; at the end the first one of ours."""
+    """Yield the calls in progress, innermost first, ending with the first one of ours."""
     walked: FrameType | None = frame
     for _ in range(FRAMES_MAX):
         if walked is None:

@@ -1,7 +1,7 @@
-"""The one place that builds everything: a broker, its front ends, and the order of their lives.
+"""Construction of a broker and its servers, and the order in which they start and stop.
 
-Start: broker first, listeners last, so that nobody is served by half a broker. Stop: listeners
-first, broker last, so that every accepted record is answered.
+Start: broker first, listeners last, so that no client reaches a broker that is half started. Stop:
+listeners first, broker last, so that every accepted record is answered.
 """
 
 import asyncio
@@ -31,22 +31,22 @@ class FrontEnd(Protocol):
     """A listener of the broker."""
 
     async def start(self) -> None:
-        """Begin to listen."""
+        """Start listening."""
         ...
 
     async def stop(self) -> None:
-        """Stop listening and let clients finish."""
+        """Stop listening, and let clients finish."""
         ...
 
 
 class BrokerApp:
-    """A broker with its front ends.
+    """A broker with its servers.
 
     Args:
-        config: settings.
-        with_nats: False leaves NATS out altogether, for tests that need none.
-        disk: the door to the file system; tests inject faults here.
-        clock: where the time comes from.
+        config: the broker's settings.
+        with_nats: False omits NATS, for tests that do not need it.
+        disk: the file system; tests inject faults here.
+        clock: the source of time.
     """
 
     def __init__(
@@ -75,29 +75,29 @@ class BrokerApp:
 
     @property
     def flight_port(self) -> int:
-        """Port of Arrow Flight."""
+        """Return the port of Arrow Flight."""
         return self._flight.port
 
     @property
     def http_port(self) -> int | None:
-        """Port of the web page, metrics and health; None when off."""
+        """Return the port of the web page, metrics and health checks; None when off."""
         return self._http.port
 
     @property
     def nats_port(self) -> int | None:
-        """Port of the nats-server child; None with servers of your own."""
+        """Return the port of the child nats-server; None with external servers."""
         return self._nats.nats_port if self._nats else None
 
     @property
     def ingest_port(self) -> int | None:
-        """Port of the listener for publishers; None when off."""
+        """Return the port of the ingest listener; None when off."""
         return self._nats.ingest_port if self._nats else None
 
     async def start(self) -> None:
         """Recover, then listen.
 
         Raises:
-            StrandlineError: the data directory or a port cannot be had; nothing is left running.
+            StrandlineError: the data directory or a port is not available; nothing is left running.
         """
         files = certificate_files(self.config)
         self._watch = CertificateWatch(files, self._renew_certificates) if files else None
@@ -119,15 +119,15 @@ class BrokerApp:
             self.broker.announce(self.flight_port)
 
     def look_at_certificates(self) -> None:
-        """Use certificates that have changed, without waiting for the next look at them."""
+        """Reload certificates that have changed, without waiting for the next check."""
         if self._watch is not None:
             self._watch.look_now()
 
     def _renew_certificates(self) -> None:
-        """Show what the files hold now, wherever that goes without a restart.
+        """Reload the certificates of every listener that can do so without a restart.
 
         Raises:
-            InvalidConfigError: a file is of no use.
+            InvalidConfigError: a file cannot be used.
         """
         if self.config.tls.is_on:
             renew(self.config.tls)
@@ -139,7 +139,7 @@ class BrokerApp:
             self.broker.membership.renew_tls()
 
     async def stop(self) -> None:
-        """Hand over, stop listening, finish the turn and let go of the data directory."""
+        """Transfer leaderships, stop listening, finish appends and release the data directory."""
         await end_task(self._watching)
         try:
             await self.broker.prepare_stop()
@@ -151,7 +151,7 @@ class BrokerApp:
             await self.broker.stop()
 
     def ready_line(self) -> dict[str, object]:
-        """What ``strandline serve --output json`` prints when it is ready."""
+        """Return the object that ``strandline serve --output json`` prints when ready."""
         cluster = self.config.cluster
         part = {"broker_id": cluster.broker_id, "peer_port": cluster.peer_port}
         return {
@@ -169,7 +169,7 @@ class BrokerApp:
 
 
 def _forwarder(broker: Broker) -> "Forwarder | None":
-    """What forwards publishes to other brokers; its client is imported in a cluster only."""
+    """Return the forwarder of publishes; None, without importing its client, for a broker alone."""
     if not isinstance(broker, ClusterBroker):
         return None
     from strandline.servers.forward import Forwarder
@@ -180,7 +180,7 @@ def _forwarder(broker: Broker) -> "Forwarder | None":
 def _grpc(
     broker: Broker, config: BrokerConfig, metering: Metering, *, forwarder: "Forwarder | None"
 ) -> "GrpcFrontEnd | None":
-    """The gRPC front end, imported only where it is asked for."""
+    """Return the gRPC server, imported only if it is configured."""
     if config.grpc.port < 0 and config.grpc.beam_port < 0:
         return None
     from strandline.servers.grpc.frontend import GrpcFrontEnd
@@ -189,7 +189,7 @@ def _grpc(
 
 
 async def run_until(app: BrokerApp, stop: asyncio.Event) -> None:
-    """Serve until ``stop`` is set; the app has been started."""
+    """Serve until ``stop`` is set; the app must have been started."""
     try:
         await stop.wait()
     finally:

@@ -24,7 +24,7 @@ class Readable(Protocol):
 
     @property
     def name(self) -> PartitionName:
-        """Which partition."""
+        """The partition's name."""
 
     @property
     def log_start_offset(self) -> Offset:

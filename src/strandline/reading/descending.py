@@ -28,7 +28,7 @@ OVERSIZE: Final = 4
 
 
 class DescendingCursor(Cursor[PartitionT]):
-    """Where a descending read is in one partition.
+    """The state of a descending read in one partition.
 
     Args:
         request: the read.
@@ -139,7 +139,7 @@ class DescendingCursor(Cursor[PartitionT]):
         return (self.position - offset) * self._record_bytes
 
     def _behind(self, error: CorruptBatchError, offset: Offset) -> Offset:
-        """Where the intact batches behind a damaged one begin.
+        """Return the offset at which the intact batches behind a corrupt one begin.
 
         Raises:
             CorruptBatchError: there are none in this window, and the request does not skip it.

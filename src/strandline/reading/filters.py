@@ -1,4 +1,4 @@
-"""Which rows of a record batch a reader asked for, decided on the broker.
+"""Row filters of a read, evaluated on the broker.
 
 Rules: vectorised; a subject pattern is matched once per distinct subject, not once per row. A batch
 that passes whole is passed on without a copy.

@@ -173,7 +173,7 @@ class _File:
         return view[: run.end], run.next_offset
 
     def _length_ahead(self, bytes_max: int) -> int:
-        """How much to read next: a batch at least, and of large ones no byte in vain."""
+        """Return the bytes to read next: one batch at least, large ones without overlap."""
         length = 0
         left = self._size - self._position
         while length < bytes_max:

@@ -97,7 +97,9 @@ class BatchHeader(NamedTuple):
 
 
 class Extent(NamedTuple):
-    """Which offsets and times a batch covers, and how long it is: all that a log asks of it.
+    """The offsets and times that a batch covers, and its length: all that a log needs of it.
+
+    The encoder of a batch knows them, so the header is not decoded again.
 
     Whoever has just made a batch knows, and need not decode its header again.
     """

@@ -32,7 +32,7 @@ _PLAIN_PREFIX = MAGIC + bytes((VERSION, PLAIN_HEADER_BYTES, 0))
 
 
 class AckPolicy(IntEnum):
-    """When the publisher wants its ack."""
+    """The point at which the publisher wants its ack."""
 
     LEADER = 0
     ALL = 1

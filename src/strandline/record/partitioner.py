@@ -1,4 +1,4 @@
-"""How a record finds its partition: CRC-32 of its key or subject, modulo the partitions.
+"""The partitioner: CRC-32 of a record's key or subject, modulo the number of partitions.
 
 The client and the broker must agree for ever, so the function is fixed and uses only the
 standard library (CRC-32/ISO-HDLC, as in zlib).

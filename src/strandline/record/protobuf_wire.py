@@ -21,7 +21,7 @@ class WireError(ValueError):
 
 
 class Scalar(Enum):
-    """How a field's value is read and written."""
+    """The ways to read and write a field's value."""
 
     INT = auto()
     """int32, int64 or an enum: a two's complement varint."""

@@ -139,7 +139,7 @@ class _Node(Generic[TargetT]):
 
 
 class SubjectRouter(Generic[TargetT]):
-    """Which targets a published subject concerns; built once from all patterns.
+    """A lookup from a published subject to its targets, built once from all patterns.
 
     A lookup costs one dictionary access for plain patterns and, for wildcard ones, at most the
     number of patterns times the number of tokens, usually far less.

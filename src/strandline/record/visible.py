@@ -1,4 +1,4 @@
-"""Which batches readers may see: no markers, no fillers, and nothing that was aborted.
+"""The filter for the batches that readers may see: no markers, placeholders or aborted batches.
 
 Must not know how transactions end.
 """

@@ -1,7 +1,7 @@
 """Access rules: which principal may do which operation on which resources.
 
-A rule allows; there are none that forbid, so their order does not matter and what no rule allows is
-refused. A rule names resources of one kind by a pattern:
+Rules only allow: none forbids, so their order does not matter, and everything that no rule allows
+is refused. A rule names resources of one kind by a pattern:
 
 | kind | what it is | pattern | operations |
 |---|---|---|---|
@@ -10,12 +10,12 @@ refused. A rule names resources of one kind by a pattern:
 | group | a consumer group, cursor, transactional id | as of a stream | group, admin |
 | cluster | brokers, rules, tokens | ``*`` | read, admin |
 
-Rules: no operation includes another, with one exception: who may administer the cluster may do
-everything, because it could give itself any rule. A prefix stands for no name of the broker's own
-(``__groups``) unless it begins with ``__`` itself, as ``>`` stands for no subject of NATS' own. Who
-asks for a wildcard subject is allowed it only if every subject it stands for is (CVE-2026-73499: a
-check of a range by its first key). The table is immutable; whoever holds one holds one moment's
-rules.
+Rules: no operation includes another, with one exception: a principal that may administer the
+cluster may do everything, because it could grant itself any rule. A prefix does not match the
+broker's own names (``__groups``) unless it begins with ``__`` itself, just as ``>`` does not match
+NATS' own subjects. A wildcard subject is allowed only if every subject that it matches is
+(CVE-2026-73499: a check of a range by its first key). The table is immutable: it is a snapshot of
+the rules.
 """
 
 from collections.abc import Iterable
@@ -42,7 +42,7 @@ OPERATIONS: Final[dict[Kind, frozenset[Operation]]] = {
     "group": frozenset({"group", "admin"}),
     "cluster": frozenset({"read", "admin"}),
 }
-"""What may be allowed of each kind."""
+"""The operations of each kind."""
 ANYTHING: Final = "*"
 """The pattern of a name, or of the cluster, that stands for all."""
 
@@ -62,7 +62,7 @@ CLUSTER: Final = Resource("cluster", "")
 
 
 class Rule(msgspec.Struct, frozen=True, array_like=True):
-    """Allows a principal an operation on the resources of a pattern."""
+    """A rule that allows a principal an operation on the resources of a pattern."""
 
     principal: str
     operation: Operation
@@ -74,11 +74,11 @@ class Rule(msgspec.Struct, frozen=True, array_like=True):
 
 
 def check_rule(rule: Rule) -> None:
-    """Refuse a rule that could not mean what it says.
+    """Refuse a rule that cannot have the effect that its text suggests.
 
     Raises:
-        InvalidRequestError: naming what is wrong, and what to write.
-        InvalidSubjectError: the pattern is to be a subject and is none.
+        InvalidRequestError: the rule is wrong; the message says what to write instead.
+        InvalidSubjectError: the pattern must be a subject and is malformed.
     """
     check_user_name(rule.principal)
     if rule.operation not in get_args(Operation) or rule.kind not in OPERATIONS:
@@ -95,22 +95,22 @@ def check_rule(rule: Rule) -> None:
         validate_subject(rule.pattern, wildcards=True)
     elif rule.kind == "cluster":
         if rule.pattern != ANYTHING:
-            raise InvalidRequestError("the cluster is one: its pattern is '*'")
+            raise InvalidRequestError("the pattern of kind cluster must be '*'")
     else:
         _check_name_pattern(rule.pattern)
 
 
 def _check_name_pattern(pattern: str) -> None:
-    """A ``*`` stands at the end or nowhere: anywhere else it would not mean what it seems to."""
+    """Refuse a ``*`` anywhere but at the end, where it would not act as a wildcard."""
     if not is_clean_name(pattern) or ANYTHING in pattern[:-1]:
         raise InvalidRequestError(
-            f"{pattern[:NAME_BYTES_MAX]!r} is no pattern of names: write a name, or the "
+            f"{pattern[:NAME_BYTES_MAX]!r} is not a name pattern: write a name, or the "
             "beginning of one and '*'"
         )
 
 
 class _Patterns:
-    """The resources of one kind on which a principal may do one operation."""
+    """The patterns of one kind on which a principal may do one operation."""
 
     __slots__ = ("internal_prefixes", "names", "prefixes")
 
@@ -131,10 +131,10 @@ _Key = tuple[str, Operation, Kind]
 
 
 class Acls:
-    """The rules of one moment, indexed for decisions; immutable.
+    """A snapshot of the rules, indexed for decisions; immutable.
 
     Args:
-        rules: each once, checked when they were made.
+        rules: each rule once, checked when it was created.
     """
 
     def __init__(self, rules: Iterable[Rule] = ()) -> None:
@@ -152,7 +152,7 @@ class Acls:
         self._known = frozenset(rule.principal for rule in self.rules)
 
     def allows(self, principal: Principal, operation: Operation, resource: Resource) -> bool:
-        """Whether a rule allows it."""
+        """Return whether a rule allows the operation."""
         name = principal.name
         if self.is_admin(principal):
             return True
@@ -165,15 +165,15 @@ class Acls:
         return names is not None and names.allows(resource.name)
 
     def is_admin(self, principal: Principal) -> bool:
-        """Whether it may administer the cluster, and so do everything."""
+        """Return whether the principal may administer the cluster, and so do everything."""
         return (principal.name, "admin", "cluster") in self._patterns
 
     def knows(self, principal: Principal) -> bool:
-        """Whether any rule names it; who is not named may do nothing at all."""
+        """Return whether any rule names the principal; without one it may do nothing."""
         return principal.name in self._known
 
     def patterns(self, principal: Principal, operation: Operation, kind: Kind) -> tuple[str, ...]:
-        """Return patterns of the resources on which it may do an operation; for admins all."""
+        """Return the patterns on which a principal may do an operation; all for an admin."""
         if self.is_admin(principal):
             return (">",) if kind == "subject" else (ANYTHING,)
         return self._patterns.get((principal.name, operation, kind), ())

@@ -1,8 +1,8 @@
-"""The policy of one moment: who is who, and who may do what.
+"""The access policy: identification of clients and decisions about their operations.
 
-Rules: it begins with nobody allowed anything. What is shown is taken at its word only if it can be
-verified, and a token that is wrong is refused even where a certificate beside it is right: who
-shows something false is not asked what else there is. Immutable; a later moment is another policy.
+Rules: by default nothing is allowed. Only credentials that can be verified count. A wrong token is
+refused even beside a valid certificate. A policy is immutable; a change of rules or tokens makes a
+new one.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,11 @@ from strandline.security.tokens import TEXT_BYTES_MAX, Token, is_text_of, token_
 WRONG_TOKEN = "the token is not known here, was revoked or has expired; ask for another"  # noqa: S105  a message
 NO_TOKEN = "this broker wants to know who asks: show a token (STRANDLINE_TOKEN) or a certificate"  # noqa: S105  a message
 _OF_BROKERS = Rule(BROKERS.name, "publish", "stream", "*")
-"""One broker hands on to another what it has allowed somebody to publish."""
+"""A broker forwards publishes that it has allowed."""
 
 
 class ClientCredentials(NamedTuple):
-    """Credentials that a client presents."""
+    """The credentials that a client presents."""
 
     token: str | None = None
     certificate: str | None = None
@@ -41,7 +41,7 @@ class Identity(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """Access settings of the broker itself, which hold whatever the metadata says."""
+    """The broker's own access settings, which apply whatever the metadata says."""
 
     admin_sha256: bytes = b""
     """Of the token that may do everything; empty: there is none."""
@@ -49,17 +49,17 @@ class Settings(NamedTuple):
     """Principals who may do everything."""
 
     def is_admin(self, principal: Principal) -> bool:
-        """Whether the settings alone let it do everything."""
+        """Return whether the settings alone let the principal do everything."""
         return principal == BOOTSTRAP_ADMIN or principal.name in self.admins
 
 
 class Policy:
-    """Decides; immutable.
+    """An access policy; immutable.
 
     Args:
-        rules: of the metadata.
-        tokens: of the metadata, by id.
-        settings: of this broker.
+        rules: the rules in the metadata.
+        tokens: the tokens in the metadata, by id.
+        settings: this broker's settings.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Policy:
         """Return the identity behind credentials.
 
         Raises:
-            UnauthenticatedError: nothing that says who it is, or something that is not so.
+            UnauthenticatedError: there are no credentials, or they are wrong.
         """
         if shown.token is not None:
             return self._bearer(shown.token, now_ns)
@@ -83,7 +83,7 @@ class Policy:
             raise UnauthenticatedError(NO_TOKEN)
         if not is_user_name(shown.certificate):
             raise UnauthenticatedError(
-                "the certificate's name is none a principal may have; see docs/security.md"
+                "the certificate's name is not valid for a principal; see docs/security.md"
             )
         return Identity(Principal(shown.certificate))
 
@@ -98,10 +98,10 @@ class Policy:
         return Identity(Principal(token.principal), token.id)
 
     def check_current(self, identity: Identity, now_ns: int) -> None:
-        """Refuse who was identified by a token that is worth nothing any more.
+        """Refuse an identity whose token is no longer valid.
 
         Raises:
-            UnauthenticatedError: it was revoked, or has expired.
+            UnauthenticatedError: the token was revoked, or has expired.
         """
         if identity.token_id is None:
             return
@@ -114,16 +114,16 @@ class Policy:
             raise UnauthenticatedError(WRONG_TOKEN)
 
     def allows(self, principal: Principal, operation: Operation, resource: Resource) -> bool:
-        """Whether it may."""
+        """Return whether the operation is allowed."""
         return principal != ANONYMOUS and self.acls.allows(principal, operation, resource)
 
     def check(
         self, principal: Principal, operations: tuple[Operation, ...], resource: Resource
     ) -> None:
-        """Refuse who may do none of some operations, each of which would do.
+        """Refuse a principal that may do none of some operations, any one of which suffices.
 
         Raises:
-            NotAllowedError: naming the rule that is missing.
+            NotAllowedError: no rule allows one; the message names the missing rule.
         """
         if not any(self.allows(principal, operation, resource) for operation in operations):
             pattern = "'*'" if resource == CLUSTER else f"'{resource.name}'"
@@ -134,10 +134,10 @@ class Policy:
             )
 
     def check_known(self, principal: Principal) -> None:
-        """Refuse who was allowed nothing at all.
+        """Refuse a principal that no rule allows anything.
 
         Raises:
-            NotAllowedError: no rule names it.
+            NotAllowedError: no rule names the principal.
         """
         if principal == ANONYMOUS or not self.acls.knows(principal):
             raise NotAllowedError(f"{principal} is allowed nothing here; no rule names it")

@@ -1,9 +1,9 @@
-"""Principals: who asks.
+"""Principals: the identities that access rules refer to.
 
-Rules: a principal is a name and nothing else; what it may do is said by rules about the name
-(``acl``). Names that begin with two underscores are the broker's own and can be claimed by no
-certificate and given to no token. Who has shown nothing is ``ANONYMOUS``, whose empty name no rule
-can name: it is never allowed anything.
+Rules: a principal is only a name; rules about the name (``acl``) say what it may do. Names that
+begin with two underscores are the broker's own: no certificate can claim one, and no token can be
+created for one. A client without credentials is ``ANONYMOUS``. No rule can contain its empty name,
+so it is never allowed anything.
 """
 
 from typing import Final, NamedTuple
@@ -15,13 +15,13 @@ INTERNAL_PREFIX: Final = "__"
 
 
 class Principal(NamedTuple):
-    """The principal of a request."""
+    """A principal, identified by its name."""
 
     name: str
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether it has not shown who it is."""
+        """Whether the client presented no credentials."""
         return not self.name
 
     def __str__(self) -> str:
@@ -29,29 +29,29 @@ class Principal(NamedTuple):
 
 
 ANONYMOUS: Final = Principal("")
-"""Who has not shown who it is."""
+"""A client without credentials."""
 BOOTSTRAP_ADMIN: Final = Principal("__admin")
-"""Who shows the token of the broker's settings; may do everything."""
+"""The client with the token of the broker's settings; may do everything."""
 BROKERS: Final = Principal("__broker")
-"""The brokers of the cluster among themselves, where one is the client of another."""
+"""The brokers of the cluster, when one is a client of another."""
 
 
 def is_user_name(name: str) -> bool:
-    """Whether certificates and tokens may stand for a principal of this name."""
+    """Return whether certificates and tokens may stand for a principal with this name."""
     return is_clean_name(name) and not name.startswith(INTERNAL_PREFIX)
 
 
 def is_clean_name(name: str) -> bool:
-    """Whether a text is short and printable, with no white space around it."""
+    """Return whether a text is short and printable, without white space around it."""
     is_printable = isinstance(name, str) and name.isprintable() and name == name.strip()
     return is_printable and 0 < len(name.encode()) <= NAME_BYTES_MAX
 
 
 def check_user_name(name: str) -> None:
-    """Refuse a name that is none for a user.
+    """Refuse a name that is not valid for a user.
 
     Raises:
-        InvalidRequestError: saying what a name may be.
+        InvalidRequestError: the name is invalid; the message says which names are valid.
     """
     if not is_user_name(name):
         raise InvalidRequestError(

@@ -1,8 +1,8 @@
-"""Producer ids: each holds a number that is given out once, and the number of its owner.
+"""Producer ids: a unique number combined with the number of the owner.
 
-The owner is the principal that an id was given to. The metadata numbers principals, so every broker
-can tell from the id alone who may write under it, also after a failover. The owner of an id that
-was given out while access was not checked is nobody, number 0.
+The owner is the principal that received the id. The metadata numbers principals, so every broker
+knows from the id alone which principal may write under it, also after a failover. An id that was
+issued while access control was off has owner 0, which is no principal.
 """
 
 from typing import Final
@@ -18,5 +18,5 @@ def producer_id_of(number: int, owner: int) -> int:
 
 
 def owner_of(producer_id: int) -> int:
-    """Return the number of the principal that a producer id was given to."""
+    """Return the number of the principal that owns a producer id."""
     return producer_id >> NUMBER_BITS

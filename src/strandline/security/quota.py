@@ -1,13 +1,13 @@
-"""Quotas: how much of a broker one principal may use, as pure arithmetic on time that is given.
+"""Quotas of a principal at a broker, computed from the times that the caller passes.
 
-What has a rate is metered by a bucket of tokens. It is full at first, holds what one second brings,
-and is refilled as time passes. Bytes are taken even when the bucket does not hold them: it goes
-into debt, and whoever took them waits until it is paid, so that whatever the sizes, what was let
-through in ``t`` seconds is never more than ``rate * t + burst``. A request is refused instead. No
-debt is forgiven, however large: whoever sends little and rarely but much at a time would pay less.
+Rates are limited by token buckets. A bucket starts full, holds the tokens of one second, and is
+refilled as time passes. Bytes are taken even when there are too few tokens: the balance becomes
+negative, and the caller waits until it is repaid. So for any sizes, no more than ``rate * t +
+burst`` bytes pass in ``t`` seconds. A request is refused instead. A negative balance is never
+reset, or else clients that send rarely, but much at a time, could exceed the rate.
 
-Rules: no I/O and no clock, times are monotonic milliseconds and never go backwards; nothing here
-is safe to use from several threads. Must not know who enforces what, nor how anybody waits.
+Rules: no I/O and no clock, times are monotonic milliseconds and never go backwards; nothing here is
+thread-safe. This module does not know the enforcing code or how it waits.
 """
 
 from typing import Final
@@ -17,10 +17,10 @@ import msgspec
 from strandline.errors import InvalidRequestError
 
 BURST_S: Final = 1.0
-"""How many seconds' worth may be used at once after a pause."""
+"""The seconds of quota that may be used at once after a pause."""
 LIMIT_MAX: Final = 1 << 50
 WAIT_MS_MAX: Final = 60_000.0
-"""Who is told to wait for so long asks again then: the quota may have been raised meanwhile."""
+"""The longest wait; the caller then asks again, because the quota may have been raised."""
 
 
 class Quota(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -36,25 +36,25 @@ UNLIMITED: Final = Quota()
 
 
 def check_quota(quota: Quota) -> None:
-    """Refuse a quota that limits nothing, or by what is no limit.
+    """Refuse a quota without any limit, or with an invalid one.
 
     Raises:
-        InvalidRequestError: naming the field.
+        InvalidRequestError: the quota is invalid; the message names the field.
     """
     for name in Quota.__struct_fields__:
         value = getattr(quota, name)
         if not 0 <= value <= LIMIT_MAX:
             raise InvalidRequestError(f"{name} is 0 to {LIMIT_MAX}, not {value}")
     if quota == UNLIMITED:
-        raise InvalidRequestError("this quota limits nothing; to lift one, remove it")
+        raise InvalidRequestError("this quota has no limit; remove the quota instead")
 
 
 class Bucket:
-    """Tokens that come at a rate, up to a burst.
+    """A token bucket.
 
     Args:
-        rate: tokens a second, above 0.
-        now_ms: the time; the bucket is full.
+        rate: tokens per second, above 0.
+        now_ms: the current time; the bucket starts full.
     """
 
     __slots__ = ("_burst", "_per_ms", "_since_ms", "_tokens")
@@ -67,16 +67,16 @@ class Bucket:
         self._since_ms = now_ms
 
     def take(self, amount: float, now_ms: float) -> float:
-        """Take tokens, there or not; for how many milliseconds whoever took them has to wait.
+        """Take tokens even if there are too few; return how many milliseconds the caller must wait.
 
-        After ``WAIT_MS_MAX`` it has to ask again, by taking none.
+        The result is at most ``WAIT_MS_MAX``; the caller then calls again with 0 tokens.
         """
         self._refill(now_ms)
         self._tokens -= amount
         return min(WAIT_MS_MAX, max(0.0, -self._tokens / self._per_ms))
 
     def ask(self, now_ms: float) -> float:
-        """Take one token if there is one; else after how many milliseconds there will be."""
+        """Take a token and return 0, or return after how many milliseconds there will be one."""
         self._refill(now_ms)
         if self._tokens < 1.0:
             return (1.0 - self._tokens) / self._per_ms
@@ -92,8 +92,8 @@ class Bucket:
 class Meter:
     """Usage of one principal at one broker.
 
-    Connections are counted always, so that a quota set later knows of those there are; bytes and
-    requests only while a quota limits them.
+    Connections are always counted, so that a quota that is set later includes the open ones. Bytes
+    and requests are counted only while a quota limits them.
     """
 
     __slots__ = ("_publish", "_read", "_requests", "connections", "quota")
@@ -106,7 +106,7 @@ class Meter:
         self._requests: Bucket | None = None
 
     def limit(self, quota: Quota, now_ms: float) -> None:
-        """Another quota is in force; buckets whose rate has not changed go on as they are."""
+        """Apply another quota; buckets whose rate has not changed keep their state."""
         before, self.quota = self.quota, quota
         if quota.publish_bytes_per_s != before.publish_bytes_per_s:
             self._publish = _bucket(quota.publish_bytes_per_s, now_ms)
@@ -116,23 +116,23 @@ class Meter:
             self._requests = _bucket(quota.requests_per_s, now_ms)
 
     def publish(self, size: int, now_ms: float) -> float:
-        """Bytes were published; milliseconds until more may be."""
+        """Count published bytes; return the milliseconds until more may be published."""
         return self._publish.take(size, now_ms) if self._publish is not None else 0.0
 
     def read(self, size: int, now_ms: float) -> float:
-        """Bytes are to be delivered; milliseconds until they may be."""
+        """Count bytes to deliver; return the milliseconds until they may be delivered."""
         return self._read.take(size, now_ms) if self._read is not None else 0.0
 
     def request(self, now_ms: float) -> float:
-        """One request: 0 if it may be served, else milliseconds after which it may."""
+        """Count a request; return 0 if it may be served, else the milliseconds to wait."""
         return self._requests.ask(now_ms) if self._requests is not None else 0.0
 
     def requests(self, count: int, now_ms: float) -> float:
-        """Requests that cannot be refused one by one; milliseconds until more may come."""
+        """Count requests that cannot be refused; return the milliseconds until more may come."""
         return self._requests.take(count, now_ms) if self._requests is not None else 0.0
 
     def connect(self) -> bool:
-        """Count a connection; False, and not counted, if it is one too many."""
+        """Count a connection; return False, without counting it, if it exceeds the quota."""
         limit = self.quota.connections
         if limit and self.connections >= limit:
             return False
@@ -140,7 +140,7 @@ class Meter:
         return True
 
     def disconnect(self) -> None:
-        """A counted connection is gone."""
+        """Count the end of a connection."""
         assert self.connections > 0, "counted when it came"
         self.connections -= 1
 

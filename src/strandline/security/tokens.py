@@ -1,11 +1,11 @@
-"""Tokens: what a client shows to say who it is, and the little that is kept of one.
+"""Tokens that authenticate clients, and the little that the broker stores of each.
 
-A token is ``slt_ID_SECRET``: eight hexadecimal digits by which it is found and revoked, and 256
-random bits. Only the SHA-256 of the text is kept. A slow hash with a salt, as for passwords, would
-protect what people choose; nobody can guess 256 bits, nor find a text to a SHA-256.
+A token is ``slt_ID_SECRET``: an id of eight hexadecimal digits, by which it is found and revoked,
+and 256 random bits. Only the SHA-256 of the text is stored. A slow salted hash would protect
+secrets that people choose; 256 random bits cannot be guessed.
 
-Rules: whoever makes a token hands in the randomness; the whole text is compared, in a time that
-does not depend on where it differs; what is not exactly a token is no token.
+Rules: the caller passes the random bytes. The whole text is compared in constant time. Any
+deviation from the format makes a token invalid.
 """
 
 import base64
@@ -31,21 +31,21 @@ _TEXT = re.compile(rf"{PREFIX}_([0-9a-f]{{8}})_[A-Za-z0-9_-]{{43}}")
 
 
 class Token(msgspec.Struct, frozen=True, kw_only=True):
-    """The stored form of a token."""
+    """A token as it is stored."""
 
     id: str
     principal: str
     sha256: bytes
     created_ns: int
     expires_ns: int = 0
-    """From when on it is worth nothing; 0: never."""
+    """The time from which it is invalid; 0: never."""
 
 
 def token_text(random: bytes) -> str:
-    """A new token.
+    """Return the text of a new token.
 
     Args:
-        random: ``ID_BYTES + SECRET_BYTES`` bytes that nobody can guess.
+        random: ``ID_BYTES + SECRET_BYTES`` bytes from a cryptographic source.
     """
     assert len(random) == ID_BYTES + SECRET_BYTES, "the id, then the secret"
     secret = base64.urlsafe_b64encode(random[ID_BYTES:]).rstrip(b"=").decode()
@@ -53,7 +53,7 @@ def token_text(random: bytes) -> str:
 
 
 def token_id(text: str) -> str | None:
-    """The id of a token; None if the text is none."""
+    """Return the id of a token; None if the text is not a token."""
     found = _TEXT.fullmatch(text)
     return found[1] if found is not None else None
 
@@ -64,29 +64,31 @@ def fingerprint(text: str) -> bytes:
 
 
 def is_text_of(text: str, sha256: bytes) -> bool:
-    """Whether a text is the one that was hashed; never, for no hash."""
+    """Return whether a text has the given hash; False for an empty hash."""
     if len(sha256) != SHA256_BYTES or not 0 < len(text) <= TEXT_BYTES_MAX:
         return False
     return hmac.compare_digest(fingerprint(text), sha256)
 
 
 def bearer_token(header: str) -> str:
-    """The token in an ``authorization`` header; empty, which is no token, if it carries another."""
+    """Return the token in an ``authorization`` header; empty, and so invalid, if there is none."""
     scheme, _, text = header.strip().partition(" ")
     return text.strip() if scheme.lower() == "bearer" else ""
 
 
 def check_token(token: Token) -> None:
-    """Refuse what could never be shown, or stand for nobody.
+    """Refuse a token that no client could present, or whose principal is invalid.
 
     Raises:
-        InvalidRequestError: naming what is wrong with it.
+        InvalidRequestError: the token is invalid; the message says why.
     """
-    if token.principal != BROKERS.name:  # which only brokers can ask for
+    if token.principal != BROKERS.name:  # which only a broker's own token may have
         check_user_name(token.principal)
     if not _ID.fullmatch(token.id):
-        raise InvalidRequestError("a token's id is eight hexadecimal digits")
+        raise InvalidRequestError("a token's id must be eight hexadecimal digits")
     if len(token.sha256) != SHA256_BYTES:
-        raise InvalidRequestError("of a token its SHA-256 is kept, which has 32 bytes")
+        raise InvalidRequestError("a token's SHA-256 must have 32 bytes")
     if token.expires_ns and token.expires_ns <= token.created_ns:
-        raise InvalidRequestError("the token would expire before it is made; give it a later end")
+        raise InvalidRequestError(
+            "the token would expire before its creation; choose a later expiry"
+        )

@@ -1,1 +1,1 @@
-"""Front ends: how the outside reaches a broker, one protocol each; siblings that share nothing."""
+"""Servers: the protocols through which clients reach a broker, in one package each."""

@@ -1,9 +1,9 @@
-"""How many clients may be connected, on all listeners of a broker together.
+"""The limit of client connections over all listeners of a broker.
 
-Rules: a client that has shown who it is stays connected; one that has not makes room for the next
-when there are too many, the oldest first. So strangers keep nobody out who has credentials. Of
-Flight's connections only the number is known here; it ends them by itself. Loop thread, but for
-``note_flight``.
+Rules: an identified client stays connected. When there are too many connections, the oldest
+unidentified client is disconnected, so that clients without credentials cannot keep out those with
+credentials. Flight reports only how many connections it has, and closes them itself. Loop thread,
+except ``note_flight``.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ HTTP_SHARE = 4
 
 
 class ConnectionLimit:
-    """Counts connections.
+    """A count of connections with a limit.
 
     Args:
         connections_max: on all listeners but HTTP's; by default as many as the process has
@@ -33,23 +33,23 @@ class ConnectionLimit:
 
     @property
     def count(self) -> int:
-        """Connections there are."""
+        """Connections that are open."""
         return len(self._known) + len(self._strangers) + self._of_flight
 
     @property
     def excess(self) -> int:
-        """How many of them are too many."""
+        """The number of connections above the limit."""
         return max(0, self.count - self.connections_max)
 
     def admit(self, connection: object, drop: Callable[[], None]) -> bool:
-        """Count a new connection, of somebody who has not shown who it is.
+        """Count a new connection whose client is not identified yet.
 
         Args:
-            connection: to be told apart from others.
-            drop: ends it at once; called when it has to make room for another.
+            connection: an object that identifies the connection.
+            drop: closes the connection at once; called when another needs its place.
 
         Returns:
-            Whether there is room for it.
+            True if the connection may stay.
         """
         while self.count >= self.connections_max and self._strangers:
             oldest = next(iter(self._strangers))
@@ -59,15 +59,15 @@ class ConnectionLimit:
         return is_admitted
 
     def note_identified(self, connection: object) -> None:
-        """A client has shown who it is."""
+        """Record that a connection's client is identified."""
         if self._strangers.pop(connection, None) is not None:
             self._known.add(connection)
 
     def forget(self, connection: object) -> None:
-        """A connection has ended."""
+        """Record the end of a connection."""
         self._known.discard(connection)
         self._strangers.pop(connection, None)
 
     def note_flight(self, count: int) -> None:
-        """So many connections are Flight's; any thread."""
+        """Record the number of Flight's connections; any thread."""
         self._of_flight = count

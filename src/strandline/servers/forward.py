@@ -1,15 +1,15 @@
-"""Publishes for partitions that another broker leads: forwarded to it by a client of our own.
+"""Forwarding of publishes to the brokers that lead their partitions.
 
-Liftbridge's clients publish to any broker, and so do NATS publishers at a broker's own listener or
-at a nats-server that meets no other. The client here finds leaders, waits through elections and
-stores a retry once. Records with an expected offset go one by one, and a retry of those is the
-publisher's business, as with the leader itself. With TLS it trusts the authority of the clients'
-certificates, or else that of the peer link's, or else whom gRPC trusts.
+Liftbridge clients publish to any broker, and so do NATS publishers at an ingest listener or at a
+nats-server without cluster routes. A client of our own finds the leaders, waits for elections and
+deduplicates its retries. Records with an expected offset are sent one by one and not retried: that
+is left to the publisher, as with the leader itself. With TLS the client trusts ``tls.authority``,
+or else ``cluster.tls_authority``, or else gRPC's defaults.
 
-Rules: the order of one partition's publishes is kept, also when its leadership comes here while
-some are under way; an outcome reaches its responder on the loop. A stream that is published to has
-a producer, with threads here and at the leader, which keeps the log's files open there: so that of
-a deleted stream is ended, and of the others no more stay than ``PRODUCERS_MAX``.
+Rules: the order of one partition's publishes is kept, also when this broker becomes the leader
+while some are in flight. Outcomes reach the ack sink on the loop. Each stream's producer has
+threads here and at the leader, where it keeps the log's files open. So a deleted stream's producer
+is closed, and at most ``PRODUCERS_MAX`` of the others are kept.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ A_BUG: Final = "internal error; see the broker's log"
 
 
 class LeaderLinks(NamedTuple):
-    """The ways to the leaders."""
+    """The clients that reach the leaders."""
 
     client: Client
     expecting: ConditionalAppender
@@ -71,10 +71,10 @@ class LeaderLinks(NamedTuple):
     """Stream → who appends to it; the one used last is the last."""
 
     def producer(self, stream: str) -> Producer:
-        """Who appends to a stream.
+        """Return the producer of a stream.
 
         Raises:
-            UnknownStreamError: there is none.
+            UnknownStreamError: the stream does not exist.
         """
         found = self.producers.pop(stream, None)
         if found is not None and not found.is_usable:
@@ -84,37 +84,37 @@ class LeaderLinks(NamedTuple):
         return made
 
     def let_go(self, stream: str) -> None:
-        """Need a stream's producer no more."""
+        """Close a stream's producer."""
         found = self.producers.pop(stream, None)
         if found is not None:
             found.abandon()
 
     def abandon(self) -> None:
-        """End them at once; the outcome of what is under way is unknown."""
+        """Close at once; the outcomes of publishes in flight are unknown."""
         self.expecting.close()
         self.client.abandon()
 
     def close(self) -> None:
-        """End them, once what is under way is answered.
+        """Close after the publishes in flight are answered.
 
         Raises:
-            StrandlineError: an append nobody waited for failed.
+            StrandlineError: an append failed whose future was not read.
         """
         self.expecting.close()
         self.client.close()
 
 
 class Forwarder:
-    """Forwards publishes; loop thread. Shared by the front ends, so that no order changes.
+    """A forwarder of publishes, shared by all servers so that their order is kept; loop thread.
 
     Args:
-        broker: whose cluster it is.
+        broker: a broker of the cluster.
     """
 
     def __init__(self, broker: ClusterBroker) -> None:
         self._broker = broker
-        self._waking = ResumeForwarder(self._resume)
-        # One thread each: what it is given leaves in that order.
+        self._resumer = ResumeForwarder(self._resume)
+        # One thread each, so that publishes leave in order.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="forward")
         self._single = ThreadPoolExecutor(1, thread_name_prefix="forward-one")
         self._lock = threading.Lock()
@@ -129,27 +129,27 @@ class Forwarder:
 
     @property
     def is_busy(self) -> bool:
-        """Whether any publish is under way."""
+        """Whether any publish is in flight."""
         return bool(self._pending)
 
     @property
     def fullness(self) -> float:
-        """How much of what may be under way is: at 1.0 publishes are refused."""
+        """The used fraction of the limits; at 1.0 publishes are refused."""
         return max(self._pending.total() / PENDING_MAX, self._pending_bytes / PENDING_BYTES_MAX)
 
     def is_led_elsewhere(self, partition: PartitionName) -> bool:
-        """Whether another broker leads a partition, or is still forwarded what came before."""
+        """Return whether another broker leads, or earlier publishes are in flight to one."""
         if partition in self._pending:
             return True
         image = self._image_of(partition)
         return image is not None and image.leader not in (None, self._broker.membership.me)
 
     def is_busy_with(self, partition: PartitionName) -> bool:
-        """Whether publishes to a partition are under way, which others must not overtake."""
+        """Return whether publishes are in flight that later ones must not overtake."""
         return partition in self._pending
 
     def _streams_changed(self) -> None:
-        """Let go of what was deleted, also if it was made again."""
+        """Close the producers of deleted streams, including streams that were recreated."""
         before = self._created_ns
         self._created_ns = {each.name: each.created_ns for each in self._broker.streams()}
         gone = [name for name, at_ns in before.items() if self._created_ns.get(name) != at_ns]
@@ -157,17 +157,17 @@ class Forwarder:
             self._thread.submit(self._let_go_of, gone)
 
     def _image_of(self, name: PartitionName) -> PartitionImage | None:
-        """Return what the newest image says of a partition; None: it has just been deleted."""
+        """Return a partition of the newest metadata image; None if it has just been deleted."""
         try:
             return self._broker.image.partition(name.stream, name.partition)
         except (UnknownStreamError, UnknownPartitionError):
             return None
 
     async def _resume(self, name: PartitionName) -> None:
-        """Resume a partition that its leader has found paused, unless somebody else has by now.
+        """Resume a partition that its leader found paused, unless it is resumed already.
 
         Raises:
-            StrandlineError: it cannot be stored now, or nobody says what was decided.
+            StrandlineError: the metadata cannot be read or changed now.
         """
         broker = self._broker
         await broker.membership.newest.know()
@@ -179,7 +179,7 @@ class Forwarder:
             await broker.change(PausePartitions(name.stream, numbers, is_on=False, now_ns=now_ns))
 
     async def room(self) -> None:
-        """Wait until another publish is taken."""
+        """Wait until another publish can be accepted."""
         while self.fullness >= 1:
             self._has_room.clear()
             await self._has_room.wait()
@@ -193,16 +193,16 @@ class Forwarder:
         expects: bool = False,
         expected: int | None = None,
     ) -> None:
-        """Hand a record on; the outcome reaches the responder.
+        """Forward a record; its outcome reaches the ack sink.
 
         Args:
-            record: what to store.
-            ack_sink: whom to tell; None: nobody.
-            token: comes back with the outcome.
+            record: the record.
+            ack_sink: receives the outcome; None: nobody does.
+            token: passed to the ack sink with the outcome.
             expects: whether the stream checks expected offsets.
-            expected: the offset; None: whichever is next.
+            expected: the expected offset; None: the next one.
         """
-        refusal = self._refusal(record.partition)
+        refusal = self._refuse_reason(record.partition)
         if refusal is not None:
             self._reject(record.partition, refusal, sink=ack_sink, token=token)
             return
@@ -210,7 +210,7 @@ class Forwarder:
         self._pending[record.partition] += 1
         self._pending_bytes += size
 
-        def tell(outcome: Outcome) -> None:
+        def report(outcome: Outcome) -> None:
             self._pending_bytes -= size
             self._pending[record.partition] -= 1
             if not self._pending[record.partition]:
@@ -223,14 +223,14 @@ class Forwarder:
                 ack_sink.acked(token, record.partition, offset, duplicate=outcome.duplicate)
             self._flush_soon()
 
-        def send(errand: ForwardedPublish) -> None:
-            done = partial(self._waking.answered, errand)
+        def send(publish: ForwardedPublish) -> None:
+            done = partial(self._resumer.answered, publish)
             if expects:
                 self._single.submit(self._send_one, record, done, expected)
             else:
                 self._thread.submit(self._send, record, done)
 
-        self._waking.hand_on(ForwardedPublish(record.partition, send, tell, wakes=record.wakes))
+        self._resumer.submit(ForwardedPublish(record.partition, send, report, wakes=record.wakes))
 
     def _reject(
         self, name: PartitionName, error: StrandlineError, *, sink: AckSink | None, token: object
@@ -238,7 +238,7 @@ class Forwarder:
         self._broker.admission.reject(error, sink, token, stream=name.stream)
 
     def _flush_soon(self) -> None:
-        """Have the front ends send outcomes, and read on, once in this round of the loop."""
+        """Let the servers send outcomes and resume reading, once per round of the loop."""
         if not self._is_flushing:
             self._is_flushing = True
             asyncio.get_running_loop().call_soon(self._flush)
@@ -247,8 +247,8 @@ class Forwarder:
         self._is_flushing = False
         self._broker.send_answers()
 
-    def _refusal(self, partition: PartitionName) -> StrandlineError | None:
-        """Why a record is not handed on; what the leader would refuse is refused here, at once."""
+    def _refuse_reason(self, partition: PartitionName) -> StrandlineError | None:
+        """Return why a record is refused here, before its leader would; None to forward it."""
         if self.fullness >= 1:
             return UnavailableError(
                 f"{self._pending.total()} publishes wait for other brokers; retry later"
@@ -259,7 +259,7 @@ class Forwarder:
             return error
         stream = self._broker.image.streams.get(partition.stream)
         if stream is None or partition.partition >= len(stream.partitions):
-            return None  # the leader may know it
+            return None  # the leader may have newer metadata
         found, few = stream.partitions[partition.partition], stream.config.min_isr
         if found.leader is not None and len(found.isr) < few:
             return NotEnoughReplicasError(
@@ -268,7 +268,7 @@ class Forwarder:
         return None
 
     def _send(self, record: PendingForward, done: Callable[[Outcome], None]) -> None:
-        """On the thread: give the record to the client."""
+        """Pass the record to the client; forward thread."""
 
         def finished(future: "Future[Ack]") -> None:
             failure = future.exception()
@@ -284,7 +284,7 @@ class Forwarder:
                 partition=record.partition.partition,
                 message_id=record.message_id,
             )
-        except Exception as error:  # noqa: BLE001 - whoever published is told
+        except Exception as error:  # noqa: BLE001 - the publisher gets the error
             self._tell(done, self._explained(error))
         else:
             future.add_done_callback(finished)
@@ -292,14 +292,14 @@ class Forwarder:
                 self._let_go_of_idle(link)
 
     def _let_go_of_idle(self, link: LeaderLinks) -> None:
-        """On the thread: end producers that were not used for long, so that no order changes."""
+        """Close the least recently used producers; forward thread, to keep the order."""
         busy = {partition.stream for partition in list(self._pending)}
         for stream in list(link.producers)[:-PRODUCERS_MAX]:
             if stream not in busy:
                 link.let_go(stream)
 
     def _let_go_of(self, streams: list[str]) -> None:
-        """On the thread: these were deleted."""
+        """Close the producers of deleted streams; forward thread."""
         if self._link is not None:
             for stream in streams:
                 self._link.let_go(stream)
@@ -307,7 +307,7 @@ class Forwarder:
     def _send_one(
         self, record: PendingForward, done: Callable[[Outcome], None], expected: int | None
     ) -> None:
-        """On its thread: store a record before the next one."""
+        """Store a record before the next one; runs on its own thread."""
         outcome: Outcome
         handed = ProducerRecord(
             record.value, record.key, record.subject, record.headers, record.message_id
@@ -317,15 +317,15 @@ class Forwarder:
             with self._sending_one:
                 link = self._linked()
                 outcome = link.expecting.append(stream, number, handed, expected_offset=expected)
-        except Exception as error:  # noqa: BLE001 - whoever published is told
+        except Exception as error:  # noqa: BLE001 - the publisher gets the error
             outcome = self._explained(error)
         self._tell(done, outcome)
 
     def _linked(self) -> LeaderLinks:
-        """The ways to the leaders, made when they are first needed; blocks.
+        """Return the clients, connected on first use; blocks.
 
         Raises:
-            StrandlineError: as ``_connect``.
+            StrandlineError: see ``_connect``.
         """
         with self._lock:
             if self._link is None:
@@ -333,50 +333,50 @@ class Forwarder:
             return self._link
 
     def _explained(self, error: BaseException) -> StrandlineError:
-        """What the caller is told: that our token was refused, or a bug, is no fault of its own."""
+        """Return the error for the publisher: it is not to blame for our own token or for a bug."""
         if not isinstance(error, StrandlineError):
-            logger.error("a publish could not be handed on", exc_info=error)
+            logger.error("a publish could not be forwarded", exc_info=error)
             return UnavailableError(A_BUG)
         if not isinstance(error, UnauthenticatedError):
             return error
         if not self._is_stopping:
             self.renew_client()
-        return UnavailableError("the leader did not take this broker's own token; retry")
+        return UnavailableError("the leader refused this broker's own token; retry")
 
     def _tell(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer
             self._broker.call_soon(done, outcome)
 
     def renew_client(self) -> None:
-        """Begin again with a client that reads the certificates anew; the old one finishes."""
+        """Replace the client, to read the certificates again; the old one finishes first."""
         self._thread.submit(self._let_go)
 
     def _let_go(self) -> None:
-        """On the thread: what is under way is waited for, so that the order is kept."""
+        """Close the clients after the publishes in flight, to keep the order; forward thread."""
         with self._sending_one:
             self._close()
 
     def _close(self) -> None:
-        """End the clients; what goes by itself is not waited for."""
+        """Close the clients without waiting for single records."""
         with self._lock:
             link, self._link = self._link, None
         if link is not None:
             try:
                 link.close()
             except StrandlineError as error:
-                logger.warning("a publish that was handed on failed: %s", error)
+                logger.warning("a forwarded publish failed: %s", error)
 
     async def quiesce(self) -> None:
-        """Wait for what is under way, but not for long."""
+        """Wait for publishes in flight, for a limited time."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + STOP_WAIT_S
         while self._pending and loop.time() < deadline_s:  # noqa: ASYNC110  once, at the end
             await asyncio.sleep(STOP_POLL_S)
 
     async def stop(self) -> None:
-        """Let go of the client; what is under way is told that its outcome is unknown."""
+        """Stop; the outcome of publishes in flight is reported as unknown."""
         self._is_stopping = True
-        await self._waking.stop()
+        await self._resumer.stop()
         for thread in (self._thread, self._single):
             thread.shutdown(wait=False, cancel_futures=True)
         await self.quiesce()
@@ -384,7 +384,7 @@ class Forwarder:
 
     def _abandon(self) -> None:
         if not self._lock.acquire(timeout=STOP_WAIT_S):
-            return  # they are just being made, and will find that the broker stops
+            return  # a connection in progress will notice that the broker is stopping
         link, self._link = self._link, None
         self._lock.release()
         if link is not None:
@@ -392,7 +392,7 @@ class Forwarder:
 
 
 def _connect(broker: ClusterBroker) -> LeaderLinks:
-    """Clients of the cluster, which show this broker's certificate where there is TLS.
+    """Connect to the cluster, with this broker's certificate where TLS is on.
 
     Raises:
         StrandlineError: the cluster is not known yet, or its certificates are not trusted.
@@ -409,7 +409,7 @@ def _connect(broker: ClusterBroker) -> LeaderLinks:
     brokers = ClusterClient(
         f"{scheme}://{address}", timeout_s=ASK_TIMEOUT_S, credentials=credentials
     )
-    brokers.server_info()  # learns of the others
+    brokers.server_info()  # learns the other brokers' addresses
     return LeaderLinks(
         Client(f"{scheme}://{address}", credentials=credentials),
         ConditionalAppender(brokers, timeout_s=ONE_TIMEOUT_S),
@@ -418,7 +418,7 @@ def _connect(broker: ClusterBroker) -> LeaderLinks:
 
 
 def _own_address(broker: ClusterBroker) -> str:
-    """Where Flight listens: the client learns of the others there.
+    """Return this broker's Flight address, from which the client learns the others.
 
     Raises:
         UnavailableError: the cluster does not know this broker yet.

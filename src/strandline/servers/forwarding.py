@@ -1,6 +1,6 @@
-"""What front ends know of forwarding publishes to the brokers that lead their partitions.
+"""The interface through which servers forward publishes to other brokers.
 
-It is kept apart from the forwarder, whose client a broker that stands alone need not load.
+It is separate from the forwarder, so that a broker alone need not import the client.
 """
 
 from typing import NamedTuple, Protocol
@@ -24,20 +24,20 @@ class PendingForward(NamedTuple):
 
 
 class ForwarderPort(Protocol):
-    """What hands publishes to the brokers that lead their partitions."""
+    """A forwarder of publishes to the brokers that lead their partitions."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether any publish is under way."""
+        """Whether any publish is in flight."""
         ...
 
     @property
     def fullness(self) -> float:
-        """How much of what may be under way is."""
+        """The used fraction of the limits; at 1.0 publishes are refused."""
         ...
 
     def is_led_elsewhere(self, partition: PartitionName) -> bool:
-        """Whether another broker leads a partition, or is still forwarded what came before."""
+        """Return whether another broker leads, or earlier publishes are in flight to one."""
         ...
 
     def append(
@@ -49,17 +49,17 @@ class ForwarderPort(Protocol):
         expects: bool = False,
         expected: int | None = None,
     ) -> None:
-        """Forward a record; the outcome reaches the responder."""
+        """Forward a record; its outcome reaches the ack sink."""
         ...
 
     def is_busy_with(self, partition: PartitionName) -> bool:
-        """Whether publishes to a partition are under way, which others must not overtake."""
+        """Return whether publishes are in flight that later ones must not overtake."""
         ...
 
     async def room(self) -> None:
-        """Wait until another publish is taken."""
+        """Wait until another publish can be accepted."""
         ...
 
     async def quiesce(self) -> None:
-        """Wait for what is under way, but not for long."""
+        """Wait for publishes in flight, for a limited time."""
         ...

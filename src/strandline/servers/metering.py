@@ -1,9 +1,8 @@
-"""Quotas in force at one broker: the meters of its principals, shared by all front ends.
+"""Meters of the principals at one broker, shared by all servers.
 
-Rules: a principal has one meter, whichever way it comes. Where access is not checked nobody is
-known, so nothing is metered and nothing is paid for it. A quota that was set or removed counts from
-the next use on, and within a minute for who waits. Any thread may meter; waiting is for the front
-end, in its own way.
+Rules: a principal has one meter for all protocols. Without access control there are no principals,
+so nothing is metered, at no cost. A change of a quota takes effect at the next use, and within a
+minute for callers that wait. Any thread may use a meter; how to wait is up to each server.
 """
 
 import threading
@@ -21,15 +20,15 @@ from strandline.telemetry import Telemetry
 
 MS_PER_S = 1e3
 WAIT_S_MAX = WAIT_MS_MAX / MS_PER_S
-"""Who is told to wait for so long asks again then, with a size of 0."""
+"""The longest wait; after it the caller asks again, with a size of 0."""
 
 
 @contextmanager
 def counted(allowance: "Allowance | None") -> Iterator[None]:
-    """What goes on inside is one connection of a principal, if it is known whose.
+    """Count one connection of a principal for the duration of the context.
 
     Raises:
-        QuotaExceededError: it would be one too many.
+        QuotaExceededError: the principal has too many connections.
     """
     if allowance is None:
         yield
@@ -42,46 +41,46 @@ def counted(allowance: "Allowance | None") -> Iterator[None]:
 
 
 class Presence:
-    """One connection on which several principals may call, each of whom it counts for.
+    """A connection that is counted once for each principal that calls on it.
 
-    It counts from its first call on until the connection ends.
+    It counts from the principal's first call until the connection ends.
     """
 
     def __init__(self) -> None:
         self._of: set[Allowance] = set()
 
     def note(self, allowance: "Allowance") -> None:
-        """Somebody calls on it.
+        """Count the connection for a principal that calls on it.
 
         Raises:
-            QuotaExceededError: with it, that principal has one connection too many.
+            QuotaExceededError: the principal has too many connections.
         """
         if allowance not in self._of:
             allowance.open()
             self._of.add(allowance)
 
     def end(self) -> None:
-        """The connection has ended."""
+        """Stop counting, because the connection has ended."""
         while self._of:
             self._of.pop().close()
 
 
 class Metered(Protocol):
-    """What of a broker metering needs."""
+    """The parts of a broker that metering needs."""
 
     @property
     def clock(self) -> Clock:
-        """Where the time comes from."""
+        """The source of time."""
         ...
 
     @property
     def telemetry(self) -> Telemetry:
-        """Counters."""
+        """The broker's metrics."""
         ...
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata as it is now."""
+        """The current metadata."""
         ...
 
 
@@ -89,8 +88,8 @@ class Metering:
     """The meters of one broker.
 
     Args:
-        broker: whose metadata holds the quotas.
-        connections: counts the clients of all listeners.
+        broker: the broker whose metadata holds the quotas.
+        connections: the limit of connections over all listeners.
     """
 
     def __init__(self, broker: Metered, connections: ConnectionLimit | None = None) -> None:
@@ -100,7 +99,7 @@ class Metering:
         self._allowances: dict[str, Allowance] = {}
 
     def of(self, caller: Caller) -> "Allowance | None":
-        """What an asker may use; None where nobody is known."""
+        """Return the caller's allowance; None without access control."""
         principal = caller.principal
         if principal.is_anonymous:
             return None
@@ -113,11 +112,11 @@ class Metering:
 
 
 class Allowance:
-    """What one principal may use.
+    """The use of a broker by one principal.
 
     Args:
-        principal: its name.
-        broker: whose metadata holds the quotas.
+        principal: the principal's name.
+        broker: the broker whose metadata holds the quotas.
     """
 
     def __init__(self, principal: str, broker: Metered) -> None:
@@ -129,12 +128,12 @@ class Allowance:
 
     @property
     def quota(self) -> Quota:
-        """In force now."""
+        """Return the quota in force now."""
         with self._lock:
             return self._current().quota
 
     def publish(self, size: int) -> float:
-        """Bytes were published; for how many seconds no more may be."""
+        """Count published bytes; return for how many seconds no more may be published."""
         with self._lock:
             meter = self._current()
             if not meter.quota.publish_bytes_per_s:
@@ -144,7 +143,7 @@ class Allowance:
             return self._waits(wait_ms)
 
     def read(self, size: int) -> float:
-        """Bytes are to be delivered; for how many seconds they may not be."""
+        """Count bytes to deliver; return for how many seconds they may not be delivered."""
         with self._lock:
             meter = self._current()
             if not meter.quota.read_bytes_per_s:
@@ -154,7 +153,7 @@ class Allowance:
             return self._waits(wait_ms)
 
     def requests(self, count: int) -> float:
-        """Requests came that cannot be refused; for how many seconds no more may be taken."""
+        """Count requests that cannot be refused; return for how many seconds to accept no more."""
         with self._lock:
             meter = self._current()
             if not meter.quota.requests_per_s:
@@ -165,17 +164,17 @@ class Allowance:
         """Count one request.
 
         Raises:
-            QuotaExceededError: it is one too many; the message says when to ask again.
+            QuotaExceededError: there were too many; the message says when to retry.
         """
         with self._lock:
             wait_ms = self._current().request(self._now_ms())
         self._refuse(wait_ms, "requests_per_s")
 
     def check_publish(self, size: int) -> None:
-        """Count bytes that are to be published by somebody who cannot be held up.
+        """Count bytes to publish for a client that cannot be slowed down.
 
         Raises:
-            QuotaExceededError: what was published before has used up the quota.
+            QuotaExceededError: earlier publishes have used up the quota.
         """
         with self._lock:
             meter = self._current()
@@ -188,7 +187,7 @@ class Allowance:
         self._refuse(wait_ms, "publish_bytes_per_s")
 
     def refused_publish(self) -> QuotaExceededError | None:
-        """Return why a publish is refused now, which is counted; None: the quota allows it."""
+        """Return and count the refusal of a publish; None if the quota allows it."""
         with self._lock:
             meter, now_ms = self._current(), self._now_ms()
             bytes_ms, requests_ms = meter.publish(0, now_ms), meter.requests(0, now_ms)
@@ -199,10 +198,10 @@ class Allowance:
         return self._refusal(requests_ms, "requests_per_s")
 
     def open(self) -> None:
-        """Count a connection; ``close`` it when it ends.
+        """Count a connection; call ``close`` when it ends.
 
         Raises:
-            QuotaExceededError: it is one too many.
+            QuotaExceededError: the principal has too many connections.
         """
         with self._lock:
             meter = self._current()
@@ -216,12 +215,12 @@ class Allowance:
             )
 
     def close(self) -> None:
-        """A connection that was counted has ended."""
+        """Stop counting a connection."""
         with self._lock:
             self._meter.disconnect()
 
     def _current(self) -> Meter:
-        """The meter with the quota that is in force now; holding the lock."""
+        """Return the meter with the quota now in force; the caller holds the lock."""
         quotas = self._broker.image.quotas
         if quotas is not self._quotas:
             self._quotas = quotas

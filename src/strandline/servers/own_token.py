@@ -1,9 +1,9 @@
-"""The token by which a broker publishes at others what it has allowed a client to publish.
+"""The token that authenticates a broker when it forwards a client's publish.
 
-A request is checked by the broker that gets it; the leader it is handed to sees this token, which
-stands for the brokers, and may publish and nothing else. Rules: the token is made anew with each
-client and never leaves memory; the metadata keeps its hash, under an id that is this broker's
-number, so that restarts leave none behind. It is used once the others know of it.
+The broker that receives a request checks it; the leader that it is forwarded to sees this token,
+whose principal may only publish. Rules: each client gets a new token, which never leaves memory.
+The metadata keeps its hash under this broker's number, so that restarts leave no old tokens behind.
+The token is used once the other brokers know it.
 """
 
 import secrets
@@ -27,13 +27,13 @@ ASK_TIMEOUT_S: Final = 3.0
 
 
 def own_token(broker: Broker) -> str | None:
-    """A token of this broker's, that the metadata has taken; None where access is not checked.
+    """Return this broker's token once the metadata has it; None without access control.
 
-    Blocks; not for the loop's thread.
+    Blocks; must not be called on the loop's thread.
 
     Raises:
-        RequestTimeoutError: the metadata did not take it in time.
-        StrandlineError: it refuses to.
+        RequestTimeoutError: the metadata did not accept it in time.
+        StrandlineError: the metadata refused it.
     """
     if not broker.config.auth.enabled:
         return None
@@ -59,7 +59,7 @@ def wait_until_known(address: str, credentials: Credentials, clock: Clock) -> No
     A leader elected from now on knows it: the election is later in the metadata than the token.
 
     Raises:
-        UnauthenticatedError: it does not for too long.
+        UnauthenticatedError: the broker does not know the token in time.
     """
     deadline_ms = clock.monotonic_ms() + KNOWN_TIMEOUT_S * 1e3
     pause = threading.Event()
@@ -73,7 +73,7 @@ def wait_until_known(address: str, credentials: Credentials, clock: Clock) -> No
                     raise
                 pause.wait(KNOWN_POLL_S)
             except UnavailableError:
-                return  # it is away, and leads nothing until it has caught up
+                return  # offline, so it leads nothing until it has caught up
             else:
                 return
     finally:

@@ -1,6 +1,6 @@
-"""What requests need to be allowed, in the words of the access rules; shared by the front ends.
+"""The permissions that requests need, in terms of access rules; shared by the servers.
 
-Rules: a request is judged by everything that it would touch, not by the name it begins with.
+Rules: a request needs permission for everything that it would affect.
 """
 
 from collections.abc import Iterator
@@ -15,32 +15,32 @@ KNOWN_STREAM: Final[tuple[Operation, ...]] = ("read", "publish", "admin")
 
 
 class Need(NamedTuple):
-    """One of some operations on a resource."""
+    """The need to have one of some operations on a resource."""
 
     resource: Resource
     operations: tuple[Operation, ...]
 
 
 def stream(name: str, *operations: Operation) -> Need:
-    """On a stream."""
+    """Return the need for an operation on a stream."""
     return Need(Resource("stream", name), operations)
 
 
 def subject(name: str, operation: Operation) -> Need:
-    """On a subject, or on all that a pattern stands for."""
+    """Return the need for an operation on a subject, or on all that a pattern matches."""
     return Need(Resource("subject", name), (operation,))
 
 
 def group(name: str, operation: Operation = "group") -> Need:
-    """On a consumer group, or on what else is called by such a name."""
+    """Return the need for an operation on a consumer group, cursor or transactional id."""
     return Need(Resource("group", name), (operation,))
 
 
 def needs_of_stream(config: StreamConfig) -> Iterator[Need]:
-    """To create a stream.
+    """Yield the needs of creating a stream.
 
-    To record a subject is to read it, and partitions by suffix record what is below it; to share
-    the records of a queue group is to take some from its other streams.
+    Storing a subject's messages means reading them, and partitioning by suffix also stores the
+    subjects below. Joining a queue group takes messages from its other streams.
     """
     yield stream(config.name, "admin")
     yield subject(config.subject, "read")
@@ -51,5 +51,5 @@ def needs_of_stream(config: StreamConfig) -> Iterator[Need]:
 
 
 def sees_stream(caller: Caller, name: str) -> bool:
-    """Whether a stream is shown to an asker."""
+    """Return whether the caller may see a stream."""
     return caller.may(Resource("stream", name), *KNOWN_STREAM)

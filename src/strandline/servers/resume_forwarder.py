@@ -1,12 +1,13 @@
-"""Publishes to other brokers whose partition is found paused: it is woken, and they go again.
+"""Forwarded publishes that wait until their paused partition is resumed.
 
-A leader pauses a partition, or hears that it was resumed, moments before or after others do. What
-it refuses meanwhile is held, with what comes behind it, until nothing of the partition is under
-way; then the partition is woken, and all go again in their order. The first goes alone: a leader
-that hears of the waking between two of them would refuse one and store the next.
+A leader pauses a partition, or learns that it was resumed, moments before or after other brokers
+do. Publishes that it refuses meanwhile are held, with later ones behind them, until none of the
+partition is in flight. Then the partition is resumed, and all are sent again in order. The first is
+sent alone: a leader that learns of the resumption between two of them would refuse one and store
+the next.
 
-Rules: loop thread only. A publish does not go again once a later one was stored, which would
-change their order, nor for longer than ``PATIENCE_S``: it is told the refusal.
+Rules: loop thread only. A publish is not sent again once a later one was stored, which would change
+the order, nor for longer than ``PATIENCE_S``: its publisher gets the refusal.
 """
 
 import asyncio
@@ -26,28 +27,28 @@ Outcome = Ack | StrandlineError
 
 
 class ForwardedPublish:
-    """A publish that is handed on.
+    """A publish to forward.
 
     Args:
-        partition: where.
-        send: hands it to its leader, or hands it on again.
-        tell: tells the outcome; once.
-        wakes: whether it resumes a partition that is paused.
+        partition: the target partition.
+        send: sends it to the leader; called again for each retry.
+        report: receives the outcome, once.
+        wakes: whether it resumes a paused partition.
     """
 
-    __slots__ = ("number", "partition", "refused_s", "send", "tell", "wakes")
+    __slots__ = ("number", "partition", "refused_s", "report", "send", "wakes")
 
     def __init__(
         self,
         partition: PartitionName,
         send: Callable[["ForwardedPublish"], None],
-        tell: Callable[[Outcome], None],
+        report: Callable[[Outcome], None],
         *,
         wakes: bool,
     ) -> None:
         self.partition = partition
         self.send = send
-        self.tell = tell
+        self.report = report
         self.wakes = wakes
         self.number = 0
         self.refused_s: float | None = None
@@ -55,7 +56,7 @@ class ForwardedPublish:
 
 
 class _Partition:
-    """The errands of one partition."""
+    """The publishes of one partition."""
 
     __slots__ = ("refused", "sent", "task", "waiting")
 
@@ -69,85 +70,85 @@ class _Partition:
 
 
 class ResumeForwarder:
-    """Hands errands on, and again if their partition had to be woken.
+    """A forwarder that resumes paused partitions and sends their publishes again.
 
     Args:
-        wake: resumes a partition, if it is paused.
+        resume: resumes a partition if it is paused.
     """
 
-    def __init__(self, wake: Callable[[PartitionName], Awaitable[None]]) -> None:
-        self._wake = wake
+    def __init__(self, resume: Callable[[PartitionName], Awaitable[None]]) -> None:
+        self._resume = resume
         self._partitions: defaultdict[PartitionName, _Partition] = defaultdict(_Partition)
         self._last_number = 0
 
-    def hand_on(self, errand: ForwardedPublish) -> None:
-        """Send an errand, behind those of its partition that came before."""
+    def submit(self, publish: ForwardedPublish) -> None:
+        """Send a publish, after the earlier ones of its partition."""
         self._last_number += 1
-        errand.number = self._last_number
-        partition = self._partitions[errand.partition]
+        publish.number = self._last_number
+        partition = self._partitions[publish.partition]
         if partition.refused or partition.waiting or partition.task is not None:
-            partition.waiting.append(errand)
+            partition.waiting.append(publish)
         else:
             partition.sent += 1
-            errand.send(errand)
+            publish.send(publish)
 
-    def answered(self, errand: ForwardedPublish, outcome: Outcome) -> None:
-        """What became of an errand that was sent."""
-        partition = self._partitions[errand.partition]
+    def answered(self, publish: ForwardedPublish, outcome: Outcome) -> None:
+        """Handle the outcome of a publish that was sent."""
+        partition = self._partitions[publish.partition]
         partition.sent -= 1
-        if isinstance(outcome, PausedError) and errand.wakes and self._is_tried_again(errand):
-            partition.refused.append((errand, outcome))
+        if isinstance(outcome, PausedError) and publish.wakes and self._is_tried_again(publish):
+            partition.refused.append((publish, outcome))
         else:
             if isinstance(outcome, Ack):
-                self._give_up_earlier(partition, errand)
-            errand.tell(outcome)
+                self._give_up_earlier(partition, publish)
+            publish.report(outcome)
         if partition.sent:
             return
         if partition.refused or partition.waiting:
-            waking = self._wake_and_send(errand.partition, partition)
-            partition.task = asyncio.create_task(waking, name=f"wake-{errand.partition}")
+            resuming = self._resume_and_send(publish.partition, partition)
+            partition.task = asyncio.create_task(resuming, name=f"resume-{publish.partition}")
         else:
-            self._partitions.pop(errand.partition, None)
+            self._partitions.pop(publish.partition, None)
 
-    def _is_tried_again(self, errand: ForwardedPublish) -> bool:
+    def _is_tried_again(self, publish: ForwardedPublish) -> bool:
         now_s = asyncio.get_running_loop().time()
-        if errand.refused_s is None:
-            errand.refused_s = now_s
-        return now_s < errand.refused_s + PATIENCE_S
+        if publish.refused_s is None:
+            publish.refused_s = now_s
+        return now_s < publish.refused_s + PATIENCE_S
 
     def _give_up_earlier(self, partition: _Partition, stored: ForwardedPublish) -> None:
-        """Tell their refusal to those that would now come behind a later one."""
+        """Report their refusal to publishes that would now be stored after a later one."""
         refused, partition.refused = partition.refused, []
-        for errand, error in refused:
-            if errand.number < stored.number:
-                errand.tell(error)
+        for publish, error in refused:
+            if publish.number < stored.number:
+                publish.report(error)
             else:
-                partition.refused.append((errand, error))
+                partition.refused.append((publish, error))
 
-    async def _wake_and_send(self, name: PartitionName, partition: _Partition) -> None:
-        has_heard = not partition.refused
+    async def _resume_and_send(self, name: PartitionName, partition: _Partition) -> None:
+        is_resumed = not partition.refused
         try:
-            if not has_heard:
-                await self._wake(name)
+            if not is_resumed:
+                await self._resume(name)
                 await asyncio.sleep(RETRY_S)
         except StrandlineError as error:
-            refused = [errand for errand, _ in partition.refused]
+            refused = [publish for publish, _ in partition.refused]
             partition.refused = []
-            for errand in refused:
-                errand.tell(error)
-        errands = [errand for errand, _ in partition.refused] + partition.waiting
-        errands.sort(key=lambda errand: errand.number)
-        sent = len(errands) if has_heard else 1
-        errands, partition.waiting = errands[:sent], errands[sent:]
+            for publish in refused:
+                publish.report(error)
+        publishes = [publish for publish, _ in partition.refused] + partition.waiting
+        publishes.sort(key=lambda publish: publish.number)
+        sent = len(publishes) if is_resumed else 1
+        publishes, partition.waiting = publishes[:sent], publishes[sent:]
         partition.refused, partition.task = [], None
-        partition.sent += len(errands)
-        for errand in errands:
-            errand.send(errand)
-        if not errands:
+        partition.sent += len(publishes)
+        for publish in publishes:
+            publish.send(publish)
+        if not publishes:
             self._partitions.pop(name, None)
 
     async def stop(self) -> None:
-        """Send nothing again."""
+        """Stop resending."""
         tasks = [each.task for each in self._partitions.values() if each.task is not None]
         for task in tasks:
             task.cancel()

@@ -1,8 +1,8 @@
 """The time that clients' input may take in one round of the event loop.
 
-A client that sends its input in tiny pieces makes us work far more than it does itself. Without a
-limit one connection holds the loop for seconds: others' records wait, and in a cluster the broker
-is fenced because it answers nobody.
+Input in tiny pieces costs the broker far more work than the client. Without a limit one connection
+blocks the loop for seconds: other clients' records wait, and in a cluster the broker is fenced
+because it does not answer.
 
 Rules: a connection works until ``slice_end`` and then defers the rest, reading nothing meanwhile.
 Deferred work runs first in the next round, in the order in which it was deferred, and at least one
@@ -24,16 +24,16 @@ PIECES_MAX: Final = 256
 
 
 class RoundBudget:
-    """The budget that the connections of one listener share.
+    """The budget shared by the connections of one listener.
 
     Args:
-        slice_s: for one connection.
-        round_s: for all of them.
+        slice_s: seconds per round for one connection.
+        round_s: seconds per round for all of them.
     """
 
     def __init__(self, slice_s: float = SLICE_S, round_s: float = ROUND_S) -> None:
         self._slice_s = slice_s
-        # A round can have the rest of one window and the whole of the next.
+        # A round can use the rest of one window and the whole of the next.
         self._window_s = round_s / 2
         self._deferred: deque[Callable[[], None]] = deque()
         self._end_s = SPENT
@@ -43,14 +43,14 @@ class RoundBudget:
         """Whether this round has no further window: ``_next_round`` is scheduled."""
 
     def slice_end(self) -> float:
-        """Return the loop's time at which the caller has to stop, ``SPENT`` for not now."""
+        """Return the loop time at which the caller must stop; ``SPENT`` means not to start."""
         loop = asyncio.get_running_loop()
         now_s = loop.time()
         if now_s >= self._end_s:
             if self._is_last_window:
                 return SPENT
-            # Nothing tells how many rounds the last window has seen. To be told of each would make
-            # the loop poll once more for each, so ask once a window.
+            # Nothing reports how many rounds the last window had. A callback per round would make
+            # the loop poll once more in each, so check once per window.
             self._is_last_window = True
             self._end_s = now_s + self._window_s
             loop.call_soon(self._next_round)
@@ -59,7 +59,7 @@ class RoundBudget:
         return min(self._end_s, slice_end_s)
 
     def charge(self, seconds: float) -> None:
-        """Take time of the round for work that the caller's input starts and that runs later."""
+        """Charge seconds to the round for later work that the caller's input starts."""
         self._end_s -= seconds
 
     def defer(self, resume: Callable[[], None]) -> None:
@@ -70,7 +70,7 @@ class RoundBudget:
         self._deferred.append(resume)
 
     def _next_round(self) -> None:
-        """Go on with what was deferred, as long as there is time."""
+        """Run deferred work while there is time."""
         self._is_last_window = False
         for _ in range(len(self._deferred)):
             if self.slice_end() == SPENT:

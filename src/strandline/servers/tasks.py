@@ -1,7 +1,7 @@
-"""Background tasks that do not die in silence.
+"""Background tasks that log unexpected exceptions at once.
 
-A task here runs until it is cancelled; if it ends by an exception that is a bug of ours, and it is
-logged when it happens, not when somebody awaits the task.
+A task runs until it is cancelled. An exception that ends it is a bug, and is logged when it
+happens, not when the task is awaited.
 """
 
 import asyncio
@@ -12,14 +12,14 @@ logger = logging.getLogger(__name__)
 
 
 def start_task(coroutine: Coroutine[object, object, None], name: str) -> "asyncio.Task[None]":
-    """Run ``coroutine`` in the background; the caller keeps the task."""
+    """Run ``coroutine`` in the background; the caller must keep the returned task."""
     task = asyncio.create_task(coroutine, name=name)
     task.add_done_callback(_report)
     return task
 
 
 async def end_task(task: "asyncio.Task[None] | None") -> None:
-    """Cancel a task and wait for its end; None and ended tasks are fine."""
+    """Cancel a task and wait for its end; None and finished tasks are fine."""
     if task is not None:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

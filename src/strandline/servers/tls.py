@@ -1,11 +1,11 @@
-"""TLS towards clients: one certificate for all listeners, and whom those that hold records let in.
+"""TLS for clients: one certificate for all listeners, and the authority of client certificates.
 
-Rules: TLS 1.2 at least. With an authority, who publishes or reads must show a certificate that it
-has signed; the web page, which changes nothing and holds no records, asks for none, so that
-probes and scrapers work. What cannot be used when a listener starts is an error: nothing falls back
-to clear text. Contexts are remembered here, all of them, and filled anew when their files have
-changed; who connects from then on meets the new certificate. An authority that was trusted once is
-trusted until the restart: ``ssl`` takes none away.
+Rules: TLS 1.2 at least. With an authority, clients that publish or read must present a certificate
+that it signed. The web page changes nothing and has no records, so it asks for none, and probes and
+scrapers work. A file that cannot be used when a listener starts is an error: nothing falls back to
+clear text. All contexts are remembered here and reloaded when their files change; new connections
+get the new certificate. A trusted authority stays trusted until a restart, because ``ssl`` cannot
+remove one.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ _in_use: WeakKeyDictionary[ssl.SSLContext, tuple[TlsConfig, _Fill]] = WeakKeyDic
 
 
 class ServerTls(NamedTuple):
-    """What listeners show and whom they trust; PEM, as Flight takes it."""
+    """The listeners' certificate and trusted authority; PEM, as Flight expects it."""
 
     certificate: bytes
     key: bytes
@@ -35,10 +35,10 @@ class ServerTls(NamedTuple):
 
 
 def load_tls(config: TlsConfig) -> ServerTls | None:
-    """The files of the settings, tried out; None: no TLS.
+    """Load and check the files of the settings; return None without TLS.
 
     Raises:
-        InvalidConfigError: a file is missing or is not what it should be.
+        InvalidConfigError: a file is missing or invalid.
     """
     if not config.is_on:
         return None
@@ -52,14 +52,14 @@ def _names(config: TlsConfig) -> tuple[str, str, str]:
 
 
 def listening_context(config: TlsConfig, *, ask_clients: bool) -> ssl.SSLContext:
-    """For connections that clients make.
+    """Return a context for a listener.
 
     Args:
-        config: with TLS on.
-        ask_clients: let in only who shows a certificate of the authority, if there is one.
+        config: settings with TLS on.
+        ask_clients: require a certificate of the authority, if there is one.
 
     Raises:
-        InvalidConfigError: a file is missing or is not what it should be.
+        InvalidConfigError: a file is missing or invalid.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     if ask_clients and config.authority:
@@ -74,22 +74,23 @@ def listening_context(config: TlsConfig, *, ask_clients: bool) -> ssl.SSLContext
 
 
 def keep_current(context: ssl.SSLContext, config: TlsConfig) -> None:
-    """Renew the certificate of a context that a library has made.
+    """Renew the certificate of a context that a library has created.
 
     Raises:
-        InvalidConfigError: a file is missing or is not what it should be.
+        InvalidConfigError: a file is missing or invalid.
     """
     _kept_current(context, config, lambda each: _load_certificate(each, config))
 
 
 def renew(config: TlsConfig) -> None:
-    """Fill the contexts that were made for these settings with what the files hold now.
+    """Reload the contexts of these settings from their files.
 
     Raises:
-        InvalidConfigError: a file is missing or is not what it should be; nothing changed.
+        InvalidConfigError: a file is missing or invalid; nothing has changed.
     """
     in_use = [(each, fill) for each, (made_for, fill) in _in_use.items() if made_for is config]
-    listening_context(config, ask_clients=True)  # tried out apart: half a pair would spoil them
+    # Load into a separate context first: half a pair would break the real ones.
+    listening_context(config, ask_clients=True)
     for context, fill in in_use:
         fill(context)
 
@@ -118,9 +119,9 @@ def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
 
 
 def certificate_name(transport: asyncio.BaseTransport) -> str | None:
-    """The name in the verified certificate of the other end; None: it has shown none.
+    """Return the name in the peer's verified certificate; None if it presented none.
 
-    That is its first subject alternative name, or else its common name, as gRPC has it.
+    That is its first subject alternative name, or else its common name, as in gRPC.
     """
     secured = transport.get_extra_info("ssl_object")
     if secured is None or secured.context.verify_mode != ssl.CERT_REQUIRED:
@@ -129,7 +130,7 @@ def certificate_name(transport: asyncio.BaseTransport) -> str | None:
 
 
 def name_of(certificate: dict[str, Any]) -> str | None:
-    """The name in a certificate as ``ssl`` describes it; None: it has none."""
+    """Return the name in a certificate in the form of ``ssl``; None if it has none."""
     alternatives = certificate.get("subjectAltName", ())
     found = [name for kind, name in alternatives if kind in _ALTERNATIVES]
     common = [
@@ -142,12 +143,13 @@ def name_of(certificate: dict[str, Any]) -> str | None:
 
 
 def calling_own_context(config: TlsConfig) -> ssl.SSLContext:
-    """For our own connection to the nats-server child, which shows our own certificate.
+    """Return a context for our own connection to the child nats-server.
 
-    Nothing else is trusted, and its name does not matter: it need not be that of this address.
+    It trusts only our own certificate and does not check its name, which need not match this
+    address.
 
     Raises:
-        InvalidConfigError: a file is missing or is not what it should be.
+        InvalidConfigError: a file is missing or invalid.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -162,14 +164,14 @@ def calling_own_context(config: TlsConfig) -> ssl.SSLContext:
 
 
 def calling_context(config: TlsConfig, *, authority: str) -> ssl.SSLContext:
-    """For our connections to NATS servers of the user's, whose names are checked.
+    """Return a context for connections to external NATS servers, whose names are checked.
 
     Args:
-        config: ours; if TLS is on, servers that ask get our certificate.
-        authority: PEM file of who signs theirs; empty: whom the system trusts.
+        config: our settings; with TLS on, servers that ask get our certificate.
+        authority: the PEM file of their authority; empty: the system's authorities.
 
     Raises:
-        InvalidConfigError: a file is missing or is not what it should be.
+        InvalidConfigError: a file is missing or invalid.
     """
     try:
         context = ssl.create_default_context(cafile=authority or None)

@@ -92,7 +92,7 @@ def encode_note(what: Any) -> bytes:
 
 
 def decode_note(data: bytes, kind: type[NoteT], path: Path) -> NoteT:
-    """What such a file says.
+    """Decode a checkpoint or note file and verify its checksum.
 
     Raises:
         CorruptBatchError: it is damaged.

@@ -36,12 +36,12 @@ class Rewritten(NamedTuple):
 
     @property
     def cleaned(self) -> Path:
-        """Where it is until then."""
+        """The path of the rewritten segment until it replaces the old one."""
         return self.old.path.with_suffix(CLEANED_SUFFIX)
 
 
 class Compaction(NamedTuple):
-    """What a run found and prepared."""
+    """The result of a compaction run."""
 
     rewritten: list[Rewritten]
     records_removed: int
@@ -175,5 +175,5 @@ class Compactor:
 
 
 def _since(now_ns: TimestampNs, memory_ms: int) -> int:
-    """What is not older is remembered: nothing if there is no memory."""
+    """Return the time before which nothing is remembered; without a memory nothing is."""
     return now_ns - memory_ms * 1_000_000 if memory_ms else _NEVER_NS

@@ -1,4 +1,4 @@
-"""What a compaction has to know of every key before it removes anything.
+"""The state of every key, collected before a compaction removes anything.
 
 Rules: records replace others only if they count and are committed. A null value may go only if
 nothing older of its key is in the log any more when the run begins, or a deleted key would come
@@ -25,7 +25,7 @@ Counts = Callable[[BatchHeader], bool]
 
 
 class Scope(NamedTuple):
-    """Which records replace others, and which null values may go.
+    """The limits of a compaction: records that replace others, null values that may go.
 
     Attributes:
         below: records from here on may yet be undone; they replace nothing, and stay.
@@ -46,12 +46,15 @@ class Scope(NamedTuple):
     """Who opens and seals what is encrypted."""
 
     def ids_held_ns(self, header: BatchHeader) -> int:
-        """For how long a retry may still be told by message ids of a batch; -1: not at all."""
+        """Return for how many ns a batch stays to detect retries by message id; -1: not at all."""
         has_ids = header.attributes & Attributes.MESSAGE_IDS
         return header.last_timestamp - self.ids_from_ns if has_ids else -1
 
     def numbers_held_ns(self, header: BatchHeader) -> int:
-        """As ``ids_held_ns``, by a producer's numbers; a transaction that has ended takes none."""
+        """Return for how many ns a batch stays for its producer's sequence numbers; -1: not at all.
+
+        The batches of a transaction that has ended are not kept for them.
+        """
         is_over = header.attributes & Attributes.TRANSACTIONAL
         is_numbered = header.producer_id != NO_PRODUCER and not is_over
         return header.last_timestamp - self.numbers_from_ns if is_numbered else -1
@@ -80,7 +83,7 @@ class CompactionKeys:
         return self.is_whole and key not in self.shadowed
 
     def tells_numbers(self, header: BatchHeader) -> bool:
-        """Whether it is by this batch that a producer's next one is known."""
+        """Whether a batch is the newest proof of its producer's sequence number, so must stay."""
         return self.last_numbered.get(header.producer_id) == header.base_offset
 
     def note(self, key: bytes, offset: int, *, is_null: bool) -> None:

@@ -1,4 +1,4 @@
-"""How the process's file descriptors are shared out, and the storage's share of them.
+"""Shares of the process's file descriptors for storage, connections and memory maps.
 
 A listener takes descriptors for whoever connects. If it could take all of them, strangers would
 keep the broker from opening the next segment.
@@ -25,7 +25,7 @@ JOURNAL: Final = 32
 
 
 class DescriptorShares(NamedTuple):
-    """What each part of a process may have at most."""
+    """The most file descriptors that each part of the process may have."""
 
     limit: int
     """All of them together."""
@@ -69,7 +69,7 @@ class StorageDescriptors:
 
     @property
     def held(self) -> int:
-        """How many long-lived files the storage has open."""
+        """The number of long-lived files that the storage has open."""
         return self._held
 
     def begin(self) -> DescriptorShares:

@@ -167,7 +167,10 @@ class Disk:
             raise failed_sync(error, "syncing") from error
 
     def sync_fresh(self, fd: int) -> None:
-        """As ``fdatasync``, for a file that is thrown away if it fails: another may be tried."""
+        """Sync a file that is thrown away if this fails, so that another one may be tried.
+
+        A failure here does not poison a log.
+        """
         try:
             self.fdatasync(fd)
         except LogPoisonedError as error:
@@ -366,7 +369,7 @@ class Disk:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def free_bytes(self, path: Path) -> int:
-        """How much space is left for us on the file system of ``path``."""
+        """Return the bytes that this process may still write on the file system of ``path``."""
         try:
             state = os.statvfs(path)
         except OSError as error:
@@ -374,7 +377,7 @@ class Disk:
         return state.f_bavail * state.f_frsize
 
     def descriptors_left(self) -> int:
-        """How many more files the storage may open."""
+        """Return how many more files the storage may open."""
         limit = current_shares().limit
         try:
             return limit - len(STORAGE_DESCRIPTORS.open(lambda: os.listdir("/dev/fd")))  # noqa: PTH208  in one go

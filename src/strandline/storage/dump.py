@@ -1,4 +1,4 @@
-"""What one file of a data directory holds, piece by piece, damaged or not.
+"""Dumps of single files of a data directory, entry by entry, corrupt or not.
 
 Rules: reads only; a hole is a piece, too.
 """
@@ -19,7 +19,7 @@ DAMAGED = frozenset({"damaged_until", "has_damaged_batch"})
 
 
 def dump_file(path: Path) -> Iterator[tuple[int, dict[str, int | str]]]:
-    """What a journal, segment or index file holds, piece by piece: (position, fields).
+    """Yield the contents of a journal, segment or index file as (position, fields).
 
     Raises:
         InvalidRequestError: not a file of a kind that can be dumped.
@@ -43,7 +43,7 @@ def dump_file(path: Path) -> Iterator[tuple[int, dict[str, int | str]]]:
 
 
 def _not_dumped(path: Path) -> InvalidRequestError:
-    """What is wrong with a file that need not be damaged, and what can be done with it."""
+    """Return the error for a file of a kind that cannot be dumped."""
     return InvalidRequestError(
         f"{path} is neither a journal nor a segment nor an index: only those can be dumped; "
         "inspect the data directory to have all its files verified"

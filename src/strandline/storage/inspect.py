@@ -162,12 +162,12 @@ class _Inspection:
             yield from self._inspect_log(directory)
 
     def _directory(self, log_id: int) -> Path:
-        """Where a broker keeps a log."""
+        """Return the directory of a log."""
         where = "quorum" if log_id == QUORUM_LOG else f"logs/{log_id:08d}"
         return self._path / where
 
     def _durable(self, directory: Path) -> Durable | None:
-        """What the checkpoint says of a log, and the log's own notes after it."""
+        """Return the durable part of a log, according to the checkpoint and the log's own notes."""
         number = str(QUORUM_LOG) if directory.name == "quorum" else directory.name
         if not number.isdigit() or not self._checkpoint.sequence or int(number) in self._cut:
             return None
@@ -305,7 +305,7 @@ class _Inspection:
 
 
 class _Extent(NamedTuple):
-    """How much of a segment was durable: up to a position, and the records in a range."""
+    """The durable part of a segment: up to a position, and the records of a range."""
 
     position: int
     first: int
@@ -313,7 +313,7 @@ class _Extent(NamedTuple):
 
 
 def _extent(segment: Segment, limit: int, durable: Durable | None) -> _Extent:
-    """What must be in a segment; ``limit`` as for ``_inspect_segment``."""
+    """Return the part of a segment that must be intact; ``limit`` as for ``_inspect_segment``."""
     if durable is None:
         return _Extent(segment.size if limit >= 0 else 0, 0, 0)
     base, at = segment.base_offset, durable.at

@@ -48,7 +48,7 @@ assert ENTRY_HEADER.size == ENTRY_BYTES, "the entry header is as long as its spe
 
 
 class FileHeader(NamedTuple):
-    """What a journal file says about itself."""
+    """The header of a journal file."""
 
     number: int
     nonce: int

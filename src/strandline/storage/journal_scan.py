@@ -42,7 +42,7 @@ class JournalCorruption(NamedTuple):
 
 
 class JournalEntry(NamedTuple):
-    """What one turn wrote."""
+    """The batches that one group commit wrote to the journal."""
 
     sequence: int
     parts: list[tuple[LogId, memoryview]]
@@ -80,7 +80,7 @@ class ScannedFile:
 
 @dataclass(slots=True)
 class JournalScan:
-    """What a journal directory holds after the checkpoint."""
+    """The contents of a journal directory after the checkpoint."""
 
     files: list[ScannedFile] = field(default_factory=list)
     damage: list[JournalCorruption] = field(default_factory=list)
@@ -136,7 +136,7 @@ def scan_directory(directory: Path, *, disk: Disk, after_sequence: int) -> Journ
 
 
 def _guess_header(view: memoryview) -> FileHeader:
-    """What the first entry says about a file whose header is damaged or was never written."""
+    """Rebuild a corrupt or unwritten file header from the file's first entry."""
     magic, _, _, _, sequence, _, nonce = ENTRY_HEADER.unpack_from(view, FILE_HEADER_BYTES)
     if magic == ENTRY_MAGIC and read_entry(view, FILE_HEADER_BYTES, nonce) is not None:
         return FileHeader(number=0, nonce=nonce, first_sequence=sequence)

@@ -38,7 +38,7 @@ from strandline.types import Offset
 
 
 class _Place(NamedTuple):
-    """Where a cut goes.
+    """The point at which a log is truncated.
 
     Attributes:
         segments: how many stay.
@@ -76,6 +76,8 @@ class Log(LogDurability):
         """As far as the start was ever noted durably."""
         self._names_lock = threading.RLock()
         """Held while a thread writes, replaces or removes files by their names."""
+        self._cut_lock = threading.RLock()
+        """Held while the end of the log is cut; taken before ``_names_lock``."""
         self._layout_lock = threading.Lock()
         """Held for an assignment, never for a file: two threads may arrange segments at once."""
         self._drop_below(log_start_offset)
@@ -178,7 +180,7 @@ class Log(LogDurability):
         """
         if self.poisoned or self._closed:
             raise self._refusal()
-        if not self._names_lock.acquire(blocking=False):
+        if not self._cut_lock.acquire(blocking=False):
             return  # it is being cut; whoever finds it too old asks again
         try:
             active = self._layout.segments[-1]
@@ -188,7 +190,7 @@ class Log(LogDurability):
             self.poisoned = True
             raise
         finally:
-            self._names_lock.release()
+            self._cut_lock.release()
 
     def _roll(self, active: Segment) -> Segment:
         active.seal()
@@ -224,7 +226,7 @@ class Log(LogDurability):
     def _truncate_to(
         self, offset: int, journal: Journal | None, synced_sequence: int | None
     ) -> Offset:
-        with self.files_held():
+        with self._cut_lock, self.files_held():
             if offset < self.log_start_offset:
                 raise self._out_of_range(offset)
             if offset >= self.log_end_offset:
@@ -235,9 +237,8 @@ class Log(LogDurability):
             except (LogPoisonedError, DiskFullError):
                 self.poisoned = True  # the files may already be shorter than the log believes
                 raise
-            self._cuts += (
-                1  # once more: a checkpoint begun meanwhile is of neither before nor after
-            )
+            # Once more: a checkpoint begun meanwhile is of neither before nor after.
+            self._cuts += 1
             return self.log_end_offset
 
     def _cut_at(self, place: _Place, journal: Journal | None, synced_sequence: int | None) -> None:
@@ -252,7 +253,7 @@ class Log(LogDurability):
             self.restart_at(start)
 
     def _place_of(self, offset: int) -> _Place:
-        """Where a cut at an offset goes."""
+        """Return the point at which truncation at ``offset`` cuts the segments."""
         segments = self._layout.segments
         kept = bisect_right(self._layout.bases, offset)
         last = segments[kept - 1]
@@ -336,8 +337,9 @@ class Log(LogDurability):
         Raises:
             DiskFullError: no space; ``make_room`` may help.
             LogPoisonedError: a write failed.
+            ShuttingDownError: the log was closed or deleted; its directory may be another's by now.
         """
-        with self._names_lock:
+        with self.files_held():
             if offset > self._noted_start:
                 self._disk.write_atomically(self.directory / START_NAME, format_start(offset))
                 self._noted_start = Offset(offset)
@@ -369,7 +371,7 @@ class Log(LogDurability):
             LogPoisonedError: a write failed.
         """
         assert offset > self.log_end_offset, "up to the end, truncate_before does"
-        with self.files_held():
+        with self._cut_lock, self.files_held():
             self._cuts += 1
             self.note_start(offset)
             with self._layout_lock:
@@ -434,7 +436,7 @@ class Log(LogDurability):
             self._disk.rename(cleaned, old.path)
             with self._layout_lock:
                 self._arrange([new if each is old else each for each in self._layout.segments])
-        self._let_go([old])
+            self._let_go([old])  # before a cut may take the name of the new one away
         return True
 
     def delete(self) -> None:

@@ -1,4 +1,4 @@
-"""How much of a log is in memory only, how much in its files, and how much on the disk.
+"""The parts of a log that are in memory, in its files, and durable on disk.
 
 Rules: batches are gathered in memory, as the journal has them; whoever owns the log writes them,
 any thread may sync what is written. A checkpoint names what a sync has made durable; what no
@@ -7,6 +7,7 @@ Whoever cuts a log whose batches a journal has notes it durably first (``log_cut
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -49,6 +50,8 @@ class LogDurability(LogReads):
         """How many cuts were ever noted in its directory."""
         self._is_held_up = False
         """Whether what is in memory only could not be written when it was last tried."""
+        self._write_lock = threading.Lock()
+        """Held while that is written: a checkpoint may meet a thread that is about to cut."""
         self._stable_base = 0
         self._cuts = 1
         """How often it was cut, opening it included."""
@@ -77,7 +80,8 @@ class LogDurability(LogReads):
         if self.poisoned:
             raise self._refusal()
         try:
-            self._layout.segments[-1].write_pending()
+            with self._write_lock:
+                self._layout.segments[-1].write_pending()
         except LogPoisonedError:
             self.poisoned = True
             raise

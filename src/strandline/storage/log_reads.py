@@ -53,7 +53,7 @@ class Layout(NamedTuple):
 
 
 class LogReads:
-    """What readers use of a log.
+    """The read side of a log.
 
     Attributes:
         log_start_offset: the first offset that may be read.
@@ -165,7 +165,7 @@ class LogReads:
         return LogSlice(memoryview(b""), following, following, end.path, Position(end.size))
 
     def read_dense(self, offset: int, bytes_max: int, *, below: int = OFFSET_MAX) -> LogSlice:
-        """As ``read``, where compaction has removed nothing: records that are missing are damage.
+        """Read like ``read``, from a log without compaction: a gap in the offsets is corruption.
 
         Raises:
             OffsetOutOfRangeError, CorruptBatchError: as ``read``.

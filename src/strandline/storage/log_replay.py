@@ -81,6 +81,7 @@ class LogReplayer(LogOpening):
         self._skip_removed()
         self._settle(below=OFFSET_MAX)
         self._extend(OFFSET_MAX)
+        self._go_on_behind_loss()
         self._trim()
         for base in sorted(self._later):
             segment = Segment(self.directory, base, disk=self._disk)
@@ -90,14 +91,20 @@ class LogReplayer(LogOpening):
             self._remove(segment)
         if self._has_removed:
             self._disk.sync_directory(self.directory)
+        return [*self._sealed, self._active]
+
+    def _go_on_behind_loss(self) -> None:
+        """Report what the checkpoint counts on and nothing has; the only copy goes on behind it."""
         at = self._at
         end = max(self.log_end_offset, self.log_start_offset)
-        if at is not None and end < at.log_end_offset and not self._was_cut:
-            lost = f"records {self.log_end_offset} to {at.log_end_offset - 1} are lost"
-            self._report(self._active.path, self._active.size, lost)
-            if self._is_only_copy:
-                self._go_on_at(at.log_end_offset)
-        return [*self._sealed, self._active]
+        if at is None or end >= at.log_end_offset or self._was_cut:
+            return
+        lost = f"records {self.log_end_offset} to {at.log_end_offset - 1} are lost"
+        self._report(self._active.path, self._active.size, lost)
+        if self._is_only_copy:
+            # Before what cannot be placed is removed: the file that begins there has its place now.
+            self._go_on_at(at.log_end_offset)
+            self._extend(OFFSET_MAX)
 
     def _redo(
         self, batch: memoryview, header: BatchHeader, *, file: Path, position: Position

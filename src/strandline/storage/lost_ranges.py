@@ -1,4 +1,4 @@
-"""What a checkpoint counts on in the files of a log and is not there, without opening the log.
+"""A check for data that the checkpoint promises and that a log's files lack; opens no log.
 
 Rules: believes what recovery would: a log's own notes of its birth, its last cut and its start come
 before the checkpoint, and what they say is over is not missed. What only the journal need have is
@@ -25,7 +25,7 @@ QUORUM_LOG = 0
 
 
 class Durable(NamedTuple):
-    """What must be in the files of a log."""
+    """The part of a log that must be in its files."""
 
     at: LogCheckpoint
     sequence: int
@@ -55,7 +55,7 @@ class Missing(NamedTuple):
 def durable_part(
     directory: Path, log_id: int, checkpoint: Checkpoint, *, disk: Disk
 ) -> Durable | None:
-    """What must be in a log's files; None if nothing is known to be.
+    """Return the part of a log that must be in its files; None if nothing has to be.
 
     Raises:
         CorruptBatchError: a note of the log is damaged.

@@ -19,7 +19,7 @@ class _Mapped(Protocol):
 
 
 class MappedSegments:
-    """Which segments have a map, the one that was read the longest ago first."""
+    """The mapped segments, the least recently read first."""
 
     def __init__(self, maps_max: int = MAPS_MAX) -> None:
         self.maps_max = maps_max

@@ -1,4 +1,4 @@
-"""Where in a segment an offset is: one entry about every 32 KiB, and the index file of a segment.
+"""The sparse index of a segment, one entry about every 32 KiB, and its file format.
 
 Index files of both kinds (``.index``, ``.timeindex``):
 

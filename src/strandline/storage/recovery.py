@@ -34,7 +34,7 @@ JOURNAL_NAME = "journal"
 
 
 class LogPlan(NamedTuple):
-    """Where a log is and how it rolls."""
+    """The directory of a log and the limits at which it rolls to a new segment."""
 
     directory: Path
     segment_bytes: int
@@ -43,7 +43,7 @@ class LogPlan(NamedTuple):
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What a recovery did and found."""
+    """The result of a recovery."""
 
     records_replayed: int = 0
     bytes_replayed: int = 0
@@ -216,7 +216,7 @@ def _births(
 def _cuts(
     plans: Mapping[LogId, LogPlan], *, disk: Disk, report: RecoveryReport
 ) -> dict[LogId, TruncationMarker]:
-    """Where logs go on that were cut."""
+    """Read the truncation markers of all logs; corrupt ones are reported."""
     cuts: dict[LogId, TruncationMarker] = {}
     for log_id, plan in plans.items():
         try:

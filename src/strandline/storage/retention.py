@@ -1,4 +1,4 @@
-"""Which records have had their time: decisions as pure functions, and carrying them out.
+"""Retention: pure decisions which records have expired, and their removal.
 
 Rules: age and size go by whole segments, oldest first, and never touch the active one (an active
 segment that is too old throughout is sealed first); a record count is kept exactly, by moving the
@@ -22,7 +22,7 @@ class RetentionPolicy(NamedTuple):
 
 
 class SegmentFacts(NamedTuple):
-    """What retention needs to know of a sealed segment."""
+    """The facts about a sealed segment that retention decides on."""
 
     next_offset: int
     size: int
@@ -31,7 +31,7 @@ class SegmentFacts(NamedTuple):
 
 
 def newest_timestamp(segment: Segment) -> int:
-    """When a segment was last written, if no clock was ever wrong.
+    """Return the time of a segment's last write, which is right unless a clock was wrong.
 
     Loads the time index, which is read from disk on first use.
     """
@@ -40,7 +40,7 @@ def newest_timestamp(segment: Segment) -> int:
 
 
 class WriteTimes:
-    """When the segments of one log were last written, by the monotonic clock.
+    """The times of the last writes to a log's segments, by the monotonic clock.
 
     So a wall clock that is set forward deletes nothing early, and a timestamp far in the future
     keeps nothing for ever. Segments of an earlier run of the process are as old as their timestamps
@@ -75,7 +75,7 @@ class WriteTimes:
         self._written, self._last_ns = written, monotonic_ns
 
     def of(self, segment: Segment) -> int:
-        """When a segment was last written, in monotonic nanoseconds."""
+        """Return the time of a segment's last write, in monotonic nanoseconds."""
         assert self._wall_ahead_ns is not None, "note the log first"
         known = self._written.get(segment.base_offset)
         if known is not None:

@@ -169,7 +169,7 @@ class Segment(SegmentReads):
 
     @property
     def _begun_bytes(self) -> int:
-        """How much of the file the disk has, or has begun with."""
+        """The bytes of the file that the disk has, or has begun to write."""
         return max(self.written_back_bytes, self.synced_bytes)
 
     def sync(self) -> None:
@@ -232,10 +232,10 @@ class Segment(SegmentReads):
             return  # the names may be another segment's by now
         self.is_retired = True
         self.remove_indexes()
+        doomed = self.path.with_suffix(DOOMED_SUFFIX)
         if self._disk.exists(self.path):
-            doomed = self.path.with_suffix(DOOMED_SUFFIX)
             self._disk.rename(self.path, doomed)
-            self.path = doomed
+        self.path = doomed  # without a file, too: the name may soon be another segment's
 
     def remove_files(self) -> None:
         """Remove the files, and give their space back; what readers hold of them stays valid."""

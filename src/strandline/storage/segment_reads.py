@@ -59,7 +59,7 @@ class CorruptRange(NamedTuple):
 
 
 class BatchLocation(NamedTuple):
-    """Where a batch begins, and an offset that no batch from there on is below."""
+    """The position of a batch, and a lower bound for the offsets from there on."""
 
     position: int
     expected: int
@@ -256,7 +256,7 @@ class SegmentReads:
             mapped.madvise(mmap.MADV_DONTNEED, position, length)
 
     def locate(self, offset: int, *, verify: bool = True) -> BatchLocation | None:
-        """Where the first batch begins that ends after ``offset``, or None: not in this segment.
+        """Return the location of the first batch that ends after ``offset``; None if there is none.
 
         Raises:
             CorruptBatchError: the offset lies in a hole.
@@ -397,7 +397,7 @@ class SegmentReads:
             position = position + at if at else self._beyond_damage(position)
 
     def _beyond_damage(self, position: int) -> int:
-        """Where the first intact batch after damage at ``position`` begins."""
+        """Return the position of the first intact batch after the corruption at ``position``."""
         view = self.view(position, self.size - position)
         found = find_intact(view, 0, after=self.base_offset - 1, below=self.next_offset)
         return self.size if found < 0 else position + found

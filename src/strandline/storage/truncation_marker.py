@@ -18,7 +18,7 @@ CUT_NAME = "log-cut"
 
 
 class TruncationMarker(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a log goes on, durably, after the journal's ``sequence``."""
+    """The durable end of a truncated log, valid after the journal's ``sequence``."""
 
     sequence: int
     state: LogCheckpoint

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def twin_of(path: Path) -> Path:
-    """Where a file's twin is."""
+    """Return the path of a file's twin."""
     return path.with_name(path.name + TWIN_SUFFIX)
 
 

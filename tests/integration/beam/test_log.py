@@ -112,7 +112,7 @@ def test_who_appends_to_a_deleted_log_is_told(beam, log):
 
 
 def code_of(call, request):
-    """What a call ends with; None: well."""
+    """Return the status that a call ends with; None for success."""
     try:
         call(request, timeout=TIMEOUT_S)
     except grpc.RpcError as error:
@@ -230,7 +230,7 @@ def test_the_health_of_the_log(beam, grpc_stub):
 
 
 def test_transactions_are_seen_when_they_are_committed(beam, log):
-    """What was aborted, and what transactions note themselves, is skipped."""
+    """Aborted records and transaction markers are skipped."""
     with strandline.connect(beam.flight, timeout_s=TIMEOUT_S) as client:
         log.append([b"1"])
         for value, ends_well in ((b"kept", True), (b"lost", False)):
@@ -245,7 +245,7 @@ def test_transactions_are_seen_when_they_are_committed(beam, log):
 
 
 def test_compacted_offsets_are_skipped(beam):
-    """What compaction took is sent as skip entries, so that a reader sees every index."""
+    """Compacted offsets are sent as skip entries, so that a reader sees every index."""
     log = beam.anew(compact=True, segment_bytes=64 << 10)
     with strandline.connect(beam.flight, timeout_s=TIMEOUT_S) as client:
         for n in range(200):

@@ -248,7 +248,7 @@ class Lift:
         return stub.FetchMetadata(request, timeout=TIMEOUT_S).groupMetadata[0]
 
     def leader(self, stream, number=0):
-        """Who leads a partition; empty: nobody, or there is none."""
+        """Return a partition's leader; empty without one."""
         return self.metadata(stream).partitions[number].leader
 
     def _settle(self, broker, *, streams=(), groups=()):
@@ -342,7 +342,7 @@ class Lift:
 
 
 def _summary(stream):
-    """What of a stream all brokers agree on."""
+    """Return the state of a stream on which all brokers agree."""
     partitions = {
         number: (p.leader, p.paused, p.readonly, list(p.replicas))
         for number, p in stream.partitions.items()

@@ -105,7 +105,7 @@ def quick(request, begin):
 
 
 def test_a_silent_member_is_removed(quick):
-    """Who does not fetch its assignment in time loses its partitions to who does."""
+    """A member that does not fetch its assignment in time loses its partitions."""
     lift, api, stream = quick, quick.api, quick.create("silent", partitions=2)
     lift.join("silence", "quiet", stream)
     lift.join("silence", "loud", stream)
@@ -307,7 +307,7 @@ def test_without_a_key_no_stream_is_encrypted(bare):
 
 
 def test_a_restart_of_all_brokers_changes_nothing(three):
-    """What was stored, paused, made readonly and set is as it was; open calls end UNAVAILABLE.
+    """Stored, paused and read-only state survives a restart; open calls end UNAVAILABLE.
 
     One broker is stopped, the others are killed.
     """

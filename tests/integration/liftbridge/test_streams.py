@@ -16,7 +16,7 @@ TIMEOUT_S = 120
 
 
 def test_every_setting_of_a_stream_is_taken(lift, api):
-    """What a client asks for is what the stream is; unset and zero differ."""
+    """A stream has the settings that the client requested; unset and zero differ."""
     request = pb.CreateStreamRequest(name="settings", subject="settings.*", group="g", partitions=3)
     request.retentionMaxBytes.value = 1 << 20
     request.retentionMaxMessages.value = 7

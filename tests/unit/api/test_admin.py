@@ -26,7 +26,7 @@ from strandline.errors import InvalidRequestError
     ],
 )
 def test_a_request_survives_the_wire(message):
-    """What is encoded is what is decoded."""
+    """Decoding returns the encoded message."""
     assert decode(encode(message), type(message), what="body") == message
 
 

@@ -27,7 +27,7 @@ def test_a_wildcard_stream_has_a_plain_default_subject(pattern, subject):
 
 
 def test_subject_rule_goes_by_subject():
-    """As for publishes through NATS, whatever the key."""
+    """The partition is the same as for publishes through NATS, for any key."""
     assert router("subject").of_record(b"k", "s.x", None) == partition_of(b"s.x", 5)
     assert router("subject").of_record(b"k", None, None) == partition_of(b"k", 5)
 

@@ -19,7 +19,7 @@ from strandline.errors import InvalidRequestError, InvalidSubjectError, OffsetOu
     ],
 )
 def test_a_request_survives_its_ticket(request_):
-    """What a client asks for is what the broker decodes."""
+    """The broker decodes the read that a client requested."""
     assert decode_ticket(encode(request_)) == request_
 
 

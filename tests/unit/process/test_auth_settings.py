@@ -47,11 +47,11 @@ def test_what_lets_an_administrator_in_is_taken(auth, others):
 @pytest.mark.parametrize(
     ("auth", "others", "message"),
     [
-        ({"admin_token": SECRET}, {}, "nobody would be checked"),
-        ({"admins": ["alice"]}, {}, "nobody would be checked"),
-        ({"enabled": True}, {}, "let nobody in"),
-        ({"enabled": True, "admins": ["alice"]}, {}, "let nobody in"),
-        ({"enabled": True, "admins": ["alice"]}, {"tls": FILES}, "let nobody in"),
+        ({"admin_token": SECRET}, {}, "need auth.enabled"),
+        ({"admins": ["alice"]}, {}, "need auth.enabled"),
+        ({"enabled": True}, {}, "leaves no administrator"),
+        ({"enabled": True, "admins": ["alice"]}, {}, "leaves no administrator"),
+        ({"enabled": True, "admins": ["alice"]}, {"tls": FILES}, "leaves no administrator"),
         ({"enabled": True, "admin_token": "short"}, {}, "fewer than 32"),
         ({"enabled": True, "admin_token": SECRET, "admin_token_file": "f"}, {}, "not both"),
         ({"enabled": True, "admin_token": SECRET}, {"host": "0.0.0.0"}, "clear text"),
@@ -82,7 +82,7 @@ def test_an_administrators_name_is_one_a_certificate_can_have():
 
 
 def test_the_token_may_come_from_the_environment():
-    """So that it stands in no file; clients' variable is another and is left alone."""
+    """The token need not be in a file; the variable of clients is another one."""
     environ = {
         "STRANDLINE_AUTH__ENABLED": "true",
         "STRANDLINE_AUTH__ADMIN_TOKEN": SECRET,

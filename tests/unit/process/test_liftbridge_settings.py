@@ -14,7 +14,7 @@ from strandline.servers.grpc.address import advertised_host
 
 
 def settings_of(values):
-    """What a broker would be told."""
+    """Return the settings that a broker would get."""
     return load_settings(None, {}, translated(values))
 
 
@@ -96,14 +96,14 @@ def test_every_setting_that_has_a_counterpart_reaches_it():
     ],
 )
 def test_what_is_bound_and_what_clients_are_told(values, bound, told):
-    """As Liftbridge does: ``listen`` is bound, ``host`` and ``port`` are told, or else both."""
+    """As in Liftbridge, ``listen`` is bound, ``host`` and ``port`` are advertised, or else both."""
     config = settings_of(values)
     assert (config.grpc.host or config.host, config.grpc.port) == bound
     assert (advertised_host(config), config.grpc.advertised_port or config.grpc.port) == told
 
 
 def test_keys_are_read_in_any_case(tmp_path):
-    """As Liftbridge does."""
+    """Keys are read in any case, as in Liftbridge."""
     file = tmp_path / "l.yaml"
     file.write_text("Listen: 127.0.0.1:9999\nSTREAMS:\n  Retention.Max.Bytes: 10\n")
     config = settings_of(read_liftbridge_file(file))
@@ -156,7 +156,7 @@ def test_small_segments_are_as_small_as_ours_can_be():
         ),
         ({"nats.embedded": "x"}, "nats.embedded: must be true or false, got 'x'"),
         ({"tls.client.auth.enabled": 2}, "tls.client.auth.enabled: must be true or false, got 2"),
-        ({"logging.level": "loud"}, "is no level"),
+        ({"logging.level": "loud"}, "is not a log level"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(values, message):

@@ -50,7 +50,7 @@ def test_a_process_logs_as_it_is_told():
 
 
 def run_logging(code):
-    """What a process logs that runs so many lines with logs in JSON."""
+    """Return the log of a process that runs these lines with JSON logs."""
     start = (
         "import logging, os, subprocess, sys, threading, warnings\n"
         "from strandline.process.logs import logging_to_stderr\n"
@@ -102,7 +102,7 @@ def test_what_python_prints_over_several_lines_is_one_event(code, words):
 
 
 def test_a_broken_standard_error_does_not_complain_to_itself(capsys):
-    """What cannot be logged is complained of there, unless it came from there."""
+    """A logging failure is reported on standard error, unless it came from there."""
     source, sink = os.pipe()
     os.close(source)
     logging.getLogger().handlers.clear()

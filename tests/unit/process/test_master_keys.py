@@ -1,4 +1,4 @@
-"""Where master keys come from, and what is refused without showing any of it."""
+"""The sources of master keys, and refusals that show no part of a key."""
 
 import pytest
 
@@ -89,7 +89,7 @@ def test_a_missing_file_is_refused(file):
 
 
 def test_two_sources_are_refused(file):
-    """Nobody would know which counts."""
+    """Two sources are refused, because the valid one would be unclear."""
     with pytest.raises(InvalidConfigError, match="keep one"):
         master_keys(with_file(file), {VARIABLE: new_key_text()})
 
@@ -103,7 +103,7 @@ def test_a_key_of_liftbridge_of_a_wrong_size_is_none(raw, caplog):
 
 
 def test_a_file_that_others_may_read_is_said(file, caplog):
-    """It is used all the same: a mounted secret may be meant so."""
+    """It is used all the same, because a mounted secret may allow it on purpose."""
     file.write_text(new_key_text())
     file.chmod(0o644)
     assert master_keys(with_file(file), {}).has_any

@@ -58,7 +58,7 @@ async def test_what_has_changed_is_read_when_asked(watched):
 
 
 async def test_files_are_looked_at_now_and_then(tmp_path, monkeypatch):
-    """Nobody has to say that they have changed."""
+    """Changed files are found without a request."""
     monkeypatch.setattr(renewal, "LOOK_INTERVAL_S", 0.01)
     file = tmp_path / "certificate.pem"
     file.write_text("first")

@@ -21,7 +21,7 @@ from strandline.storage.descriptors import STORAGE_DESCRIPTORS
 
 @pytest.fixture(autouse=True)
 def as_before():
-    """What running a broker changes in a process is changed back."""
+    """Process settings that a running broker changes are restored."""
     root, interval = logging.getLogger(), sys.getswitchinterval()
     handlers, level = root.handlers.copy(), root.level
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -82,7 +82,7 @@ def test_every_key_has_a_variable():
         ("log_level: loud", "log_level"),
         ("- a\n- b", "must hold keys and values, not a list"),
         ("host: [", "is not valid YAML: line 1"),
-        ("host: a\nhost: b", "'host' stands twice, again on line 2"),
+        ("host: a\nhost: b", "'host' is given twice, again on line 2"),
         ("? [a]\n: b", "is not valid YAML"),
         ("host: !!python/object:os.system x", "is not valid YAML"),
         (b"\xff\xfe\x00", "cannot read the configuration file"),
@@ -123,7 +123,7 @@ def test_a_wrong_variable_is_refused_by_name(variable, text, message):
 
 
 def test_variables_of_the_cli_and_of_kubernetes_are_not_settings():
-    """What others put into the environment does not stop the broker."""
+    """Unrelated environment variables do not stop the broker."""
     environ = {
         "STRANDLINE_SERVER": "h:1",
         "STRANDLINE_CONFIG": "f",
@@ -146,7 +146,7 @@ def test_variables_of_the_cli_and_of_kubernetes_are_not_settings():
         ({"data_dir": ""}, "data_dir is empty"),
         ({"limits": {"turn_records": 0}}, "limits.turn_records is 0; it must be at least 1"),
         ({"journal": {"file_bytes": 10**40}}, "is 10{40}; it must be at most"),
-        ({"limits": {"record_bytes": 1 << 30}}, r"limits.record_bytes is over limits.batch_bytes"),
+        ({"limits": {"record_bytes": 1 << 30}}, r"limits.record_bytes exceeds limits.batch_bytes"),
         ({"flihgt_port": 1}, "flags: unknown configuration key 'flihgt_port'"),
     ],
 )

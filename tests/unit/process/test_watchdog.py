@@ -1,4 +1,4 @@
-"""The watchdog tells where the event loop stood still, and nothing of a loop that runs."""
+"""The watchdog logs where the event loop was blocked, and nothing while it runs."""
 
 import asyncio
 import time
@@ -51,4 +51,4 @@ async def test_a_loop_that_runs_is_not_logged(watchdog, caplog):
     watchdog._beat_ms -= 10 * STALL_MS
     watchdog._timer.cancel()
     watchdog._beat()
-    assert "stood still" in caplog.text
+    assert "was blocked" in caplog.text

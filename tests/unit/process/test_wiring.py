@@ -1,4 +1,4 @@
-"""How a broker and its front ends are put together, and in which order they live."""
+"""Construction of a broker and its servers, and their order of start and stop."""
 
 import asyncio
 import urllib.request
@@ -49,7 +49,7 @@ def app_with(config, story, *, failing=""):
 
 
 async def test_listeners_stop_first_and_the_broker_last(config):
-    """Nobody is served by half a broker, and everything accepted is answered."""
+    """No client is served by a half-started broker, and every accepted record is answered."""
     story = []
     app = app_with(config, story)
     app.broker.on_streams_changed(lambda: None)
@@ -64,7 +64,7 @@ async def test_listeners_stop_first_and_the_broker_last(config):
 
 @pytest.mark.parametrize("failing", ["nats", "flight", "http"])
 async def test_a_listener_that_cannot_start_leaves_nothing_running(config, failing, tmp_path):
-    """What had been started is stopped, and the data directory is free."""
+    """Started parts are stopped, and the data directory is released."""
     story = []
     app = app_with(config, story, failing=failing)
     with pytest.raises(UnavailableError, match=f"{failing}: no port"):

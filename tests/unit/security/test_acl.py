@@ -145,13 +145,13 @@ def test_a_rule_that_means_something_is_taken(rule):
         (Rule("app", "group", "stream", "s"), "no 'group' of a stream"),
         (Rule("app", "admin", "subject", "s"), "no 'admin' of a subject"),
         (Rule("app", "read", "group", "g"), "no 'read' of a group"),
-        (Rule("app", "read", "stream", ""), "no pattern of names"),
-        (Rule("app", "read", "stream", "a*b"), "no pattern of names"),
-        (Rule("app", "read", "stream", "**"), "no pattern of names"),
-        (Rule("app", "read", "stream", "a\n"), "no pattern of names"),
+        (Rule("app", "read", "stream", ""), "not a name pattern"),
+        (Rule("app", "read", "stream", "a*b"), "not a name pattern"),
+        (Rule("app", "read", "stream", "**"), "not a name pattern"),
+        (Rule("app", "read", "stream", "a\n"), "not a name pattern"),
         (Rule("app", "publish", "subject", "a..b"), "empty token"),
         (Rule("app", "publish", "subject", "a*"), "whole token"),
-        (Rule("app", "admin", "cluster", "mine"), "the cluster is one"),
+        (Rule("app", "admin", "cluster", "mine"), "pattern of kind cluster"),
     ],
 )
 def test_a_rule_that_would_mean_nothing_is_refused(rule, message):

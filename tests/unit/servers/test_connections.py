@@ -12,7 +12,7 @@ def admit(limit, *names):
 
 
 def test_the_oldest_stranger_makes_room():
-    """One that has shown who it is stays, however old it is."""
+    """An identified client stays connected, however old its connection is."""
     limit = ConnectionLimit(3)
     assert admit(limit, "known") == []
     limit.note_identified("known")

@@ -19,7 +19,7 @@ from strandline.telemetry import Telemetry
 
 
 class Place:
-    """What of a broker metering needs."""
+    """The parts of a broker that metering needs."""
 
     def __init__(self):
         self.clock = ManualClock()
@@ -101,7 +101,7 @@ def test_a_refused_request_says_when_to_ask_again(place):
 
 
 def test_a_publish_that_cannot_be_held_up_is_refused_while_there_is_debt(place):
-    """What was let through is counted whole; the next waits until it is paid."""
+    """Passed bytes are counted completely; the next ones wait until they are repaid."""
     place.limit(publish_bytes_per_s=1000)
     place.shop.check_publish(2500)
     with pytest.raises(QuotaExceededError):

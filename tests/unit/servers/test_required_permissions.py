@@ -1,4 +1,4 @@
-"""What has to be allowed to somebody who creates a stream."""
+"""The permissions that creating a stream needs."""
 
 import pytest
 

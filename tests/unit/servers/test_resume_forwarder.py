@@ -22,9 +22,9 @@ class Leader:
         self.wakes = 0
         self.failure = None
         self.sent, self.stored, self.told = [], [], {}
-        self.waking = ResumeForwarder(self.wake)
+        self.resuming = ResumeForwarder(self.resume)
 
-    async def wake(self, partition):
+    async def resume(self, partition):
         assert partition == HERE
         assert not self.sent, "some are under way"
         self.wakes += 1
@@ -34,24 +34,24 @@ class Leader:
 
     def publish(self, *names, wakes=True):
         for name in names:
-            errand = ForwardedPublish(
+            publish = ForwardedPublish(
                 HERE,
-                lambda errand, name=name: self.sent.append((name, errand)),
+                lambda publish, name=name: self.sent.append((name, publish)),
                 lambda outcome, name=name: self.told.update({name: outcome}),
                 wakes=wakes,
             )
-            self.waking.hand_on(errand)
+            self.resuming.submit(publish)
 
     def answer(self, count=None):
         """Answer what is under way, or the first of it."""
         answered = self.sent[:count]
         del self.sent[: len(answered)]
-        for name, errand in answered:
+        for name, publish in answered:
             if self.is_paused:
-                self.waking.answered(errand, PAUSED)
+                self.resuming.answered(publish, PAUSED)
             else:
                 self.stored.append(name)
-                self.waking.answered(errand, Ack.at(len(self.stored), 0))
+                self.resuming.answered(publish, Ack.at(len(self.stored), 0))
 
     async def until_told(self, *names):
         async with asyncio.timeout(30):
@@ -65,7 +65,7 @@ async def leader(monkeypatch):
     monkeypatch.setattr(waking_module, "RETRY_S", 0.001)
     made = Leader()
     yield made
-    await made.waking.stop()
+    await made.resuming.stop()
 
 
 async def test_what_was_refused_goes_again_before_what_came_behind_it(leader):
@@ -83,10 +83,10 @@ async def test_what_was_refused_goes_again_before_what_came_behind_it(leader):
 async def test_a_leader_that_hears_late_stores_them_in_order(leader):
     """The first goes alone until it is stored: those behind it would be stored before it."""
 
-    async def wake(_):
+    async def resume(_):
         leader.wakes += 1
 
-    leader.waking = ResumeForwarder(wake)
+    leader.resuming = ResumeForwarder(resume)
     leader.publish("a", "b", "c")
     leader.answer()
     async with asyncio.timeout(30):
@@ -138,10 +138,10 @@ async def test_a_leader_that_goes_on_refusing_is_believed(leader, monkeypatch):
     """In the end; it is asked again for as long as it may not have heard."""
     monkeypatch.setattr(waking_module, "PATIENCE_S", 0.05)
 
-    async def wake(_):
+    async def resume(_):
         leader.wakes += 1
 
-    leader.waking = ResumeForwarder(wake)
+    leader.resuming = ResumeForwarder(resume)
     leader.publish("a")
     await leader.until_told("a")
     assert leader.told["a"] is PAUSED

@@ -1,6 +1,8 @@
 """A log: appending, rolling, truncating at both ends, checkpoints, and what faults leave."""
 
 import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -11,6 +13,7 @@ from strandline.errors import (
     ShuttingDownError,
 )
 from strandline.record.batch import read_header
+from strandline.storage.journal import Journal
 from strandline.storage.segment import PENDING_BYTES_MAX, WORTH_WRITING_BYTES
 from strandline.storage.segment_reads import RetiredSegmentError
 
@@ -80,6 +83,60 @@ def test_roll_on_request(open_log, fill):
     log.roll()
     log.roll()
     assert [s.sealed for s in log.segments] == [True, False]
+
+
+def test_a_roll_does_not_wait_for_files_that_are_removed(open_log, fill):
+    """Nor is it left out: another thread that holds the names of files changes nothing for it."""
+    log = open_log()
+    fill(log, 1)
+    with ThreadPoolExecutor(1) as other:
+        held = log.files_held()
+        other.submit(held.__enter__).result()
+        log.roll()
+        other.submit(held.__exit__, None, None, None).result()
+    assert [s.sealed for s in log.segments] == [True, False]
+
+
+def test_a_log_that_is_being_cut_is_not_rolled(open_log, fill, disk, monkeypatch):
+    """The segment at its end may be gone by then; whoever finds it too old asks again."""
+    log = open_log()
+    fill(log, 3)
+    truncate = disk.truncate
+    with ThreadPoolExecutor(1) as owner:
+
+        def roll_and_truncate(fd, length):
+            owner.submit(log.roll).result()
+            truncate(fd, length)
+
+        monkeypatch.setattr(disk, "truncate", roll_and_truncate)
+        assert log.truncate_to(4) == 4
+    assert [s.sealed for s in log.segments] == [False]
+
+
+def test_a_cut_waits_for_what_is_being_written(
+    open_log, fill, disk, monkeypatch, read_all, tmp_path
+):
+    """A checkpoint writes what is in memory when a thread begins to cut: the end is the cut's."""
+    log = open_log(segment_bytes=1 << 20)
+    log.journal = Journal.open(tmp_path / "journal", disk=disk, file_bytes=1 << 16)
+    batches = fill(log, 6)
+    write, cuts = disk.pwritev, []
+    with ThreadPoolExecutor(1) as other:
+
+        def cut_and_write(fd, buffers, position):
+            if threading.current_thread() is threading.main_thread() and not cuts:
+                cuts.append(other.submit(log.truncate_to, 4, synced_sequence=0))
+                wait(cuts, timeout=0.5)
+            write(fd, buffers, position)
+
+        monkeypatch.setattr(disk, "pwritev", cut_and_write)
+        log.write_pending()
+        assert cuts[0].result() == 4
+    more = fill(log, 1)
+    log.write_pending()
+    wanted = b"".join([*batches[:2], *more])
+    assert read_all(log) == wanted
+    assert log.segments[-1].path.read_bytes() == wanted
 
 
 def test_batch_must_continue_the_log(open_log, make_batch):
@@ -457,6 +514,18 @@ def test_delete_removes_everything(open_log, fill, tmp_path):
     with pytest.raises(ShuttingDownError):
         append(log, batches[0])
     log.flush()
+
+
+def test_a_deleted_log_notes_no_start_for_its_namesake(open_log, fill):
+    """Whoever was about to note it on a thread is refused: the directory may be another's."""
+    log = open_log()
+    fill(log, 10)
+    log.delete()
+    anew = open_log()
+    with pytest.raises(ShuttingDownError):
+        log.note_start(5)
+    anew.close()
+    assert open_log().log_start_offset == 0
 
 
 def test_flush_of_a_log_deleted_meanwhile_is_quiet(open_log, fill, disk):

@@ -835,6 +835,56 @@ def test_the_only_copy_that_is_gone_altogether_begins_behind_it(data):
     data.check(A, data.written[A][3:])
 
 
+@pytest.mark.parametrize("is_journal_damaged", [False, True], ids=["lost", "damaged"])
+def test_the_only_copy_keeps_the_segment_behind_one_that_is_gone(data, is_journal_damaged):
+    """Its records are served though the journal no longer has them."""
+    for _ in range(3):
+        data.turn(A)
+    data.checkpoint()
+    log = data.now.logs[A]
+    log.roll()
+    data.turn(A)
+    log.roll()
+    data.turn(A)
+    log.write_pending()
+    log.sync_written()
+    gone = log.segments[0].path
+    journal, position = journal_position(data, data.written[A][3])
+    data.now = log = None
+    data.disk.crash()
+    gone.unlink()
+    if is_journal_damaged:
+        flip(journal, position - 20)
+        last, position = journal_position(data, data.written[A][4])
+        flip(last, position - 20)
+    else:
+        journal.unlink()
+    report = data.recover().report
+    assert "records 0 to 2 are lost" in [damage.why for damage in report.damage]
+    data.check(A, data.written[A][3:])
+    data.turn(A)
+    assert data.die().damage == []
+    data.check(A, data.written[A][3:])
+
+
+@pytest.mark.parametrize("size", [0, 100], ids=["empty", "damaged"])
+def test_the_only_copy_goes_on_in_a_segment_file_without_an_intact_batch(data, size):
+    """It begins where the lost records end, and is used for what comes next."""
+    for _ in range(3):
+        data.turn(A)
+    data.checkpoint()
+    gone = data.now.logs[A].segments[0].path
+    data.now = None
+    data.disk.crash()
+    gone.unlink()
+    gone.with_name(f"{3:020}.log").write_bytes(b"x" * size)
+    report = data.recover().report
+    assert [damage.why for damage in report.damage] == ["records 0 to 2 are lost"]
+    data.turn(A)
+    assert data.die().damage == []
+    data.check(A, data.written[A][3:])
+
+
 def test_one_copy_of_several_ends_where_a_segment_is_gone(data):
     """Its leader has what was in it, and all that follows."""
     first = lose_the_active_file(data)

@@ -127,6 +127,24 @@ def test_files_removed_later_are_gone_from_the_log_at_once(full_log):
     assert not path.exists()
 
 
+def test_a_removed_segment_takes_no_file_from_the_next_one_of_its_name(tmp_path, make_batch):
+    """It was in memory only, and the log has grown again before the removal was carried out."""
+    later = []
+    log = Log.open(tmp_path / "log", disk=Disk(), segment_bytes=1000, segment_age_ms=0)
+    log.reclaim = later.append
+    batches = [make_batch(offset, size=600) for offset in range(2)]
+    for batch in batches:
+        log.append(batch, read_header(batch))
+    log.undo_to(0)
+    for batch in batches:
+        log.append(batch, read_header(batch))
+    log.write_pending()
+    assert [segment.base_offset for segment in log.segments] == [0, 1]
+    for removal in later:
+        removal()
+    assert [segment.path.exists() for segment in log.segments] == [True, True]
+
+
 class Release:
     """A segment that counts how often it was released."""
 

@@ -33,7 +33,7 @@ class _WantedIsr(NamedTuple):
 
 
 class IsrProposals:
-    """What leaders of this broker want of metadata.
+    """The ISR changes that leaders on this broker propose to the metadata.
 
     Args:
         session: proposes.

@@ -1,4 +1,4 @@
-"""What the image says of a partition: to its replica here, and to whom another broker leads it."""
+"""A partition's assignment: from its metadata to the event that its replica takes."""
 
 from strandline.core.metadata.image import MetadataImage, PartitionImage
 from strandline.core.replication import events as ev
@@ -9,7 +9,7 @@ from strandline.types import PartitionName
 def assignment(
     partition: PartitionImage, image: MetadataImage, name: PartitionName, *, is_older: bool
 ) -> ev.Assigned:
-    """What the image says of a partition, as its replica hears it.
+    """Convert a partition's metadata to the event for its replica.
 
     Args:
         partition: of the image.

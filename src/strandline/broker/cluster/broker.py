@@ -88,20 +88,20 @@ class ClusterBroker(MetadataApplier):
 
     @property
     def is_controller(self) -> bool:
-        """As ``Broker``."""
+        """Whether this broker leads the metadata quorum."""
         return self.membership.quorum.is_leading
 
     @property
     def flight_address(self) -> str:
-        """As ``Broker``; empty until the front ends listen."""
+        """The address at which clients reach this broker; empty until its servers listen."""
         return self._flight_address
 
     @property
     def flight_addresses(self) -> tuple[str, ...]:
-        """As ``Broker``; at least this one's, so that clients know it does not stand alone.
+        """The cluster's addresses; at least this broker's, so that clients know there is a cluster.
 
         Raises:
-            UnavailableError: not even that is known yet: the front ends begin to listen.
+            UnavailableError: not even this broker's is known: its servers are starting.
         """
         if found := super().flight_addresses:
             return found
@@ -111,17 +111,17 @@ class ClusterBroker(MetadataApplier):
 
     @property
     def has_lease(self) -> bool:
-        """As ``Broker``: for ``CUT_OFF_MS`` after the last contact with those who decide."""
+        """Whether the quorum was in contact in the last ``CUT_OFF_MS``."""
         return self.clock.monotonic_ms() - self.membership.quorum.contact_ms < CUT_OFF_MS
 
     @property
     def metadata_index(self) -> int:
-        """As ``Broker``: the last entry of the metadata that streams here go by."""
+        """The index of the last metadata entry that is applied to streams here."""
         return self.membership.image_index
 
     @property
     def has_quorum(self) -> bool:
-        """As ``Broker``; an election takes less time than it takes this to be False."""
+        """Whether a controller is known; it stays True while an ordinary election runs."""
         return self.membership.has_controller
 
     def _load_metadata(self) -> None:
@@ -205,7 +205,7 @@ class ClusterBroker(MetadataApplier):
             await self._wait_until_bound(leaving[0].name.stream)
 
     async def stop(self) -> None:
-        """As ``Broker.stop``, after leaving the others."""
+        """Hand partitions over, leave the cluster, and stop."""
         self._is_stopping = True
         if self._retry is not None:
             self._retry.cancel()
@@ -225,7 +225,7 @@ class ClusterBroker(MetadataApplier):
 
     @property
     def why_not_ready(self) -> str:
-        """As ``Broker``; in a cluster also while copies here are behind, or are to lead."""
+        """Return why the broker is not ready; in a cluster also if replicas here lag behind."""
         if (why := super().why_not_ready) or not self._unopened:
             return why or figures.why_behind(self.membership.replicas)
         first = next(iter(self._unopened.values()))
@@ -246,7 +246,7 @@ class ClusterBroker(MetadataApplier):
         )
 
     def refresh_telemetry(self) -> None:
-        """As ``Broker``, and the cluster's figures."""
+        """Refresh the gauges of ``Broker`` and those of the cluster."""
         super().refresh_telemetry()
         figures.refresh(self.telemetry, self.membership)
 

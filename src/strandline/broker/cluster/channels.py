@@ -1,4 +1,4 @@
-"""What travels between brokers: three channels of the peer link and what their frames hold.
+"""The three channels of a peer link and the contents of their frames.
 
 Channel 1 carries the consensus group's messages, channel 2 those of replicas (the log id, then the
 message; batches are attachments), channel 3 requests and their answers. Rules: a new field goes
@@ -162,7 +162,7 @@ def encode_replication(log_id: LogId, message: Message) -> bytes:
 
 
 def decode_replication(frame: Frame, sender: BrokerId) -> tuple[LogId, Received]:
-    """Which log a frame is about, and the event it is.
+    """Decode a replication frame into its log id and event.
 
     Raises:
         InvalidRecordError: it is no message, or its batches are not what it says they are.

@@ -1,4 +1,4 @@
-"""What a broker of a cluster tells whoever watches it: gauges, and whether it is ready.
+"""The gauges and the readiness of a broker in a cluster.
 
 Rules: only looked at when somebody asks, on the loop, and changes nothing.
 """
@@ -31,7 +31,7 @@ def _offline(image: MetadataImage) -> int:
 
 
 def _refresh_leaders(telemetry: Telemetry, replicas: Replicas) -> None:
-    """What the leaders here know of their followers."""
+    """Refresh the gauges of the partitions that are led here."""
     led = under_replicated = under_min_isr = 0
     records: dict[str, int] = defaultdict(int)
     size: dict[str, int] = defaultdict(int)
@@ -53,7 +53,7 @@ def _refresh_leaders(telemetry: Telemetry, replicas: Replicas) -> None:
 
 
 def behind(partition: PartitionImage) -> set[BrokerId]:
-    """Who should be in sync and is not; those that a move brings in take the time they take."""
+    """Return the replicas that should be in the ISR and are not; those being added may lag."""
     return set(partition.replicas) - set(partition.adding) - set(partition.isr)
 
 

@@ -127,7 +127,7 @@ class ControllerRunner:
             logger.info("controller: nothing was decided: %s", error)
 
     async def _commands(self, controller: Controller) -> tuple[Command, ...]:
-        """What to propose; leaders that were lost are replaced by the copies that are furthest."""
+        """Decide the next commands; the replica with the longest log replaces a lost leader."""
         image, now_ms = self._image(), self._clock.monotonic_ms()
         commands = controller.decide(image, now_ms)
         wanted = whom_to_ask(image, commands)

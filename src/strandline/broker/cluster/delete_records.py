@@ -1,4 +1,4 @@
-"""Where logs start, the same for all copies of a partition: decided by metadata, followed here.
+"""The log start offsets of a partition's replicas: decided by metadata, followed here.
 
 Rules: a copy lets go of records when the image says so, never by itself, so that readers find the
 same at every replica, and at the next leader. What is deleted is committed, and only the leader

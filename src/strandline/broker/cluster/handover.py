@@ -1,8 +1,8 @@
-"""What a broker that stops leaves to others: the partitions that it leads, and the metadata.
+"""Handing over partitions and the metadata leadership before a broker stops.
 
-Rules: it stops in any case; what others cannot take, or not in time, is elected after it is gone.
-The metadata goes last, as handing over partitions takes a controller; it is handed to another at
-once, rather than after an election timeout.
+Rules: the broker stops in any case; for what others cannot take over in time, an election follows.
+The metadata goes last, since handing over partitions needs a controller. It is handed to another
+broker directly, which saves an election timeout.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Who a data directory belongs to: one broker of one cluster, for ever.
+"""The owner of a data directory: one broker of one cluster, permanently.
 
-A small file and its twin, replaced whole at each start, the checksum in the first line. The
-directory's id is random, so that two brokers started with one number are told apart; the number of
-starts makes each life of its replicas distinct.
+A small file and its twin, replaced whole at each start, with the checksum in the first line. The
+directory's id is random, so that two brokers started with one number are told apart. The number of
+starts makes each incarnation of its replicas distinct.
 """
 
 import logging
@@ -26,7 +26,7 @@ UNREADABLE = (
 
 
 class DirectoryIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a data directory says of its broker."""
+    """The identity file of a data directory."""
 
     cluster: str
     broker: BrokerId
@@ -85,10 +85,10 @@ def begin_incarnation(
 
 
 def load_identity(directory: Path, *, disk: Disk) -> DirectoryIdentity | None:
-    """What the directory says; None if no broker of a cluster has used it.
+    """Load a data directory's identity; None if no broker of a cluster has used it.
 
     Raises:
-        CorruptBatchError: the file is damaged.
+        CorruptBatchError: the file is corrupt.
     """
     path = directory / FILE_NAME
 

@@ -1,8 +1,8 @@
-"""What a broker does among others: links, quorum, controller's office, registration, replicas.
+"""A broker's part in its cluster: links, quorum, controller, registration, replicas.
 
 Rules: everything runs on the loop. Images older than one already seen (a member that started again
 begins at its snapshot), or without this start's own registration, reach neither streams nor
-replicas. A frame that is not what it should be costs its sender the frame, never this broker.
+replicas. A malformed frame is dropped and never stops this broker.
 """
 
 import asyncio
@@ -338,7 +338,7 @@ class ClusterMembership:
 
     @property
     def _join_advice(self) -> str:
-        """What may be wrong if this broker joins a cluster of which it knows nothing yet."""
+        """Return a hint for a broker that waits to join a cluster, or an empty string."""
         if self.quorum.members.everybody:
             return ""
         return (
@@ -424,7 +424,7 @@ class ClusterMembership:
         self.replicas.peer_connected(peer)
 
     def on_peer_lost(self, peer: BrokerId) -> None:
-        """What was sent may not have arrived."""
+        """Pass on that a peer is disconnected: what was sent to it may not have arrived."""
         self.office.peer_disconnected(peer)
         self._questions.peer_disconnected(peer)
         self.replicas.peer_disconnected(peer)

@@ -151,7 +151,7 @@ class MetadataApplier(Broker):
 
     @property
     def why_streams_unknown(self) -> UnavailableError | None:
-        """As ``Broker``; it can once the cluster has told it, after its start."""
+        """The error while the cluster has not yet sent its streams; None afterwards."""
         if self._has_followed:
             return None
         return UnavailableError(
@@ -161,10 +161,10 @@ class MetadataApplier(Broker):
         )
 
     def copy_of(self, name: str) -> Stream:
-        """As ``Broker``; until the cluster tells which streams there are, as the disk tells it.
+        """Return a stream from the metadata, or from the local disk until the cluster has sent it.
 
         Raises:
-            UnavailableError: the disk tells of no such stream, or cannot be read.
+            UnavailableError: the disk has no such stream, or cannot be read.
         """
         if self._has_followed:
             return self.stream(name)
@@ -396,7 +396,7 @@ class MetadataApplier(Broker):
                     self._spawn(self._remove(unwanted), "remove-logs")
 
     def _noted(self, partition: Partition) -> Offset:
-        """How far a copy is known here to be committed, before its replica hears more."""
+        """Return the high watermark that is known here before the replica learns more."""
         noted = self._watermarks.get(partition.log_id, Offset(0))
         return min(max(noted, partition.log_start_offset), partition.log_end_offset)
 

@@ -1,8 +1,8 @@
-"""What an operator orders of a cluster, at any of its brokers: each a command, or two, to metadata.
+"""Operators' commands to a cluster, sent to any of its brokers: each one or two metadata commands.
 
-Rules: an order is decided here and returns; what then takes its time (copying, above all) is the
-controller's to carry on, whoever that is by then, for all of it is in the image. What was decided
-on an image that has changed meanwhile is decided anew. Must not know who asks.
+Rules: a command is decided here and returns; its long part (copying, above all) is carried on by
+the controller, whichever broker that is by then, since all of it is in the image. A decision on an
+image that has changed meanwhile is made again. Must not know who asks.
 """
 
 import asyncio
@@ -229,7 +229,7 @@ class Operations:
         outcome.raise_if_refused()
 
     async def outcome(self, command: Command) -> CommandOutcome:
-        """What became of a command.
+        """Propose a command and return its outcome.
 
         Raises:
             UnavailableError: the cluster cannot decide it now.

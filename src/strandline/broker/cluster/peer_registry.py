@@ -1,4 +1,4 @@
-"""Which brokers this one links with, and which it lets in."""
+"""The brokers that this one connects to and those that it admits."""
 
 import secrets
 from pathlib import Path

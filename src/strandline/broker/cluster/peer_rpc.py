@@ -30,7 +30,7 @@ class _Asked(NamedTuple):
 
 
 class PeerRpc:
-    """What this broker asks of others, and its answers to theirs; loop thread.
+    """Requests to other brokers, matched with their answers; loop thread.
 
     Args:
         send: hands a request to a broker; False if it is not there.

@@ -1,6 +1,6 @@
-"""What others read of a copy of a partition, and what it takes from them to mend damage.
+"""Reads of a partition for other brokers, and repair of corruption from their copies.
 
-Rules: reading and mending run beside the loop. Must not know roles.
+Rules: reads and repairs run beside the loop. Must not know roles.
 """
 
 import logging
@@ -27,7 +27,7 @@ DIFFERENT = "; copies of a compacted stream may differ: move this one away and b
 
 
 class RangeServerHost(Protocol):
-    """What lending needs of its broker."""
+    """The parts of a broker that ``RangeServer`` needs."""
 
     turn: GroupCommitter
     telemetry: Telemetry
@@ -37,7 +37,7 @@ class RangeServerHost(Protocol):
         ...
 
     def move_rate(self, log_id: LogId, follower: BrokerId) -> ReplicationThrottle | None:
-        """What slows down reading for a follower; None: nothing does."""
+        """Return the throttle for a follower's reads; None if it is not throttled."""
         ...
 
 

@@ -71,7 +71,7 @@ class MetadataReadBarrier:
             await asyncio.sleep(POLL_S)
 
     async def _index(self) -> int | None:
-        """How far the cluster has decided; None: ask again."""
+        """Return the metadata's commit index; None if it has to be asked again."""
         try:
             if self._quorum.is_leading:
                 await self._quorum.barrier(timeout_s=ATTEMPT_S)
@@ -82,10 +82,10 @@ class MetadataReadBarrier:
             return None  # another controller may know
 
     async def _told_by(self, leader: BrokerId) -> int:
-        """What the controller answers.
+        """Ask the controller for its commit index.
 
         Raises:
-            UnavailableError: nothing, or that it does not know.
+            UnavailableError: it does not answer, or does not know.
         """
         answer = self._questions.ask(leader, ReadIndexRequest, ReadIndexResponse)
         if answer is None:

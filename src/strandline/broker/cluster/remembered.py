@@ -13,7 +13,7 @@ from strandline.core.raft.messages import Index, Kind, Members, Term
 
 
 class LocalMetadata(NamedTuple):
-    """What a broker's disk tells of the metadata.
+    """The metadata as it is on a broker's disk.
 
     Attributes:
         machine: with every entry on the disk applied.

@@ -37,7 +37,7 @@ _Change = fx.Append | _Cut
 
 
 class ReplicaHost(lending.RangeServerHost, replica_publishers.ReplicaPublisherHost, Protocol):
-    """What a replica needs of its broker."""
+    """The parts of a broker that a replica needs."""
 
     def now_ms(self) -> int:
         """The time."""

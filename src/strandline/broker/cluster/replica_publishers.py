@@ -29,7 +29,7 @@ UNKNOWN = "retry with the same Nats-Msg-Id: whether the record is kept is not kn
 
 
 class ReplicaPublisherHost(Protocol):
-    """What publishers need of the broker."""
+    """The parts of a broker that publishers need."""
 
     telemetry: Telemetry
 
@@ -51,7 +51,7 @@ class ReplicaPublisherHost(Protocol):
 
 
 class ReplicaPublishers:
-    """Who waits at one replica.
+    """The publishers that wait for one replica.
 
     Args:
         partition: they published to.
@@ -172,7 +172,7 @@ class ReplicaPublishers:
         return self._is_cut_off
 
     def cut_off(self, *, is_cut_off: bool) -> None:
-        """Whether nothing can be committed, for nobody who could decide anything is reached."""
+        """Set whether records are refused because no quorum is reached that could commit them."""
         self._is_cut_off = is_cut_off
         if self._ending is None:
             self.note_refusal()

@@ -1,8 +1,8 @@
-"""How far copies are: asked of those that may lead next, before one of them is elected.
+"""Log ends of the replicas that may lead next, requested before one of them is elected.
 
-Rules: an answer is a help to choose, never needed: whoever says nothing in time counts as one that
-was not asked, and an election waits for nobody longer than ``ASK_S``. Only the controller asks, and
-only when a leader was lost, so that nothing is told while all is well.
+Rules: answers help to choose but are not needed. A broker that does not answer within ``ASK_S``
+counts as not asked, and no election waits longer. Only the controller asks, and only when a leader
+was lost, so that nothing is sent while all is well.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ class ReplicaStatusQuery:
         return self._questions.ask(broker, lambda n: LogEndsRequest(n, log_ids), LogEndsResponse)
 
     def _ends(self, log_ids: tuple[LogId, ...]) -> Told:
-        """How far the copies here are."""
+        """Return the last epoch and the log end offset of replicas here."""
         drivers = self._replicas.drivers
         logs = [(each, drivers[each].replica.log) for each in log_ids if each in drivers]
         return tuple((log_id, (log.last_epoch, log.log_end_offset)) for log_id, log in logs)

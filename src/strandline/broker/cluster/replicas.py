@@ -41,7 +41,7 @@ NEWS_DELAY_S = 0.005
 
 
 class Incarnation(NamedTuple):
-    """What every replica of one life of the broker has in common.
+    """The identity that all replicas share in one run of the broker.
 
     Attributes:
         me: this broker.
@@ -170,7 +170,7 @@ class Replicas:
             self.telemetry.isr_expands += len(set(after.isr) - set(before.isr))
 
     def given(self, log_id: LogId) -> PartitionImage | None:
-        """What the replica of a log was told last."""
+        """Return the metadata that a log's replica took last."""
         return self._given.get(log_id)
 
     @property
@@ -228,7 +228,7 @@ class Replicas:
         return given.leader is not None and self._links.is_up(given.leader)
 
     def high_watermarks(self) -> Mapping[LogId, Offset]:
-        """What is committed, as far as known here."""
+        """Return the high watermarks that are known here."""
         return {log_id: d.partition.high_watermark for log_id, d in self.drivers.items()}
 
     # From the links
@@ -250,7 +250,7 @@ class Replicas:
             driver.step(ev.PeerConnected(broker))
 
     def peer_disconnected(self, broker: BrokerId) -> None:
-        """What was under way to and from a broker is lost."""
+        """Notify all replicas that frames to and from a broker may be lost."""
         for driver in list(self.drivers.values()):
             driver.step(ev.PeerDisconnected(broker))
 
@@ -301,7 +301,7 @@ class Replicas:
         return self._send_out()
 
     def _notify_high_watermarks(self) -> None:
-        """No batch came along: the high watermark goes alone."""
+        """Send the high watermark alone if no batch carried it meanwhile."""
         self._is_news_due = False
         patient, self._patient = self._patient, set()
         for driver in patient:
@@ -324,7 +324,7 @@ class Replicas:
         self._wake()
 
     def committed(self, partition: Partition) -> None:
-        """What was gathered for the other replicas meanwhile can follow."""
+        """Let a partition's gathered batches follow, since one was committed."""
         self.turn.takes.go_on_with(partition)
 
     def propose_isr(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:

@@ -1,8 +1,8 @@
-"""How fast records are copied to replicas that a move brings in.
+"""A throttle for copying records to replicas that are being added.
 
-Rules: reads of all such copies share one rate; each is put off until what was copied before has
-had its time. Copies that belong to a partition anyway are not meant, as they may be the next
-leader; publishers come before them all the same (``ReplicationLimits``). Runs on the loop.
+Rules: reads of all such replicas share one rate; each read waits until the previous ones have had
+their time. Existing replicas are not throttled, as they may lead next; publishers still come before
+them (``ReplicationLimits``). Runs on the loop.
 """
 
 import asyncio

@@ -60,11 +60,11 @@ class Requests:
         self._leaderless_since_s = self._in_vain_s = -math.inf
 
     async def propose(self, entry: Entry, *, timeout_s: float) -> CommandOutcome:
-        """What became of the entry, which this broker has applied; tried again until then.
+        """Propose an entry, retrying until the deadline, and return its outcome, applied here.
 
         Raises:
             RequestTimeoutError: not decided in time; it may be applied later.
-            UnavailableError: nobody to propose it to was found; it is not applied.
+            UnavailableError: no leader was found to propose it to; it is not applied.
         """
         data = encode_entry(entry)
         loop = asyncio.get_running_loop()
@@ -172,7 +172,7 @@ class Session:
         self._sequence = 0
 
     async def propose(self, command: Command, *, timeout_s: float) -> CommandOutcome:
-        """What became of the command.
+        """Propose a command exactly once and return its outcome.
 
         Raises:
             RequestTimeoutError: not decided in time; it may be applied later, once.

@@ -23,7 +23,7 @@ RETRY_S = 0.5
 
 
 class Skips:
-    """What is about to go on elsewhere.
+    """The partitions that are about to continue at a later offset.
 
     Args:
         log_starts: knows what is led here.

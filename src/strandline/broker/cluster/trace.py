@@ -57,6 +57,6 @@ class TracedLinks(PeerLinks):
     def send(
         self, broker: BrokerId, channel: int, header: bytes, *, attachments: Sequence[Data] = ()
     ) -> bool:
-        """As ``PeerLinks.send``."""
+        """Send a frame, and before it this broker's vector clock."""
         super().send(broker, TRACE, _encode(self.trace.clock))
         return super().send(broker, channel, header, attachments=attachments)

@@ -1,12 +1,12 @@
-"""Who belongs to the metadata's quorum, given the brokers there are: one step at a time.
+"""The voters of the metadata quorum, derived from the registered brokers one step at a time.
 
 Rules:
-- whoever is admitted or registered becomes a learner, which gets the log and counts for nothing;
+- an admitted or registered broker becomes a learner, which gets the log and has no vote;
 - a learner in service becomes a voter, up to ``VOTERS_MAX``; the quorum itself refuses until it has
   caught up;
-- a voter that was removed, or lost its disk and so has forgotten its votes, leaves: but only if
-  most of the voters that remain are in service, or they could decide nothing any more. One that
-  lost its disk then begins as a learner, of whom nothing is believed that it had before.
+- a voter that was removed, or lost its disk and so its votes, leaves, but only if most of the
+  remaining voters are in service: otherwise the quorum could no longer decide. One that lost its
+  disk then begins as a learner, and nothing is assumed of its former log.
 
 Pure; must not know who carries a change out, or when.
 """
@@ -62,12 +62,12 @@ def most_serve(voters: tuple[BrokerId, ...], image: MetadataImage) -> bool:
 
 
 def heir(members: Members, image: MetadataImage) -> BrokerId:
-    """Who may lead instead of a leader that is to leave; most of them serve."""
+    """Return the successor of a leader that leaves; most of the voters are in service."""
     return _serving(members.voters, image)[0]
 
 
 def heirs(members: Members, image: MetadataImage, leaver: BrokerId) -> tuple[BrokerId, ...]:
-    """Who may lead instead of a leader that stops; none if all others stop, too, or are away."""
+    """Return possible successors of a leader that stops; empty if all others stop, too."""
     others = _without(members.voters, leaver)
     return tuple(b for b in others if b in image.brokers and image.brokers[b].may_lead)
 

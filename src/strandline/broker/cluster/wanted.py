@@ -1,4 +1,4 @@
-"""What this broker wants of the metadata, gathered while a command is under way."""
+"""Metadata changes that this broker wants, gathered while a command is in flight."""
 
 import asyncio
 from typing import Generic, TypeVar

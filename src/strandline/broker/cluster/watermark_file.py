@@ -1,7 +1,7 @@
-"""How far each partition was known to be committed, in one small file per broker.
+"""The high watermarks of all partitions, in one small file per broker.
 
-Rules: an old value is safe, because leaders and followers find out again; so the file is written
-now and then, never synced for its own sake, and a damaged one counts as missing.
+Rules: an old value is safe, because leaders and followers find out again. So the file is written
+occasionally, never synced for its own sake, and a corrupt one counts as missing.
 """
 
 import logging
@@ -31,7 +31,7 @@ def save_watermarks(directory: Path, offsets: Mapping[LogId, Offset], *, disk: D
 
 
 def load_watermarks(directory: Path, *, disk: Disk) -> dict[LogId, Offset]:
-    """What was saved last, or nothing."""
+    """Load the saved high watermarks; empty if there are none."""
     data = disk.read_bytes(directory / FILE_NAME)
     if data is None:
         return {}

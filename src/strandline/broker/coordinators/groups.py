@@ -158,7 +158,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         self.broker.telemetry.group_commits += 1
 
     async def committed_offsets(self, group: str) -> Positions:
-        """What was committed last.
+        """Return a group's committed offsets.
 
         Raises:
             StrandlineError: as ``CoordinatorRuntime.request``.
@@ -205,7 +205,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
     # Administration
 
     async def groups(self) -> dict[str, int]:
-        """How many members each group has.
+        """Return the number of members of each group.
 
         Raises:
             StrandlineError: as ``CoordinatorRuntime.request``.
@@ -216,7 +216,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         return found
 
     def samples(self) -> list[GroupSample]:
-        """Where every group stands, if they are coordinated here; for metrics."""
+        """Return the committed offsets of every group that is coordinated here, for metrics."""
         if self.term is None:
             return []
         return [
@@ -273,7 +273,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
     # The office
 
     def maker(self) -> Callable[[Iterable[bytes], int], GroupCoordinator]:
-        """As ``CoordinatorRuntime.maker``."""
+        """Return the factory of the coordinator's state machine."""
         partitions, created = self._partitions(), self._created()
 
         def make(entries: Iterable[bytes], sequence: int) -> GroupCoordinator:
@@ -291,7 +291,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         return make
 
     def begun(self, term: CoordinatorTerm[GroupCoordinator]) -> None:
-        """As ``CoordinatorRuntime.begun``: streams may have changed in the meantime."""
+        """Begin a term; streams may have changed in the meantime."""
         self._step(term, ev.StreamsChanged(self._partitions(), self._created()))
 
     def stored(self, term: CoordinatorTerm[GroupCoordinator], sequence: int) -> None:
@@ -315,15 +315,15 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             self._step(term, ev.StreamsChanged(self._partitions(), self._created()))
 
     def _partitions(self) -> dict[str, int]:
-        """How many partitions each stream has."""
+        """Return the number of partitions of each stream."""
         return {stream.name: len(stream.partitions) for stream in self._streams()}
 
     def _created(self) -> dict[str, int]:
-        """When each stream was made."""
+        """Return the creation time of each stream."""
         return {stream.name: stream.created_ns for stream in self._streams()}
 
     def _streams(self) -> list[Stream]:
-        """What can be consumed: not our own."""
+        """Return the streams that groups can consume; the internal one is not among them."""
         return [each for each in self.broker.streams() if each.name != GROUPS_STREAM]
 
     async def _ask(self, make: Callable[[Token], ev.Request]) -> Any:

@@ -1,7 +1,7 @@
-"""What a coordinator has decided, read back from the partition that keeps it.
+"""A coordinator's log: its decisions, read back from the partition that stores them.
 
-Rules: on any thread. An entry that is damaged was a decision somebody was told of: nobody goes on
-without it unless the operator says so.
+Rules: any thread. A corrupt entry was a decision that a client may have acted on, so the
+coordinator does not start without it unless the operator allows that.
 """
 
 import logging

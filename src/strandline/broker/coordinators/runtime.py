@@ -49,7 +49,7 @@ REQUEST_TIMEOUT_S = 30.0
 
 
 class CoordinatorHost(Protocol):
-    """What an office needs of its broker."""
+    """The parts of a broker that a coordinator needs."""
 
     clock: Clock
     config: BrokerConfig
@@ -150,16 +150,16 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
     # Requests
 
     async def request(self, ask: Callable[[CoordinatorTerm[MachineT], Token], None]) -> Any:
-        """What the machine answers.
+        """Send a request to the state machine and return its answer.
 
         Args:
             ask: hands the request over, with its token.
 
         Raises:
-            NotLeaderError: another broker has the office; the message says which.
-            StillLoadingError: it is here, and not ready.
+            NotLeaderError: another broker coordinates; the message names it.
+            StillLoadingError: this broker coordinates and is still loading.
             RequestTimeoutError: no answer in time; whether it was decided is unknown.
-            StrandlineError: what the machine refuses.
+            StrandlineError: the machine refuses.
         """
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):

@@ -41,15 +41,15 @@ MarkerDone = Callable[[StrandlineError | None], None]
 
 
 class Positions(Protocol):
-    """Who lets transactions commit positions of consumer groups."""
+    """The group coordinator as far as transactions use it to commit offsets."""
 
     def mark(self, transaction: GroupTransaction, mark: GroupMark, done: MarkerDone) -> None:
-        """As ``GroupCoordinatorService.mark``."""
+        """Write the end of a transaction to a group, then call ``done``."""
         ...
 
 
 class TransactionCoordinatorHost(OfficeSurroundings, Protocol):
-    """What the office needs of its broker."""
+    """The parts of a broker that the transaction coordinator needs."""
 
     telemetry: Telemetry
     groups: "Positions"
@@ -86,7 +86,7 @@ class MarkerWriter:
         asyncio.get_running_loop().call_soon(cast("MarkerDone", token), None)
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """It is not, or nobody knows."""
+        """Report that the marker was refused, or that its outcome is unknown."""
         asyncio.get_running_loop().call_soon(cast("MarkerDone", token), error)
 
 
@@ -107,7 +107,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
     # Requests
 
     async def ask(self, make: Callable[[Token], ev.Request]) -> Any:
-        """What the coordinator answers to a request, which is given its token.
+        """Send a request, built with its token, to the coordinator and return the answer.
 
         Raises:
             StrandlineError: as ``CoordinatorRuntime.request``.
@@ -117,7 +117,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
     async def begin_transaction(
         self, make: Callable[[Token, int], ev.Begin], *, owner: str = ""
     ) -> fx.Begun:
-        """As ``ask``, for a request that may need a producer id that nobody has.
+        """Begin a transaction; a fresh producer id is at hand in case it needs one.
 
         Args:
             make: makes the request.
@@ -168,7 +168,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
     # The coordinator
 
     def maker(self) -> Callable[[Iterable[bytes], int], Coordinator]:
-        """As ``CoordinatorRuntime.maker``."""
+        """Return the factory of the coordinator's state machine."""
 
         def make(entries: Iterable[bytes], sequence: int) -> Coordinator:
             state = CoordinatorState()
@@ -178,18 +178,18 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
         return make
 
     def begun(self, term: CoordinatorTerm[Coordinator]) -> None:
-        """As ``CoordinatorRuntime.begun``: markers may be owed from the last term."""
+        """Begin a term; markers of the last one may be pending."""
         self._carry_out(term, term.machine.resume())
 
     def ended(self) -> None:
-        """As ``CoordinatorRuntime.ended``."""
+        """Do nothing when a term ends."""
 
     def stored(self, term: CoordinatorTerm[Coordinator], sequence: int) -> None:
-        """As ``CoordinatorRuntime.stored``."""
+        """Tell the coordinator that its entries up to ``sequence`` are stored."""
         self._step(term, ev.Stored(sequence))
 
     def tick(self, term: CoordinatorTerm[Coordinator]) -> None:
-        """As ``CoordinatorRuntime.tick``."""
+        """Tell the coordinator that time passed."""
         self._step(term, ev.TimePassed())
 
     def _step(self, term: CoordinatorTerm[Coordinator], event: ev.Event) -> None:
@@ -208,7 +208,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
 
     @property
     def open_count(self) -> int:
-        """How many transactions that are coordinated here are undecided; looks at all there are."""
+        """Count the undecided transactions that are coordinated here; linear in all of them."""
         return 0 if self.term is None else self.term.machine.undecided
 
     def _mark(self, term: CoordinatorTerm[Coordinator], mark: fx.Mark) -> None:

@@ -1,18 +1,18 @@
-"""When to take checkpoints: often enough that recovery is short, seldom enough to be cheap.
+"""The schedule of checkpoints: often enough for a short recovery, and rarely enough to be cheap.
 
-``storage.recovery.Checkpointer`` knows how; only its middle step waits for the disk, and that one
-runs beside the loop. A checkpoint is due when a journal file is full, which then is the spare that
-the next roll needs; where none is in time a file is made here, so that no turn waits for one. It is
-due, too, when segments were given much that no journal has.
+``storage.recovery.Checkpointer`` writes them; only its middle step waits for the disk, and that one
+runs beside the loop. A checkpoint is due when a journal file is full, since that file becomes the
+spare that the next roll needs; if none is in time, a file is created here, so that no group commit
+waits for one. It is also due when segments received many bytes that no journal has.
 
-Segments are written back a little at a time: all that a checkpoint syncs at once would keep the
-disk from the journal, and turns waiting, for a tenth of a second and more (docs/adr/0031).
+Segments are written back a little at a time: syncing everything at a checkpoint would keep the disk
+from the journal, and group commits waiting, for a tenth of a second and more (docs/adr/0031).
 
-A broker that has refused records for lack of space is not ready, so that nobody may come to find
-out that there is space again: it looks for it here.
+A broker that has refused records for lack of space is not ready, so perhaps no publish arrives to
+find out that there is space again: it is checked here.
 
-Rule: whatever runs beside the loop does so under ``lock``; who holds it may cancel ``run``, reopen
-the journal or let go of the data directory, and no thread is still writing to it.
+Rule: what runs beside the loop holds ``lock``. Who holds it may cancel ``run``, reopen the journal
+or release the data directory: no thread is still writing to it.
 """
 
 import asyncio

@@ -181,7 +181,7 @@ def counted_removal(log: Log, telemetry: Telemetry) -> Iterator[None]:
 
 
 def retention_policy(config: StreamConfig) -> RetentionPolicy:
-    """What a stream's settings keep."""
+    """Return the retention policy of a stream's settings."""
     return RetentionPolicy(
         age_ms=config.retention_age_ms,
         bytes_max=config.retention_bytes,

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class CorruptionReports:
-    """What is damaged, as far as known.
+    """The known corrupt ranges.
 
     Args:
         call_soon: runs something on the loop, from any thread.

@@ -1,4 +1,4 @@
-"""How long to wait before calling a peer again. Pure: randomness is an argument."""
+"""The wait before a peer is called again. Pure: randomness is an argument."""
 
 
 class ReconnectBackoff:

@@ -35,7 +35,7 @@ MORE_THAN_HANDSHAKE: Final = "the other end sent more than its part of the hands
 
 
 class PeerConnection(asyncio.BufferedProtocol):
-    """What both ends share.
+    """The part of a peer connection that both ends share.
 
     Args:
         limits: caps and times.
@@ -93,7 +93,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._on_end(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002  asyncio's signature
-        """Where the socket reads into."""
+        """Return the buffer that the socket reads into."""
         return self._decoder.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
@@ -127,7 +127,7 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._timer = None
 
     def certified(self) -> frozenset[BrokerId] | None:
-        """Whom the other end's certificate names; None without TLS."""
+        """Return the brokers that the peer's certificate names; None without TLS."""
         return certified_brokers(self._live().get_extra_info("ssl_object"))
 
     def close(self, reason: str) -> None:
@@ -354,12 +354,12 @@ class Tunable(Protocol):
     """A socket, or uvloop's stand-in for one."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
-        """As ``socket.setsockopt``."""
+        """Set a socket option, like ``socket.setsockopt``."""
         ...
 
 
 def tune(sock: Tunable, limits: LinkLimits) -> None:
-    """No delay for small frames, and a dead machine at the other end is noticed in seconds."""
+    """Set TCP options: send small frames at once, and detect a dead peer within seconds."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, limits.keepalive_idle_s)

@@ -1,7 +1,8 @@
-"""What ends a connection between two brokers.
+"""The errors that end a connection between two brokers.
 
-Rules: these never leave the package. They close a connection, reach the log, and the owner of the
-link hears that the peer is lost; so they are no ``StrandlineError`` and have no code for clients.
+Rules: these never leave the package. They close a connection and are logged, and the owner of the
+link is notified that the peer is disconnected; so they are no ``StrandlineError`` and have no code
+for clients.
 """
 
 from enum import StrEnum

@@ -89,7 +89,7 @@ class FrameDecoder:
         return self._filled == 0 and self._large is None
 
     def buffer(self) -> memoryview:
-        """Where the next bytes go; never empty. Valid until ``received``."""
+        """Return the buffer for the next bytes, never empty; valid until ``received``."""
         if self._large is not None:
             return self._large[self._large_filled :]
         return self._view[self._filled :]

@@ -29,7 +29,7 @@ Id = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerIdentity:
-    """Who a broker is."""
+    """The identity of a broker."""
 
     cluster_id: str
     broker_id: BrokerId
@@ -40,14 +40,14 @@ class PeerIdentity:
 
 
 class _Opening(msgspec.Struct, frozen=True):
-    """What every version of the protocol begins with."""
+    """The fields with which every version of the protocol begins."""
 
     magic: str
     version: int
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
-    """Who speaks, and who it believes to speak to."""
+    """The first message of a connection: the sender, and the broker it expects at the other end."""
 
     magic: str = MAGIC
     version: int = VERSION
@@ -176,7 +176,7 @@ def _decode(frame: Frame) -> Hello | Refused:
 
 
 def _check(hello: Hello, me: PeerIdentity, certified: frozenset[BrokerId] | None) -> None:
-    """What both sides check of each other."""
+    """Run the checks that both sides make of each other."""
     if hello.cluster_id != me.cluster_id:
         raise HandshakeError(
             HandshakeRefusal.OTHER_CLUSTER,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkLimits:
-    """What bounds a link; every length from outside is checked against it before it costs."""
+    """The limits of a link; every length from outside is checked before memory is allocated."""
 
     frame_bytes_max: int = 64 << 20
     """The largest frame, its prefix included; more than ``limits.batch_bytes`` of the broker."""

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class Address(NamedTuple):
-    """Where a broker listens for its peers."""
+    """The address at which a broker listens for its peers."""
 
     host: str
     port: int
@@ -47,7 +47,7 @@ class PeerEvents(Protocol):
         ...
 
     def on_peer_lost(self, peer: BrokerId) -> None:
-        """What was sent since it was back may not have arrived, and the same at the other end."""
+        """Report a disconnected peer: frames may be lost in both directions."""
         ...
 
 
@@ -105,7 +105,7 @@ class Peer:
 
     @property
     def queued_bytes(self) -> int:
-        """What waits for the peer to take more."""
+        """The number of bytes that wait for the peer to accept more."""
         return self._out.queued_bytes if self._out is not None else 0
 
     def send(self, buffers: list[Data]) -> bool:
@@ -229,7 +229,7 @@ class TlsTimes(TypedDict):
 
 
 def tls_times(limits: LinkLimits, tls: ssl.SSLContext | None) -> TlsTimes:
-    """How long TLS may take."""
+    """Return the timeouts of TLS."""
     return TlsTimes(
         ssl_handshake_timeout=limits.handshake_timeout_s if tls else None,
         ssl_shutdown_timeout=limits.close_timeout_s if tls else None,

@@ -1,4 +1,4 @@
-"""When a peer is there: the two connections with it, as a pure state machine.
+"""The state of a peer: the two connections with it, as a pure state machine.
 
 Frames to a peer go over the connection we made to it (``out``), frames from it come over the one it
 made to us (``in``). A peer is *up* while both are open and were made by one incarnation of it.

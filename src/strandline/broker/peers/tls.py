@@ -78,7 +78,7 @@ def load(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
 
 
 def certified_brokers(connection: ssl.SSLObject | None) -> frozenset[BrokerId] | None:
-    """Whom the other end's certificate names; None without TLS."""
+    """Return the brokers that the peer's certificate names; None without TLS."""
     if connection is None:
         return None
     certificate = connection.getpeercert()

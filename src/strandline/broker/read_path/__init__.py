@@ -1,1 +1,1 @@
-"""What readers may see of a partition."""
+"""The read path: the part of a partition that readers may see."""

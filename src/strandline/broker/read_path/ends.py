@@ -1,8 +1,8 @@
-"""How far a partition is committed, as far as anybody was told: who asks waits for a new leader.
+"""Waiting until a new leader's high watermark covers everything that was acknowledged.
 
-A new leader may hear only from its followers' acks how far its predecessor had committed, moments
-after it was elected. Who asks for the end meanwhile waits, so that nothing is answered that is
-older than what was acknowledged. Must not know what is asked.
+A new leader may learn how far its predecessor had committed only from its followers' acks, moments
+after the election. A request for the end waits for that, so that no answer is older than an
+acknowledged record. Must not know what is requested.
 """
 
 import asyncio

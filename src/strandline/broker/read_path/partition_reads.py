@@ -21,7 +21,7 @@ from strandline.types import Offset, PartitionName, TimestampNs
 
 
 class PartitionReads(ABC):
-    """What readers use of a partition."""
+    """The read side of a partition."""
 
     def __init__(
         self, name: PartitionName, config: StreamConfig, log: Log, *, admission: Admission
@@ -58,7 +58,7 @@ class PartitionReads(ABC):
 
     @property
     def last_stable_offset(self) -> Offset:
-        """Where reading ends: the high watermark, or the first open transaction below it."""
+        """The end for readers: the high watermark, or the first open transaction below it."""
         return self.high_watermark if self.ledger is None else self.ledger.last_stable_offset
 
     @property
@@ -67,7 +67,7 @@ class PartitionReads(ABC):
         return self.hidden_between(self.log_start_offset, self.high_watermark)
 
     def hidden_between(self, start: int, stop: int) -> int:
-        """How many committed offsets are markers, or belong to aborted transactions; any thread."""
+        """Count committed offsets of markers and aborted transactions; any thread."""
         return 0 if self.ledger is None else self.ledger.hidden_between(start, stop)
 
     @property

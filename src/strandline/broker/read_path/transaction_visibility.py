@@ -1,12 +1,12 @@
-"""What a partition keeps of transactions: an index beside its log, fed with every batch.
+"""A partition's transactions: an index beside its log, fed with every batch.
 
 Rules:
-- batches are noted when they are in the log, and count when they are committed; what is cut off the
-  log before that is forgotten, so the index itself never goes back;
-- records of a transaction are let in only while it is open here, and none behind its end, from the
-  moment the end was accepted: so no record can lie behind the end of its transaction;
-- the log knows everything, and a ledger that begins reads it back: headers only, without checksums,
-  as ``producer_state`` does. Until then nothing is stable, and no transaction is let in or ended.
+- batches are noted when they are in the log, and count when they are committed; what is truncated
+  before that is forgotten, so the index itself never goes back;
+- records of a transaction are accepted only while it is open here, and none from the moment its end
+  was accepted: so no record can follow the end of its transaction;
+- the log holds everything, and a new index reads it back: headers only, without checksums, as
+  ``producer_state`` does. Until then nothing is stable, and no transaction begins or ends.
 
 Threads: the loop's, except ``read_back``, ``readable``, and ``last_stable_offset``, which is read
 on any.
@@ -57,7 +57,7 @@ class Noted(NamedTuple):
 
 
 def marker_attributes(kind: MarkerKind) -> int:
-    """How the header of a marker's batch says what it is."""
+    """Return the header attributes of a marker's batch."""
     return int(_KINDS[kind])
 
 
@@ -121,7 +121,7 @@ class PartitionTransactions:
 
     @classmethod
     def loaded(cls, log: Log, *, start: Offset, high_watermark: Offset) -> "PartitionTransactions":
-        """One that has read its log back.
+        """Create an index that has read its log back.
 
         Raises:
             UnavailableError: the log cannot be read.
@@ -131,7 +131,7 @@ class PartitionTransactions:
         return made
 
     def read_back(self, is_wanted: Callable[[], bool] = lambda: True) -> list[Noted]:
-        """What the log had at the beginning; any thread, a third of a microsecond for each batch.
+        """Read the log's transactions back; any thread, a third of a microsecond for each batch.
 
         Args:
             is_wanted: gives up when it turns False.
@@ -221,12 +221,12 @@ class PartitionTransactions:
             self._undecided[producer_id] = still_open
 
     def hidden_between(self, start: int, stop: int) -> int:
-        """How many committed offsets are markers, or belong to aborted transactions; any thread."""
+        """Count committed offsets of markers and aborted transactions; any thread."""
         return self._hidden.between(start, stop)
 
     @property
     def last_stable_offset(self) -> Offset:
-        """Where reading ends: the high watermark, or the first open transaction that is kept."""
+        """The end for readers: the high watermark, or the first open transaction kept."""
         return max(self._stable_offset, self._log.log_start_offset)
 
     def is_stale(self, high_watermark: Offset) -> bool:
@@ -277,7 +277,7 @@ class PartitionTransactions:
 
     @property
     def open_count(self) -> int:
-        """How many transactions are open."""
+        """The number of open transactions."""
         return self._index.open_count
 
     # Reading
@@ -287,9 +287,9 @@ class PartitionTransactions:
         return not self._index.is_aborted(producer_id, offset)
 
     def aborted(self, start: int, stop: int) -> tuple[Aborted, ...]:
-        """What readers of these offsets may not see, of what is below the stable offset."""
+        """Return the aborted ranges of these offsets below the stable offset."""
         return self._index.aborted_between(start, stop)
 
     def readable(self, offset: Offset, bytes_max: int, *, below: Offset) -> Buffer:
-        """As ``read_visible``, which says more."""
+        """Read visible batches; see ``read_visible``."""
         return read_visible(self._log, offset, bytes_max, below=below, counts=self.counts)

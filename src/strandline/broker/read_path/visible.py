@@ -13,7 +13,7 @@ from strandline.types import Offset
 def read_visible(
     log: Log, offset: Offset, bytes_max: int, *, below: Offset, counts: Counts
 ) -> Buffer:
-    """As ``Log.read``, of what readers may see.
+    """Read the batches that readers may see.
 
     Args:
         log: of the partition.

@@ -1,4 +1,4 @@
-"""How the broker answers whoever appended: the only way outcomes leave a turn."""
+"""The interface through which every outcome of an append is reported."""
 
 from typing import Protocol
 

@@ -1,4 +1,4 @@
-"""What all partitions of a broker share with its turn, and with those who read them."""
+"""The state that all partitions share with the group committer and with readers."""
 
 import logging
 from collections import Counter
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 class Admission:
-    """What all partitions of a broker share with its turn."""
+    """The state that all partitions share with the group committer."""
 
     def __init__(self, limits: LimitsConfig, *, clock: Clock, wake: Callable[[], None]) -> None:
         self.limits = limits
@@ -63,7 +63,7 @@ class Admission:
 
 
 class Waiter(Protocol):
-    """Whom to tell that there may be more to read; a ``threading.Event`` or an asyncio one."""
+    """An event to set when there may be more to read: a ``threading.Event`` or an asyncio one."""
 
     def set(self) -> None:
         """There may be, or there will be none any more."""

@@ -1,10 +1,10 @@
-"""What a turn takes: chunks of the partitions that accepted something, up to a turn's limits.
+"""The queue of partitions with accepted batches; a group commit drains it up to its limits.
 
-What goes to other replicas is gathered while two chunks of its partition are on their way there: a
-turn costs each of them as much as dozens of records do (docs/adr/0032).
+Batches for other replicas are gathered while two batches of their partition are in flight: each
+group commit costs a replica as much as dozens of records do (docs/adr/0032).
 
-Rules: on the loop's thread. Whoever is left with chunks stays in line; whoever is gathering gets
-back into it when something was committed, or after a moment.
+Rules: loop thread. A partition with batches left stays in the queue; one that is gathering returns
+to it when something was committed, or after a moment.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ GATHERING_MS_MAX = 20.0
 
 
 class DrainedBatch(NamedTuple):
-    """What a turn has taken of one partition; chunks leave the list when they are given up."""
+    """The batches drained from one partition; a batch that is given up leaves the list."""
 
     partition: Partition
     chunks: list[Chunk]

@@ -31,7 +31,7 @@ STEP_PAUSE_S: Final = 0.003
 
 
 class CatchUpWrites:
-    """What is being synced in its segments, and what waits for that.
+    """Writes that are synced in their segments instead of the journal, and those behind them.
 
     Args:
         loop: the broker's.

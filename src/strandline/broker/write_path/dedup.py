@@ -1,9 +1,9 @@
-"""Which message ids a partition has stored lately, so that a retry is stored once.
+"""A window of recently stored message ids, by which a retry is stored once.
 
 Rules: no clock. The time is a steady one: it does not jump when the wall clock is set. An id is
 remembered from the moment its record gets an offset, before it is durable: a duplicate that arrives
-meanwhile waits for the same sync. A record that is not stored is forgotten. Ids leave in the order
-they came, when the window has passed.
+meanwhile waits for the same sync. An id whose record is not stored is forgotten. Ids leave in the
+order they came, when the window has passed.
 """
 
 import struct

@@ -1,10 +1,9 @@
-"""How a turn's journal entry becomes durable: on the loop, or beside it.
+"""Syncs of the journal, on the loop or beside it.
 
-Whatever way suits the entry and the disk, answers of earlier turns are sent and segments written
-while the disk works.
+In both cases earlier group commits are answered and segments written while the disk works.
 
-Rules: one entry at a time. What follows the sync is the turn's, and so are errors: a sync that
-fails poisons.
+Rules: one entry at a time. The group committer continues after the sync and handles its errors: a
+sync that fails poisons the logs.
 """
 
 import asyncio

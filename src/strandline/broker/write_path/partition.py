@@ -313,7 +313,7 @@ class Partition(PartitionAppends):
         return self._barred_by
 
     def report_corruption(self, error: CorruptBatchError) -> None:
-        """As ``PartitionReads``; any thread."""
+        """Report a corrupt batch; any thread."""
         self._admission.on_damage(self, error)
 
     def _settle(self) -> None:

@@ -53,7 +53,7 @@ RECORD_OVERHEAD_BYTES = 32
 
 
 class PartitionAppends(PartitionReads):
-    """What publishers use of a partition, besides reading it."""
+    """The write side of a partition, on top of the read side."""
 
     def __init__(
         self, name: PartitionName, config: StreamConfig, log: Log, *, admission: Admission
@@ -264,7 +264,7 @@ class PartitionAppends(PartitionReads):
         self.producers.note(producer, chunk.count, offset=chunk.base_offset, now_ns=now_ns)
 
     def _waiting(self, chunk: Chunk, acks: Acks) -> list[AckWaiter]:
-        """Who is told of the chunk at the same time as a publish that asked for ``acks``."""
+        """Return the waiters that are notified at the level ``acks`` of a batch."""
         if acks == "memory":
             return chunk.early
         is_less = (

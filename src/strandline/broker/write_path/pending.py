@@ -28,7 +28,7 @@ MARKER_SUBJECT = "_"
 
 
 class AckWaiter(NamedTuple):
-    """Who to tell about the record at ``offset``."""
+    """The receiver of the ack for the record at ``offset``."""
 
     ack_sink: AckSink
     token: object

@@ -1,16 +1,16 @@
-"""What a partition remembers of idempotent producers, so that a batch sent twice is stored once.
+"""The state of idempotent producers in a partition, by which a batch sent twice is stored once.
 
-A producer numbers the records that it sends to a partition: 0, 1, 2 … in each of its epochs. What
-is next is stored, what was stored lately is answered with its first offset again, and anything
-else is refused: an earlier batch is missing, or a later epoch has taken over.
+A producer numbers the records that it sends to a partition: 0, 1, 2 … in each of its epochs. The
+next number is stored; a number that was stored lately is answered with its first offset again;
+anything else is refused: an earlier batch is missing, or a later epoch has taken over.
 
 Rules:
 - a batch is noted when it gets its offsets, before it is durable, and forgotten from an offset on
-  if it is not stored, or cut off when leaders change;
+  if it is not stored, or truncated when leaders change;
 - the headers of the log hold everything that is known here, so a restart and every replica know
   what the leader knew; ``load_producers`` reads them back;
 - a producer is forgotten when the partition has stored records for ``MEMORY_NS`` without any of
-  its, or when ``PRODUCERS_MAX`` others were heard later. One that is not known begins at 0.
+  its, or when ``PRODUCERS_MAX`` others were active later. An unknown producer begins at 0.
 
 Invariant: the ranges of a producer ascend by epoch and sequence, and by offset; no two of them meet
 in both.
@@ -62,7 +62,7 @@ class _Range:
 
 
 class _Producer:
-    """What is known of one producer."""
+    """The state of one producer."""
 
     __slots__ = ("heard_ns", "is_whole", "ranges")
 
@@ -215,7 +215,7 @@ class NotedMeanwhile:
     def note(
         self, stamp: ProducerStamp, records: int, *, offset: Offset, now_ns: TimestampNs
     ) -> None:
-        """As ``ProducerStates.note``."""
+        """Note a batch, as ``ProducerStates.note`` does."""
         if offset >= self._start:
             self._batches.append((stamp, records, offset, now_ns))
 
@@ -233,16 +233,15 @@ def load_producers(
     end: Offset | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> ProducerStates:
-    """What the batches of a log say of producers; any thread.
+    """Rebuild the producers' state from the batches of a log; any thread.
 
-    As far back as a producer that was heard last then would be known still; costs about a
-    microsecond for each batch.
+    Reads back as far as a producer would still be remembered, at about a microsecond per batch.
 
     Args:
         log: of the partition.
-        now_ns: stands in for the time of the last record if that is damaged, or ahead of it.
-        end: batches below are looked at; None: all there are.
-        is_wanted: gives up when it turns False.
+        now_ns: replaces the time of the last record if that is corrupt, or ahead of it.
+        end: batches below are read; None: all.
+        is_wanted: reading stops when it returns False.
 
     Raises:
         UnavailableError: the log cannot be read.

@@ -37,7 +37,7 @@ class ReplicaWrite(NamedTuple):
 
 
 class ReplicaWrites:
-    """What waits for a turn, and what is in one."""
+    """The writes that wait for a group commit, and those in one."""
 
     def __init__(self) -> None:
         self._waiting: list[ReplicaWrite] = []
@@ -59,7 +59,7 @@ class ReplicaWrites:
 
     @property
     def logs(self) -> list[Log]:
-        """Which the turn writes to."""
+        """Return the logs that the current group commit writes to."""
         return [write.log for write in self._under_way]
 
     def submit(self, write: ReplicaWrite) -> None:

@@ -1,4 +1,4 @@
-"""Which member of a group reads which partition.
+"""The assignment of partitions to the members of a consumer group.
 
 Rules: every partition that a member subscribes to has exactly one reader, who subscribes to it; no
 single move between two members would make their numbers more even; and a partition stays where it

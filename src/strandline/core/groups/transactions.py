@@ -1,10 +1,10 @@
-"""Which transactions may commit positions: those that have begun here, and have not ended.
+"""The transactions that may commit offsets: those that have begun here and have not ended.
 
-Rules: a transaction begins once and ends once, however late or often that is told; one that was
-overtaken by the next of its producer has ended. So positions that come late are not taken, and
-nothing waits for an end that has been.
+Rules: a transaction begins once and ends once, however late or often its events arrive. A later
+transaction of the same producer ends it. So offsets that arrive late are refused, and nothing waits
+for an end that has passed.
 
-Must not know what decides a transaction: it is told.
+Must not know what decides a transaction; events report it.
 """
 
 import enum

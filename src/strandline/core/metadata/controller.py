@@ -56,7 +56,7 @@ ROUNDS_MAX = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerLimits:
-    """How patient the controller is and how much it moves at once."""
+    """The controller's timeouts and the number of partitions that it moves at once."""
 
     session_ms: float = 2_000
     """Silence after which a broker is taken for dead."""
@@ -346,7 +346,7 @@ class Controller:
 
     @property
     def interval_ms(self) -> float:
-        """How often to decide at least; twice that is a gap. More than that gains little."""
+        """The longest time between two decisions, in ms; after twice that it counts as a gap."""
         return self.limits.session_ms / 4
 
     def heartbeat(self, run: BrokerRun, now_ms: float, stored_index: int = 0) -> None:

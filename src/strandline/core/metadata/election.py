@@ -23,7 +23,7 @@ _NOT_ASKED: LogEnd = (LeaderEpoch(-1), Offset(-1))
 
 
 def led_partitions(image: MetadataImage) -> Led:
-    """How many partitions each broker leads."""
+    """Count the partitions that each broker leads."""
     return Counter(p.leader for _, p in image.partitions() if p.leader is not None)
 
 

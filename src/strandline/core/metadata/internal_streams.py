@@ -27,7 +27,7 @@ def is_internal(name: str) -> bool:
 
 
 def copies_wanted(image: MetadataImage) -> int:
-    """How many copies such a stream is to have now."""
+    """Return how many replicas an internal stream is to have now."""
     return max(1, min(COPIES_MAX, len(open_brokers(image))))
 
 

@@ -17,7 +17,7 @@ from strandline.types import BrokerId, PartitionName
 
 
 class Loads:
-    """How many replicas each broker is to keep, and of how many it is the preferred leader."""
+    """The replicas and preferred leaderships that each broker is to keep."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._brokers = image.brokers
@@ -213,7 +213,7 @@ def is_under_way(partition: PartitionImage, image: MetadataImage) -> bool:
 
 
 def moving(image: MetadataImage) -> int:
-    """How many partitions are being copied to where they move."""
+    """Count the partitions that are being moved."""
     return sum(is_under_way(partition, image) for _, partition in image.partitions())
 
 

@@ -45,7 +45,7 @@ class Members(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def quorum(self) -> int:
-        """How many voters decide."""
+        """The number of votes that decides."""
         return len(self.voters) // 2 + 1
 
 

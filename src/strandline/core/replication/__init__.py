@@ -1,4 +1,4 @@
-"""How the replicas of a partition stay the same: pure state machines, one per replica.
+"""Replication of a partition as pure state machines, one per replica.
 
 ``replica.Replica`` takes events and the time and returns effects; a broker carries them out. No
 I/O, no clock, no randomness, and no knowledge of what a batch holds or where it is stored.

@@ -55,7 +55,7 @@ from strandline.types import BrokerId, LeaderEpoch, Offset
 
 
 class FollowerState(Enum):
-    """How we stand with the leader."""
+    """The follower's state towards its leader."""
 
     WAITING = "waiting"
     FETCHING = "fetching"

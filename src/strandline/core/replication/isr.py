@@ -69,7 +69,7 @@ class InSync:
 
 
 def lag_deadline(progress: Progress, log_end_offset: Offset, limits: ReplicationLimits) -> int:
-    """When a member has to leave unless it catches up; only for one that is behind."""
+    """Return when a member leaves the ISR unless it catches up; only for one that is behind."""
     assert progress.durable_offset < log_end_offset, "who has everything has no deadline"
     return progress.caught_up_ms + limits.replica_lag_ms_max
 

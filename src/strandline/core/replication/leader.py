@@ -120,7 +120,7 @@ class Leader:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When to be told that time passed; None while nobody is behind."""
+        """The time of the next ``TimePassed``, in ms; None while no follower is behind."""
         if self._deposed:
             return None
         times = [p.resend_ms for p in self.followers.values() if p.resend_ms is not None]
@@ -276,7 +276,7 @@ class Leader:
         return effects
 
     def _window_bytes(self, progress: Progress, now_ms: int) -> int:
-        """How much may be on the way to a follower now."""
+        """Return how many bytes may be in flight to a follower now."""
         limits, published_ms = self._limits, self._published_ms
         is_publishing = published_ms is not None and now_ms - published_ms < limits.publishing_ms
         if is_publishing and progress.is_gaining and progress.broker not in self.isr.counted:

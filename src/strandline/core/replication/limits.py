@@ -1,4 +1,4 @@
-"""How patient replication is and how much it has under way."""
+"""The timeouts of replication and the bytes it may have in flight."""
 
 from dataclasses import dataclass
 

@@ -24,7 +24,7 @@ NO_SESSION: Final = Session(-1)
 
 
 class Phase(Enum):
-    """How we stand with the follower."""
+    """The leader's state towards one follower."""
 
     SILENT = "silent"
     STREAMING = "streaming"

@@ -144,7 +144,7 @@ class Replica:
 
     @property
     def deadline_ms(self) -> int | None:
-        """When to step ``TimePassed``; None: nothing is being waited for."""
+        """The time of the next ``TimePassed``, in ms; None if nothing waits for it."""
         mine, repairs = self._role.deadline_ms, self._repairs.deadline_ms
         if mine is None or repairs is None:
             return repairs if mine is None else mine

@@ -36,7 +36,7 @@ class Trace:
 
     @property
     def clock(self) -> dict[str, int]:
-        """How many events of each host are known of here, ours included; a copy."""
+        """The vector clock: how many events of each host are known here; a copy."""
         return dict(self._clock)
 
     def note(self, what: str) -> None:

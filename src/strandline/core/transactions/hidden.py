@@ -31,7 +31,7 @@ class HiddenOffsets:
             del self._words[first]
 
     def between(self, start: int, stop: int) -> int:
-        """How many there are from ``start`` to ``stop``, exclusive; any thread."""
+        """Count the hidden offsets from ``start`` to ``stop``, exclusive; any thread."""
         found = 0
         for number, word in list(self._words.items()):
             base = number * WORD_OFFSETS

@@ -131,12 +131,12 @@ class TransactionIndex:
 
     @property
     def open_count(self) -> int:
-        """How many transactions are open."""
+        """The number of open transactions."""
         return len(self._open)
 
     @property
     def aborted_count(self) -> int:
-        """How many aborted transactions are remembered."""
+        """The number of aborted transactions that are remembered."""
         return len(self._in_order)
 
     def forget_below(self, log_start_offset: Offset) -> None:

@@ -1,1 +1,1 @@
-"""The Arrow Flight front end: reads, bulk appends and administration over gRPC."""
+"""The Arrow Flight server: reads, bulk appends and administration over gRPC."""

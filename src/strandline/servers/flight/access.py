@@ -1,7 +1,7 @@
-"""The actions of access control: from a decoded body to a command to the metadata.
+"""Handlers of the access control actions.
 
-Rules: as ``admin``, which runs them. They work also while access is not checked, so that rules can
-be made before they count.
+Rules: see ``admin``, which runs them. They also work while access control is off, so that rules can
+be created before it is turned on.
 """
 
 from collections.abc import Callable, Coroutine
@@ -18,10 +18,10 @@ from strandline.servers.flight.actions import ActionContext, Handler
 
 
 class AccessActions:
-    """The actions of access control.
+    """Handlers of the access control actions.
 
     Args:
-        broker: whose metadata they change.
+        broker: the broker whose metadata they change.
         run: runs a coroutine on the loop and waits for it.
     """
 
@@ -67,7 +67,7 @@ class AccessActions:
 
     def _add_token(self, body: bytes, _: ActionContext) -> list[Any]:
         request = decode(body, wire.AddTokenRequest, what=wire.ADD_TOKEN)
-        check_user_name(request.principal)  # what brokers show each other is not for users to make
+        check_user_name(request.principal)  # refuses the brokers' own principal
         token = Token(
             id=request.id,
             principal=request.principal,

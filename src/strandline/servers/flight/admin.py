@@ -1,7 +1,7 @@
-"""The admin actions, each a short function from a decoded body to JSON answers.
+"""Handlers of the admin actions, each a short function from a decoded body to JSON answers.
 
-Rules: what changes something runs on the broker's loop and is waited for with a limit; reading the
-state does not. Unknown actions are refused with the list of those there are.
+Rules: a change runs on the broker's loop, and the caller waits for it with a timeout. Reading the
+state needs no loop. An unknown action is refused with the list of known ones.
 """
 
 import concurrent.futures
@@ -47,13 +47,13 @@ class AdminActions:
     """The admin API of one broker.
 
     Args:
-        broker: which.
-        life: of the front end.
+        broker: the broker.
+        lifecycle: the lifecycle of the Flight server.
     """
 
-    def __init__(self, broker: Broker, life: ServerLifecycle) -> None:
+    def __init__(self, broker: Broker, lifecycle: ServerLifecycle) -> None:
         self._broker = broker
-        self._life = life
+        self._lifecycle = lifecycle
         self._handlers: dict[str, Handler] = {
             admin.CREATE_STREAM: self._create_stream,
             admin.DELETE_STREAM: self._delete_stream,
@@ -64,7 +64,7 @@ class AdminActions:
             admin.WAIT_BEYOND: self._wait_beyond,
             admin.SERVER_INFO: self._server_info,
             admin.NEW_PRODUCER: self._new_producer,
-            **LocalActions(self._broker, self._life).handlers,
+            **LocalActions(self._broker, self._lifecycle).handlers,
             **cluster_actions(self._broker, self._change),
             **encryption_actions(self._broker, self._change),
             **TransactionActions(self._broker, self._change).handlers,
@@ -78,29 +78,29 @@ class AdminActions:
     def run(
         self, name: str, body: bytes, *, caller: Caller, is_cancelled: Callable[[], bool]
     ) -> list[bytes]:
-        """Do an action; returns the JSON of its results.
+        """Run an action; return the JSON of its results.
 
         Args:
-            name: the action's.
+            name: the action's name.
             body: its JSON.
-            caller: who wants it done.
-            is_cancelled: whether the client went away.
+            caller: the caller.
+            is_cancelled: whether the client has disconnected.
 
         Raises:
-            InvalidRequestError: no such action, or a body that is not one of its.
-            UnauthenticatedError, NotAllowedError: the asker may not.
+            InvalidRequestError: the action is unknown, or the body is invalid.
+            UnauthenticatedError, NotAllowedError: the caller may not run the action.
             StrandlineError: the action failed.
         """
         handler = self._handlers.get(name)
         if handler is None:
             known = ", ".join(admin.ACTIONS)
             raise InvalidRequestError(f"unknown action {name[:80]!r}; actions are: {known}")
-        self._life.check()
+        self._lifecycle.check()
         check_action(caller, name, body)
         sees = VISIBLE.get(name)
 
         def is_over() -> bool:
-            """Asked again and again by who waits: for somebody who went away, or may no more."""
+            """Return whether to stop waiting; raise if the caller has lost its permission."""
             check_action(caller, name, body)
             return is_cancelled()
 
@@ -112,7 +112,7 @@ class AdminActions:
         ]
 
     def _change(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run on the loop and wait."""
+        """Run a coroutine on the loop and wait for its result."""
         future = self._broker.run_coroutine(coroutine)
         try:
             return future.result(CHANGE_TIMEOUT_S)
@@ -154,9 +154,9 @@ class AdminActions:
         return [self._with_others(stream)]
 
     def _with_others(self, stream: Stream) -> admin.StreamInfo:
-        """Describe a stream, and the others that answer its publishers."""
+        """Return a stream's info with the other streams that acknowledge its publishers."""
         found = stream_info(stream, self._broker)
-        if self._broker.config.auth.enabled:  # the caller may not know of the others
+        if self._broker.config.auth.enabled:  # the caller may not be allowed to see the others
             return found
         others = tuple(answering_beside(stream, self._broker.streams()))
         return msgspec.structs.replace(found, also_answering=others)
@@ -191,33 +191,33 @@ class AdminActions:
         *,
         led: Iterable[Partition],
     ) -> None:
-        """As ``ServerLifecycle.wait_until_caught_up``, if this broker leads before and after it.
+        """Wait until the ends are known, and check before and after that this broker leads.
 
         Raises:
             NotLeaderError: another broker leads one of them.
         """
         check_led(led)
-        self._life.wait_until_caught_up(partitions, is_cancelled)
+        self._lifecycle.wait_until_caught_up(partitions, is_cancelled)
         check_led(led)
 
     def _wait_beyond(self, body: bytes, context: ActionContext) -> list[Any]:
-        """Long poll: answer as soon as any high watermark passes the offset given for it."""
+        """Wait until any high watermark passes the offset given for it."""
         request = decode(body, admin.WaitRequest, what="wait_beyond")
         stream = self._broker.stream(request.name)
         watched = {stream.partition(number): after for number, after in request.beyond.items()}
-        deadline = self._life.now_ms() + request.wait_ms_max
-        with self._life.waiter(watched) as waiter:
+        deadline = self._lifecycle.now_ms() + request.wait_ms_max
+        with self._lifecycle.waiter(watched) as waiter:
             while True:
                 waiter.arm()
-                left_ms = deadline - self._life.now_ms()
+                left_ms = deadline - self._lifecycle.now_ms()
                 if context.is_cancelled() or left_ms <= 0 or any(map(_gone_from, watched)):
                     break
                 if any(item.last_stable_offset > after for item, after in watched.items()):
                     break
-                self._life.check()
+                self._lifecycle.check()
                 waiter.wait(left_ms / 1e3)
         for error in filter(None, map(_gone_from, watched)):
-            raise error  # a high watermark of a copy that is not here would be wrong
+            raise error  # this broker has no copy, so its high watermark would be wrong
         now = {item.name.partition: int(item.last_stable_offset) for item in watched}
         return [admin.Offsets(offsets=now)]
 
@@ -232,5 +232,5 @@ class AdminActions:
 
 
 def _gone_from(partition: Partition) -> StrandlineError | None:
-    """Why a partition is not on this broker (any more); None: it is."""
+    """Return why a partition is not on this broker; None if it is."""
     return partition.remote_error or partition.closed_by

@@ -1,9 +1,9 @@
-"""Who calls: the token in a call's headers, or the certificate of its connection.
+"""Identification of callers by the token in the headers or by the connection's certificate.
 
-Rules: headers reach calls only through Flight's middleware, which is installed where access is
-checked and nowhere else, as it costs every call some Python. A header that is no bearer token is a
-wrong token, not none. Who shows nothing that counts is refused there, before anything else is
-waited for: a call without messages would keep its thread as long as its client likes.
+Rules: headers reach calls only through Flight's middleware. It costs every call some Python, so it
+is installed only where access is checked. A header that is not a bearer token counts as a wrong
+token, not as none. The middleware refuses a caller without valid credentials before the call waits
+for anything: a call without messages would keep its thread as long as its client likes.
 """
 
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ HEADER: Final = "authorization"
 
 
 class _Token(fl.ServerMiddleware):  # type: ignore[misc]  # pyarrow ships no types
-    """Keeps the token of one call."""
+    """The token of one call."""
 
     def __init__(self, token: str | None) -> None:
         self.token = token
 
 
 class _TokenReader(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow ships no types
-    """Takes the token out of a call's headers.
+    """A middleware factory that reads the token from a call's headers.
 
     Args:
-        access: who is known.
-        has_certificates: whether who shows no token has shown a certificate instead.
+        access: identifies callers.
+        has_certificates: whether a client without a token has presented a certificate.
     """
 
     def __init__(self, access: Access, *, has_certificates: bool) -> None:
@@ -48,7 +48,7 @@ class _TokenReader(fl.ServerMiddlewareFactory):  # type: ignore[misc]  # pyarrow
 
 
 def bearer(headers: Mapping[str, list[str | bytes]]) -> str | None:
-    """The token in some headers; empty, which is no token, if there is something else instead."""
+    """Return the token in the headers; None without one, empty (invalid) for any other scheme."""
     found = [
         value for name, values in headers.items() if name.lower() == HEADER for value in values
     ]
@@ -58,26 +58,26 @@ def bearer(headers: Mapping[str, list[str | bytes]]) -> str | None:
 
 
 def middleware(access: Access, *, has_certificates: bool) -> dict[str, fl.ServerMiddlewareFactory]:
-    """What the Flight server needs for ``asker_of``.
+    """Return the Flight middleware that ``caller_of`` needs.
 
     Args:
-        access: who may come in.
-        has_certificates: whether TLS lets in only who shows a certificate.
+        access: identifies callers.
+        has_certificates: whether TLS requires client certificates.
     """
     if not access.is_on:
         return {}
     return {MIDDLEWARE: _TokenReader(access, has_certificates=has_certificates)}
 
 
-def asker_of(context: fl.ServerCallContext, access: Access) -> Caller:
-    """Who makes a call.
+def caller_of(context: fl.ServerCallContext, access: Access) -> Caller:
+    """Return the caller of a call.
 
     Raises:
-        UnauthenticatedError: nobody who is known here.
+        UnauthenticatedError: the caller has no valid credentials.
     """
     if not access.is_on:
         return access.identify(ClientCredentials())
-    # With TLS that asks for certificates, gRPC has verified this one; else it is empty.
+    # Verified by gRPC if TLS asks for certificates, else empty.
     name = context.peer_identity().decode("utf-8", "replace")
     return access.identify(
         ClientCredentials(context.get_middleware(MIDDLEWARE).token, name or None)

@@ -1,11 +1,11 @@
-"""What a record batch from outside must be before any of its rows is used.
+"""Validation of record batches from clients, before any of their rows is used.
 
-Arrow trusts the offsets inside a batch, so a hostile one could make it read outside its memory:
-full validation comes first, then sizes, subjects and headers.
+Arrow trusts the offsets inside a batch, so a malicious batch could make it read outside its memory.
+So full validation comes first, then sizes, subjects and headers.
 
-Rules: runs on the call's thread, vectorised; what would trouble the loop is refused here. A column
-that refers to its values (a dictionary, a view) may name a large one a million times, so it is
-known how large it becomes before it is made plain.
+Rules: runs on the call's thread, vectorised, so that the loop gets only valid batches. A dictionary
+or view column may refer to one large value a million times, so its expanded size is checked before
+it is expanded.
 """
 
 from typing import Any
@@ -29,11 +29,11 @@ moment at most."""
 
 
 class BatchChecker:
-    """Checks the batches of one put.
+    """A checker for the batches of one put.
 
     Args:
-        limits: the broker's.
-        stream_subject: what the stream is bound to, for rows without a subject.
+        limits: the broker's limits.
+        stream_subject: the stream's subject, for rows without one.
     """
 
     def __init__(self, limits: LimitsConfig, stream_subject: str) -> None:
@@ -43,12 +43,13 @@ class BatchChecker:
         self._known: set[str] = set()
 
     def check(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch, verified and in the types of a put.
+        """Return the verified batch in the types of a put.
 
         Raises:
-            InvalidRecordError: malformed, wrong columns or types, a header without a name.
+            InvalidRecordError: the batch is malformed, has wrong columns or types, or a header
+                without a name.
             RecordTooLargeError: the batch or a record is over its limit.
-            InvalidSubjectError: a row's subject is not one.
+            InvalidSubjectError: a row's subject is malformed.
         """
         if batch.nbytes > self._limits.batch_bytes:
             raise RecordTooLargeError(
@@ -70,7 +71,7 @@ class BatchChecker:
         return self._with_subjects(batch)
 
     def _check_plain_size(self, batch: pa.RecordBatch) -> None:
-        """Refuse what is small only as long as its columns are not plain ones."""
+        """Refuse a batch that would exceed the limit after expanding dictionaries and views."""
         limit, size = self._limits.batch_bytes, 0
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if name != "subject":
@@ -96,7 +97,7 @@ class BatchChecker:
             raise RecordTooLargeError(f"record of {largest} bytes; limits.record_bytes is {limit}")
 
     def _with_subjects(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Check the subjects, and give one to rows that have none."""
+        """Return the batch with checked subjects, and the default for rows without one."""
         at = batch.schema.get_field_index("subject")
         if at < 0:
             if not self._fills_missing:
@@ -119,20 +120,20 @@ class BatchChecker:
         return batch
 
     def _learn(self, subject: str) -> None:
-        """Check a subject seen for the first time."""
+        """Check a subject on its first appearance."""
         validate_subject(subject)
         if len(self._known) >= KNOWN_SUBJECTS_MAX:
             self._known.clear()
         self._known.add(subject)
 
     def _defaults(self, rows: int) -> pa.Array:
-        """A subject column of the default."""
+        """Return a subject column of the default."""
         zeros = pa.repeat(pa.scalar(0, pa.int32()), rows)
         return pa.DictionaryArray.from_arrays(zeros, pa.array([self._default], pa.string()))
 
 
 def referred_bytes(column: pa.Array) -> int:
-    """Bytes of the values that the rows of a column refer to; 0 for a column that is plain."""
+    """Return the bytes of the values that a column's rows refer to; 0 for a plain column."""
     kind = column.type
     if pa.types.is_map(kind):
         return referred_bytes(column.keys) + referred_bytes(column.items)
@@ -147,7 +148,7 @@ def referred_bytes(column: pa.Array) -> int:
 
 
 def _lengths(column: pa.Array) -> Any:
-    """Bytes of each value of a column that has lengths or views; int64, 0 for null."""
+    """Return the bytes of each value of a column with lengths or views; int64, 0 for null."""
     if not _is_view(column.type):
         lengths = pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
         return lengths.to_numpy(zero_copy_only=False)
@@ -161,14 +162,14 @@ def _is_view(kind: pa.DataType) -> bool:
 
 
 def _stays_as_it_is(subjects: pa.Array) -> bool:
-    """Whether subjects need not be made plain and into a dictionary again; most need not."""
+    """Return whether the subjects are already a dictionary that can be used unchanged."""
     if subjects.type != SUBJECT_TYPE or subjects.null_count:
         return False
     return len(subjects.dictionary) <= len(subjects)
 
 
 def _has_lengths(kind: pa.DataType) -> bool:
-    """Whether values of a type are bytes or text of their own."""
+    """Return whether a type's values are bytes or text stored in the column itself."""
     return bool(
         pa.types.is_binary(kind)
         or pa.types.is_string(kind)
@@ -196,7 +197,7 @@ def _check_length(texts: pa.Array, limit: int, what: str) -> None:
 
 
 def header_bytes(headers: pa.Array) -> pa.Array:
-    """Bytes of names and values of each row's headers, int32; 0 for none."""
+    """Return the bytes of names and values of each row's headers, int32; 0 for none."""
     if headers.null_count == len(headers):
         return pa.repeat(pa.scalar(0, pa.int32()), len(headers))
     sizes = [

@@ -1,6 +1,6 @@
-"""A cluster as its brokers describe it to clients, and the orders that operate it.
+"""Handlers of the cluster actions.
 
-Rules: as ``admin``; every action needs a broker of a cluster, and says so at one that stands alone.
+Rules: see ``admin``. A broker that is not part of a cluster refuses every action.
 """
 
 from collections.abc import Coroutine
@@ -22,19 +22,19 @@ T = TypeVar("T")
 
 
 class Change(Protocol):
-    """Runs something on the broker's loop and waits for it."""
+    """A function that runs a change on the broker's loop and waits for it."""
 
     def __call__(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """What it returns."""
+        """Return the coroutine's result."""
         ...
 
 
 def cluster_actions(broker: Broker, change: Change) -> dict[str, Handler]:
-    """The handler of each action.
+    """Return the handlers by action.
 
     Args:
-        broker: which.
-        change: runs what changes something.
+        broker: the broker.
+        change: runs a change on the loop.
     """
     actions = _Actions(broker, change)
     return {
@@ -51,7 +51,7 @@ def cluster_actions(broker: Broker, change: Change) -> dict[str, Handler]:
 
 
 class _Actions:
-    """Each action, from its body to its answers."""
+    """One method per action, from its body to its answers."""
 
     def __init__(self, broker: Broker, change: Change) -> None:
         self._any_broker = broker
@@ -59,60 +59,60 @@ class _Actions:
 
     @property
     def _broker(self) -> ClusterBroker:
-        """This broker, one of a cluster.
+        """This broker as a member of a cluster.
 
         Raises:
-            InvalidRequestError: it stands alone.
+            InvalidRequestError: the broker is not part of a cluster.
         """
         if not isinstance(self._any_broker, ClusterBroker):
-            raise InvalidRequestError("this broker stands alone; see docs/cluster.md")
+            raise InvalidRequestError("this broker is not part of a cluster; see docs/cluster.md")
         return self._any_broker
 
     def status(self, body: bytes, _: ActionContext) -> list[Any]:
-        """What this broker knows of its cluster."""
+        """Return the cluster's status."""
         refuse_body(body, cluster.CLUSTER_STATUS)
         return [cluster_status(self._broker)]
 
     def admit_broker(self, body: bytes, _: ActionContext) -> list[Any]:
-        """Expect a new broker."""
+        """Admit a new broker."""
         order = decode(body, cluster.AdmitBrokerRequest, what=cluster.ADMIT_BROKER)
         operations = self._broker.operations
         self._change(operations.admit(BrokerId(order.broker), order.peer_address))
         return []
 
     def drain_broker(self, body: bytes, _: ActionContext) -> list[Any]:
-        """Begin to empty a broker, or cease."""
+        """Start or stop draining a broker."""
         order = decode(body, cluster.DrainBroker, what=cluster.DRAIN_BROKER)
         self._change(self._broker.operations.drain(BrokerId(order.broker), is_on=order.is_on))
         return []
 
     def remove_broker(self, body: bytes, _: ActionContext) -> list[Any]:
-        """Let go of an empty broker."""
+        """Remove a drained broker."""
         order = decode(body, cluster.WhichBroker, what=cluster.REMOVE_BROKER)
         self._change(self._broker.operations.remove(BrokerId(order.broker)))
         return []
 
     def replace_disk(self, body: bytes, _: ActionContext) -> list[Any]:
-        """Give up what a broker had on a lost disk."""
+        """Give up the replicas that a broker had on a lost disk."""
         order = decode(body, cluster.WhichBroker, what=cluster.REPLACE_DISK)
         self._change(self._broker.operations.replace_disk(BrokerId(order.broker)))
         return []
 
     def reassign(self, body: bytes, _: ActionContext) -> list[Any]:
-        """Begin to move partitions of a stream."""
+        """Start moving partitions of a stream."""
         order = decode(body, cluster.Reassign, what=cluster.REASSIGN)
         to = tuple(BrokerId(broker) for broker in order.to)
         operations = self._broker.operations
         moves = self._change(operations.reassign(order.stream, order.partition, to))
-        return [cluster.Begun(moves=moves)]
+        return [cluster.MovesStarted(moves=moves)]
 
     def rebalance(self, body: bytes, _: ActionContext) -> list[Any]:
-        """Begin to fill up brokers."""
+        """Start moving replicas to less loaded brokers."""
         refuse_body(body, cluster.REBALANCE)
-        return [cluster.Begun(moves=self._change(self._broker.operations.rebalance()))]
+        return [cluster.MovesStarted(moves=self._change(self._broker.operations.rebalance()))]
 
     def elect_leader(self, body: bytes, _: ActionContext) -> list[Any]:
-        """Let a replica lead."""
+        """Elect a leader."""
         order = decode(body, cluster.ElectLeaderRequest, what=cluster.ELECT_LEADER)
         name = PartitionName(order.stream, order.partition)
         leader, is_unclean = BrokerId(order.leader), order.is_unclean
@@ -120,14 +120,14 @@ class _Actions:
         return []
 
     def add_partitions(self, body: bytes, _: ActionContext) -> list[Any]:
-        """Give a stream more partitions."""
+        """Add partitions to a stream."""
         order = decode(body, cluster.AddPartitionsRequest, what=cluster.ADD_PARTITIONS)
         changed = self._change(self._broker.add_partitions(order.name, order.count))
         return [stream_info(changed, self._broker)]
 
 
 def cluster_status(broker: ClusterBroker) -> ClusterStatus:
-    """What a broker knows of its cluster."""
+    """Return the cluster's status as this broker knows it."""
     image, quorum = broker.membership.machine.image, broker.membership.quorum
     voters, age_ms = quorum.members.voters, broker.membership.image_age_ms
     return ClusterStatus(

@@ -1,9 +1,9 @@
-"""The connections of the Flight listener: gRPC accepts them itself, and has no limit for them.
+"""The connections of the Flight listener, which gRPC accepts by itself and without a limit.
 
-So a thread looks at them once in ``LOOK_S``, more often while there are too many, and ends those
-whose client has not made a call within ``IDENTIFY_S`` that it may make. When the broker has too
-many connections, those that have no call under way are ended too, the one that was used the longest
-ago first; clients reconnect when they have something to ask.
+So a thread checks them every ``LOOK_S`` seconds, more often while there are too many, and closes
+those whose client has not made a permitted call within ``IDENTIFY_S``. When the broker has too many
+connections, idle ones are closed too, least recently used first; clients reconnect when they need
+to.
 
 Rules: touches connected sockets of this process whose own port is the listener's, nothing else.
 """
@@ -32,7 +32,7 @@ IDENTIFY_S: Final = 10.0
 
 
 @dataclass(slots=True)
-class _Client:
+class _ClientConnection:
     """One connection of a client."""
 
     since_ms: float
@@ -44,11 +44,11 @@ class _Client:
 
 
 class FlightConnections:
-    """Looks after the connections of one listener; any thread.
+    """A supervisor of one listener's connections; any thread.
 
     Args:
-        clock: for their age.
-        limit: for all listeners of the broker.
+        clock: measures their age.
+        limit: the limit over all listeners of the broker.
     """
 
     def __init__(self, clock: Clock, limit: ConnectionLimit) -> None:
@@ -56,33 +56,33 @@ class FlightConnections:
         self._limit = limit
         self._lock = threading.Lock()
         self._notice = LogThrottle()
-        self._clients: dict[PeerAddress, _Client] = {}
+        self._clients: dict[PeerAddress, _ClientConnection] = {}
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, port: int) -> None:
-        """Begin to look after the listener on ``port``."""
+        """Start supervising the listener on ``port``."""
         self._thread = threading.Thread(
             target=self._run, args=(port,), name="flight-connections", daemon=True
         )
         self._thread.start()
 
     def stop(self) -> None:
-        """Look after nothing any more."""
+        """Stop supervising."""
         self._is_over.set()
         if self._thread is not None:
             self._thread.join()
         self._limit.note_flight(0)
 
     def note_call(self, context: fl.ServerCallContext) -> None:
-        """A client has made a call that it may make."""
+        """Record that a client has made a permitted call."""
         with self._lock:
             client = self._client(context)
             client.is_known, client.since_ms = True, self._clock.monotonic_ms()
 
     @contextmanager
     def call(self, context: fl.ServerCallContext) -> Iterator[None]:
-        """A call of a client goes on inside, so its connection is not idle."""
+        """Mark the client's connection as in use for the duration of the context."""
         with self._lock:
             client = self._client(context)
             client.calls += 1
@@ -93,9 +93,9 @@ class FlightConnections:
                 client.calls -= 1
                 client.since_ms = self._clock.monotonic_ms()
 
-    def _client(self, context: fl.ServerCallContext) -> _Client:
+    def _client(self, context: fl.ServerCallContext) -> _ClientConnection:
         address = _parsed(context.peer())
-        return self._clients.setdefault(address, _Client(self._clock.monotonic_ms()))
+        return self._clients.setdefault(address, _ClientConnection(self._clock.monotonic_ms()))
 
     def _run(self, port: int) -> None:
         pause_s = LOOK_S
@@ -103,15 +103,15 @@ class FlightConnections:
             try:
                 pause_s = FLOODED_LOOK_S if self.look(port) else LOOK_S
             except Exception:
-                logger.exception("the connections of Arrow Flight were not looked at")
+                logger.exception("checking the connections of Arrow Flight failed")
 
     def look(self, port: int) -> bool:
-        """End the connections on ``port`` that nobody needs; whether there were too many."""
+        """Close the connections on ``port`` that may go; return whether there were too many."""
         peers = peers_of(port)
         now_ms = self._clock.monotonic_ms()
         with self._lock:
             for peer in peers:
-                self._clients.setdefault(peer, _Client(now_ms))
+                self._clients.setdefault(peer, _ClientConnection(now_ms))
             for gone in self._clients.keys() - peers:
                 if not self._clients[gone].calls:
                     del self._clients[gone]
@@ -121,12 +121,12 @@ class FlightConnections:
         if doomed:
             cut = cut_connections(port, doomed)
             if self._notice.is_due("ended", now_ms / 1e3):
-                logger.info("ended %d idle connections of Arrow Flight", cut)
+                logger.info("closed %d idle connections of Arrow Flight", cut)
             self._limit.note_flight(len(peers) - cut)
         return is_flooded
 
     def _doomed(self, now_ms: float) -> set[PeerAddress]:
-        """The connections to end."""
+        """Return the connections to close."""
         oldest_ms = now_ms - IDENTIFY_S * 1e3
         idle = {peer: c for peer, c in self._clients.items() if not c.calls}
         doomed = {p for p, c in idle.items() if not c.is_known and c.since_ms <= oldest_ms}
@@ -136,7 +136,7 @@ class FlightConnections:
 
 
 def _parsed(peer: str) -> PeerAddress:
-    """Address and port of a client, as gRPC writes them: ``ipv4:127.0.0.1:50000``."""
+    """Return address and port of a client from gRPC's notation: ``ipv4:127.0.0.1:50000``."""
     _, _, place = unquote(peer).partition(":")
     host, _, port = place.rpartition(":")
     address = ipaddress.ip_address(host.strip("[]").partition("%")[0])

@@ -1,4 +1,4 @@
-"""The admin actions about encrypted streams."""
+"""Handlers of the encryption actions."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from strandline.servers.flight.cluster import Change
 
 
 def encryption_actions(broker: Broker, change: Change) -> dict[str, Handler]:
-    """The handler of each action.
+    """Return the handlers by action.
 
     Args:
-        broker: which.
-        change: runs what changes something.
+        broker: the broker.
+        change: runs a change on the loop.
     """
 
     def list_keys(body: bytes, _: ActionContext) -> list[Any]:

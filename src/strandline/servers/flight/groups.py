@@ -1,6 +1,6 @@
-"""The actions of consumer groups: from a decoded body to a request to the coordinator's office.
+"""Handlers of the consumer group actions, which ask the group coordinator.
 
-Rules: as ``admin``, which runs them.
+Rules: see ``admin``, which runs them.
 """
 
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -17,10 +17,10 @@ from strandline.types import PartitionName
 
 
 class GroupActions:
-    """The actions of consumer groups.
+    """Handlers of the consumer group actions.
 
     Args:
-        broker: whose office is asked.
+        broker: the broker that runs the coordinator.
         run: runs a coroutine on the loop and waits for it.
     """
 

@@ -1,7 +1,7 @@
-"""The edge of the Flight front end: whatever happens inside, the client gets a typed Flight error.
+"""The error boundary of the Flight server: clients get typed Flight errors only.
 
-Rules: an error of ours travels with its code; malformed Arrow data is the sender's fault; anything
-else is our bug, is logged with its trace, and tells the client no more than that.
+Rules: a ``StrandlineError`` is sent with its code. Malformed Arrow data is an invalid request. Any
+other exception is a bug: it is logged with its traceback, and the client gets no details.
 """
 
 import functools

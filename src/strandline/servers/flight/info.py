@@ -1,8 +1,8 @@
-"""Streams as Flight describes them: StreamInfo, and FlightInfo with an endpoint per partition.
+"""Descriptions of streams: StreamInfo, and FlightInfo with an endpoint per partition.
 
-An endpoint's ticket has its start and stop resolved, so that whoever reads it, whenever, reads the
-same records. Its locations name the brokers that can serve it: a broker alone itself, in a cluster
-the leader and then the other replicas in service.
+An endpoint's ticket has its start and stop resolved, so that every read of it returns the same
+records. Its locations name the brokers that can serve it: in a cluster the leader and then the
+other live replicas, otherwise this broker.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from strandline.version import __version__
 
 
 def partition_info(partition: Partition) -> PartitionInfo:
-    """A partition's extent as it is now; to readers an open transaction ends what is committed."""
+    """Return a partition's offsets; its high watermark is the last stable offset."""
     start, stop = partition.log_start_offset, partition.last_stable_offset
     return PartitionInfo(
         partition=partition.name.partition,
@@ -38,8 +38,8 @@ def partition_info(partition: Partition) -> PartitionInfo:
 
 
 def stream_info(stream: Stream, broker: Broker) -> StreamInfo:
-    """A stream as clients see it."""
-    index = broker.metadata_index  # before the rest, which may be newer but never older
+    """Return a stream as clients see it."""
+    index = broker.metadata_index  # read before the rest, which may be newer but never older
     return StreamInfo(
         metadata_index=index,
         config=stream.config,
@@ -49,7 +49,7 @@ def stream_info(stream: Stream, broker: Broker) -> StreamInfo:
 
 
 def server_info(broker: Broker) -> ServerInfo:
-    """The broker as clients see it."""
+    """Return the broker as clients see it."""
     limits = broker.config.limits
     return ServerInfo(
         version=__version__,
@@ -63,10 +63,10 @@ def server_info(broker: Broker) -> ServerInfo:
 
 
 def request_of(descriptor: fl.FlightDescriptor) -> ReadRequest:
-    """The read a descriptor names: a path (stream, or stream and partition) or a ticket's JSON.
+    """Return the read that a descriptor names: a path (stream, partition) or a ticket's JSON.
 
     Raises:
-        InvalidRequestError: it names none.
+        InvalidRequestError: the descriptor names no read.
     """
     if descriptor.descriptor_type == fl.DescriptorType.CMD:
         return decode_ticket(descriptor.command)
@@ -81,11 +81,11 @@ def request_of(descriptor: fl.FlightDescriptor) -> ReadRequest:
             return ReadRequest(stream=name)
         case [name, number] if number.isascii() and number.isdigit() and len(number) < 6:
             return ReadRequest(stream=name, partition=int(number))
-    raise InvalidRequestError("a path is a stream, or a stream and a partition's number")
+    raise InvalidRequestError("a path must be a stream, or a stream and a partition number")
 
 
 class Here(NamedTuple):
-    """Where clients find this broker."""
+    """The address of this broker for clients."""
 
     broker: Broker
     location: str
@@ -96,17 +96,17 @@ class Here(NamedTuple):
 def flight_info(
     request: ReadRequest, stream: Stream, *, descriptor: fl.FlightDescriptor, here: Here
 ) -> fl.FlightInfo:
-    """What a read would deliver, and where to get each part of it.
+    """Return a read's schema and endpoints.
 
     Args:
         request: the read.
-        stream: its stream.
-        descriptor: handed back.
-        here: this broker.
+        stream: the stream to read.
+        descriptor: the client's descriptor, which the result repeats.
+        here: this broker's address.
 
     Raises:
-        UnavailableError: it does not know, as it has lost the majority of its cluster.
-        StrandlineError: as ``plan_read``.
+        UnavailableError: this broker has lost contact with the cluster's majority.
+        StrandlineError: see ``plan_read``.
     """
     here.broker.check_quorum()
     plan = plan_read(request, stream)
@@ -122,13 +122,13 @@ def flight_info(
 
 
 def _locations(extent: PartitionRange[Partition], here: Here) -> list[str]:
-    """Where a partition can be read: in a cluster at each replica in service."""
+    """Return the addresses where a partition can be read: in a cluster, each live replica."""
     found = [f"{here.scheme}://{address}" for address in extent.partition.addresses]
     return found or [here.location]
 
 
 def _records(extent: PartitionRange[Partition]) -> int:
-    """How many offsets with records a part spans."""
+    """Return how many offsets of a part have records."""
     if extent.stop is None or extent.stop <= extent.start:
         return 0
     hidden = extent.partition.hidden_between(extent.start, extent.stop)
@@ -138,7 +138,7 @@ def _records(extent: PartitionRange[Partition]) -> int:
 def _endpoint(
     plan: ReadPlan, extent: PartitionRange[Partition], locations: list[str]
 ) -> fl.FlightEndpoint:
-    """The endpoint of one partition, its extent resolved."""
+    """Return the endpoint of one partition with a resolved range."""
     old = plan.request
     request = ReadRequest(
         stream=old.stream,

@@ -1,8 +1,8 @@
-"""What the calls of one Flight front end share: whether to go on, what to wait for, who is busy.
+"""State shared by the calls of a Flight server: stopping, waiting, and open streams.
 
-Rules: a call waits in slices of ``POLL_S``, so that a client that went away and a broker that stops
-free its thread promptly; nothing here blocks longer. Any thread may use any method. Who waits is
-woken by the partitions it waits for, and by no others: a thread that wakes in vain costs the rest.
+Rules: a call waits in slices of ``POLL_S``, so that its thread is free soon after the client
+disconnects or the broker stops; nothing here blocks longer. Any thread may call any method. A
+waiter is woken only by its own partitions, because needless wake-ups slow down all other threads.
 """
 
 import concurrent.futures
@@ -20,24 +20,24 @@ from strandline.servers.metering import WAIT_S_MAX
 
 LISTENER = "flight"
 POLL_S = 0.25
-"""How long a thread may wait before it looks whether its client is still there."""
-END_PATIENCE_S: Final = 2.0
+"""The longest wait of a thread before it checks whether its client is still connected."""
+END_WAIT_S: Final = 2.0
 """How long a new leader may take to know its end: our client gives an attempt three seconds, and
 tries again with what it was told."""
 
 
 class ServerLifecycle:
-    """Shared by all calls of a front end.
+    """The state shared by all calls of a Flight server.
 
     Args:
-        broker: whose calls they are.
+        broker: the broker that is served.
     """
 
     def __init__(self, broker: Broker) -> None:
         self.stopping = threading.Event()
-        """Begin nothing new."""
+        """Set when no new work may start."""
         self.gave_up = threading.Event()
-        """Wait for nothing any more."""
+        """Set when waiting must end."""
         self._run_coroutine = broker.run_coroutine
         self._clock = broker.clock
         self._telemetry = broker.telemetry
@@ -46,23 +46,23 @@ class ServerLifecycle:
         self._streams = 0
 
     def now_ms(self) -> float:
-        """Milliseconds of a clock that never runs backwards."""
+        """Return milliseconds of a clock that never runs backwards."""
         return self._clock.monotonic_ms()
 
     def check(self) -> None:
-        """Refuse to go on when the broker stops.
+        """Raise if the broker is stopping.
 
         Raises:
-            ShuttingDownError: it does.
+            ShuttingDownError: the broker is stopping.
         """
         if self.stopping.is_set():
-            raise ShuttingDownError("the broker is stopping; ask again when it is back")
+            raise ShuttingDownError("the broker is stopping; retry when it is back")
 
     def pause(self, seconds: float, is_cancelled: Callable[[], bool]) -> None:
-        """Let time pass, because a quota wants it; it ends early when the client goes away.
+        """Wait as a quota requires, but no longer than the client is connected.
 
         Raises:
-            ShuttingDownError: the broker stops.
+            ShuttingDownError: the broker is stopping.
         """
         deadline_ms = self.now_ms() + seconds * 1e3
         while (left_ms := deadline_ms - self.now_ms()) > 0 and not is_cancelled():
@@ -72,10 +72,10 @@ class ServerLifecycle:
     def hold(
         self, wait_s: float, ask_again: Callable[[], float], is_cancelled: Callable[[], bool]
     ) -> None:
-        """Let the time pass that a quota wants, which may be more than was said at first.
+        """Wait as a quota requires, asking again when the wait is as long as one may be.
 
         Raises:
-            ShuttingDownError: the broker stops.
+            ShuttingDownError: the broker is stopping.
         """
         self.pause(wait_s, is_cancelled)
         while wait_s >= WAIT_S_MAX and not is_cancelled():
@@ -85,17 +85,17 @@ class ServerLifecycle:
     def wait_until_caught_up(
         self, partitions: Iterable[Partition], is_cancelled: Callable[[], bool]
     ) -> None:
-        """Wait until what may have been acknowledged is known, or the client goes away.
+        """Wait until the new leaders know their ends, or the client disconnects.
 
         Raises:
-            UnavailableError: a new leader does not know yet.
-            ShuttingDownError: the broker stops.
+            UnavailableError: a new leader does not know its end in time.
+            ShuttingDownError: the broker is stopping.
         """
         unknown = [partition for partition in partitions if not partition.knows_end]
         if not unknown:
             return
         self.check()
-        asked = self._run_coroutine(wait_until_caught_up(*unknown, patience_s=END_PATIENCE_S))
+        asked = self._run_coroutine(wait_until_caught_up(*unknown, patience_s=END_WAIT_S))
         try:
             while not asked.done() and not is_cancelled():
                 self.check()
@@ -108,18 +108,18 @@ class ServerLifecycle:
             asked.cancel()
 
     def notify(self) -> None:
-        """Wake all who wait: the broker stops."""
-        # A copy, because threads come and go meanwhile.
+        """Wake all waiters when the broker stops."""
+        # A copy, because waiters are added and removed by other threads.
         for waiter in tuple(self._waiters):
             waiter.set()
 
     def waiter(self, partitions: Iterable[PartitionReads]) -> "PartitionWatcher":
-        """Something to wait for news of partitions with; use it as a context."""
+        """Return a context that waits for changes of partitions."""
         return PartitionWatcher(self._waiters, partitions)
 
     @contextmanager
     def stream(self) -> Iterator[None]:
-        """A call that streams records goes on inside."""
+        """Count a streaming call for the duration of the context."""
         self._telemetry.count_listener(LISTENER, connections=1)
         with self._lock:
             self._streams += 1
@@ -132,7 +132,7 @@ class ServerLifecycle:
 
     @contextmanager
     def idle(self) -> Iterator[None]:
-        """Inside a stream: nothing is under way, so stopping need not wait for it."""
+        """Mark a stream as idle inside the context, so that stopping does not wait for it."""
         with self._lock:
             self._streams -= 1
         try:
@@ -143,12 +143,12 @@ class ServerLifecycle:
 
     @property
     def busy(self) -> int:
-        """Streams with something under way."""
+        """Streams that are not idle."""
         return self._streams
 
 
 class PartitionWatcher:
-    """Waits for commits and changes of partitions; none is missed between ``wait``s."""
+    """A waiter for commits and other changes of partitions; none between two waits is missed."""
 
     def __init__(
         self, waiters: list[threading.Event], partitions: Iterable[PartitionReads]
@@ -169,14 +169,14 @@ class PartitionWatcher:
         self._waiters.remove(self._event)
 
     def arm(self) -> None:
-        """Forget the news so far; call before looking at what they may have changed."""
+        """Clear the flag; call before reading the state that may have changed."""
         self._event.clear()
 
     @property
-    def has_news(self) -> bool:
-        """Whether there are any since ``arm``."""
+    def has_changed(self) -> bool:
+        """Whether a partition has changed since ``arm``."""
         return self._event.is_set()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there are news since ``arm``, at most ``POLL_S``."""
+        """Wait for a change since ``arm``, at most ``POLL_S``."""
         self._event.wait(max(0.0, min(timeout_s, POLL_S)))

@@ -1,7 +1,7 @@
-"""Which files hold the records of a read, for readers on this machine.
+"""Handler of the action that lists a read's files, for readers on this machine.
 
-Rules: only what is committed and in the file: what grows behind it is not listed. Encrypted records
-are for the broker to serve.
+Rules: only committed bytes that are in the file already are listed. Encrypted records are served by
+the broker only.
 """
 
 from collections.abc import Iterator
@@ -28,16 +28,16 @@ NOTHING = LocalFiles(proof_file="", proof="", has_partition_column=False, parts=
 
 
 class LocalActions:
-    """The actions of readers on this machine.
+    """The handler for readers on this machine.
 
     Args:
-        broker: whose files.
-        life: of the front end.
+        broker: the broker that owns the files.
+        lifecycle: the lifecycle of the Flight server.
     """
 
-    def __init__(self, broker: Broker, life: ServerLifecycle) -> None:
+    def __init__(self, broker: Broker, lifecycle: ServerLifecycle) -> None:
         self._broker = broker
-        self._life = life
+        self._lifecycle = lifecycle
         self.handlers: dict[str, Handler] = {LOCAL_FILES: self._local_files}
 
     def _local_files(self, body: bytes, context: ActionContext) -> list[Any]:
@@ -47,10 +47,10 @@ class LocalActions:
             stream = self._broker.copy_of(request.stream)
         else:
             stream = self._broker.stream(request.stream)
-            self._life.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
+            self._lifecycle.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
         plan = plan_read(request, stream)
         if not self._broker.config.local_reads or self._broker.image.quotas:
-            return [NOTHING]  # what is read from files cannot be metered
+            return [NOTHING]  # reads of files cannot be metered
         parts = tuple(_part(extent) for extent in plan.ranges if extent.stop is not None)
         if sum(f.size - f.position for part in parts for f in part.files) < WORTH_BYTES:
             return [NOTHING]
@@ -67,11 +67,11 @@ class LocalActions:
 
 
 def _part(extent: PartitionRange[Partition]) -> LocalPart:
-    """One partition's part, with as many files as can be read."""
+    """Return one partition's part, with as many files as can be read."""
     partition, start, stop, may_move = extent
     assert stop is not None, "a read of files has an end"
     end, files = int(start), []
-    # After the stable offset, below which the broker knows what was aborted.
+    # Read after the stable offset, below which the broker knows every aborted transaction.
     stable = partition.last_stable_offset
     aborted = () if partition.ledger is None else partition.ledger.aborted(start, stop)
     if partition.log.sealer is None and len(aborted) <= ABORTED_MAX:
@@ -96,7 +96,7 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
 def _files(
     partition: Partition, start: int, stop: int, *, stable: Offset
 ) -> Iterator[tuple[LocalFile, int]]:
-    """Files in a row that hold the records from ``start`` on, and the offset where each ends."""
+    """Return the files with the records from ``start`` on, and the offset where each ends."""
     for segment in partition.log.segments:
         if segment.next_offset <= start:
             continue
@@ -110,7 +110,7 @@ def _files(
             size, end = _committed(segment, stable)
             inode = segment.inode
         except (UnavailableError, CorruptBatchError):
-            return  # a read through the broker says what is wrong with it
+            return  # a read through the broker reports the error
         if position >= size:
             return
         file = LocalFile(
@@ -122,7 +122,7 @@ def _files(
 
 
 def _committed(segment: Segment, last_stable_offset: int) -> tuple[int, int]:
-    """How many bytes of the file are committed whole batches, and the offset where they end."""
+    """Return the file size and end offset of the committed whole batches."""
     written, size = segment.written_bytes, segment.size
     if written == size and segment.next_offset <= last_stable_offset:
         return size, segment.next_offset

@@ -1,8 +1,8 @@
-"""What each Flight action needs: one table, for who audits and for the code that checks.
+"""The permissions that each Flight action needs, in one table for auditors and for the code.
 
-Rules: an action that is not in the table cannot be run. What is needed is found in the decoded
-body, every name of it, never in a prefix or the first of several. Actions that list things show
-each asker what it may know of.
+Rules: an action that is not in the table cannot be run. Permissions are checked for every name in
+the decoded body, never for a prefix or only the first name. Actions that list objects show each
+caller only what it may see.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -40,7 +40,7 @@ def _on_stream(kind: type[Any], field: str, *operations: Operation) -> Needs:
 
 
 def _stream_info(body: bytes) -> Iterator[Need]:
-    """Where the broker's own streams are led, everybody has to know: coordinators are there."""
+    """Yield nothing for the broker's own streams: every client must find their leaders."""
     name = decode(body, admin.StreamInfoRequest, what=admin.STREAM_INFO).name
     if not is_internal(name):
         yield stream(name, *KNOWN_STREAM)
@@ -58,7 +58,7 @@ def _on_cluster(operation: Operation) -> Needs:
 
 
 def _nothing(_: bytes) -> Iterable[Need]:
-    """Whoever is named by any rule."""
+    """Return no needs: any principal that a rule names may run the action."""
     return ()
 
 
@@ -164,11 +164,11 @@ VISIBLE: Final[Mapping[str, Callable[[Caller, Any], bool]]] = {
 
 
 def check_action(caller: Caller, name: str, body: bytes) -> None:
-    """Refuse who may not run an action with this body.
+    """Raise unless the caller may run an action with this body.
 
     Raises:
-        NotAllowedError, UnauthenticatedError: as ``Caller.check`` and ``check_producer``.
-        InvalidRequestError: the body is not one of the action's.
+        NotAllowedError, UnauthenticatedError: see ``Caller.check`` and ``check_producer``.
+        InvalidRequestError: the body is invalid.
     """
     if not caller.is_checked:
         return

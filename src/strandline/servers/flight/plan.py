@@ -1,7 +1,7 @@
-"""A read request meets a stream: which partitions, from where to where, which columns.
+"""Resolution of a read request against a stream: its partitions, ranges and columns.
 
-Rules: offsets are resolved once, here, so that a read has a fixed extent whatever is appended
-meanwhile. An offset that does not exist is an error that names those that do.
+Rules: offsets are resolved once, here, so that later appends do not change a read's range. The
+error for an offset that does not exist names the valid ones.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ class ReadPlan(NamedTuple):
 
 
 def plan_read(request: ReadRequest, stream: Stream) -> ReadPlan:
-    """Resolve a request against a stream as it is now.
+    """Resolve a request against the current state of a stream.
 
     Raises:
         UnknownPartitionError: a partition the stream does not have.
@@ -44,14 +44,14 @@ def plan_read(request: ReadRequest, stream: Stream) -> ReadPlan:
         for bound in (request.start, request.stop):
             if isinstance(bound, int) and not counts_from_end(bound):
                 raise InvalidRequestError(
-                    f"offset {bound} is a place in one partition, and stream {stream.name!r} has "
+                    f"offset {bound} belongs to one partition, and stream {stream.name!r} has "
                     f"{len(stream.partitions)}: name the partition, or give 'starts'"
                 )
     return ReadPlan(request, [_range(request, partition) for partition in partitions], schema)
 
 
 def ends_needed(request: ReadRequest, stream: Stream) -> list[Partition]:
-    """Partitions whose end the extent of a read depends on: to be known before ``plan_read``.
+    """Return the partitions whose end must be known before ``plan_read``.
 
     Raises:
         UnknownPartitionError: a partition the stream does not have.
@@ -62,14 +62,14 @@ def ends_needed(request: ReadRequest, stream: Stream) -> list[Partition]:
         if not request.follow:
             bounds.append("latest" if request.stop is None else request.stop)
         elif request.stop is not None and not isinstance(request.stop, int):
-            bounds.append(request.stop)  # one who follows waits for an offset to come
+            bounds.append(request.stop)  # a following read waits for an offset yet to come
         if any(needs_end(bound, partition) for bound in bounds):
             found.append(partition)
     return found
 
 
 def check_led(partitions: Iterable[Partition]) -> None:
-    """Refuse what leaders alone can tell.
+    """Raise unless this broker leads the partitions.
 
     Raises:
         NotLeaderError: another broker leads one of them.
@@ -80,14 +80,14 @@ def check_led(partitions: Iterable[Partition]) -> None:
 
 
 def needs_end(bound: Bound, partition: Partition) -> bool:
-    """Whether where a place is depends on where the partition ends."""
+    """Return whether resolving a bound needs the partition's end."""
     if isinstance(bound, int) and bound >= 0:
         return bound > partition.last_stable_offset
     return bound != "earliest"
 
 
 def _partitions(request: ReadRequest, stream: Stream) -> list[Partition]:
-    """The partitions to read, by number."""
+    """Return the partitions to read, by number."""
     if request.partition is not None:
         return [stream.partition(request.partition)]
     if request.starts is not None:
@@ -96,7 +96,7 @@ def _partitions(request: ReadRequest, stream: Stream) -> list[Partition]:
 
 
 def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partition]:
-    """The extent of one partition's part."""
+    """Return the range of one partition."""
     if partition.remote_error is not None:
         raise partition.remote_error
     bound = _start(request, partition)
@@ -112,22 +112,22 @@ def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partiti
     else:
         stop = resolve(request.stop, partition)
     if not may_move and isinstance(request.stop, int) and stop < start:
-        raise InvalidRequestError(f"stop {stop} lies before start {start}")
+        raise InvalidRequestError(f"stop {stop} is before start {start}")
     return PartitionRange(partition, start, stop, may_move)
 
 
 def _start(request: ReadRequest, partition: Partition) -> Bound:
-    """Where one partition's part begins."""
+    """Return the start of one partition's range."""
     if request.starts is None:
         return request.start
     return request.starts[partition.name.partition]
 
 
 def resolve(bound: Bound, partition: Partition) -> Offset:
-    """The offset of a place in a partition.
+    """Return the offset of a bound in a partition.
 
     Raises:
-        OffsetOutOfRangeError: an offset below the log start or beyond the high watermark.
+        OffsetOutOfRangeError: the offset is below the log start or beyond the high watermark.
     """
     if isinstance(bound, AtTimestamp):
         return partition.offset_for_timestamp(TimestampNs(bound.timestamp_ns))

@@ -1,7 +1,7 @@
-"""The actions of quotas: from a decoded body to a command to the metadata.
+"""Handlers of the quota actions.
 
-Rules: as ``admin``, which runs them. A quota can be set while access is not checked; it counts
-once it is, because only then is it known who asks.
+Rules: see ``admin``, which runs them. A quota can be set while access control is off, but is
+enforced only while it is on, because only then are callers identified.
 """
 
 from collections.abc import Callable, Coroutine
@@ -19,10 +19,10 @@ from strandline.servers.flight.actions import ActionContext, Handler
 
 
 class QuotaActions:
-    """The actions of quotas.
+    """Handlers of the quota actions.
 
     Args:
-        broker: whose metadata they change.
+        broker: the broker whose metadata they change.
         run: runs a coroutine on the loop and waits for it.
     """
 

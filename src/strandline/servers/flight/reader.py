@@ -1,8 +1,8 @@
-"""One DoGet call: the record batches of a plan, one partition after another or following them.
+"""A DoGet call: the record batches of a plan, one partition after another or following them.
 
-Rules: runs on the call's Flight thread; looks at every step whether its client is still there and
-whether the broker stops. Small results of filters are gathered, so that a selective read does not
-send thousands of tiny batches.
+Rules: runs on the call's Flight thread, and checks at every step whether the client is still
+connected and whether the broker is stopping. Small filter results are joined, so that a selective
+read does not send thousands of tiny batches.
 """
 
 import logging
@@ -38,19 +38,19 @@ class ReadSession:
     """The record batches of one read.
 
     Args:
-        plan: what to read.
-        life: of the front end.
-        telemetry: where deliveries are counted.
-        is_cancelled: whether the client went away.
-        check_allowed: raises once who reads may do so no more.
-        allowance: how much it may read; None: it is not metered.
-        connection: entered while the read goes on.
+        plan: the resolved read.
+        lifecycle: the lifecycle of the Flight server.
+        telemetry: counts deliveries.
+        is_cancelled: whether the client has disconnected.
+        check_allowed: raises once the caller may no longer read.
+        allowance: the caller's quota; None if it is not metered.
+        connection: a context for the duration of the read.
     """
 
     def __init__(
         self,
         plan: ReadPlan,
-        life: ServerLifecycle,
+        lifecycle: ServerLifecycle,
         *,
         telemetry: Telemetry,
         is_cancelled: Callable[[], bool],
@@ -60,7 +60,7 @@ class ReadSession:
     ) -> None:
         self._plan = plan
         self._request = plan.request
-        self._life = life
+        self._lifecycle = lifecycle
         self._telemetry = telemetry
         self._is_cancelled = is_cancelled
         self._check_allowed = check_allowed
@@ -72,19 +72,19 @@ class ReadSession:
         ]
         self._left = plan.request.records_max
         self._is_gone = False
-        self._asked_ms = life.now_ms()
+        self._asked_ms = lifecycle.now_ms()
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Everything asked for, until it is delivered or the client goes away.
+        """Yield the batches until all are delivered or the client disconnects.
 
         Raises:
-            ShuttingDownError: the broker stops.
+            ShuttingDownError: the broker is stopping.
             UnknownStreamError: the stream was deleted meanwhile.
             NotLeaderError: a partition was moved to other brokers.
             QuotaExceededError: the principal has too many reads and appends open.
-            CorruptBatchError, DataLossError: as ``Cursor.read``.
+            CorruptBatchError, DataLossError: see ``Cursor.read``.
         """
-        with self._life.stream(), counted(self._allowance), self._connection():
+        with self._lifecycle.stream(), counted(self._allowance), self._connection():
             for batch, size in self._gathered(self._unlimited()):
                 piece = batch if self._left is None else batch.slice(0, self._left)
                 if self._allowance is not None:
@@ -98,13 +98,13 @@ class ReadSession:
                     return
 
     def _hold(self, allowance: Allowance, size: int) -> None:
-        """Wait until so much may be delivered, and look whether it still may be at all."""
+        """Wait until the quota allows delivery, then check that the caller may still read."""
         if wait_s := allowance.read(size):
-            self._life.hold(wait_s, lambda: allowance.read(0), self._is_cancelled)
+            self._lifecycle.hold(wait_s, lambda: allowance.read(0), self._is_cancelled)
             self._check_allowed()
 
     def _unlimited(self) -> Iterator[CursorBatch | None]:
-        """Batches as they come; None where there was nothing to deliver for a while."""
+        """Yield batches without quota; None where there was nothing to deliver for a while."""
         if self._left == 0:
             return
         if self._request.follow:
@@ -116,26 +116,26 @@ class ReadSession:
                 yield from self._read(cursor) or (None,)
 
     def _read(self, cursor: Cursor[Partition]) -> list[CursorBatch]:
-        """What the cursor reads; damage that another replica can mend gets a moment to be.
+        """Read from the cursor; give another replica time to repair a corrupt range.
 
         Raises:
-            CorruptBatchError, DataLossError: as ``Cursor.read``.
+            CorruptBatchError, DataLossError: see ``Cursor.read``.
         """
-        deadline_ms = self._life.now_ms() + MEND_MS_MAX
+        deadline_ms = self._lifecycle.now_ms() + MEND_MS_MAX
         while True:
             try:
                 return cursor.read()
             except CorruptBatchError:
-                is_over = self._life.now_ms() >= deadline_ms or not self._goes_on(cursor)
+                is_over = self._lifecycle.now_ms() >= deadline_ms or not self._goes_on(cursor)
                 if is_over or not cursor.partition.has_copies:
                     raise
-            self._life.stopping.wait(MEND_POLL_S)
+            self._lifecycle.stopping.wait(MEND_POLL_S)
 
     def _follow(self) -> Iterator[CursorBatch | None]:
         """Yield batches of all partitions in rotation; wait while none has new records."""
         going = [cursor for cursor in self._cursors if not cursor.is_done]
         turn = cycle(range(len(going)))
-        with self._life.waiter(cursor.partition for cursor in going) as waiter:
+        with self._lifecycle.waiter(cursor.partition for cursor in going) as waiter:
             while going:
                 waiter.arm()
                 ready = [cursor for cursor in going if cursor.has_more]
@@ -144,7 +144,7 @@ class ReadSession:
                     waiter.wait(POLL_S)
                 elif self._request.bytes_min:
                     self._long_poll()
-                # Each round begins with another partition, so that none is always last.
+                # Each round starts at another partition, so that none is always last.
                 first = next(turn) % len(ready) if ready else 0
                 for cursor in (*ready[first:], *ready[:first]):
                     yield from self._read(cursor) or (None,)
@@ -156,19 +156,22 @@ class ReadSession:
     def _long_poll(self) -> None:
         """Wait until ``bytes_min`` can be delivered, for at most ``wait_ms_max``.
 
-        A read without an end of its own then ends at the high watermark of that moment.
+        A read without a stop then ends at the high watermark of that moment.
         """
-        wanted, deadline = self._request.bytes_min, self._life.now_ms() + self._request.wait_ms_max
+        wanted, deadline = (
+            self._request.bytes_min,
+            self._lifecycle.now_ms() + self._request.wait_ms_max,
+        )
         if not self._request.wait_ms_max:
             return
         has_own_end = self._request.follow or self._request.stop is not None
         if not has_own_end:
             for cursor in self._cursors:
                 cursor.stop = None
-        with self._life.waiter(cursor.partition for cursor in self._cursors) as waiter:
+        with self._lifecycle.waiter(cursor.partition for cursor in self._cursors) as waiter:
             while True:
                 waiter.arm()
-                left_ms = deadline - self._life.now_ms()
+                left_ms = deadline - self._lifecycle.now_ms()
                 if left_ms <= 0 or self._has_bytes(max(1, wanted)):
                     break
                 if not all(map(self._goes_on, self._cursors)):
@@ -179,22 +182,22 @@ class ReadSession:
                 cursor.stop = cursor.partition.last_stable_offset
 
     def _has_bytes(self, wanted: int) -> bool:
-        """Whether about that many bytes can be delivered."""
+        """Return whether about that many bytes can be delivered."""
         for cursor in self._cursors:
             try:
                 wanted -= cursor.available_bytes(wanted)
             except CorruptBatchError:
-                return True  # what becomes of it is for the read to see
+                return True  # the read itself reports the error
             if wanted <= 0:
                 return True
         return False
 
     def _goes_on(self, cursor: Cursor[Partition]) -> bool:
-        """False when the client went away."""
-        self._life.check()
+        """Return False once the client has disconnected."""
+        self._lifecycle.check()
         if (closed_by := cursor.partition.closed_by) is not None:
-            raise closed_by  # deleted, or moved to other brokers, where clients of ours go on
-        now_ms = self._life.now_ms()
+            raise closed_by  # deleted, or moved to other brokers, where our client continues
+        now_ms = self._lifecycle.now_ms()
         if now_ms - self._asked_ms >= CANCEL_CHECK_MS:
             self._asked_ms = now_ms
             self._is_gone = self._is_cancelled()
@@ -202,19 +205,19 @@ class ReadSession:
         return not self._is_gone
 
     def _gathered(self, deliveries: Iterator[CursorBatch | None]) -> Iterator[CursorBatch]:
-        """Join small neighbours, but hold none back while the reader waits."""
+        """Join small consecutive batches, but hold none back while the reader waits."""
         held: list[pa.RecordBatch] = []
         size, since = 0, 0.0
         enough = self._request.batch_bytes // 4
         for delivery in _error_last(deliveries):
-            # Joining copies: what is large already is not worth it.
+            # Joining copies, which is not worth it for a large batch.
             is_large = delivery is not None and delivery.size >= enough
             if delivery is not None and not is_large:
-                since = since if held else self._life.now_ms()
+                since = since if held else self._lifecycle.now_ms()
                 held.append(delivery.batch)
                 size += delivery.size
                 is_full = size >= enough or len(held) >= GATHER_BATCHES_MAX
-                if not is_full and self._life.now_ms() - since < GATHER_MS_MAX:
+                if not is_full and self._lifecycle.now_ms() - since < GATHER_MS_MAX:
                     continue
             if held:
                 yield CursorBatch(join(held), size)
@@ -225,12 +228,12 @@ class ReadSession:
             yield CursorBatch(join(held), size)
 
     def stream(self) -> fl.FlightDataStream:
-        """The read as Flight sends it; an error in the middle keeps its type."""
+        """Return the read as Flight sends it; an error in the middle keeps its type."""
         failure: list[fl.FlightError] = []
 
         def guarded() -> Iterator[pa.RecordBatch]:
-            # Flight would turn an exception raised here into text; raised by the outer generator
-            # it keeps its code.
+            # Flight would reduce an exception raised here to its text. Raised by the outer
+            # generator it keeps its code.
             try:
                 yield from self.batches()
             except StrandlineError as error:
@@ -248,7 +251,7 @@ class ReadSession:
 
 
 def _error_last(deliveries: Iterator[CursorBatch | None]) -> Iterator[CursorBatch | None]:
-    """The same; before an error ends them, a None, so that what is held is delivered."""
+    """Yield None before an error, so that batches held for joining are delivered first."""
     try:
         yield from deliveries
     except StrandlineError:
@@ -257,7 +260,7 @@ def _error_last(deliveries: Iterator[CursorBatch | None]) -> Iterator[CursorBatc
 
 
 def join(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Several record batches as one."""
+    """Return several record batches as one."""
     if len(batches) == 1:
         return batches[0]
     [joined] = pa.Table.from_batches(batches).unify_dictionaries().combine_chunks().to_batches()

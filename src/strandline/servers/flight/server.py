@@ -1,7 +1,7 @@
-"""Arrow Flight: the native protocol of readers, bulk writers and administrators.
+"""The Arrow Flight listener, the native protocol of readers, bulk writers and administrators.
 
-gRPC's own threads run the calls and may block; everything that changes the broker hops to its loop.
-This module only dispatches: ``reader``, ``writer``, ``admin`` and ``info`` do the work.
+gRPC's own threads run the calls and may block; changes of the broker run on its loop. This module
+only dispatches: ``reader``, ``writer``, ``admin`` and ``info`` do the work.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from strandline.config import BrokerConfig, bracketed
 from strandline.errors import InvalidConfigError
 from strandline.security.acl import Resource
 from strandline.servers.flight.admin import AdminActions
-from strandline.servers.flight.caller import asker_of, middleware
+from strandline.servers.flight.caller import caller_of, middleware
 from strandline.servers.flight.connections import FlightConnections
 from strandline.servers.flight.guard import typed_errors
 from strandline.servers.flight.info import Here, flight_info, request_of
@@ -47,7 +47,7 @@ CUT_INTERVAL_S = 0.05
 
 
 class CallMiddleware(NamedTuple):
-    """What every call passes."""
+    """The checks that every call passes."""
 
     access: Access
     metering: Metering
@@ -57,36 +57,36 @@ class FlightFrontEnd:
     """The Flight listener of a broker.
 
     Args:
-        broker: whom it serves.
-        config: host, port and certificate.
-        metering: what principals use, if other front ends count too.
+        broker: the broker that is served.
+        config: the host, port and certificate.
+        metering: the meters of principals, if shared with other servers.
     """
 
     def __init__(
         self, broker: Broker, config: BrokerConfig, metering: Metering | None = None
     ) -> None:
         self._broker = broker
-        self._gate = CallMiddleware(Access(config, broker), metering or Metering(broker))
+        self._checks = CallMiddleware(Access(config, broker), metering or Metering(broker))
         self._tls = config.tls
         self._host = config.host
         self.port = config.flight_port
         self._server: FlightServer | None = None
-        self._connections = FlightConnections(broker.clock, self._gate.metering.connections)
+        self._connections = FlightConnections(broker.clock, self._checks.metering.connections)
 
     async def start(self) -> None:
-        """Listen.
+        """Start listening.
 
         Raises:
-            InvalidConfigError: the port cannot be had, or a certificate is of no use.
+            InvalidConfigError: the port is not available, or a certificate cannot be used.
         """
-        # pyarrow looks for pandas when this is first called, which takes descriptors: not later,
-        # when strangers may have taken all that they can get.
+        # pyarrow looks for pandas on the first call, which needs file descriptors. Do it now,
+        # because later connections may have used up all descriptors.
         await asyncio.to_thread(pa.scalar, 0)
-        life = ServerLifecycle(self._broker)
+        lifecycle = ServerLifecycle(self._broker)
         tls = load_tls(self._tls)
         address = (self._host, self.port)
-        gate = self._gate
-        self._server = _listen(self._broker, life, address, tls=tls, gate=gate)
+        checks = self._checks
+        self._server = _listen(self._broker, lifecycle, address, tls=tls, checks=checks)
         self._server.connections = self._connections
         self.port = self._server.port
         self._connections.start(self.port)
@@ -102,26 +102,26 @@ class FlightFrontEnd:
 
 
 class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships no types
-    """Dispatches Flight calls.
+    """A Flight server that dispatches calls.
 
     Args:
-        broker: whom it serves.
-        life: shared by the calls.
-        address: host and port to listen on.
+        broker: the broker that is served.
+        lifecycle: the state shared by the calls.
+        address: the host and port to listen on.
         tls: None for clear text.
-        gate: who may do what, and how much.
+        checks: the checks that every call passes.
     """
 
     def __init__(
         self,
         broker: Broker,
-        life: ServerLifecycle,
+        lifecycle: ServerLifecycle,
         address: tuple[str, int],
         *,
         tls: ServerTls | None,
-        gate: CallMiddleware,
+        checks: CallMiddleware,
     ) -> None:
-        access, (host, port) = gate.access, address
+        access, (host, port) = checks.access, address
         self._scheme = "grpc+tcp" if tls is None else "grpc+tls"
         asks_clients = tls is not None and bool(tls.authority)
         guards = middleware(access, has_certificates=asks_clients)
@@ -136,28 +136,28 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
                 middleware=guards,
             )
         self._broker = broker
-        self._gate = gate
-        self._life = life
+        self._checks = checks
+        self._lifecycle = lifecycle
         self._host = host
-        self._admin = AdminActions(broker, life)
+        self._admin = AdminActions(broker, lifecycle)
         self.connections: FlightConnections | None = None
         """Told who calls, once it listens."""
 
     def stop(self) -> None:
         """End the calls and the listener; blocks for a few seconds at most."""
-        self._life.stopping.set()
-        self._life.notify()
-        deadline = self._life.now_ms() + GRACE_S * 1e3
+        self._lifecycle.stopping.set()
+        self._lifecycle.notify()
+        deadline = self._lifecycle.now_ms() + GRACE_S * 1e3
         pause = threading.Event()
-        while self._life.busy > 0 and self._life.now_ms() < deadline:
+        while self._lifecycle.busy > 0 and self._lifecycle.now_ms() < deadline:
             pause.wait(CUT_INTERVAL_S / 5)
-        self._life.gave_up.set()
+        self._lifecycle.gave_up.set()
         port = self.port
         closing = threading.Thread(target=self.shutdown, name="flight-shutdown", daemon=True)
         closing.start()
         closing.join(CUT_INTERVAL_S)
-        deadline = self._life.now_ms() + GRACE_S * 1e3
-        while closing.is_alive() and self._life.now_ms() < deadline:
+        deadline = self._lifecycle.now_ms() + GRACE_S * 1e3
+        while closing.is_alive() and self._lifecycle.now_ms() < deadline:
             cut_connections(port)
             closing.join(CUT_INTERVAL_S)
         if closing.is_alive():
@@ -165,8 +165,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
 
     @typed_errors
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.FlightDataStream:
-        """Stream the records a ticket asks for."""
-        self._life.check()
+        """Stream the records that a ticket names."""
+        self._lifecycle.check()
         caller = self._caller(context)
         request = decode_ticket(ticket.ticket)
         resource = Resource("stream", request.stream)
@@ -174,11 +174,11 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         plan = plan_read(request, self._stream(request, context))
         session = ReadSession(
             plan,
-            self._life,
+            self._lifecycle,
             telemetry=self._broker.telemetry,
             is_cancelled=context.is_cancelled,
             check_allowed=lambda: caller.check(resource, "read"),
-            allowance=self._gate.metering.of(caller),
+            allowance=self._checks.metering.of(caller),
             connection=lambda: self._call(context),
         )
         return session.stream()
@@ -191,8 +191,8 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         reader: fl.MetadataRecordBatchReader,
         writer: fl.FlightMetadataWriter,
     ) -> None:
-        """Append batches and ack them as they become safe."""
-        self._life.check()
+        """Append batches and acknowledge each when it is durable."""
+        self._lifecycle.check()
         caller = self._caller(context)
         request = _put_request(descriptor)
         resource = Resource("stream", request.stream)
@@ -200,12 +200,12 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         session = PutSession(
             self._broker,
             request,
-            self._life,
+            self._lifecycle,
             send_ack=writer.write,
             is_cancelled=context.is_cancelled,
             check_allowed=lambda: caller.check(resource, "publish"),
             check_producer=caller.check_producer,
-            allowance=self._gate.metering.of(caller),
+            allowance=self._checks.metering.of(caller),
         )
         with self._call(context):
             session.run(reader.read_chunk)
@@ -222,7 +222,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
 
     @typed_errors
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
-        """Every admin action."""
+        """List every admin action."""
         self._caller(context).check_known()
         return list(ACTIONS.items())
 
@@ -238,7 +238,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def get_schema(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
     ) -> fl.SchemaResult:
-        """The schema of a read."""
+        """Return the schema of a read."""
         request = self._readable(context, descriptor)
         return fl.SchemaResult(plan_read(request, self._broker.stream(request.stream)).schema)
 
@@ -246,7 +246,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def list_flights(
         self, context: fl.ServerCallContext, criteria: bytes
     ) -> Iterator[fl.FlightInfo]:
-        """Describe every stream whose name begins with the criteria."""
+        """List every stream whose name begins with the criteria."""
         caller = self._caller(context)
         caller.check_known()
         self._broker.check_knows_streams()
@@ -258,14 +258,14 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         return iter(found)
 
     def _caller(self, context: fl.ServerCallContext) -> Caller:
-        """Who calls; every method begins with this.
+        """Identify the caller; every method calls this first.
 
         Raises:
-            UnauthenticatedError: nobody who is known here.
-            QuotaExceededError: somebody who has asked too often.
+            UnauthenticatedError: the caller has no valid credentials.
+            QuotaExceededError: the caller has made too many requests.
         """
-        caller = asker_of(context, self._gate.access)
-        allowance = self._gate.metering.of(caller)
+        caller = caller_of(context, self._checks.access)
+        allowance = self._checks.metering.of(caller)
         if allowance is not None:
             allowance.check_request()
         if self.connections is not None:
@@ -273,16 +273,16 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         return caller
 
     def _call(self, context: fl.ServerCallContext) -> AbstractContextManager[None]:
-        """Something that takes a while goes on inside: its connection is not idle."""
+        """Return a context for a long call, which marks its connection as in use."""
         return nullcontext() if self.connections is None else self.connections.call(context)
 
     def _readable(
         self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
     ) -> ReadRequest:
-        """The read a descriptor names, which who calls may read.
+        """Return the read that a descriptor names, if the caller may read it.
 
         Raises:
-            UnauthenticatedError, NotAllowedError: it may not.
+            UnauthenticatedError, NotAllowedError: the caller may not read the stream.
         """
         caller = self._caller(context)
         request = request_of(descriptor)
@@ -290,15 +290,16 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         return request
 
     def _stream(self, request: ReadRequest, context: fl.ServerCallContext) -> Stream:
-        """The stream of a read, as soon as the ends that it asks for are known.
+        """Return the stream of a read once the ends that the read depends on are known.
 
         Raises:
-            StrandlineError: there is none, or as ``ServerLifecycle.wait_until_caught_up``.
+            StrandlineError: the stream does not exist, or see
+                ``ServerLifecycle.wait_until_caught_up``.
         """
         if request.of_copy:
             return self._broker.copy_of(request.stream)
         stream = self._broker.stream(request.stream)
-        self._life.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
+        self._lifecycle.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
         return stream
 
     def _info(
@@ -308,14 +309,14 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         return flight_info(request, stream, descriptor=descriptor, here=here)
 
     def _location(self) -> str:
-        """Where clients find this broker; the connection they have, if it listens everywhere."""
+        """Return this broker's address for clients; the connection itself for a wildcard."""
         if self._host in ("0.0.0.0", "::"):  # noqa: S104 - compared, not bound
             return "arrow-flight-reuse-connection://?"
         return f"{self._scheme}://{bracketed(self._host)}:{self.port}"
 
 
 def _put_request(descriptor: fl.FlightDescriptor) -> PutRequest:
-    """Where a put appends: the JSON of a command, or a path as for reads."""
+    """Return the target of a put: the JSON of a command, or a path as for reads."""
     if descriptor.descriptor_type == fl.DescriptorType.CMD:
         return decode(descriptor.command, PutRequest, what="put command")
     request = request_of(descriptor)
@@ -324,16 +325,16 @@ def _put_request(descriptor: fl.FlightDescriptor) -> PutRequest:
 
 def _listen(
     broker: Broker,
-    life: ServerLifecycle,
+    lifecycle: ServerLifecycle,
     address: tuple[str, int],
     *,
     tls: ServerTls | None,
-    gate: CallMiddleware,
+    checks: CallMiddleware,
 ) -> FlightServer:
-    """A listening server.
+    """Return a listening server.
 
     Raises:
-        InvalidConfigError: the address cannot be bound; gRPC itself would only log why.
+        InvalidConfigError: the address cannot be bound; gRPC itself would only log the reason.
     """
     host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -346,4 +347,4 @@ def _listen(
             f"cannot listen on {host}:{port} for Arrow Flight ({error.strerror}); "
             "choose another flight_port, or 0 for a free one"
         ) from error
-    return FlightServer(broker, life, address, tls=tls, gate=gate)
+    return FlightServer(broker, lifecycle, address, tls=tls, checks=checks)

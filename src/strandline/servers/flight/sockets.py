@@ -1,10 +1,10 @@
-"""The accepted connections of a gRPC server, found and shut down from below.
+"""The accepted connections of a gRPC server, found and shut down through their descriptors.
 
-gRPC waits for every call before it stops and does not limit connections, and pyarrow offers no way
-to make it. Shutting a connection down ends its calls at once, as a broken network would.
+gRPC waits for every call before it stops and does not limit connections, and pyarrow has no option
+for either. Shutting a connection down ends its calls at once, like a broken network.
 
 Rules: touches connected sockets of this process whose own port is the listener's, nothing else.
-Linux only; elsewhere it finds none.
+Linux only; on other systems it finds none.
 """
 
 import ipaddress
@@ -21,23 +21,23 @@ DESCRIPTORS = Path("/proc/self/fd")
 
 
 class PeerAddress(NamedTuple):
-    """Address and port of a client; IPv4 in its own notation."""
+    """The address and port of a client; an IPv4 address in IPv4 notation."""
 
     host: str
     port: int
 
 
 def peers_of(port: int) -> set[PeerAddress]:
-    """The clients that are connected to the listener on ``port``."""
+    """Return the clients that are connected to the listener on ``port``."""
     return {peer for _, peer in _connections(port)}
 
 
 def cut_connections(port: int, peers: Collection[PeerAddress] | None = None) -> int:
-    """Shut down accepted connections of the listener on ``port``; returns how many.
+    """Shut down accepted connections of the listener on ``port``; return how many.
 
     Args:
-        port: of the listener.
-        peers: of these clients; None: of all.
+        port: the listener's port.
+        peers: the clients to disconnect; None: all.
     """
     count = 0
     for descriptor, peer in _connections(port):
@@ -47,30 +47,30 @@ def cut_connections(port: int, peers: Collection[PeerAddress] | None = None) -> 
                 connection.shutdown(socket.SHUT_RDWR)
                 count += 1
             except OSError:
-                pass  # closed meanwhile
+                pass  # closed by another thread
             finally:
                 connection.detach()
     return count
 
 
 def _connections(port: int) -> Iterator[tuple[int, PeerAddress]]:
-    """Descriptor and client of each accepted connection."""
+    """Yield the descriptor and client of each accepted connection."""
     if not DESCRIPTORS.is_dir():
         return
-    for name in STORAGE_DESCRIPTORS.open(lambda: os.listdir(DESCRIPTORS)):  # noqa: PTH208  in one go
+    for name in STORAGE_DESCRIPTORS.open(lambda: os.listdir(DESCRIPTORS)):  # noqa: PTH208  one call
         peer = _peer(int(name), port)
         if peer is not None:
             yield int(name), peer
 
 
 def _peer(descriptor: int, port: int) -> PeerAddress | None:
-    """The client, if this is a connection of the listener; the descriptor stays gRPC's."""
+    """Return the client of a connection of the listener, else None; gRPC keeps the descriptor."""
     try:
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return None
         connection = socket.socket(fileno=descriptor)
     except OSError:
-        return None  # closed meanwhile
+        return None  # closed by another thread
     try:
         if connection.family not in (socket.AF_INET, socket.AF_INET6):
             return None
@@ -78,7 +78,7 @@ def _peer(descriptor: int, port: int) -> PeerAddress | None:
         if connection.getsockname()[1] != port:
             return None
     except OSError:
-        return None  # it listens, or was closed meanwhile
+        return None  # a listening socket, or closed by another thread
     finally:
         connection.detach()
     address = ipaddress.ip_address(host.partition("%")[0])

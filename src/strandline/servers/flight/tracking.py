@@ -1,6 +1,6 @@
-"""A batch of a put between its arrival and its ack: which rows are answered, and how.
+"""The state of a put's batch between its arrival and its ack.
 
-Pure bookkeeping, used on the loop's thread only once the batch is submitted.
+Pure. Used only on the loop's thread once the batch is submitted.
 """
 
 from typing import NamedTuple
@@ -27,11 +27,11 @@ class Row(NamedTuple):
 
 
 class BatchInFlight:
-    """The state of one batch.
+    """The outcomes of one batch.
 
     Args:
-        sequence: its number in the put.
-        size: its bytes, for the window.
+        sequence: the batch's number in the put.
+        size: the batch's bytes, counted in the window.
         is_single: whether all its rows go to one partition.
     """
 
@@ -39,7 +39,7 @@ class BatchInFlight:
         self.sequence = sequence
         self.size = size
         self.refusal: StrandlineError | None = None
-        """Why the rest of it is refused: something before it was, and may be sent again."""
+        """Why the rest of it is refused: an earlier batch was refused, and may be sent again."""
         self._is_single = is_single
         self._pieces: list[tuple[PartitionName, int]] = []
         self._starts: list[Offset | None] = []
@@ -50,7 +50,7 @@ class BatchInFlight:
         self._left = 0
 
     def expect(self, partition: PartitionName, records: int, *, rows: list[Row] | None) -> None:
-        """Expect one answer for a piece of so many records or, with ``rows``, one for each."""
+        """Expect one outcome for a piece of so many records or, with ``rows``, one for each row."""
         if rows is None:
             self._pieces.append((partition, records))
             self._starts.append(None)
@@ -63,11 +63,11 @@ class BatchInFlight:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every answer has come."""
+        """Whether every outcome is known."""
         return self._left == 0
 
     def acked(self, place: int, offset: Offset, *, duplicate: bool) -> None:
-        """A piece (or row) is stored from ``offset``."""
+        """Record that a piece (or row) is stored from ``offset`` on."""
         self._left -= 1
         if self._pieces:
             self._starts[place] = offset
@@ -77,14 +77,14 @@ class BatchInFlight:
             self._duplicates.append(place)
 
     def rejected(self, error: StrandlineError) -> None:
-        """A piece (or row) is not stored; the batch's ack says why of the first."""
+        """Record that a piece (or row) was refused; the ack has the reason of the first."""
         self._left -= 1
         self._error = self._error or error
         if error.retriable and self._is_single:
             self.refusal = error
 
     def ack(self) -> PutAck:
-        """What the client is told."""
+        """Return the ack for the client."""
         ranges = tuple(
             AckedRange(name.partition, start, records)
             for (name, records), start in zip(self._pieces, self._starts, strict=True)
@@ -102,12 +102,12 @@ class BatchInFlight:
 
 
 def rows_of(batch: pa.RecordBatch, places: pa.Array | None, stream_subject: str) -> list[Row]:
-    """The rows of a checked batch, one by one.
+    """Return the rows of a checked batch.
 
     Args:
-        batch: rows of one partition.
-        places: their places in the batch that came; None: the same.
-        stream_subject: of rows without a subject.
+        batch: the rows of one partition.
+        places: their row indexes in the received batch; None: the same.
+        stream_subject: the subject of rows without one.
     """
     count = batch.num_rows
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
@@ -130,7 +130,7 @@ def rows_of(batch: pa.RecordBatch, places: pa.Array | None, stream_subject: str)
 
 
 def _with_id(headers: Headers | None, message_id: str | None) -> Headers | None:
-    """Headers with the id that deduplication finds again after a restart."""
+    """Return headers with the message id, from which deduplication is rebuilt after a restart."""
     kept = list(headers or ())
     if not message_id or any(name == MESSAGE_ID_HEADER for name, _ in kept):
         return kept or None

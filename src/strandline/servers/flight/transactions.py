@@ -1,7 +1,7 @@
-"""The actions of transactions: from a decoded body to a request to the coordinator's office.
+"""Handlers of the transaction actions, which ask the transaction coordinator.
 
-Rules: as ``admin``, which runs them. Names of partitions become places here, on the loop, so that
-the coordinator knows a partition from a later one of the same name.
+Rules: see ``admin``, which runs them. Partition names are resolved to log ids here, on the loop, so
+that the coordinator distinguishes partitions of streams recreated under the same name.
 """
 
 from collections.abc import Callable, Coroutine
@@ -27,10 +27,10 @@ T = TypeVar("T")
 
 
 class TransactionActions:
-    """The actions of transactions.
+    """Handlers of the transaction actions.
 
     Args:
-        broker: whose office is asked.
+        broker: the broker that runs the coordinator.
         run: runs a coroutine on the loop and waits for it.
     """
 

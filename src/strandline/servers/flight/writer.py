@@ -1,11 +1,12 @@
-"""One DoPut call: batches in, pipelined; acks out as metadata, while the client goes on sending.
+"""A DoPut call: batches in, pipelined; acks out as metadata, while the client keeps sending.
 
-Three threads meet here: the call's own reads and checks batches, the broker's loop appends them and
-learns the outcome, and an acker writes the acks. So an ack never waits for the next batch.
+Three threads work together: the call's own thread reads and checks batches, the broker's loop
+appends them and receives the outcomes, and a third thread writes the acks. So an ack never waits
+for the next batch.
 
-Rules: no more than a window of bytes is under way per call, and none while the broker has
-``limits.pending_bytes`` unstored; the client then waits in its own socket. Each counter is written
-by one thread.
+Rules: at most a window of bytes is in flight per call, and none while the broker has
+``limits.pending_bytes`` waiting; TCP flow control then holds the client. Each counter is written by
+one thread.
 """
 
 import itertools
@@ -67,28 +68,28 @@ class UploadedPiece(NamedTuple):
 
 
 class PutSession:
-    """One put; also the responder its appends are answered through.
+    """A put, and the ack sink of its appends.
 
     Args:
-        broker: where to append.
-        request: where the client wants it.
-        life: of the front end.
+        broker: the broker to append to.
+        request: the target of the put.
+        lifecycle: the lifecycle of the Flight server.
         send_ack: writes one metadata message to the client.
-        is_cancelled: whether the client went away.
-        check_allowed: raises once who publishes may do so no more.
-        check_producer: raises if a producer id was given to somebody else.
-        allowance: how much it may publish; None: it is not metered.
+        is_cancelled: whether the client has disconnected.
+        check_allowed: raises once the caller may no longer publish.
+        check_producer: raises if a producer id belongs to another principal.
+        allowance: the caller's quota; None if it is not metered.
 
     Raises:
-        UnknownStreamError, UnknownPartitionError: no such partition.
-        InvalidRequestError: acks are to mean more than the stream promises.
+        UnknownStreamError, UnknownPartitionError: the partition does not exist.
+        InvalidRequestError: the requested acks are stronger than the stream's.
     """
 
     def __init__(
         self,
         broker: Broker,
         request: PutRequest,
-        life: ServerLifecycle,
+        lifecycle: ServerLifecycle,
         *,
         send_ack: Callable[[bytes], None],
         is_cancelled: Callable[[], bool],
@@ -98,7 +99,7 @@ class PutSession:
     ) -> None:
         self._broker = broker
         self._request = request
-        self._life = life
+        self._lifecycle = lifecycle
         self._send_ack = send_ack
         self._is_cancelled = is_cancelled
         self._check_allowed = check_allowed
@@ -124,20 +125,20 @@ class PutSession:
     # The call's thread
 
     def run(self, read: Callable[[], fl.FlightStreamChunk]) -> None:
-        """Take batches until the client is done, then wait until all are answered.
+        """Read batches until the client is done, then wait until all are answered.
 
         Args:
-            read: the next chunk; raises StopIteration at the end.
+            read: returns the next chunk; raises StopIteration at the end.
 
         Raises:
-            ShuttingDownError: the broker stops; what was not acked may not be stored.
+            ShuttingDownError: the broker is stopping; batches without an ack may not be stored.
             QuotaExceededError: the principal has too many reads and appends open.
-            InvalidRecordError: what came is not an Arrow stream.
+            InvalidRecordError: the data is not an Arrow stream.
         """
         acker = threading.Thread(target=self._write_acks, name="flight-acker", daemon=True)
         acker.start()
         try:
-            with self._life.stream(), counted(self._allowance):
+            with self._lifecycle.stream(), counted(self._allowance):
                 try:
                     self._take_all(read)
                 finally:
@@ -147,26 +148,26 @@ class PutSession:
             acker.join()
 
     def _take_all(self, read: Callable[[], fl.FlightStreamChunk]) -> None:
-        if self._allowance is not None:  # a debt is not left behind with the call that made it
+        if self._allowance is not None:  # closing the call must not evade a negative quota balance
             self._hold(self._allowance, 0)
         for place in itertools.count():
             self._wait_until(self._has_room)
-            self._life.check()
+            self._lifecycle.check()
             if self._is_cancelled():
                 return
             try:
-                with self._life.idle():
+                with self._lifecycle.idle():
                     chunk = read()
             except StopIteration:
                 return
-            except (OSError, pa.ArrowMemoryError) as error:  # lengths and places that cannot be
+            except (OSError, pa.ArrowMemoryError) as error:  # invalid lengths or offsets
                 raise InvalidRecordError(f"not valid Arrow data: {error}") from None
             self._take(place, chunk)
             if self._is_replaced:
                 return
 
     def _take(self, place: int, chunk: fl.FlightStreamChunk) -> None:
-        """Check one batch and hand it to the loop; a bad one is answered at once."""
+        """Check one batch and pass it to the loop; refuse an invalid one at once."""
         tag = BatchTag(sequence=place)
         try:
             self._check_allowed()
@@ -195,26 +196,28 @@ class PutSession:
             self._hold(self._allowance, size)
 
     def _hold(self, allowance: Allowance, size: int) -> None:
-        """So much was published: read no more until that is within the quota."""
-        self._life.hold(allowance.publish(size), lambda: allowance.publish(0), self._is_cancelled)
+        """Wait until published bytes are within the quota before reading more."""
+        self._lifecycle.hold(
+            allowance.publish(size), lambda: allowance.publish(0), self._is_cancelled
+        )
 
     def _update_stream(self) -> None:
-        """Use the partitions of now: a move replaces the object of one, and more may be added."""
+        """Use the current partitions: a move replaces a partition object, and more may be added."""
         try:
             found, known = self._broker.stream(self._request.stream), self._stream
         except (UnknownStreamError, UnavailableError):
-            return  # the partitions themselves refuse the records with the reason
+            return  # the old partitions refuse the records with the reason
         # A stream recreated under the name needs another put: its acks and partitions may differ.
         self._is_replaced = found.created_ns != known.created_ns
         if found is not known and not self._is_replaced:
             self._stream, self._router = found, Router(found.config)
 
     def _pieces(self, batch: pa.RecordBatch, tag: BatchTag, *, spread: int) -> list[UploadedPiece]:
-        """Where the rows of a checked batch go.
+        """Split a checked batch by partition.
 
         Raises:
-            InvalidRequestError: numbers of a producer for rows that go to several partitions, or
-                that have message ids; no numbers in a transaction; an expected offset for more than
+            InvalidRequestError: rows with a producer's numbers go to several partitions, or have
+                message ids; a transaction without such numbers; an expected offset for more than
                 one row.
         """
         number = self._request.partition if tag.partition is None else tag.partition
@@ -257,7 +260,7 @@ class PutSession:
         ]
 
     def _submit(self, waiting: BatchInFlight, number: int, piece: UploadedPiece) -> None:
-        """Hand one piece to the loop."""
+        """Pass one piece to the loop."""
         if piece.rows is None:
             self._broker.call_soon(self._append_batch, waiting, number, piece)
             return
@@ -274,20 +277,20 @@ class PutSession:
         )
 
     def _wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Wait for the loop, unless the client goes away or the broker stops for good."""
+        """Wait for the loop, unless the client disconnects or the broker gives up."""
         while not is_so() and not self._is_cancelled():
             self._finished_something.clear()
             if is_so():
                 return
             others_fill_it = self._batches_in == self._batches_out
             self._finished_something.wait(BACK_PRESSURE_S if others_fill_it else POLL_S)
-            if self._life.gave_up.is_set():
+            if self._lifecycle.gave_up.is_set():
                 return
 
     # The loop's thread
 
     def _check_before(self, waiting: BatchInFlight, after: int | None) -> None:
-        """Refuse a batch, as yet untouched, if the one before it is refused and not sent again."""
+        """Refuse a new batch if the one before it was refused and not sent again."""
         self._refused.pop(waiting.sequence, None)
         if after is not None:
             waiting.refusal = self._refused.get(after)
@@ -323,7 +326,7 @@ class PutSession:
             self._answered(append, token)
 
     def _answered(self, append: Callable[[], None], token: tuple[BatchInFlight, int]) -> None:
-        """Append; whatever happens, the client gets an answer and the loop goes on."""
+        """Append; report any failure to the client, so that the loop continues."""
         if (refusal := token[0].refusal) is not None:
             self.rejected(token, refusal)
             return
@@ -338,18 +341,18 @@ class PutSession:
     def acked(
         self,
         token: object,
-        partition: PartitionName,  # noqa: ARG002 - the token knows it already
+        partition: PartitionName,  # noqa: ARG002 - the token has the partition
         offset: Offset,
         *,
         duplicate: bool,
     ) -> None:
-        """Rows are as safe as was asked."""
+        """Record that rows are durable."""
         waiting, number = _known(token)
         waiting.acked(number, offset, duplicate=duplicate)
         self._finish(waiting)
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Rows were refused."""
+        """Record that rows were refused."""
         waiting, _ = _known(token)
         waiting.rejected(error)
         if waiting.refusal is not None:
@@ -359,7 +362,7 @@ class PutSession:
         self._finish(waiting)
 
     def _finish(self, waiting: BatchInFlight) -> None:
-        """Queue the ack of a batch all of whose rows are answered."""
+        """Queue the ack of a batch whose outcomes are all known."""
         if not waiting.is_complete:
             return
         self._batches_out += 1
@@ -367,10 +370,10 @@ class PutSession:
         self._acks.put(waiting.ack())
         self._finished_something.set()
 
-    # The acker's thread
+    # The ack thread
 
     def _write_acks(self) -> None:
-        """Send acks until told to end; a client that is gone needs none."""
+        """Send acks until the end is signalled; drop them once the client has disconnected."""
         while (ack := self._acks.get()) is not None:
             try:
                 self._send_ack(encode(ack))
@@ -380,7 +383,7 @@ class PutSession:
 
 
 def _check_acks(asked: Acks | None, config: StreamConfig) -> None:
-    """Refuse to give an ack that would say more than is so."""
+    """Refuse acks stronger than the stream's."""
     if asked is not None and not config.promises(asked):
         raise InvalidRequestError(
             f"acks '{asked}' are more than stream '{config.name}' gives, '{config.acks_in_force}'; "

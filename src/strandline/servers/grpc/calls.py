@@ -1,11 +1,11 @@
-"""One call: messages in, messages out, a status at the end.
+"""A gRPC call: messages in, messages out, a status at the end.
 
-Who serves it receives and sends or, where each message is to cost little, is handed messages as
-they come (``MessageSink``).
+A handler receives and sends messages. For speed it may instead be called for each message as it
+arrives (``MessageSink``).
 
-Rules: on the loop's thread only. What is sent is queued and leaves with the connection's next
-flush, many messages in one HTTP/2 frame. Who sends much awaits ``drain``; who receives slowly is
-sent no more than the stream's window.
+Rules: loop thread only. Output is queued and leaves with the connection's next flush, many messages
+in one HTTP/2 frame. A handler that sends much awaits ``drain``; a slow client gets no more than the
+stream's window.
 """
 
 import asyncio
@@ -36,15 +36,15 @@ A_BUG: Final = "internal error; see the broker's log"
 
 
 class MessageSink(Protocol):
-    """Takes the messages of one call as they come, and ends it by ``Call.finish``."""
+    """A handler that is called for each message of a call, and ends it by ``Call.finish``."""
 
     @property
     def is_full(self) -> bool:
-        """Whether the sender is to wait; who has room again says so by ``Call.let_go``."""
+        """Whether the sender must wait; call ``Call.let_go`` when there is room again."""
         ...
 
     def take(self, messages: list[bytes]) -> None:
-        """Messages have come.
+        """Handle messages.
 
         Raises:
             RpcError: the call ends.
@@ -52,15 +52,16 @@ class MessageSink(Protocol):
         ...
 
     def take_whole(self, buffer: bytes, start: int, end: int) -> bool:
-        """Bytes have come behind the last message; take them if they are one whole message.
+        """Handle bytes that arrived after the last message, if they are exactly one message.
 
         Args:
             buffer: holds them.
-            start: of them; of the prefix, if they are a message.
-            end: of them.
+            start: the index of the first byte (of a message's prefix).
+            end: the index after the last byte.
 
         Returns:
-            False: nothing was done, and they come again by ``take``, with what belongs to them.
+            False if nothing was done; ``take`` gets the bytes again, with the rest of their
+                message.
 
         Raises:
             RpcError: the call ends.
@@ -68,7 +69,7 @@ class MessageSink(Protocol):
         ...
 
     def end_input(self) -> None:
-        """There will be no more."""
+        """Handle the end of the input."""
         ...
 
 
@@ -76,10 +77,10 @@ class Call:
     """A rpc under way.
 
     Args:
-        connection: which carries it.
-        stream_id: of HTTP/2.
-        message_bytes_max: of one message that comes.
-        timeout_s: until the caller gives up; None: never.
+        connection: the connection of the call.
+        stream_id: the HTTP/2 stream id.
+        message_bytes_max: the limit of one received message.
+        timeout_s: the call's deadline in seconds; None: no deadline.
     """
 
     __slots__ = (
@@ -97,17 +98,17 @@ class Call:
         "fast_path",
         "has_begun",
         "held_bytes",
-        "inflow",
         "input_ended",
         "is_measured",
         "output",
         "output_at",
         "publishes",
         "reads",
+        "receive_window",
+        "sink",
         "status",
         "stream",
         "stream_id",
-        "taker",
         "task",
         "text",
         "timeout_s",
@@ -134,7 +135,7 @@ class Call:
         self.stream_id = stream_id
         self.timeout_s = timeout_s
         self.task: asyncio.Task[None] | None = None
-        self.taker: MessageSink | None = None
+        self.sink: MessageSink | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.has_begun = False
         """Whether the response's headers were sent."""
@@ -155,7 +156,7 @@ class Call:
         """Of what came and was not taken yet, as the listener counts it."""
         self._is_served = False
         """Whether the one message of the call was taken, so that no more may come."""
-        self.inflow = ReceiveWindow(STREAM_WINDOW_BYTES)
+        self.receive_window = ReceiveWindow(STREAM_WINDOW_BYTES)
         self.held_bytes = 0
         """That the sender may not send anew yet."""
         self.is_measured = False
@@ -163,22 +164,22 @@ class Call:
         self._arrived: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
 
-    # In
+    # Input
 
     def feed(self, data: bytes, flow_bytes: int) -> bool:
-        """Take data of the stream; whether the sender may send as much anew at once.
+        """Handle data of the stream; return whether the sender may send as much again at once.
 
         Raises:
-            RpcError: it is no message that is taken here, or one too many, or too much waits.
+            RpcError: the message is invalid or one too many, or too much input is waiting.
         """
-        if self._is_served and data:  # some clients end with a frame that is empty
+        if self._is_served and data:  # some clients end with an empty frame
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, ONE_MESSAGE)
         messages = self._deframer.feed(data)
-        taker = self.taker
-        if taker is not None:
+        sink = self.sink
+        if sink is not None:
             if messages:
-                taker.take(messages)
-            is_full = taker.is_full or len(self.output) - self.output_at > OUTPUT_BYTES_HIGH
+                sink.take(messages)
+            is_full = sink.is_full or len(self.output) - self.output_at > OUTPUT_BYTES_HIGH
         else:
             self._queue.extend(messages)
             self._queued_bytes += sum(map(len, messages))
@@ -194,10 +195,10 @@ class Call:
         return not is_full
 
     def _count(self) -> None:
-        """Keep the sum of what waits on all connections, which is limited.
+        """Update the sum of waiting input on all connections, which is limited.
 
         Raises:
-            RpcError: it has become too much.
+            RpcError: the limit is exceeded.
         """
         size = self._queued_bytes + self._deframer.buffered_bytes
         if size != self._counted_bytes:
@@ -206,9 +207,9 @@ class Call:
 
     @property
     def is_between(self) -> bool:
-        """Whether its taker waits for the next message, and nothing else has to see that."""
+        """Return whether the sink waits for its next message, which nothing else must see."""
         return (
-            self.taker is not None
+            self.sink is not None
             and self._deframer.is_between
             and not (self.held_bytes or self.is_measured or self.input_ended)
             and self.status is None
@@ -216,20 +217,20 @@ class Call:
         )
 
     def end_input(self) -> None:
-        """The caller has sent everything."""
+        """Record that the caller has sent everything."""
         self.input_ended = True
-        if self.taker is not None and self.status is None:
-            self.taker.end_input()
+        if self.sink is not None and self.status is None:
+            self.sink.end_input()
         self._wake()
 
     def let_go(self) -> None:
-        """Let the sender send what it was held back from, unless a quota holds it too."""
+        """Let the sender continue, unless a quota still holds it."""
         if self.held_bytes and self._quota_timer is None:
             held, self.held_bytes = self.held_bytes, 0
             self._connection.release(self, held)
 
     def _hold(self, wait_s: float) -> None:
-        """Let the sender send no more than it may already, for a while."""
+        """Stop the sender for a while, except for what it may already send."""
         if not wait_s:
             return
         if self._quota_timer is not None:
@@ -243,7 +244,7 @@ class Call:
             self._hold(self.publishes.publish(0))
             if self._quota_timer is not None:
                 return
-        if self._queued_bytes <= INPUT_BYTES_HIGH and not (self.taker and self.taker.is_full):
+        if self._queued_bytes <= INPUT_BYTES_HIGH and not (self.sink and self.sink.is_full):
             self.let_go()
 
     def _wake(self) -> None:
@@ -251,7 +252,7 @@ class Call:
             self._arrived.set_result(None)
 
     async def receive(self) -> list[bytes]:
-        """All messages that came since, at least one; none when there will be no more."""
+        """Return the messages received since, at least one; none at the end of the input."""
         while not self._queue and not self.input_ended:
             self._arrived = asyncio.get_running_loop().create_future()
             await self._arrived
@@ -263,10 +264,10 @@ class Call:
         return messages
 
     async def receive_one(self) -> bytes:
-        """The one message of a call that has one.
+        """Return the only message of a unary call.
 
         Raises:
-            RpcError: there was none.
+            RpcError: there was no message.
         """
         messages = await self.receive()
         if len(messages) != 1:
@@ -274,10 +275,10 @@ class Call:
         self._is_served = True
         return messages[0]
 
-    # Out
+    # Output
 
     def begun(self, stream: "H2Stream") -> None:
-        """The response's headers were sent."""
+        """Record that the response's headers were sent."""
         self.has_begun = True
         if self.status is None and self.reads is None:
             self.stream = stream
@@ -287,7 +288,7 @@ class Call:
         self.send_framed(framed(message.SerializeToString()))
 
     def send_framed(self, data: bytes | bytearray) -> None:
-        """Queue messages that have their prefixes."""
+        """Queue messages that have their framing already."""
         if self.status is None:
             if self.reads is not None:
                 self._unmetered_bytes += len(data)
@@ -296,11 +297,11 @@ class Call:
 
     @property
     def share_bytes(self) -> int:
-        """About how much of this call may be queued, or should be at once."""
+        """Return about how many bytes of this call may be queued or sent at once."""
         return min(OUTPUT_BYTES_HIGH, OUTPUT_BYTES_ALL // max(1, self._connection.busy))
 
     async def drain(self) -> None:
-        """Wait while more is queued than should be, or than a quota allows."""
+        """Wait while more is queued than allowed, or while a quota requires it."""
         if self.reads is not None and self._unmetered_bytes:
             size, self._unmetered_bytes = self._unmetered_bytes, 0
             wait_s = self.reads.read(size)
@@ -313,11 +314,11 @@ class Call:
 
     @property
     def pending_bytes(self) -> int:
-        """Queued and not yet sent."""
+        """The bytes that are queued and not sent."""
         return len(self.output) - self.output_at
 
     def taken(self, count: int) -> bytes | bytearray:
-        """The next bytes to send."""
+        """Return the next bytes to send."""
         data: bytes | bytearray
         if count == len(self.output):
             data, self.output = self.output, bytearray()
@@ -337,11 +338,11 @@ class Call:
     def _has_drained(self) -> None:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
-        if self.held_bytes and self.taker is not None and not self.taker.is_full:
+        if self.held_bytes and self.sink is not None and not self.sink.is_full:
             self.let_go()
 
     def finish(self, status: GrpcStatus, text: str = "") -> None:
-        """End it once what is queued was sent."""
+        """End the call after the queued output."""
         if self.status is None:
             self.status, self.text, self.stream = status, text, None
             if self.timer is not None:
@@ -350,23 +351,23 @@ class Call:
             self._connection.mark(self)
 
     def _drop_input(self) -> None:
-        """Forget what came and was not taken."""
+        """Drop input that was not handled."""
         self._queue.clear()
         self._queued_bytes = 0
         self._deframer.clear()
         self._count()
 
     def fail(self) -> None:
-        """End it because of a bug."""
+        """End the call because of a bug."""
         self.finish(GrpcStatus.INTERNAL, A_BUG)
 
     def give_up(self, text: str) -> None:
-        """Stop it, and forget what is queued: nothing of it can be sent any more."""
+        """Stop the call and drop its output, which can no longer be sent."""
         self.abort(RpcError(GrpcStatus.CANCELLED, text))
         self.output, self.output_at = bytearray(), 0
 
     def abort(self, error: RpcError) -> None:
-        """End it from outside: its handler stops, if it has begun at all."""
+        """End the call from outside; its handler is cancelled if it has started."""
         self.finish(error.status, error.text)
         if self.task is not None:
             self.task.cancel()

@@ -1,18 +1,17 @@
-"""One HTTP/2 connection of a gRPC client, on the library h2.
+"""An HTTP/2 connection of a gRPC client, on the library h2.
 
-Rules: whatever arrives costs its sender a call or, at worst, the connection. Output of all calls is
-gathered and written once per round of the loop, in frames as large as the client takes: a frame for
-each small message is what makes gRPC slow (docs/adr/0019). While the client does not take its
-output, nothing more is read from it, so that it cannot make us remember things for it. DATA frames
-pass h2 by (``http2_frames``), both ways: the windows for input are kept here, those for output
-are h2's, which hears of the client's updates. What h2 wants sent is taken from it at once, so that
-all frames leave in the order in which they were made. Frames that are as simple as can be go the
-fast path (``fast_path``), all others the one that is here.
+Rules: invalid input costs its sender a call or, at worst, the connection. Output of all calls is
+written once per round of the loop, in frames as large as the client accepts: a frame per small
+message is what makes gRPC slow (docs/adr/0019). While the client does not read its output, nothing
+more is read from it, which bounds memory. DATA frames bypass h2 (``http2_frames``) both ways:
+this module keeps the receive windows, and h2 the send windows, because it sees the client's
+updates. Output of h2 is fetched at once, so that frames leave in the order of their creation. The
+simplest frames use the fast path (``fast_path``), all others this module.
 
-Input takes its share of each round of the loop (``round_budget``); the rest waits, and nothing more
-is read meanwhile. Frames without content (PING, PRIORITY, WINDOW_UPDATE, empty DATA) end the
-connection when there are many more of them than our output explains. A client that does not
-identify itself within ``IDENTIFY_S`` is sent away.
+Input gets a share of each round of the loop (``round_budget``); the rest waits, and nothing more is
+read meanwhile. Too many frames without content (PING, PRIORITY, WINDOW_UPDATE, empty DATA),
+compared with our output, end the connection, and so does a client that does not identify itself
+within ``IDENTIFY_S``.
 """
 
 import asyncio
@@ -94,7 +93,7 @@ class GrpcConnection(asyncio.Protocol):
     """A client's connection.
 
     Args:
-        listener: what it shares with the others.
+        listener: the state shared with other connections.
     """
 
     def __init__(self, listener: "GrpcListener") -> None:
@@ -106,9 +105,11 @@ class GrpcConnection(asyncio.Protocol):
             )
         )
         self._cutter = FrameReader()
-        self._inflow = ReceiveWindow(FIRST_WINDOW_BYTES + CONNECTION_WINDOW_BYTES)
+        self._receive_window = ReceiveWindow(FIRST_WINDOW_BYTES + CONNECTION_WINDOW_BYTES)
         self._output: list[bytes | bytearray] = []
-        self.fast_path = FastPath(self, self._h2, inflow=self._inflow, output=self._output)
+        self.fast_path = FastPath(
+            self, self._h2, receive_window=self._receive_window, output=self._output
+        )
         self._calls: dict[int, Call] = {}
         self._marked: dict[int, Call] = {}
         self._is_flush_due = self._is_paused = False
@@ -125,11 +126,11 @@ class GrpcConnection(asyncio.Protocol):
     # asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet, or turn away what is too much."""
+        """Send SETTINGS, or close a connection above the limit."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=WRITE_BYTES_HIGH)
-        # In the first SETTINGS, and in force from the first frame on: what is only updated would
-        # cost those clients their connection who open many calls before they have acknowledged it.
+        # Sent in the first SETTINGS and enforced from the first frame: an update would be enforced
+        # only after the client acknowledged it, and would fail clients that open many calls first.
         self._h2.local_settings = Settings(client=False, initial_values=dict(SETTINGS))
         self._h2.initiate_connection()
         self._h2.increment_flow_control_window(CONNECTION_WINDOW_BYTES)
@@ -147,18 +148,18 @@ class GrpcConnection(asyncio.Protocol):
         calls, self._calls = list(self._calls.values()), {}
         for call in calls:
             call.give_up("the connection was lost")
-        self._marked.clear()  # somebody may remember one of them, and with it the connection
+        self._marked.clear()  # calls may still be referenced, and with them the connection
         self._presence.end()
         self._listener.forget(self)
 
     def pause_writing(self) -> None:
-        """The client does not take its output: neither read nor write."""
+        """Stop reading and writing, because the client does not read its output."""
         self._is_paused = True
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """It has caught up."""
+        """Resume, because the client has caught up."""
         self._is_paused = False
         if self._unread is not None:
             self._listener.budget.defer(self._take_unread)
@@ -167,7 +168,7 @@ class GrpcConnection(asyncio.Protocol):
         self.flush_soon()
 
     def data_received(self, data: bytes) -> None:
-        """Take frames."""
+        """Handle received frames."""
         pieces = self._cutter.feed(data)
         if self._unread is not None:
             self._unread = itertools.chain(self._unread, pieces)
@@ -175,7 +176,7 @@ class GrpcConnection(asyncio.Protocol):
             self._take_pieces(pieces)
 
     def _take_unread(self) -> None:
-        """Go on with the input that was left when the last round's share was spent."""
+        """Continue with the input left over when the last round's share was used up."""
         unread, transport = self._unread, self._transport
         if unread is None or transport is None or self._is_paused:
             return
@@ -187,7 +188,7 @@ class GrpcConnection(asyncio.Protocol):
             transport.resume_reading()
 
     def _take_pieces(self, pieces: Iterator[Data | bytes]) -> None:
-        """Take input until this round's share is spent; the rest waits."""
+        """Handle input until this round's share is used up; the rest waits."""
         if self._cutter.control > 0 or self._cutter.settings:
             self._forget_control()
         end_s = self._listener.budget.slice_end()
@@ -215,20 +216,20 @@ class GrpcConnection(asyncio.Protocol):
             if self._output:
                 self._write()
 
-    # What comes
+    # Input
 
     def _wait_for_round(self, pieces: Iterator[Data | bytes]) -> None:
-        """Take these later, and read nothing until then."""
+        """Keep input for a later round, and stop reading until then."""
         self._unread = pieces
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
         self._listener.budget.defer(self._take_unread)
 
     def _check_identified(self) -> None:
-        """Send a client away that has not shown in time who it is.
+        """Close the connection of a client that has not identified itself in time.
 
-        Without access control nobody is identified, and speaking the protocol is enough. A probe
-        that watches our health has no credentials and may stay as long as it watches.
+        Without access control clients have no identity, and valid HTTP/2 is enough. A health probe
+        has no credentials and may stay while it watches.
         """
         is_identified = self._is_identified or self._listener.is_known(self._transport)
         is_probe = any(call.has_begun for call in self._calls.values())
@@ -238,7 +239,7 @@ class GrpcConnection(asyncio.Protocol):
             self._identify_timer = self._loop.call_later(IDENTIFY_S, self._check_identified)
 
     def _forget_control(self) -> None:
-        """Let the client send frames without content again, if it has sent few of them."""
+        """Reset the count of frames without content, if the client has sent few of them."""
         now_s = self._loop.time()
         if now_s - self._control_since_s >= CONTROL_S:
             self._control_since_s = now_s
@@ -246,10 +247,10 @@ class GrpcConnection(asyncio.Protocol):
             self._cutter.control = min(self._cutter.control, 0)
 
     def _show(self, data: bytes) -> None:
-        """Let h2 see frames, and take what they say.
+        """Pass frames to h2 and handle its events.
 
         Raises:
-            ProtocolError: they should not have come.
+            ProtocolError: the frames violate the protocol.
         """
         events = self._h2.receive_data(data)
         for event in events:
@@ -267,7 +268,7 @@ class GrpcConnection(asyncio.Protocol):
                 self._reset(stream_id)
             case WindowUpdated() | RemoteSettingsChanged():
                 self.flush_soon()
-            case DataReceived(stream_id=stream_id, data=data):  # of a call that is measured
+            case DataReceived(stream_id=stream_id, data=data):  # of a metered call
                 size = event.flow_controlled_length or 0
                 if measured := self._calls.get(stream_id):
                     self._feed(measured, data or b"", 0)
@@ -275,10 +276,10 @@ class GrpcConnection(asyncio.Protocol):
                     self._h2.acknowledge_received_data(size, stream_id)
 
     def _take_data(self, frame: Data) -> None:
-        """Data of a call, whatever they are.
+        """Handle a DATA frame.
 
         Raises:
-            ProtocolError, Http2FrameError: it should not have come.
+            ProtocolError, Http2FrameError: the frame violates the protocol.
         """
         stream_id, flags, buffer, start, end = frame
         payload, size = buffer[start:end], end - start
@@ -288,29 +289,29 @@ class GrpcConnection(asyncio.Protocol):
             self._show(data_header(stream_id, size, flags) + payload)
             return
         if call is None or call.input_ended:
-            self._inflow.spend(size)
+            self._receive_window.spend(size)
             self._free(None, size)
             self._show(data_header(stream_id, 0, flags & END_STREAM))
             return
         if flags & PADDED:
             payload = unpadded(payload)
         if self._feed(call, payload, size):
-            told = self._inflow.pass_on(size)
-            if told:
-                self._output.append(window_update(0, told))
-            told = call.inflow.pass_on(size)
-            if told:
-                self._output.append(window_update(stream_id, told))
+            freed = self._receive_window.pass_on(size)
+            if freed:
+                self._output.append(window_update(0, freed))
+            freed = call.receive_window.pass_on(size)
+            if freed:
+                self._output.append(window_update(stream_id, freed))
         else:
-            self._inflow.spend(size)
-            call.inflow.spend(size)
+            self._receive_window.spend(size)
+            call.receive_window.spend(size)
         if flags & END_STREAM:
             self._show(data_header(stream_id, 0, END_STREAM))
         else:
             self.fast_path.put_on(call)
 
     def _feed(self, call: Call, data: bytes, flow_bytes: int) -> bool:
-        """Hand data to its call; whether the client may send as much anew."""
+        """Pass data to its call; return whether the client may send as much again."""
         if call.status is not None:
             return True
         self._listener.messages += 1
@@ -326,10 +327,10 @@ class GrpcConnection(asyncio.Protocol):
         return True
 
     def count_buffered(self, more: int) -> None:
-        """A call keeps so many bytes more, or fewer, until they are whole messages and taken.
+        """Add to the bytes of incomplete or unhandled messages.
 
         Raises:
-            RpcError: of all connections together it is too much.
+            RpcError: the limit over all connections is exceeded.
         """
         listener = self._listener
         listener.buffered_bytes += more
@@ -339,21 +340,21 @@ class GrpcConnection(asyncio.Protocol):
 
     def _free(self, call: Call | None, count: int) -> None:
         """Let the client send as much again."""
-        told = self._inflow.free(count)
-        if told:
-            self._output.append(window_update(0, told))
+        freed = self._receive_window.free(count)
+        if freed:
+            self._output.append(window_update(0, freed))
         if call is not None and not call.input_ended:
-            told = call.inflow.free(count)
-            if told:
-                self._output.append(window_update(call.stream_id, told))
+            freed = call.receive_window.free(count)
+            if freed:
+                self._output.append(window_update(call.stream_id, freed))
 
     def release(self, call: Call, count: int) -> None:
-        """A call has taken what was held back."""
+        """Return window for input that a call has handled."""
         self._free(call if call.stream_id in self._calls else None, count)
         self._write()
 
     def _begin(self, event: RequestReceived) -> None:
-        """A call."""
+        """Start a call."""
         headers, stream_id = dict(event.headers or ()), event.stream_id or 0
         method = self._listener.methods.get(bytes(headers.get(b":path", b"")))
         timeout = headers.get(b"grpc-timeout")
@@ -376,33 +377,33 @@ class GrpcConnection(asyncio.Protocol):
                 self._listener.note_identified(self)
 
     def _reset(self, stream_id: int) -> None:
-        """The client takes a call back."""
+        """Cancel a call that the client reset."""
         call = self._calls.get(stream_id)
         if call is not None:
-            self._cutter.control -= 1  # it had a purpose
+            self._cutter.control -= 1  # it was a real call
             self._give_up(call)
-            # Who waits for an answer first, as subscribers do, has not flooded us.
+            # Clients that wait for an answer first, as subscribers do, are not flooding us.
             self._resets += not call.has_begun
             if self._resets > RESETS_MAX:
                 self.go_away(ErrorCodes.ENHANCE_YOUR_CALM)
 
-    # What goes
+    # Output
 
     def mark(self, call: Call) -> None:
-        """A call has something to send."""
+        """Record that a call has output."""
         stream_id = call.stream_id
         if stream_id not in self._marked and stream_id in self._calls:
             self._marked[stream_id] = call
             self.flush_soon()
 
     def flush_soon(self) -> None:
-        """Send what is there with what others have, as soon as the client takes it."""
+        """Send waiting output with that of other connections, as soon as the client accepts it."""
         if not self._is_flush_due and not self._is_paused and (self._marked or self._output):
             self._is_flush_due = True
             self._listener.flush_soon(self)
 
     def flush(self) -> None:
-        """Send what the windows allow, call by call."""
+        """Send output of each call as the windows allow."""
         self._is_flush_due = False
         if self._transport is None or self._is_paused:
             return
@@ -410,7 +411,7 @@ class GrpcConnection(asyncio.Protocol):
         for call in list(self._marked.values()):
             try:
                 is_cut |= self._flush_call(call)
-            except ProtocolError as error:  # it was ended from the other side just now
+            except ProtocolError as error:  # the client has just ended it
                 logger.debug("a gRPC call ended early: %s", error)
                 self._give_up(call)
         self._credit_control()
@@ -419,14 +420,14 @@ class GrpcConnection(asyncio.Protocol):
             self.flush_soon()
 
     def _credit_control(self) -> None:
-        """Let the client answer what is about to be sent with frames without content."""
+        """Allow the client frames without content in answer to our output."""
         if self._output:
             size = sum(map(len, self._output))
             credit = CONTROL_FRAMES_PER_FLUSH + size // CONTROL_OUTPUT_BYTES
             self._cutter.control = max(-CONTROL_CREDIT_MAX, self._cutter.control - credit)
 
     def _flush_call(self, call: Call) -> bool:
-        """Send of one call; whether it has more that could be sent at once."""
+        """Send output of one call; return whether more could be sent at once."""
         stream_id, conn = call.stream_id, self._h2
         if call.pending_bytes and not call.has_begun:
             conn.send_headers(stream_id, _BEGIN)
@@ -435,7 +436,7 @@ class GrpcConnection(asyncio.Protocol):
         room = FLUSH_BYTES_MAX
         while pending := call.pending_bytes:
             stream = conn.streams.get(stream_id)
-            if stream is None:  # it was ended from the other side just now
+            if stream is None:  # the client has just ended it
                 self._give_up(call)
                 return False
             count = min(
@@ -447,7 +448,7 @@ class GrpcConnection(asyncio.Protocol):
             )
             if count <= 0:
                 return room <= 0
-            # As its send_data does; the stream's state stays as it is.
+            # As h2's send_data does; the stream's state does not change.
             conn.outbound_flow_control_window -= count
             stream.outbound_flow_control_window -= count
             self._output.append(data_header(stream_id, count))
@@ -473,12 +474,12 @@ class GrpcConnection(asyncio.Protocol):
         self._forget(call.stream_id)
 
     def _give_up(self, call: Call) -> None:
-        """Nothing of a call can be sent any more, so what serves it stops."""
+        """Stop a call whose output can no longer be sent."""
         self._forget(call.stream_id)
         call.give_up("the client cancelled")
 
     def _forget(self, stream_id: int) -> None:
-        """A call is over; what it held back of the connection's window is free."""
+        """Forget an ended call, and return its part of the connection's window."""
         self._marked.pop(stream_id, None)
         self.fast_path.take_off(stream_id)
         call = self._calls.pop(stream_id, None)
@@ -487,7 +488,7 @@ class GrpcConnection(asyncio.Protocol):
             call.held_bytes = 0
 
     def _pull(self) -> None:
-        """Put what h2 wants sent behind what is there."""
+        """Append h2's output to ours."""
         data = self._h2.data_to_send()
         if data:
             self._output.append(data)
@@ -498,20 +499,20 @@ class GrpcConnection(asyncio.Protocol):
         if data and self._transport is not None:
             self._transport.write(data)
 
-    # Ending
+    # Shutdown
 
     @property
     def busy(self) -> int:
-        """Calls under way."""
+        """The number of calls in progress."""
         return len(self._calls)
 
     def end_calls(self, error: RpcError) -> None:
-        """Stop every call, with this."""
+        """Stop every call with this error."""
         for call in list(self._calls.values()):
             call.abort(error)
 
     def go_away(self, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """Say that no more calls are taken, and close once the output is out."""
+        """Refuse new calls, and close after the output is sent."""
         try:
             self._h2.close_connection(code)
         except ProtocolError as error:

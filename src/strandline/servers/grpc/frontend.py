@@ -1,4 +1,4 @@
-"""The gRPC front end: Liftbridge's API and Beam's log.
+"""The gRPC listeners of a broker: Liftbridge's API and Beam's log.
 
 Each has a port of its own and is off unless asked for.
 """
@@ -15,13 +15,13 @@ from strandline.servers.metering import Metering
 
 
 class GrpcFrontEnd:
-    """gRPC for one broker; loop thread.
+    """The gRPC listeners of one broker; loop thread.
 
     Args:
-        broker: started, and stopped after this.
-        config: settings.
-        metering: what principals use.
-        forwarder: in a cluster: for what others lead.
+        broker: a started broker, stopped after this.
+        config: the broker's settings.
+        metering: the meters of principals.
+        forwarder: forwards to other leaders; only in a cluster.
     """
 
     def __init__(
@@ -41,29 +41,29 @@ class GrpcFrontEnd:
 
     @property
     def port(self) -> int | None:
-        """Port of the Liftbridge API; None when off."""
+        """The port of the Liftbridge API; None when off."""
         return self._liftbridge.port if self._liftbridge is not None else None
 
     @property
     def address(self) -> str:
-        """Where Liftbridge's clients are told to dial this broker; empty when off."""
+        """The address at which Liftbridge clients connect to this broker; empty when off."""
         return self._liftbridge.address if self._liftbridge is not None else ""
 
     @property
     def beam_address(self) -> str:
-        """Where Beam's clients are sent when this broker leads; empty when off."""
+        """The address to redirect Beam clients to when this broker leads; empty when off."""
         return self._beam.address if self._beam is not None else ""
 
     @property
     def beam_port(self) -> int | None:
-        """Port of Beam's log; None when off."""
+        """The port of Beam's log; None when off."""
         return self._beam.port if self._beam is not None else None
 
     async def start(self) -> None:
-        """Begin to listen.
+        """Start listening.
 
         Raises:
-            StrandlineError: a port or a stream cannot be had; nothing is left running.
+            StrandlineError: a port or a stream is not available; nothing is left running.
         """
         try:
             for service in (self._liftbridge, self._beam):

@@ -1,7 +1,7 @@
 """gRPC's own framing inside an HTTP/2 stream: a flag, a length, a message. Pure.
 
-Rules: a length is checked before anything is gathered for it; compressed messages are refused, as
-the broker announces that it takes none.
+Rules: a length is checked before data is buffered for it. Compressed messages are refused, because
+the broker announces no compression.
 """
 
 import struct
@@ -22,15 +22,15 @@ TIMEOUT_DIGITS_MAX = 8
 
 
 def framed(message: bytes) -> bytes:
-    """A message with its prefix."""
+    """Return a message with its prefix."""
     return PREFIX.pack(0, len(message)) + message
 
 
 class Deframer:
-    """Cuts what comes on a stream into messages.
+    """A parser that splits a stream into messages.
 
     Args:
-        message_bytes_max: of one message.
+        message_bytes_max: the limit of one message.
     """
 
     __slots__ = ("_buffer", "_max")
@@ -41,27 +41,27 @@ class Deframer:
 
     @property
     def is_between(self) -> bool:
-        """Whether no message is half received."""
+        """Whether no message is incomplete."""
         return not self._buffer
 
     @property
     def buffered_bytes(self) -> int:
-        """Of a message that is half received."""
+        """The bytes of an incomplete message."""
         return len(self._buffer)
 
     def clear(self) -> None:
-        """Forget what is half received: there will be no more."""
+        """Drop an incomplete message at the end of the input."""
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are whole now.
+        """Return the messages that are complete now.
 
         Raises:
-            RpcError: compressed.
-            OversizeError: longer than allowed.
+            RpcError: a message is compressed.
+            OversizeError: a message is too long.
         """
         buffer = self._buffer
-        if not buffer and len(data) >= PREFIX_BYTES:  # the usual case: one whole message
+        if not buffer and len(data) >= PREFIX_BYTES:  # the usual case: one complete message
             is_compressed, length = PREFIX.unpack_from(data)
             if length == len(data) - PREFIX_BYTES <= self._max and not is_compressed:
                 return [data[PREFIX_BYTES:]]
@@ -71,7 +71,7 @@ class Deframer:
         while size - position >= PREFIX_BYTES:
             is_compressed, length = PREFIX.unpack_from(buffer, position)
             if is_compressed:
-                raise RpcError(GrpcStatus.UNIMPLEMENTED, "compressed messages are not taken")
+                raise RpcError(GrpcStatus.UNIMPLEMENTED, "compressed messages are not supported")
             if length > self._max:
                 text = f"message of {length} bytes; at most {self._max} are taken"
                 raise OversizeError(GrpcStatus.RESOURCE_EXHAUSTED, text)
@@ -86,7 +86,7 @@ class Deframer:
 
 
 def timeout_s(text: bytes) -> float | None:
-    """Seconds of a ``grpc-timeout`` header; None if it is not one."""
+    """Return the seconds of a ``grpc-timeout`` header; None if it is invalid."""
     digits, unit = text[:-1], text[-1:]
     if not digits.isdigit() or len(digits) > TIMEOUT_DIGITS_MAX or unit not in _TIMEOUT_UNITS:
         return None

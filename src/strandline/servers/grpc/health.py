@@ -1,9 +1,9 @@
-"""The standard health check of gRPC.
+"""The standard gRPC health check.
 
 A service is SERVING while the broker is ready; the empty name stands for the whole server.
 
-Rules: anybody may ask, who has shown nothing. So who watches costs nothing while nothing changes:
-one look a second is for all of them.
+Rules: any client may call it without credentials. Watchers cost nothing while nothing changes: one
+check per second serves all of them.
 """
 
 import asyncio
@@ -24,8 +24,8 @@ class HealthService:
     """Answers health checks.
 
     Args:
-        services: the names that are known beside the empty one.
-        is_ready: whether the broker serves.
+        services: the known names besides the empty one.
+        is_ready: returns whether the broker is ready.
     """
 
     def __init__(self, services: Collection[str], is_ready: Callable[[], bool]) -> None:
@@ -39,7 +39,7 @@ class HealthService:
         self._timer: asyncio.TimerHandle | None = None
 
     def methods(self) -> dict[bytes, Method]:
-        """The rpcs by path."""
+        """Return the rpcs by path."""
         methods = {
             b"/grpc.health.v1.Health/Check": unary(pb.HealthCheckRequest, self._check),
             b"/grpc.health.v1.Health/Watch": server_stream(pb.HealthCheckRequest, self._watch),
@@ -64,7 +64,7 @@ class HealthService:
         return self._response(request.service, is_ready=self._is_ready())
 
     async def _watch(self, request: pb.HealthCheckRequest, call: Call) -> None:
-        """Say how it is, and again whenever that has changed."""
+        """Send the status, and again whenever it changes."""
         said: pb.HealthCheckResponse | None = None
         self._watching += 1
         try:
@@ -81,7 +81,7 @@ class HealthService:
             self._watching -= 1
 
     def _look(self) -> None:
-        """Wake who watches if something has changed."""
+        """Wake the watchers if the status has changed."""
         is_ready = self._is_ready()
         if is_ready != self._known:
             self._known = is_ready
@@ -93,7 +93,7 @@ class HealthService:
         self._timer = loop.call_later(WATCH_INTERVAL_S, self._look_again)
 
     def _look_again(self) -> None:
-        """As long as anybody watches."""
+        """Schedule the next check while there are watchers."""
         self._timer = None
         if self._watching:
             self._look()

@@ -1,12 +1,12 @@
-"""DATA frames of HTTP/2, cut out of what a client sends and made for what it is sent. Pure.
+"""HTTP/2 DATA frames, parsed and encoded without h2. Pure.
 
-A frame costs the library h2 ten microseconds, more than everything else that one appended record
-takes; so the frames that carry messages pass it by, and it sees all others (docs/adr/0019).
+A frame costs h2 ten microseconds, more than all other work for one appended record. So frames with
+messages bypass it, and it sees all others (docs/adr/0019).
 
-Rules: h2 decides what is right. It is shown a frame that is too long, one in the middle of headers,
-and the end of each stream; what is cut out here belongs to a call that it has let begin. Who cuts
-frames out keeps their windows too: h2 does not know of what it did not see. A client's GOAWAY is
-left out: it is about streams that a server begins, and h2 would let no call end behind it.
+Rules: h2 checks the protocol. It gets frames that are too long, frames between header frames, and
+the end of each stream; frames that bypass it belong to calls that it accepted. The caller keeps the
+windows of frames that h2 does not see. A client's GOAWAY is dropped: it concerns streams that a
+server begins, and after it h2 would let no call end.
 """
 
 import struct
@@ -45,7 +45,7 @@ CONTROL_PIECE: Final = 32
 
 
 class Http2FrameError(Exception):
-    """The client broke the protocol, which ends its connection."""
+    """A protocol violation by the client, which ends its connection."""
 
     def __init__(self, code: ErrorCodes, text: str) -> None:
         super().__init__(text)
@@ -57,7 +57,7 @@ Data = tuple[int, int, bytes, int, int]
 
 
 class FrameReader:
-    """Cuts what comes into DATA frames and bytes for h2, in order."""
+    """A reader that splits input into DATA frames and bytes for h2, in order."""
 
     __slots__ = ("_greeting", "_is_in_headers", "_missing", "_rest", "control", "settings")
 
@@ -74,14 +74,14 @@ class FrameReader:
 
     @property
     def is_greeted(self) -> bool:
-        """Whether the client has sent its greeting."""
+        """Whether the client's preface was received."""
         return not self._greeting
 
     def feed(self, data: bytes) -> Iterator[Data | bytes]:
-        """What is whole now; to be taken to its end, or not fed any more.
+        """Yield complete frames; read the iterator to its end, or stop feeding.
 
         Raises:
-            Http2FrameError: too many frames without content for what the output explains.
+            Http2FrameError: there were too many frames without content.
         """
         position = 0
         while self._rest and position < len(data):  # only that frame is copied
@@ -93,7 +93,7 @@ class FrameReader:
             yield from self._cut(data, position)
 
     def _cut(self, data: bytes, position: int) -> Iterator[Data | bytes]:
-        """What is whole from a position on; the rest is kept."""
+        """Yield complete frames from a position on; keep the rest."""
         begin, size = position, len(data)
         if self._greeting:
             position = min(self._greeting, size)
@@ -106,7 +106,7 @@ class FrameReader:
             high, low, kind, flags, stream_id = HEADER.unpack_from(data, position)
             end = start + (high << 8 | low)
             if end - start > FRAME_BYTES_MAX:
-                position = size  # h2 says what is wrong with it
+                position = size  # h2 reports the error
                 break
             if end > size:
                 self._missing = end - size
@@ -125,7 +125,7 @@ class FrameReader:
                 begin = end
             elif kind == HEADERS and flags & END_HEADERS:
                 self._is_in_headers = False
-                yield data[begin:end]  # it may begin a call, which is work enough for one piece
+                yield data[begin:end]  # it may start a call, which is enough work for one piece
                 begin = end
             else:
                 if kind in (HEADERS, CONTINUATION):
@@ -140,10 +140,10 @@ class FrameReader:
             yield data[begin:position]
 
     def _count_control(self, kind: int) -> None:
-        """Count a frame that brings nothing by itself.
+        """Count a frame without content.
 
         Raises:
-            Http2FrameError: one too many.
+            Http2FrameError: there were too many.
         """
         self.control += 1
         if kind == SETTINGS:
@@ -154,10 +154,10 @@ class FrameReader:
 
 
 class ReceiveWindow:
-    """What a client may send, on one stream or in all, and what it may send anew.
+    """A receive window, of one stream or of the connection.
 
     Args:
-        window_bytes: how much it may have sent that was not freed.
+        window_bytes: the size of the window.
     """
 
     __slots__ = ("_freed", "_half", "_left")
@@ -168,10 +168,10 @@ class ReceiveWindow:
         self._freed = 0
 
     def pass_on(self, count: int) -> int:
-        """Data has come and was taken at once; as ``spend`` and ``free``.
+        """Spend and free in one call, for data that was handled at once.
 
         Raises:
-            Http2FrameError: more than it may send.
+            Http2FrameError: the client exceeded its window.
         """
         if count > self._left:
             raise Http2FrameError(ErrorCodes.FLOW_CONTROL_ERROR, TOO_MUCH)
@@ -179,45 +179,45 @@ class ReceiveWindow:
         if self._freed < self._half:
             self._left -= count
             return 0
-        told, self._freed = self._freed, 0
-        self._left += told - count
-        return told
+        freed, self._freed = self._freed, 0
+        self._left += freed - count
+        return freed
 
     def spend(self, count: int) -> None:
-        """Data has come.
+        """Charge received data.
 
         Raises:
-            Http2FrameError: more than it may send.
+            Http2FrameError: the client exceeded its window.
         """
         self._left -= count
         if self._left < 0:
             raise Http2FrameError(ErrorCodes.FLOW_CONTROL_ERROR, TOO_MUCH)
 
     def free(self, count: int) -> int:
-        """Data was taken; what the client is to be told that it may send anew, usually nothing."""
+        """Free handled data; return the window update to send, usually 0."""
         self._freed += count
         if self._freed < self._half:
             return 0
-        told, self._freed = self._freed, 0
-        self._left += told
-        return told
+        freed, self._freed = self._freed, 0
+        self._left += freed
+        return freed
 
 
 def data_header(stream_id: int, count: int, flags: int = 0) -> bytes:
-    """What comes before so many bytes of data."""
+    """Encode the header of a DATA frame."""
     return HEADER.pack(count >> 8, count & 0xFF, DATA, flags, stream_id)
 
 
 def window_update(stream_id: int, count: int) -> bytes:
-    """A frame that lets the other side send so much more."""
+    """Encode a WINDOW_UPDATE frame."""
     return WINDOW.pack(0, 4, WINDOW_UPDATE, 0, stream_id, count)
 
 
 def unpadded(payload: bytes) -> bytes:
-    """The data of a frame that says it is padded.
+    """Return the data of a padded frame.
 
     Raises:
-        Http2FrameError: it is not.
+        Http2FrameError: the padding is invalid.
     """
     if not payload or payload[0] >= len(payload):
         raise Http2FrameError(ErrorCodes.PROTOCOL_ERROR, "more padding than there is data")

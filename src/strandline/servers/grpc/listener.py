@@ -1,7 +1,7 @@
-"""A port that speaks gRPC, and what its connections share.
+"""A port for gRPC, and the state that its connections share.
 
-Rules: taken ports are typed errors; stopping tells every call UNAVAILABLE, which clients answer
-by trying elsewhere or later, and waits for no slow client.
+Rules: a port in use is a typed error. Stopping ends every call with UNAVAILABLE, after which
+clients retry elsewhere or later, and waits for no slow client.
 """
 
 import asyncio
@@ -50,13 +50,13 @@ KEEPALIVE: Final = (
 
 
 class GrpcListener:
-    """Listens for gRPC clients.
+    """A listener for gRPC clients.
 
     Args:
-        methods: path → how it is served.
+        methods: the methods by path.
         telemetry: counters.
-        access: who may call.
-        metering: what principals use; None: nobody is metered.
+        access: identifies callers.
+        metering: the meters of principals; None: no metering.
     """
 
     def __init__(
@@ -88,15 +88,15 @@ class GrpcListener:
         self.port = 0
 
     async def start(self, config: BrokerConfig, port: int, *, key: str) -> None:
-        """Begin to listen.
+        """Start listening.
 
         Args:
-            config: the broker's, for address and certificate.
-            port: 0 for a free one.
-            key: the setting the port comes from, for the error.
+            config: the broker's settings, for address and certificate.
+            port: the port; 0 for a free one.
+            key: the setting of the port, for the error.
 
         Raises:
-            InvalidConfigError: the address cannot be had, or a certificate is of no use.
+            InvalidConfigError: the address is not available, or a certificate cannot be used.
         """
         loop, host = asyncio.get_running_loop(), config.grpc.host or config.host
         self.buffered_bytes_max = config.limits.pending_bytes
@@ -120,12 +120,12 @@ class GrpcListener:
             ) from error
         for listening in self._server.sockets:
             for option in KEEPALIVE:
-                with contextlib.suppress(OSError):  # not every system has each of them
+                with contextlib.suppress(OSError):  # not every system has all of them
                     listening.setsockopt(*option)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Take nothing more, end every call, close."""
+        """Stop accepting, end every call, close."""
         if self._server is None:
             return
         self._server.close()
@@ -139,7 +139,7 @@ class GrpcListener:
         self._server = None
 
     async def _close_all(self) -> None:
-        """Let the calls say how they ended, then close."""
+        """Let the calls send their status, then close."""
         while any(connection.busy for connection in self._connections):  # noqa: ASYNC110  a moment
             await asyncio.sleep(0.01)
         for connection in list(self._connections):
@@ -147,10 +147,10 @@ class GrpcListener:
         await self._all_gone.wait()
 
     def send_answers(self) -> None:
-        """Send what the broker has answered, and hand the count of messages to telemetry.
+        """Send queued answers, and report the number of messages to telemetry.
 
-        Not a round of the loop later: the next turn's sync may come first, and everybody would
-        wait for that, too.
+        At once, not in the next round of the loop: the sync of the next group commit may come
+        first, and all clients would wait for it.
         """
         self._flush()
         if self.messages:
@@ -160,11 +160,11 @@ class GrpcListener:
     def caller(
         self, path: bytes, headers: Mapping[bytes, bytes], transport: asyncio.BaseTransport | None
     ) -> Caller:
-        """Who makes a call; of the health of a service anybody may ask.
+        """Return the caller of a call; health checks need no credentials.
 
         Raises:
-            UnauthenticatedError: nobody who is known here.
-            NotAllowedError: somebody who may do nothing here.
+            UnauthenticatedError: the caller has no valid credentials.
+            NotAllowedError: no rule names the caller.
         """
         access = self._access
         if not access.is_on or self.is_open(path):
@@ -177,13 +177,13 @@ class GrpcListener:
         return caller
 
     def warn_oversize(self, error: OversizeError) -> None:
-        """Log that something too large was refused, at most once in a while."""
+        """Log the refusal of an oversized message, with throttling."""
         if self._warnings.is_due("oversize", asyncio.get_running_loop().time()):
             text = "refused on gRPC port %d: %s (the client may repeat it for ever)"
             logger.warning(text, self.port, error.text)
 
     def is_known(self, transport: asyncio.BaseTransport | None) -> bool:
-        """Whether a client may make calls without showing more, as with a certificate."""
+        """Return whether a client is identified by its certificate."""
         try:
             self.caller(b"", {}, transport)
         except StrandlineError:
@@ -192,15 +192,15 @@ class GrpcListener:
 
     @staticmethod
     def is_open(path: bytes) -> bool:
-        """Whether anybody may make this call, without saying who it is."""
+        """Return whether a call needs no credentials."""
         return path.startswith(OPEN_PATHS)
 
     def meter(self, call: Call, path: bytes, presence: Presence) -> None:
-        """Count a call whose asker is known, its connection, and what it will carry.
+        """Count a call of an identified caller, its connection, and its traffic.
 
         Raises:
-            QuotaExceededError: one connection or call too many, or more to publish while there is
-                a debt.
+            QuotaExceededError: there are too many connections or calls, or earlier publishes have
+                used up the quota.
         """
         allowance = self._metering.of(call.caller) if self._metering is not None else None
         if allowance is None:
@@ -213,21 +213,21 @@ class GrpcListener:
         else:
             call.reads = allowance
 
-    # What connections need of each other
+    # Shared by connections
 
     def admit(self, connection: GrpcConnection) -> bool:
-        """Remember a new connection; False if there are too many."""
+        """Register a new connection; return False if there are too many."""
         self._connections.add(connection)
         self._all_gone.clear()
         self._telemetry.count_listener(LISTENER, connections=1)
         return self._limit.admit(connection, connection.drop)
 
     def note_identified(self, connection: GrpcConnection) -> None:
-        """A client has shown who it is."""
+        """Record that a client is identified."""
         self._limit.note_identified(connection)
 
     def flush_soon(self, connection: GrpcConnection) -> None:
-        """Let a connection send what its calls have, at the turn's end or in the next round."""
+        """Flush a connection after the group commit or in the next round."""
         if not self._unflushed:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unflushed.append(connection)
@@ -238,7 +238,7 @@ class GrpcListener:
             connection.flush()
 
     def forget(self, connection: GrpcConnection) -> None:
-        """A connection is gone."""
+        """Forget a closed connection."""
         self._connections.discard(connection)
         self._limit.forget(connection)
         if not self._connections:

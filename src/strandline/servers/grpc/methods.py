@@ -1,4 +1,4 @@
-"""How rpcs are served: by a coroutine of each call, or by an object that takes its messages."""
+"""The ways to serve rpcs: a coroutine per call, or a sink for its messages."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, TypeVar
@@ -13,24 +13,24 @@ Handler = Callable[[Call], Awaitable[None]]
 
 
 class Method(NamedTuple):
-    """How a rpc is served."""
+    """A rpc served by a coroutine per call."""
 
     handle: Handler
     message_bytes_max: int = 4 << 20
 
 
 class Direct(NamedTuple):
-    """How a rpc is served whose messages go straight to who takes them, without a task."""
+    """A rpc served by a sink that gets messages directly, without a task."""
 
     open: Callable[[Call], MessageSink]
     message_bytes_max: int = 4 << 20
 
 
 def parsed(kind: type[MessageT], data: bytes) -> MessageT:
-    """A message of a type.
+    """Parse a message.
 
     Raises:
-        RpcError: it is not one.
+        RpcError: the bytes are not such a message.
     """
     message = kind()
     try:
@@ -42,7 +42,7 @@ def parsed(kind: type[MessageT], data: bytes) -> MessageT:
 
 
 def unary(kind: type[Any], handle: Callable[[Any, Call], Awaitable[Message]]) -> Method:
-    """A method that answers one message with one."""
+    """Return a method that answers one message with one."""
 
     async def run(call: Call) -> None:
         call.send(await handle(parsed(kind, await call.receive_one()), call))
@@ -51,7 +51,7 @@ def unary(kind: type[Any], handle: Callable[[Any, Call], Awaitable[Message]]) ->
 
 
 def server_stream(kind: type[Any], handle: Callable[[Any, Call], Awaitable[None]]) -> Method:
-    """A method that answers one message with many."""
+    """Return a method that answers one message with many."""
 
     async def run(call: Call) -> None:
         await handle(parsed(kind, await call.receive_one()), call)

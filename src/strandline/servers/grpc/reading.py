@@ -1,9 +1,9 @@
-"""Committed records of a partition, read beside the loop and handed over as what a client is sent.
+"""Reading of a partition's committed records beside the loop, converted to a client's messages.
 
-Rules: reading, checking sums and encoding happen on threads of a pool, because a cold disk would
-hold up every publisher; one portion of one reader at a time. Offsets that compaction or retention
-took, and those of aborted transactions, are passed over; one that is in doubt holds readers up.
-Must not know what a client is sent.
+Rules: reading, verifying checksums and encoding run on a thread pool, because a cold disk would
+block every publisher; each reader reads one portion at a time. Offsets removed by compaction or
+retention, and those of aborted transactions, are skipped; an open transaction blocks readers. This
+module must not know the client's messages.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Convert = Callable[[list[pa.RecordBatch]], bytes | bytearray]
 
 
 class Portion(NamedTuple):
-    """What was read, as it is sent, and where to go on."""
+    """A portion of converted records, and the offset to continue at."""
 
     data: bytes | bytearray
     records: int
@@ -38,14 +38,14 @@ class Portion(NamedTuple):
 
 
 class GrpcReader:
-    """Reads one partition in order.
+    """A reader of one partition in order.
 
     Args:
-        partition: which.
-        offset: the first wanted.
-        columns: of ``record.schema`` that ``convert`` needs; ``offset`` first.
-        convert: makes what is sent; runs on a thread of the pool.
-        pool: whose threads read.
+        partition: the partition.
+        offset: the first offset to read.
+        columns: the columns of ``record.schema`` that ``convert`` needs; ``offset`` first.
+        convert: converts batches to messages; runs on a thread of the pool.
+        pool: the threads to read on.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class GrpcReader:
         self._more = asyncio.Event()
 
     async def next(self, stop: Offset | None = None, *, bytes_max: int = PORTION_BYTES) -> Portion:
-        """The next records below ``stop``, about ``PORTION_BYTES`` at most; perhaps none.
+        """Return the next records below ``stop``, at most about ``bytes_max``; possibly none.
 
         Raises:
-            CorruptBatchError: the next batch is damaged.
+            CorruptBatchError: the next batch is corrupt.
             StrandlineError: the partition cannot be read here.
         """
         loop = asyncio.get_running_loop()
@@ -106,7 +106,7 @@ class GrpcReader:
         return Portion(self._convert(batches), records, filled_to, next_offset)
 
     async def more(self) -> None:
-        """Wait until there may be more, or the partition's state has changed."""
+        """Wait until there may be more records, or the partition's state has changed."""
         self._more.clear()
         self.partition.watch(self._more)
         try:
@@ -117,8 +117,8 @@ class GrpcReader:
 
 
 def cut(batch: pa.RecordBatch, start: int, stop: int) -> pa.RecordBatch:
-    """The rows with offsets from ``start`` to ``stop``."""
-    # Not by numpy: pyarrow imports pandas first, if it is there, which takes seconds.
+    """Return the rows with offsets from ``start`` to ``stop``."""
+    # Not by numpy: pyarrow then imports pandas, if it is installed, which takes seconds.
     column = batch.column(0)
     if column[0].as_py() >= start and column[-1].as_py() < stop:
         return batch

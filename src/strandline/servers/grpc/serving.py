@@ -1,6 +1,6 @@
-"""Serving a call: whether it may begin, what serves it, and how it ends.
+"""Start and end of a call: permission, handler, and the status of errors.
 
-Rules: whatever a handler raises ends its call, and nothing else.
+Rules: an exception of a handler ends its call, and nothing else.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ def serve(
     transport: asyncio.BaseTransport | None,
     presence: Presence,
 ) -> None:
-    """Begin to serve a call, or end it with the reason why not.
+    """Start serving a call, or end it with an error.
 
     Args:
-        call: new.
-        headers: of the request.
-        listener: has the methods, and knows who may call them.
-        transport: of the connection.
-        presence: of the connection.
+        call: the new call.
+        headers: the request's headers.
+        listener: has the methods and identifies callers.
+        transport: the connection's transport.
+        presence: the connection's presence.
     """
     path = bytes(headers.get(b":path", b""))
     method = listener.methods.get(path)
@@ -54,7 +54,7 @@ def serve(
     except StrandlineError as error:
         call.abort(rpc_error(error))
         return
-    if b"content-length" in headers:  # h2 compares it with what comes, so it has to see that
+    if b"content-length" in headers:  # h2 compares it with the data, so h2 must see them
         call.is_measured = True
         if int(headers[b"content-length"]) > PREFIX_BYTES + method.message_bytes_max:
             call.finish(GrpcStatus.RESOURCE_EXHAUSTED, "announces more than a message may have")
@@ -70,15 +70,15 @@ def serve(
 
 
 def _open(call: Call, method: Direct) -> None:
-    """Let a call's messages go straight to who takes them."""
+    """Pass a call's messages directly to its sink."""
     try:
-        call.taker = method.open(call)
+        call.sink = method.open(call)
     except StrandlineError as error:
         call.abort(rpc_error(error))
 
 
 async def _run(call: Call, method: Method) -> None:
-    """Serve a call to its end."""
+    """Run a call's handler to its end."""
     try:
         await method.handle(call)
         call.finish(GrpcStatus.OK)

@@ -1,6 +1,6 @@
-"""How a call ends: gRPC's status codes, and which of our errors is which.
+"""gRPC's status codes, and the mapping of errors to them.
 
-Rules: a text goes to the client as it is, so it says what to do; it must not hold secrets.
+Rules: the client gets the text unchanged, so it says what to do and contains no secrets.
 """
 
 from enum import IntEnum
@@ -26,7 +26,7 @@ _PLAIN = frozenset(range(0x20, 0x7F)) - {ord("%")}
 
 
 class GrpcStatus(IntEnum):
-    """The codes of gRPC."""
+    """The status codes of gRPC."""
 
     OK = 0
     CANCELLED = 1
@@ -48,7 +48,7 @@ class GrpcStatus(IntEnum):
 
 
 class RpcError(Exception):
-    """Ends a call with a status and a text."""
+    """An error that ends a call with a status and a text."""
 
     def __init__(self, status: GrpcStatus, text: str) -> None:
         super().__init__(status, text)
@@ -57,7 +57,7 @@ class RpcError(Exception):
 
 
 class OversizeError(RpcError):
-    """A message or record is over a limit, and its sender may repeat it for ever."""
+    """A message or record over a limit, which its sender may repeat endlessly."""
 
 
 _STATUSES: tuple[tuple[type[StrandlineError], GrpcStatus], ...] = (
@@ -78,12 +78,12 @@ _STATUSES: tuple[tuple[type[StrandlineError], GrpcStatus], ...] = (
 
 
 def rpc_error(error: StrandlineError) -> RpcError:
-    """One of our errors as the end of a call; the first class that fits."""
+    """Return the call status of an error, by the first class that matches."""
     status = next(status for kind, status in _STATUSES if isinstance(error, kind))
     return RpcError(status, error.message)
 
 
 def percent_encoded(text: str) -> bytes:
-    """A text as the header ``grpc-message`` carries it."""
+    """Encode a text for the header ``grpc-message``."""
     raw = text.encode(errors="replace")[:TEXT_BYTES_MAX]
     return b"".join(bytes((byte,)) if byte in _PLAIN else b"%%%02X" % byte for byte in raw)

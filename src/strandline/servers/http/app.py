@@ -1,8 +1,8 @@
-"""The routes.
+"""The routes of the HTTP server.
 
 Rules: GET and HEAD only; anything else, and any path that does not exist, gets a 4xx that says so.
-Work that grows with the number of partitions runs on a thread; the loop only copies lists. Where
-access is checked, every route but those of health is for who may read the cluster.
+Work that grows with the number of partitions runs on a thread; the loop only copies lists. With
+access control, every route except the health checks needs permission to read the cluster.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def build_app(broker: BrokerView, meter: RateMeter) -> Starlette:
-    """The web application of one broker."""
+    """Return the web application of one broker."""
     pages, access = Pages(broker, meter), Access(broker.config, broker)
     routes = {
         "/": pages.overview,

@@ -1,7 +1,7 @@
-"""Who may see the web page, the figures and the names of streams: who may read the cluster.
+"""Access control of the HTTP routes: the caller must be allowed to read the cluster.
 
-Rules: a token comes as a bearer token, as programs send it, or as the password of Basic
-authentication, as browsers do. Certificates do not count here: this listener asks for none.
+Rules: programs send a token as a bearer token, browsers as the password of Basic authentication.
+Certificates are not used: this listener asks for none.
 """
 
 import base64
@@ -24,7 +24,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def guarded(endpoint: Endpoint, access: Access) -> Endpoint:
-    """The endpoint, for who may read the cluster."""
+    """Return an endpoint that only callers with permission to read the cluster may use."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -41,7 +41,7 @@ def guarded(endpoint: Endpoint, access: Access) -> Endpoint:
 
 
 def token_of(request: Request) -> str | None:
-    """The token of a request; empty, which is no token, if it shows something else."""
+    """Return the token of a request; None without one, empty (invalid) for any other header."""
     headers = request.headers.getlist("authorization")
     if not headers:
         return None
@@ -52,7 +52,7 @@ def token_of(request: Request) -> str | None:
 
 
 def _password(text: str) -> str:
-    """What stands behind the colon of Basic authentication; the name does not matter."""
+    """Return the password of Basic authentication; the user name is ignored."""
     try:
         return base64.b64decode(text, validate=True).decode().partition(":")[2]
     except (binascii.Error, ValueError):

@@ -1,7 +1,7 @@
 """The status pages as HTML, from plain values.
 
-Rules: pure functions; every text that came from outside passes ``html.escape``; no scripts, no
-files to fetch, so the strictest content policy holds. The page refreshes itself.
+Rules: pure functions; every text from outside passes ``html.escape``; no scripts and no files to
+fetch, so that the strictest content policy works. The page refreshes itself.
 """
 
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ code{font-family:ui-monospace,monospace;font-size:.9em}
 
 
 class Overview(NamedTuple):
-    """All that the first page shows."""
+    """The values on the first page."""
 
     streams: Sequence[StreamSnapshot]
     rates: Rates
@@ -48,7 +48,7 @@ class Overview(NamedTuple):
 
 
 def overview_page(view: Overview) -> str:
-    """The first page: health, rates and the list of streams."""
+    """Return the first page: health, rates and the list of streams."""
     shown = view.streams[:STREAMS_MAX]
     rest = len(view.streams) - len(shown)
     body = (
@@ -64,7 +64,7 @@ def overview_page(view: Overview) -> str:
 
 
 def stream_page(stream: StreamSnapshot) -> str:
-    """The page of one stream: its settings and partitions."""
+    """Return the page of one stream: its settings and partitions."""
     config = stream.config
     settings = _table(
         ("Setting", "Value"),
@@ -96,13 +96,13 @@ def stream_page(stream: StreamSnapshot) -> str:
 
 
 def error_page(status: int, message: str) -> str:
-    """A page that says what went wrong."""
+    """Return a page with an error message."""
     body = f"<h1><a href=/>Strandline</a></h1><p class=bad>{status}: {escape(message)}</p>"
     return _document(str(status), body)
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A line over ``values`` as inline SVG, scaled to the largest."""
+    """Return a line over ``values`` as inline SVG, scaled to the largest."""
     if len(values) < 2:
         return "<p class=dim>not enough samples yet</p>"
     top = max(*values, 1.0)
@@ -119,7 +119,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def size(size_bytes: float) -> str:
-    """Bytes in the binary unit that suits."""
+    """Return bytes in the binary unit that fits."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size_bytes < 1024:
             return f"{size_bytes:,.0f} {unit}" if unit == "B" else f"{size_bytes:,.1f} {unit}"
@@ -128,7 +128,7 @@ def size(size_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in the two largest units that apply."""
+    """Return seconds in the two largest units that apply."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
@@ -198,7 +198,7 @@ def _retention(stream: StreamSnapshot) -> str:
 
 
 def _table(heads: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of ready HTML cells; a heading that begins with # makes its column numeric."""
+    """Return a table of ready HTML cells; a heading that begins with # makes its column numeric."""
     titles = list(heads)
     classes = [" class=n" if title.startswith("#") else "" for title in titles]
     head = "".join(

@@ -1,6 +1,6 @@
 """Rates over the last minute, from counters sampled once a second.
 
-Rules: told the time, never reads it; forgets what is older than its window.
+Rules: the caller passes the time; samples older than the window are dropped.
 """
 
 from collections import deque
@@ -15,7 +15,7 @@ RECENT_SAMPLES = 6
 
 
 class Sample(NamedTuple):
-    """Counters at one moment."""
+    """The counters at one moment."""
 
     at_ms: float
     records_appended: int
@@ -28,7 +28,7 @@ class Sample(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """Per second, over the last few seconds."""
+    """Rates per second over the last few seconds."""
 
     records_appended: float = 0.0
     bytes_appended: float = 0.0
@@ -40,18 +40,18 @@ class Rates(NamedTuple):
 
     @property
     def records_per_sync(self) -> float:
-        """How many records one sync made durable; 0 when there was none."""
+        """The average number of records per sync; 0 without a sync."""
         return self.records_appended / self.syncs if self.syncs else 0.0
 
 
 class RateMeter:
-    """Keeps one minute of samples of a ``Telemetry``."""
+    """One minute of samples of a ``Telemetry``."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
 
     def sample(self, telemetry: Telemetry, at_ms: float) -> None:
-        """Note the counters; ``at_ms`` is monotonic."""
+        """Sample the counters; ``at_ms`` is monotonic."""
         self._samples.append(
             Sample(
                 at_ms=at_ms,
@@ -66,7 +66,7 @@ class RateMeter:
         )
 
     def rates(self) -> Rates:
-        """The rates of the last few seconds; all 0 before there are two samples."""
+        """Return the rates of the last few seconds; all 0 before there are two samples."""
         recent = list(self._samples)[-RECENT_SAMPLES:]
         if len(recent) < 2 or recent[-1].at_ms <= recent[0].at_ms:
             return Rates()
@@ -83,7 +83,7 @@ class RateMeter:
         )
 
     def records_per_second(self) -> list[float]:
-        """Records stored per second between neighbouring samples, oldest first."""
+        """Return records stored per second between neighbouring samples, oldest first."""
         return [
             (later.records_appended - earlier.records_appended)
             / max((later.at_ms - earlier.at_ms) / 1000, 1e-3)

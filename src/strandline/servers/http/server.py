@@ -1,11 +1,11 @@
-"""The listener: uvicorn on a socket of ours, in the broker's loop.
+"""The HTTP listener: uvicorn on a socket of ours, in the broker's loop.
 
-Rules: the socket is bound here, so that a taken port is a typed error and not an exit; signals stay
-with ``server``; stopping waits for no slow client. There is always room for one more connection:
-who is silent must not keep probes out, by which others decide whether the broker lives.
+Rules: the socket is bound here, so that a port in use is a typed error and not an exit. ``process``
+handles signals. Stopping waits for no slow client. There is always room for one more connection:
+idle clients must not keep out the probes that decide whether the broker is alive.
 
-A request has no body, comes whole within ``REQUEST_S`` and takes its answer within ``ANSWER_S``.
-Requests take their share of each round of the loop (``round_budget``).
+A request has no body, must arrive within ``REQUEST_S``, and its client must receive the answer
+within ``ANSWER_S``. Requests get a share of each round of the loop (``round_budget``).
 """
 
 import asyncio
@@ -48,11 +48,11 @@ GRACE_S = 1
 
 
 class HttpFrontEnd:
-    """Serves the pages of one broker; loop thread.
+    """The HTTP listener of one broker; loop thread.
 
     Args:
-        broker: whose pages.
-        config: ``host`` and ``http_port``; a port of -1 serves nothing.
+        broker: the broker to show.
+        config: ``host`` and ``http_port``; with port -1 there is no listener.
     """
 
     def __init__(self, broker: BrokerView, config: BrokerConfig) -> None:
@@ -65,10 +65,10 @@ class HttpFrontEnd:
         """The port listened on; ``None`` when off or stopped."""
 
     async def start(self) -> None:
-        """Begin to listen.
+        """Start listening.
 
         Raises:
-            InvalidConfigError: the address is taken or is not ours, or a certificate is of no use.
+            InvalidConfigError: the address is in use or not ours, or a certificate cannot be used.
         """
         if self._config.http_port < 0:
             return
@@ -82,7 +82,7 @@ class HttpFrontEnd:
         ]
 
     async def stop(self) -> None:
-        """Stop listening and drop what is open."""
+        """Stop listening and drop open connections."""
         if self._server is None:
             return
         self._server.should_exit = True
@@ -94,7 +94,7 @@ class HttpFrontEnd:
         self._server, self._tasks, self.port = None, [], None
 
     def _settings(self) -> uvicorn.Config:
-        """How uvicorn serves the pages."""
+        """Return uvicorn's settings."""
         settings = uvicorn.Config(
             build_app(self._broker, self._meter),
             access_log=False,
@@ -116,7 +116,7 @@ class HttpFrontEnd:
         return settings
 
     def _tls_options(self) -> dict[str, Any]:
-        """The certificate; nobody is asked for one, as probes have none."""
+        """Return the certificate options; clients need none, because probes have none."""
         tls = self._config.tls
         return {"ssl_certfile": tls.certificate, "ssl_keyfile": tls.key} if tls.is_on else {}
 
@@ -127,23 +127,23 @@ class HttpFrontEnd:
 
 
 class _BodilessConnection(h11.Connection):
-    """Refuses requests with a body: no page takes one, and each chunk of it would cost us."""
+    """An HTTP parser that refuses requests with a body: no page needs one, and chunks cost time."""
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request) and any(map(_announces_body, event.headers)):
-            raise h11.RemoteProtocolError("no page here takes a request with a body")
+            raise h11.RemoteProtocolError("requests with a body are not supported")
         return event
 
 
 def _announces_body(header: tuple[bytes, bytes]) -> bool:
-    """Whether a header of a request says that a body follows."""
+    """Return whether a request header announces a body."""
     name, value = header
     return name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0") != b"")
 
 
 class _Connection(H11Protocol):
-    """A connection; one too many ends the one that was answered, or came, the longest ago."""
+    """A connection; above the limit, the one that was answered or opened longest ago is closed."""
 
     def __init__(self, budget: RoundBudget, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -174,7 +174,7 @@ class _Connection(H11Protocol):
             return
         before = self.cycle
         super().handle_events()
-        if self.cycle is not before:  # a request has come whole
+        if self.cycle is not before:  # the request is complete
             self.budget.charge(REQUEST_WORK_S)
             self._expect(ANSWER_S)
 
@@ -193,7 +193,7 @@ class _Connection(H11Protocol):
         super().on_response_complete()
 
     def _expect(self, seconds: float) -> None:
-        """End the connection unless its next step is made in time."""
+        """Close the connection unless its next step happens in time."""
         self.timer.cancel()
         if not self.transport.is_closing():
             self.timer = self.loop.call_later(seconds, self.transport.abort)
@@ -209,7 +209,7 @@ def _since(connection: Any) -> float:
 
 
 class _QuietServer(uvicorn.Server):
-    """Uvicorn without its signal handlers: the process belongs to ``server``."""
+    """Uvicorn without its signal handlers: ``process`` handles signals."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

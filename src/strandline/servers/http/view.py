@@ -1,7 +1,7 @@
-"""What the pages need to know of a broker, and a snapshot of it as plain values.
+"""The interface of a broker that the pages need, and a snapshot of it as plain values.
 
-Rules: the protocols name the least that will do, so tests need no broker. A snapshot may be taken
-on any thread: the list of streams is the broker's own copy, and offsets are safe to read anywhere.
+Rules: the protocols are minimal, so that tests need no broker. A snapshot may be taken on any
+thread: the list of streams is a copy, and offsets are safe to read on any thread.
 """
 
 from collections.abc import Sequence
@@ -17,110 +17,110 @@ from strandline.types import PartitionName
 
 
 class PartitionView(Protocol):
-    """A partition, as far as the pages care."""
+    """A partition as the pages need it."""
 
     @property
     def name(self) -> PartitionName:
-        """Its stream and number."""
+        """The partition's stream and number."""
         ...
 
     @property
     def log_start_offset(self) -> int:
-        """First offset kept."""
+        """The first offset kept."""
         ...
 
     @property
     def high_watermark(self) -> int:
-        """First offset readers do not see yet."""
+        """The first offset that readers do not see yet."""
         ...
 
     @property
     def log_end_offset(self) -> int:
-        """Offset of the next record."""
+        """The offset of the next record."""
         ...
 
     @property
     def hidden_offsets(self) -> int:
-        """Offsets that readers can see nothing at."""
+        """The number of offsets where readers find no record."""
         ...
 
     @property
     def remote_error(self) -> Exception | None:
-        """Why it cannot be read here, if other brokers alone have copies."""
+        """The reason why it cannot be read here, if only other brokers have replicas."""
         ...
 
     def stored_ns(self, offset: int) -> int | None:
-        """About when the record at an offset was stored; None if nothing is to be read there."""
+        """Return about when the record at an offset was stored; None if there is none to read."""
         ...
 
 
 class StreamView(Protocol):
-    """A stream, as far as the pages care."""
+    """A stream as the pages need it."""
 
     @property
     def config(self) -> StreamConfig:
-        """What it is."""
+        """The stream's settings."""
         ...
 
     @property
     def partitions(self) -> Sequence[PartitionView]:
-        """Its partitions, by number."""
+        """The stream's partitions, by number."""
         ...
 
     @property
     def created_ns(self) -> int:
-        """Unix time of its creation, nanoseconds."""
+        """The Unix time of its creation in nanoseconds."""
         ...
 
 
 class BrokerView(Protocol):
-    """A broker, as far as the pages care."""
+    """A broker as the pages need it."""
 
     @property
     def config(self) -> BrokerConfig:
-        """What it was told at start."""
+        """The broker's settings."""
         ...
 
     @property
     def clock(self) -> Clock:
-        """Where it gets the time from."""
+        """The source of time."""
         ...
 
     @property
     def image(self) -> MetadataImage:
-        """Its metadata as it is now."""
+        """The current metadata."""
         ...
 
     @property
     def has_lease(self) -> bool:
-        """Whether the rules and tokens of the metadata may still be acted upon."""
+        """Whether the rules and tokens in the metadata may still be used."""
         ...
 
     @property
     def telemetry(self) -> Telemetry:
-        """Its figures."""
+        """The broker's metrics."""
         ...
 
     @property
     def why_not_ready(self) -> str:
-        """Why records cannot be stored and read there now; empty: they can."""
+        """Return why records cannot be stored and read now; empty if they can."""
         ...
 
     def refresh_telemetry(self) -> None:
-        """Bring figures up to date that are only looked at; loop thread."""
+        """Update metrics that are computed on demand; loop thread."""
         ...
 
     def streams(self) -> Sequence[StreamView]:
-        """Its streams; loop thread."""
+        """Return the broker's streams; loop thread."""
         ...
 
     def group_positions(self) -> Sequence[GroupSample]:
-        """Where the groups stand that it coordinates, without lags; loop thread."""
+        """Return the progress of the groups coordinated here, without lags; loop thread."""
         ...
 
 
 class PartitionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One partition in ``/api/streams``."""
+    """A partition in ``/api/streams``."""
 
     partition: int
     log_start_offset: int
@@ -131,12 +131,12 @@ class PartitionSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def records(self) -> int:
-        """Records readers can see; compaction may have left fewer."""
+        """The number of records readers can see; compaction may have left fewer."""
         return self.high_watermark - self.log_start_offset - self.hidden_offsets
 
 
 class StreamSnapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """One stream in ``/api/streams``."""
+    """A stream in ``/api/streams``."""
 
     config: StreamConfig
     created_ns: int
@@ -144,12 +144,12 @@ class StreamSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def records(self) -> int:
-        """Records readers can see, over all partitions."""
+        """The number of records readers can see, over all partitions."""
         return sum(partition.records for partition in self.partitions)
 
 
 def snapshot(streams: Sequence[StreamView]) -> list[StreamSnapshot]:
-    """The state of ``streams`` now, sorted by name; any thread."""
+    """Return the current state of ``streams``, sorted by name; any thread."""
     return [
         StreamSnapshot(
             config=stream.config,
@@ -161,7 +161,7 @@ def snapshot(streams: Sequence[StreamView]) -> list[StreamSnapshot]:
 
 
 def partition_samples(streams: Sequence[StreamView]) -> list[PartitionSample]:
-    """The offsets of every partition for a scrape; any thread."""
+    """Return the offsets of every partition for a scrape; any thread."""
     return [
         PartitionSample(
             stream.config.name,
@@ -178,7 +178,7 @@ def partition_samples(streams: Sequence[StreamView]) -> list[PartitionSample]:
 def group_samples(
     positions: Sequence[GroupSample], streams: Sequence[StreamView], *, now_ns: int
 ) -> list[GroupSample]:
-    """Positions with their lags, by the copies that are here, for a scrape; any thread."""
+    """Return the groups' progress with lags, from local replicas, for a scrape; any thread."""
     every = (partition for stream in streams for partition in stream.partitions)
     here = {partition.name: partition for partition in every if partition.remote_error is None}
     found = []
@@ -187,7 +187,7 @@ def group_samples(
         if partition is None:
             found.append(sample)
             continue
-        # A copy that follows may know less than the one the group has read.
+        # A follower may know less than the replica that the group has read.
         lag = max(0, partition.high_watermark - sample.position)
         stored_ns = partition.stored_ns(sample.position) if lag else None
         age_s = 0.0 if stored_ns is None else max(0, now_ns - stored_ns) / 1e9

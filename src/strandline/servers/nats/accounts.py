@@ -1,14 +1,14 @@
-"""How our nats-server knows who its clients are: its accounts, and whom it asks.
+"""The accounts of the child nats-server, and the keys by which the broker logs in.
 
-Streams' subjects live in one account, which the nats-servers of all brokers share. The broker is a
-client there and another one in the server's account of the system, where it answers the server's
-questions (``callout``) and disconnects whom the rules no longer let in. Both log in by signing what
-the server greets them with; the private keys are made at every start and never leave the process,
-so the configuration on disk holds nothing that opens a door.
+The subjects of streams are in one account, which the nats-servers of all brokers share. The broker
+connects to it as a client, and a second time to the system account, where it answers the server's
+authorization requests (``callout``) and disconnects clients that the rules no longer allow. Both
+connections log in by signing the server's nonce. The private keys are created at every start and
+never leave the process, so the configuration on disk contains no secret.
 
-Rules: everybody else is asked about, and while nobody answers nobody comes in. The broker itself
-may publish to reply inboxes and nowhere else: a client names the subject of its reply, and must not
-publish through us where it may not by itself.
+Rules: every other client needs an authorization, and without an answer it is refused. The broker
+itself may publish only to reply inboxes: a client chooses its reply subject, and must not use the
+broker to publish where it may not publish itself.
 """
 
 import json
@@ -28,7 +28,7 @@ ANSWER_TIMEOUT_S: Final = 5
 
 
 class Accounts:
-    """The accounts of one run of the broker, and its own keys in them."""
+    """The accounts of one broker process, and its own keys in them."""
 
     def __init__(self) -> None:
         self.issuer = KeyPair(ACCOUNT)
@@ -37,15 +37,15 @@ class Accounts:
         self._system = KeyPair(USER)
 
     def broker_login(self, info: NatsServerInfo) -> dict[str, str]:
-        """How the broker says who it is where streams' subjects live."""
+        """Return the login for the account of the streams' subjects."""
         return _signed(self._broker, info)
 
     def system_login(self, info: NatsServerInfo) -> dict[str, str]:
-        """How it does so in the account of the system."""
+        """Return the login for the system account."""
         return _signed(self._system, info)
 
     def configuration(self) -> Iterator[str]:
-        """The lines of nats-server's configuration."""
+        """Yield the lines of nats-server's configuration."""
         publish = json.dumps([INBOXES])
         yield "accounts {"
         yield f"  {STREAMS_ACCOUNT} {{ users: [ {{"

@@ -1,13 +1,13 @@
-"""Who may be a client of our nats-server, and for how long.
+"""Authorization of the child nats-server's clients.
 
-Each client is asked about once, when it comes. What it may do is fixed then, so when rules change
-it is disconnected, if they now say something else about it, and comes again by itself.
+The server asks once about each client, when it connects, and the permissions are fixed from then
+on. When the rules change and give a client other permissions, it is disconnected and reconnects by
+itself.
 
-Rules: what cannot be understood is not answered, and the server lets nobody in without an answer.
-An answer that comes too late lets nobody in either, and nothing is ever told of that client; so who
-is not said to have come in within a while is ended like one who leaves, and counts no more.
-A client whose token was revoked or has expired is disconnected like one whose rules have changed.
-No sockets here; on the loop.
+Rules: a malformed request is not answered, and without an answer the server refuses the client. It
+also refuses after an answer that is too late, without reporting it; so an authorized client that
+is not reported as connected in time is disconnected and no longer counted. A client whose token
+was revoked or has expired is disconnected, too. No sockets here; loop thread.
 """
 
 import logging
@@ -25,7 +25,7 @@ from strandline.servers.nats.accounts import ANSWER_TIMEOUT_S, STREAMS_ACCOUNT
 from strandline.servers.nats.callout import (
     AuthRequest,
     Permissions,
-    decode_question,
+    decode_request,
     encode_admission,
     encode_refusal,
 )
@@ -35,27 +35,27 @@ from strandline.servers.nats.permissions import permissions_of
 logger = logging.getLogger(__name__)
 
 NS_PER_S: Final = 1_000_000_000
-ARRIVAL_MS: Final = 2e3 * ANSWER_TIMEOUT_S
-"""Within which who was let in has come in; the server waits half as long for our answer."""
+CONNECT_MS: Final = 2e3 * ANSWER_TIMEOUT_S
+"""The time for an authorized client to connect; the server waits half as long for our answer."""
 
 
-class _Client(NamedTuple):
+class _AuthorizedClient(NamedTuple):
     caller: Caller
     allowance: Allowance
     permissions: Permissions
     quota: Quota
-    """In force when it came in."""
+    """The quota in force when it connected."""
 
 
 class AuthCalloutHandler:
-    """The door of one nats-server.
+    """The handler of one nats-server's authorization requests.
 
     Args:
-        access: who is who, and who may do what.
-        metering: how many connections anybody may have.
-        issuer: whom the server believes.
-        clock: dates answers.
-        name_of: the name in a certificate, given its PEM.
+        access: identifies clients and has the rules.
+        metering: limits the connections per principal.
+        issuer: the key whose signature the server accepts.
+        clock: dates the answers.
+        name_of: returns the name in a PEM certificate.
     """
 
     def __init__(
@@ -74,61 +74,61 @@ class AuthCalloutHandler:
         self._name_of = name_of
         self._server_id = ""
         self._acls: Acls | None = None
-        """Of the last review."""
-        self._clients: dict[int, _Client] = {}
+        """The rules at the last review."""
+        self._clients: dict[int, _AuthorizedClient] = {}
         self._expected: dict[int, float] = {}
-        """Who was let in and has not come in yet: until when, by the monotonic clock."""
-        self._leaving: set[int] = set()
-        """Who was told to leave and may still be there."""
+        """Authorized clients that have not connected yet → the deadline, by the monotonic clock."""
+        self._closing: set[int] = set()
+        """Clients that were asked to disconnect and may still be connected."""
 
     @property
     def clients(self) -> int:
-        """How many are inside."""
+        """The number of authorized clients."""
         return len(self._clients)
 
-    def opened(self, server_id: str) -> list[int]:
-        """The server is heard again; who left meanwhile is not known, so everybody has to.
+    def server_connected(self, server_id: str) -> list[int]:
+        """Return the connections to close when a connection to a server was (re)established.
 
-        Of a server that was started anew nobody is left. Of the same one everybody is told to leave
-        until it says that they are gone.
+        Departures may have been missed. A restarted server has no clients. The same server is asked
+        to close all of them until it reports that they are gone.
         """
         if server_id != self._server_id:
             self._server_id = server_id
             for connection in list(self._clients):
-                self.left(connection)
-        self._leaving = set(self._clients)
-        return sorted(self._leaving)
+                self.client_disconnected(connection)
+        self._closing = set(self._clients)
+        return sorted(self._closing)
 
-    def answer(self, question: bytes) -> bytes | None:
-        """Let a client in, or not; None if nobody asked who may."""
+    def answer(self, data: bytes) -> bytes | None:
+        """Return the answer to an authorization request; None if it is not our server's."""
         try:
-            asked = decode_question(question, self._server_id)
+            request = decode_request(data, self._server_id)
         except InvalidRecordError as error:
-            # In a cluster the questions of the other servers come here too, for their brokers.
-            logger.debug("a question about a client is not our server's: %s", error)
+            # In a cluster the requests of other servers arrive here too; their brokers answer them.
+            logger.debug("ignoring an authorization request that is not our server's: %s", error)
             return None
         now_s = self._clock.now_ns() // NS_PER_S
         try:
-            client = self._admitted(asked)
+            client = self._authorize(request)
         except StrandlineError as error:
-            logger.info("a NATS client from %s is kept out: %s", asked.host, error.message)
-            return encode_refusal(asked, error.code, issuer=self._issuer, now_s=now_s)
-        self.left(asked.connection)
-        self._clients[asked.connection] = client
-        self._expected[asked.connection] = self._clock.monotonic_ms() + ARRIVAL_MS
+            logger.info("refused a NATS client from %s: %s", request.host, error.message)
+            return encode_refusal(request, error.code, issuer=self._issuer, now_s=now_s)
+        self.client_disconnected(request.connection)
+        self._clients[request.connection] = client
+        self._expected[request.connection] = self._clock.monotonic_ms() + CONNECT_MS
         return encode_admission(
-            asked, client.permissions, issuer=self._issuer, account=STREAMS_ACCOUNT, now_s=now_s
+            request, client.permissions, issuer=self._issuer, account=STREAMS_ACCOUNT, now_s=now_s
         )
 
-    def _admitted(self, asked: AuthRequest) -> _Client:
-        """The client.
+    def _authorize(self, request: AuthRequest) -> _AuthorizedClient:
+        """Authorize a client and count its connection.
 
         Raises:
-            StrandlineError: it is not let in.
+            StrandlineError: the client is refused.
         """
         shown = ClientCredentials(
-            token=asked.token or None,
-            certificate=self._name_of(asked.certificate) if asked.certificate else None,
+            token=request.token or None,
+            certificate=self._name_of(request.certificate) if request.certificate else None,
         )
         caller = self._access.identify(shown)
         caller.check_known()
@@ -136,36 +136,36 @@ class AuthCalloutHandler:
         assert allowance is not None, "who is known has one"
         quota = allowance.quota
         allowance.open()
-        return _Client(caller, allowance, self._permissions(caller, quota), quota)
+        return _AuthorizedClient(caller, allowance, self._permissions(caller, quota), quota)
 
-    def arrived(self, connection: int) -> None:
-        """A client that was let in has come in."""
+    def client_connected(self, connection: int) -> None:
+        """Record that an authorized client has connected."""
         self._expected.pop(connection, None)
 
-    def left(self, connection: int) -> None:
-        """A client has left."""
+    def client_disconnected(self, connection: int) -> None:
+        """Record that a client has disconnected."""
         self._expected.pop(connection, None)
         client = self._clients.pop(connection, None)
         if client is not None:
             client.allowance.close()
 
-    def unwelcome(self) -> list[int]:
-        """The connections of clients that would not be let in now as they were."""
+    def connections_to_close(self) -> list[int]:
+        """Return the connections of clients that must reconnect or are no longer allowed."""
         before, self._acls = self._acls, self._access.policy.acls
         has_changed = self._acls is not before
-        self._leaving &= self._clients.keys()
+        self._closing &= self._clients.keys()
         now_ms = self._clock.monotonic_ms()
-        self._leaving.update(each for each, due_ms in self._expected.items() if due_ms <= now_ms)
-        self._leaving.update(
+        self._closing.update(each for each, due_ms in self._expected.items() if due_ms <= now_ms)
+        self._closing.update(
             connection
             for connection, client in self._clients.items()
-            if not _is_welcome(client)
+            if not _is_allowed(client)
             or self._has_other_permissions(client, rules_changed=has_changed)
         )
-        return sorted(self._leaving)
+        return sorted(self._closing)
 
-    def _has_other_permissions(self, client: _Client, *, rules_changed: bool) -> bool:
-        """Whether it would be let in with others than it has."""
+    def _has_other_permissions(self, client: _AuthorizedClient, *, rules_changed: bool) -> bool:
+        """Return whether the client would now get other permissions."""
         quota = client.allowance.quota
         if not rules_changed and quota == client.quota:
             return False
@@ -175,9 +175,9 @@ class AuthCalloutHandler:
         return permissions_of(caller.principal, self._access.policy.acls, quota)
 
 
-def _is_welcome(client: _Client) -> bool:
+def _is_allowed(client: _AuthorizedClient) -> bool:
     try:
         client.caller.check_known()
     except StrandlineError:
-        return False  # an answer, not a failure: it is acted upon
+        return False  # a decision, not a failure: the client is disconnected
     return True

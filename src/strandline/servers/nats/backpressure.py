@@ -1,9 +1,9 @@
-"""What both kinds of connection share: an output queue, and reasons to stop reading.
+"""The output queue of NATS connections, and the reasons for which reading stops.
 
-Rules: output is queued and written once per turn or once per read; reading stops while the other
-end does not take its replies and while the broker has more than it can store soon. Input takes its
-share of each round of the loop (``round_budget``), however many messages its bytes are. Nothing
-here waits or knows what a message means.
+Rules: output is queued and written once per group commit or once per read. Reading stops while the
+peer does not read its replies and while too many bytes wait to be stored. Input gets a share of
+each round of the loop (``round_budget``), however many messages it contains. Nothing here blocks or
+interprets messages.
 """
 
 import asyncio
@@ -17,15 +17,15 @@ from strandline.servers.nats.protocol import Event, Parser
 from strandline.servers.round_budget import PIECES_MAX, SPENT, RoundBudget
 
 OUTPUT_BYTES_MAX: Final = 1 << 20
-"""Replies the other end may leave unread before it is read no further."""
+"""Unread replies above which reading from the peer stops."""
 OVERLOAD: Final = "overload"
-"""The reason of those who are held for the broker's sake, not for their own."""
+"""Reading stops because the broker is full."""
 FORWARDING: Final = "forwarding"
-"""The reason of those whose publishes wait for other brokers."""
+"""Reading stops because publishes wait for other brokers."""
 QUOTA: Final = "quota"
-"""The reason of those who have used up what they may."""
+"""Reading stops because the quota is used up."""
 ROUND: Final = "round"
-"""The reason of those whose input takes more than its share of a round of the loop."""
+"""Reading stops because the input exceeds its share of the loop's round."""
 SLICE_S: Final = 0.004
 ROUND_S: Final = 0.008
 """Of a round, for one connection and for all: with less, each group commit has fewer records."""
@@ -35,27 +35,27 @@ LOW_WATER: Final = 0.25
 
 
 class _NoTransport(asyncio.Transport):
-    """Stands in until the connection is made."""
+    """A placeholder until the connection is made."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
     def abort(self) -> None:
-        """Nothing is open."""
+        """Do nothing."""
 
 
 NO_TRANSPORT: Final[asyncio.Transport] = _NoTransport()
 
 
 class Reading(Protocol):
-    """What can be read no further for a while."""
+    """A source whose reading can be paused."""
 
     def hold_reading(self, why: str) -> None:
-        """Read no further until released for the same reason."""
+        """Stop reading until released for the same reason."""
         ...
 
     def release_reading(self, why: str) -> None:
-        """Read again, unless another reason holds."""
+        """Resume reading unless another reason remains."""
         ...
 
 
@@ -69,28 +69,28 @@ class NatsPeer(asyncio.Protocol):
         self._held_for: set[str] = set()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport."""
+        """Store the transport."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
         self.is_open = True
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  asyncio's signature
-        """Drop what is queued: it has nowhere to go."""
+        """Drop queued output."""
         self.is_open = False
         self.output.clear()
 
     async def start_tls(
         self, context: ssl.SSLContext, *, server_name: str | None = None, timeout_s: float
     ) -> None:
-        """Speak TLS from now on, as NATS does it: after the first line, before anything else.
+        """Start TLS as NATS does: after the first line, before anything else.
 
         Args:
-            context: what we show and whom we trust.
-            server_name: of the server; None: we are it.
-            timeout_s: for the handshake.
+            context: our certificate and the trusted authorities.
+            server_name: the server's name; None: we are the server.
+            timeout_s: the limit of the handshake.
 
         Raises:
-            OSError, TimeoutError: it failed; the connection is closed.
+            OSError, TimeoutError: the handshake failed; the connection is closed.
         """
         is_server = server_name is None
         transport = await asyncio.get_running_loop().start_tls(
@@ -109,21 +109,21 @@ class NatsPeer(asyncio.Protocol):
             self._transport.pause_reading()
 
     def pause_writing(self) -> None:
-        """The other end does not take its replies: take no more of its messages."""
+        """Stop reading, because the peer does not read its replies."""
         self.hold_reading("output")
 
     def resume_writing(self) -> None:
-        """The other end has caught up."""
+        """Resume reading, because the peer has caught up."""
         self.release_reading("output")
 
     def hold_reading(self, why: str) -> None:
-        """Read no further until released for the same reason."""
+        """Stop reading until released for the same reason."""
         if not self._held_for and self._is_alive():
             self._transport.pause_reading()
         self._held_for.add(why)
 
     def release_reading(self, why: str) -> None:
-        """Read again, unless another reason holds."""
+        """Resume reading unless another reason remains."""
         if why not in self._held_for:
             return
         self._held_for.discard(why)
@@ -131,26 +131,26 @@ class NatsPeer(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _is_alive(self) -> bool:
-        """Whether the transport may be asked for something: one that is closing raises."""
+        """Return whether the transport is usable: one that is closing raises."""
         return self.is_open and not self._transport.is_closing()
 
     def is_held(self, why: str) -> bool:
-        """Whether reading stops for this reason."""
+        """Return whether reading stops for this reason."""
         return why in self._held_for
 
     def write(self, data: bytes) -> None:
-        """Write at once, ahead of what is queued."""
+        """Write at once, before queued output."""
         if self.is_open:
             self._transport.write(data)
 
     def flush(self) -> None:
-        """Write what is queued."""
+        """Write queued output."""
         if self.output:
             self.write(b"".join(self.output))
             self.output.clear()
 
     def close(self) -> None:
-        """Write what is queued and close."""
+        """Write queued output and close."""
         self.flush()
         self.is_open = False
         self._transport.close()
@@ -162,11 +162,11 @@ class NatsPeer(asyncio.Protocol):
 
 
 class MessageReader(NatsPeer):
-    """An end that takes what the other end sends, a share of it in each round of the loop.
+    """A connection whose input is parsed, with a share of each round of the loop.
 
     Args:
-        parser: of what is received.
-        budget: the share that all connections of the listener have together.
+        parser: parses the input.
+        budget: the share of all connections of the listener.
     """
 
     def __init__(self, parser: Parser, budget: RoundBudget) -> None:
@@ -177,7 +177,7 @@ class MessageReader(NatsPeer):
         self._is_deferred = False
 
     def data_received(self, data: bytes) -> None:
-        """Take what was received, now or in later rounds."""
+        """Parse and handle input, now or in later rounds."""
         budget = self._budget
         if self._is_deferred:
             self._keep(data)
@@ -185,7 +185,7 @@ class MessageReader(NatsPeer):
             self._keep(data)
             self._defer()
         elif self.is_open:
-            # Most reads are small: several of them share a look at the clock.
+            # Most reads are small: several of them share a read of the clock.
             events = self.parser.feed(data, PIECES_MAX)
             budget.unclocked -= len(events) + 1
             self._take(events)
@@ -195,19 +195,19 @@ class MessageReader(NatsPeer):
                 self._taken(len(data))
 
     def _keep(self, data: bytes) -> None:
-        """Keep what was received for later."""
+        """Keep input for a later round."""
         self._received.append(data)
 
     def _read_on(self, size: int = 0) -> None:
-        """Take what was received until the share of this round is used up.
+        """Handle input until the share of this round is used up.
 
         Args:
-            size: of what was fed to the parser already, in bytes.
+            size: bytes that were fed to the parser already.
         """
         self._is_deferred = False
         loop = asyncio.get_running_loop()
         end_s = self._budget.slice_end()
-        now_s = loop.time() if size else SPENT  # one piece in any case
+        now_s = loop.time() if size else SPENT  # at least one piece
         while self.is_open and (self._received or self.parser.has_more):
             if now_s >= end_s:
                 self._defer()
@@ -230,19 +230,19 @@ class MessageReader(NatsPeer):
 
     @abstractmethod
     def _take(self, events: Sequence[Event]) -> None:
-        """Do what the other end asks for."""
+        """Handle events."""
 
     @abstractmethod
     def _taken(self, size: int) -> None:
-        """Follow up on events that came in ``size`` bytes and were taken in this round."""
+        """Follow up on events from ``size`` bytes that were handled in this round."""
 
 
 class Backpressure:
-    """Stops reading while too much is pending; shared by all connections.
+    """A pause of reading while too much is pending; shared by all connections.
 
     Args:
-        pending_max: what may be pending, such as ``limits.pending_bytes``.
-        reason: why reading stops.
+        pending_max: the limit, such as ``limits.pending_bytes``.
+        reason: the reason for which reading stops.
     """
 
     def __init__(self, pending_max: float, reason: str = OVERLOAD) -> None:
@@ -252,12 +252,12 @@ class Backpressure:
         self._held: set[Reading] = set()
 
     def hold(self, peer: Reading) -> None:
-        """Read ``peer`` no further until there is room."""
+        """Stop reading ``peer`` until there is room."""
         peer.hold_reading(self._reason)
         self._held.add(peer)
 
     def release(self, pending: float) -> None:
-        """Read on if there is room."""
+        """Resume reading if there is room."""
         if self._held and pending <= self._pending_low:
             held, self._held = self._held, set()
             for peer in held:

@@ -1,9 +1,9 @@
-"""The question nats-server asks about every client, and our answer to it (NATS: auth callout).
+"""The authorization request that nats-server sends for each client, and its answer.
 
-Rules: a question is believed only if our own server signed it, and an answer holds for the one
-connection it was asked about: it names a key that the server made up for it. A list of allowed
-subjects that is empty would mean all of them to nats-server, so there is always a denial instead.
-Pure: who may what is decided elsewhere.
+Rules: a request is accepted only if our own server signed it. An answer is valid for one connection
+only: it names a key that the server generated for it. nats-server treats an empty list of allowed
+subjects as all subjects, so such a list is sent as a denial of all. Pure: decides nothing itself.
+The protocol is NATS' auth callout.
 """
 
 from typing import Any, Final
@@ -18,11 +18,11 @@ UNLIMITED: Final = -1
 EVERYTHING: Final = ">"
 
 
-class _Server(msgspec.Struct, frozen=True):
+class _ServerInfo(msgspec.Struct, frozen=True):
     id: str
 
 
-class _Client(msgspec.Struct, frozen=True):
+class _ClientInfo(msgspec.Struct, frozen=True):
     id: int
     host: str = ""
     name: str = ""
@@ -39,20 +39,20 @@ class _Tls(msgspec.Struct, frozen=True):
     verified_chains: list[list[str]] = []
 
 
-class _Body(msgspec.Struct, frozen=True):
-    server_id: _Server
+class _RequestBody(msgspec.Struct, frozen=True):
+    server_id: _ServerInfo
     user_nkey: str
-    client_info: _Client
+    client_info: _ClientInfo
     connect_opts: _Options
     client_tls: _Tls | None = None
 
 
 class _Claims(msgspec.Struct, frozen=True):
-    nats: _Body
+    nats: _RequestBody
 
 
 class AuthRequest(msgspec.Struct, frozen=True):
-    """Who wants to come in."""
+    """A request to authorize a client."""
 
     server_id: str
     user_key: str
@@ -68,7 +68,7 @@ class AuthRequest(msgspec.Struct, frozen=True):
 
 
 class Permissions(msgspec.Struct, frozen=True):
-    """What a client may do, as subjects; a denial wins."""
+    """The subjects that a client may use; a denial wins."""
 
     publish: tuple[str, ...]
     publish_not: tuple[str, ...]
@@ -76,15 +76,15 @@ class Permissions(msgspec.Struct, frozen=True):
     subscribe_not: tuple[str, ...]
 
 
-def decode_question(data: bytes, server_id: str) -> AuthRequest:
-    """The question in a request.
+def decode_request(data: bytes, server_id: str) -> AuthRequest:
+    """Decode and verify an authorization request.
 
     Args:
-        data: as it came.
-        server_id: of our own server, which is its public key too.
+        data: the received bytes.
+        server_id: the id of our own server, which is also its public key.
 
     Raises:
-        InvalidRecordError: none, or not our server's.
+        InvalidRecordError: the request is malformed, or not from our server.
     """
     body = verified_claims(data, server_id, _Claims).nats
     chains = body.client_tls.verified_chains if body.client_tls is not None else []
@@ -101,23 +101,23 @@ def decode_question(data: bytes, server_id: str) -> AuthRequest:
 
 
 def encode_admission(
-    question: AuthRequest, permissions: Permissions, *, issuer: KeyPair, account: str, now_s: int
+    request: AuthRequest, permissions: Permissions, *, issuer: KeyPair, account: str, now_s: int
 ) -> bytes:
-    """The answer that lets a client in.
+    """Return the answer that accepts a client.
 
     Args:
-        question: who asked.
-        permissions: what it may do.
-        issuer: whom the server believes.
-        account: of the server's, where it comes in.
-        now_s: seconds since 1970.
+        request: the request.
+        permissions: the client's permissions.
+        issuer: the key whose signature the server accepts.
+        account: the server's account that the client joins.
+        now_s: Unix time in seconds.
     """
     user = {
         "iss": issuer.public,
-        "sub": question.user_key,
+        "sub": request.user_key,
         "aud": account,
         "iat": now_s,
-        "jti": question.user_key,
+        "jti": request.user_key,
         "nats": {
             "type": "user",
             "version": CLAIMS_VERSION,
@@ -129,23 +129,21 @@ def encode_admission(
             "allowed_connection_types": ["STANDARD"],
         },
     }
-    return _answer(question, {"jwt": issuer.token(user)}, issuer=issuer, now_s=now_s)
+    return _answer(request, {"jwt": issuer.token(user)}, issuer=issuer, now_s=now_s)
 
 
-def encode_refusal(question: AuthRequest, reason: str, *, issuer: KeyPair, now_s: int) -> bytes:
-    """The answer that keeps a client out; the reason is for the server's log."""
-    return _answer(question, {"error": reason}, issuer=issuer, now_s=now_s)
+def encode_refusal(request: AuthRequest, reason: str, *, issuer: KeyPair, now_s: int) -> bytes:
+    """Return the answer that refuses a client; the reason is for the server's log."""
+    return _answer(request, {"error": reason}, issuer=issuer, now_s=now_s)
 
 
-def _answer(
-    question: AuthRequest, content: dict[str, str], *, issuer: KeyPair, now_s: int
-) -> bytes:
+def _answer(request: AuthRequest, content: dict[str, str], *, issuer: KeyPair, now_s: int) -> bytes:
     claims = {
         "iss": issuer.public,
-        "sub": question.user_key,
-        "aud": question.server_id,
+        "sub": request.user_key,
+        "aud": request.server_id,
         "iat": now_s,
-        "jti": question.user_key,
+        "jti": request.user_key,
         "nats": {"type": "authorization_response", "version": CLAIMS_VERSION, **content},
     }
     return issuer.token(claims).encode()

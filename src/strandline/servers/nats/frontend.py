@@ -1,9 +1,9 @@
-"""The NATS front end: two ways in for publishers, one set of routes.
+"""The NATS listeners of a broker: a nats-server and the ingest listener, with common routes.
 
-Publishers reach the broker through a nats-server (a child of ours, or servers of the user's) or
-through our own listener, which saves the hop. Rules: everything runs on the broker's loop; streams
-that come and go are re-bound at once; what needs ``cryptography``, which takes 7 MiB of memory, is
-imported where access is checked.
+Publishers reach the broker through a nats-server (our child, or an external one) or through our own
+listener, which saves the hop. Rules: everything runs on the broker's loop. Created and deleted
+streams are bound and unbound at once. ``cryptography``, which takes 7 MiB of memory, is imported
+only with access control.
 """
 
 import ssl
@@ -35,13 +35,13 @@ LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 
 
 
 class NatsFrontEnd:
-    """NATS in, acks out.
+    """The NATS listeners of a broker.
 
     Args:
-        broker: started, and stopped after this.
-        config: settings.
-        metering: what principals use, if other front ends count too.
-        forwarder: in a cluster: for what other brokers lead.
+        broker: a started broker, stopped after this.
+        config: the broker's settings.
+        metering: the meters of principals, if shared with other servers.
+        forwarder: forwards to other leaders; only in a cluster.
     """
 
     def __init__(
@@ -67,37 +67,37 @@ class NatsFrontEnd:
 
     @property
     def nats_port(self) -> int | None:
-        """Port of the nats-server child; None with servers of the user's."""
+        """The port of the child nats-server; None with external servers."""
         return self._child.port if self._child is not None else None
 
     @property
     def ingest_port(self) -> int | None:
-        """Port of our own listener; None when it is off."""
+        """The port of the ingest listener; None when it is off."""
         return self._listener.port if self._listener is not None else None
 
     @property
     def nats_pid(self) -> int | None:
-        """Process id of the nats-server child; None without one."""
+        """The process id of the child nats-server; None without one."""
         return self._child.pid if self._child is not None else None
 
     async def start(self) -> None:
-        """Start the child if there is one, subscribe, listen.
+        """Start the child if there is one, subscribe, and listen.
 
         Raises:
-            InvalidConfigError: a NATS URL is wrong, or a certificate of no use.
-            UnavailableError: a server cannot be reached or a port cannot be had; nothing runs on.
+            InvalidConfigError: a NATS URL is malformed, or a certificate cannot be used.
+            UnavailableError: a server or a port is not available; nothing is left running.
         """
         config, broker = self._config, self._broker
-        gate = Backpressure(config.limits.pending_bytes)
-        intake = MessageIngest(
+        backpressure = Backpressure(config.limits.pending_bytes)
+        ingest = MessageIngest(
             broker.clock, self._routes, broker.admission, forwarder=self._forwarder
         )
-        broker.on_answered(intake.read_on)
+        broker.on_answered(ingest.read_on)
         bindings = self._bind()
         broker.on_streams_changed(self._streams_changed)
         broker.on_stream_created(self.synced)
         jetstream = None
-        if config.nats.servers:  # ours has no JetStream
+        if config.nats.servers:  # our child has no JetStream
             jetstream = JetStreamWatch(broker.streams, broker.telemetry, broker.clock)
             broker.on_creating_stream(jetstream.check_creation)
         try:
@@ -108,8 +108,8 @@ class NatsFrontEnd:
             login = self._accounts.broker_login if self._accounts is not None else None
             self._subscriber = NatsClient(
                 broker,
-                intake=intake,
-                gate=gate,
+                ingest=ingest,
+                backpressure=backpressure,
                 jetstream=jetstream,
                 is_alone=self._is_server_alone,
                 tls=tls,
@@ -121,8 +121,8 @@ class NatsFrontEnd:
                     broker,
                     config,
                     routes=self._routes,
-                    intake=intake,
-                    gate=gate,
+                    ingest=ingest,
+                    backpressure=backpressure,
                     metering=self._metering,
                 )
                 await self._listener.start()
@@ -131,7 +131,7 @@ class NatsFrontEnd:
             raise
 
     async def stop(self) -> None:
-        """Take nothing more, answer what was taken, disconnect, end the child."""
+        """Stop receiving, answer received messages, disconnect, and stop the child."""
         if self._listener is not None:
             self._listener.pause()
         if self._forwarder is not None:
@@ -146,21 +146,21 @@ class NatsFrontEnd:
             await self._child.stop()
 
     def certificates_renewed(self) -> None:
-        """Let our own nats-server read its certificate again."""
+        """Let the child nats-server reload its certificate."""
         if self._child is not None:
             self._child.reload()
 
     async def synced(self) -> None:
-        """Wait until nats-server delivers for every stream there is.
+        """Wait until nats-server delivers messages for every stream.
 
-        Await it before telling anyone that a stream was created: a publish that overtakes the
+        Await this before answering the creation of a stream: a publish that arrives before the
         subscription would find no responders.
         """
         if self._subscriber is not None:
             await self._subscriber.synced()
 
     async def _start_child(self, tls: ssl.SSLContext | None) -> str:
-        """Start the nats-server child, and watch its door; answers its URL."""
+        """Start the child nats-server and its authorization; return its URL."""
         config, telemetry = self._config, self._broker.telemetry
 
         def restarted() -> None:
@@ -186,7 +186,7 @@ class NatsFrontEnd:
         return self._child_url()
 
     async def _watch_door(self, accounts: "Accounts", tls: ssl.SSLContext | None) -> None:
-        """Answer the child's questions about its clients from now on."""
+        """Answer the child's authorization requests from now on."""
         from strandline.servers.nats.auth_callout import AuthCalloutHandler
         from strandline.servers.nats.certificates import certificate_name
         from strandline.servers.nats.system_account import SystemAccountClient
@@ -208,17 +208,17 @@ class NatsFrontEnd:
 
     @property
     def _is_server_there(self) -> bool:
-        """Whether there should be somebody to connect to: no child waits for space."""
+        """Return whether a server should be reachable: no child waits for disk space."""
         return self._child is None or self._child.pid is not None
 
     @property
     def _is_server_alone(self) -> bool:
-        """Whether no other broker hears what is published at the nats-server."""
+        """Return whether no other broker receives what is published at the nats-server."""
         config = self._config
         return not config.nats.servers and not config.cluster.nats_addresses
 
     def _child_url(self) -> str:
-        """Where the child listens."""
+        """Return the child's URL."""
         assert self._child is not None, "started first"
         config = self._config
         host = LOOPBACK.get(config.host, config.host)
@@ -226,10 +226,10 @@ class NatsFrontEnd:
         return f"{scheme}://{bracketed(host)}:{self._child.port}"
 
     def _calling_context(self) -> ssl.SSLContext | None:
-        """Whom we trust as a server when we connect with TLS; None: we never do.
+        """Return the TLS context for connections to servers; None if none uses TLS.
 
         Raises:
-            InvalidConfigError: a certificate is of no use.
+            InvalidConfigError: a certificate cannot be used.
         """
         config = self._config
         if not config.nats.servers:
@@ -237,7 +237,7 @@ class NatsFrontEnd:
         return calling_context(config.tls, authority=config.nats.authority)
 
     def _bind(self) -> list[Binding]:
-        """Route by the streams there are now; what of them is to be subscribed to."""
+        """Route by the current streams; return the bindings to subscribe to."""
         bindings = [
             binding for stream in self._broker.streams() for binding in stream_bindings(stream)
         ]
@@ -253,10 +253,10 @@ class NatsFrontEnd:
 
 
 def _routes(config: BrokerConfig) -> ServerRoutes | None:
-    """How the child meets those of the other brokers, if it is to.
+    """Return the child's routes to the other brokers' servers, if there are any.
 
     Raises:
-        InvalidConfigError: the file with the secret is of no use.
+        InvalidConfigError: the file with the secret cannot be used.
     """
     cluster = config.cluster
     addresses = cluster.nats_addresses

@@ -1,8 +1,8 @@
-"""Who may publish through the ingest listener: CONNECT says who it is, each subject is asked about.
+"""Access control of a connection to the ingest listener: identity at CONNECT, then each subject.
 
-Rules: before CONNECT was accepted nothing else is, and no large payload is waited for. A subject
-that was allowed is remembered until any rule or token changes, so that a publish costs a look into
-a set; whose token was revoked is disconnected with its next bytes.
+Rules: before CONNECT is accepted, no other operation and no large payload is. An allowed subject is
+cached until any rule or token changes, so that a publish costs one set lookup. A client whose token
+was revoked is disconnected with its next bytes.
 """
 
 from typing import Final
@@ -20,7 +20,7 @@ REMEMBERED_MAX: Final = 16_384
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """What of CONNECT says who somebody is, as stock clients send it."""
+    """The credentials in CONNECT, as stock clients send them."""
 
     auth_token: str | None = None
     password: str | None = msgspec.field(default=None, name="pass")
@@ -28,15 +28,15 @@ class Claims(msgspec.Struct, frozen=True):
 
     @property
     def token(self) -> str | None:
-        """The token; None: none was shown."""
+        """The token; None without one."""
         return self.auth_token if self.auth_token is not None else self.password
 
 
 class PublishGuard:
-    """Guards one connection.
+    """The access control of one connection.
 
     Args:
-        access: the listener's door, where access is checked.
+        access: identifies clients and has the rules.
     """
 
     def __init__(self, access: Access) -> None:
@@ -47,20 +47,20 @@ class PublishGuard:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is known who is there."""
+        """Whether the client is identified."""
         return self._caller is not None
 
     @property
     def caller(self) -> Caller:
-        """Who is there."""
+        """The client."""
         assert self._caller is not None, "asked after connect"
         return self._caller
 
     def connect(self, claims: Claims, certificate: str | None) -> None:
-        """Find out who it is.
+        """Identify the client.
 
         Raises:
-            StrandlineError: nobody who may do anything here.
+            StrandlineError: the client is unknown, or may do nothing here.
         """
         caller = self._access.identify(ClientCredentials(claims.token, certificate))
         caller.check_known()
@@ -68,10 +68,10 @@ class PublishGuard:
         self._forget()
 
     def refresh(self) -> None:
-        """Forget what was allowed if rules or tokens have changed, or may have.
+        """Drop the cached subjects if rules or tokens have changed, or may have.
 
         Raises:
-            StrandlineError: nothing is allowed any more.
+            StrandlineError: the client is no longer allowed anything.
         """
         if self._caller is None:
             return
@@ -80,10 +80,10 @@ class PublishGuard:
             self._forget()
 
     def check_current(self) -> None:
-        """Look whether it is still somebody.
+        """Check that the client's identity is still valid.
 
         Raises:
-            StrandlineError: not any more.
+            StrandlineError: it is no longer valid.
         """
         if self._caller is not None:
             self._caller.check_known()
@@ -93,7 +93,7 @@ class PublishGuard:
         self._allowed.clear()
 
     def allows(self, subject: bytes) -> bool:
-        """Whether a plain subject may be published to."""
+        """Return whether a plain subject may be published to."""
         return subject in self._allowed or self._ask(subject)
 
     def _ask(self, subject: bytes) -> bool:

@@ -2,8 +2,8 @@ r"""The ``NATS/1.0`` header block of a message, to and from a list of pairs.
 
     NATS/1.0[ status[ description]]\r\n  (Name: value\r\n)*  \r\n
 
-Rules: order and repeats are kept; a value loses surrounding blanks, as in every NATS client; a
-block that breaks the rules is an ``InvalidRecordError`` for its sender. Pure.
+Rules: order and repeats are kept. White space around a value is removed, as in every NATS client. A
+malformed block raises ``InvalidRecordError``. Pure.
 """
 
 from strandline.errors import InvalidRecordError
@@ -19,13 +19,13 @@ NO_RESPONDERS = NO_RESPONDERS_STATUS + b"\r\n\r\n"
 
 
 def parse_headers(block: bytes) -> Headers:
-    """The headers in a block.
+    """Parse a header block.
 
     Args:
-        block: from ``NATS/1.0`` through the empty line.
+        block: the bytes from ``NATS/1.0`` through the empty line.
 
     Raises:
-        InvalidRecordError: not such a block, or more than ``HEADERS_MAX`` headers.
+        InvalidRecordError: the block is malformed, or has more than ``HEADERS_MAX`` headers.
     """
     if not block.endswith(b"\r\n\r\n"):
         raise InvalidRecordError("NATS headers do not end with an empty line")
@@ -48,10 +48,10 @@ def parse_headers(block: bytes) -> Headers:
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """The block that carries ``headers``.
+    """Encode a header block.
 
     Raises:
-        InvalidRecordError: a name or a value that the block cannot carry.
+        InvalidRecordError: a name or value cannot be encoded.
     """
     lines = [VERSION_LINE]
     for name, value in headers:

@@ -1,8 +1,8 @@
 """The subscriptions of one publisher, which exist to receive replies.
 
-Rules: a reply goes to one subscription, the exact one first, then ``prefix.*``, then any other
-pattern. The shapes that clients use (``_INBOX.x`` and ``_INBOX.x.*``) are found by one dictionary
-access; other patterns are tried one by one and are therefore few. Pure.
+Rules: a reply goes to one subscription: an exact match first, then ``prefix.*``, then any other
+pattern. The forms that clients use (``_INBOX.x`` and ``_INBOX.x.*``) cost one dictionary lookup.
+Other patterns are tried one by one, so their number is limited. Pure.
 """
 
 from typing import Final
@@ -27,7 +27,7 @@ class Inbox:
 
 
 class Inboxes:
-    """All subscriptions of one connection; ``by_prefix`` is public for the hot path to read."""
+    """The subscriptions of one connection; ``by_prefix`` is public for the hot path to read."""
 
     def __init__(self) -> None:
         self.by_prefix: dict[bytes, bytes] = {}
@@ -40,7 +40,7 @@ class Inboxes:
         return len(self._by_sid)
 
     def add(self, pattern: str, sid: bytes) -> bool:
-        """Subscribe; False if there are too many. A sid in use is replaced.
+        """Subscribe; return False if there are too many. A sid in use is replaced.
 
         Args:
             pattern: a valid subject, perhaps with wildcards.
@@ -63,7 +63,7 @@ class Inboxes:
         return True
 
     def remove(self, sid: bytes) -> None:
-        """Unsubscribe; nothing happens if there is no such sid."""
+        """Unsubscribe; an unknown sid is ignored."""
         inbox = self._by_sid.pop(sid, None)
         if inbox is None:
             return
@@ -75,19 +75,19 @@ class Inboxes:
     def limit(self, sid: bytes, deliveries_max: int) -> None:
         """Unsubscribe after ``deliveries_max`` more deliveries.
 
-        A limit on one ``prefix.*`` too many is ignored: counting is for the slow way, which is
-        kept short, and clients limit plain inboxes.
+        A limit on one ``prefix.*`` too many is ignored: deliveries are counted on the slow path,
+        which is kept short, and clients limit plain inboxes only.
         """
         inbox = self._by_sid.get(sid)
         if inbox is None:
             return
         inbox.remaining = deliveries_max
         if len(self._patterns) < PATTERNS_MAX and self._forget_prefix(inbox):
-            # From now on its deliveries are counted, which only the slow way does.
+            # Its deliveries must be counted from now on, which only the slow path does.
             self._patterns[sid] = inbox
 
     def sid_for(self, reply: bytes) -> bytes | None:
-        """The sid that gets a reply, or None; counts it as delivered."""
+        """Return the sid that receives a reply, or None; count the delivery."""
         sid = self.by_prefix.get(reply.rpartition(b".")[0])
         if sid is not None and not self._plain:
             return sid
@@ -110,7 +110,7 @@ class Inboxes:
         return inbox.sid
 
     def _forget_prefix(self, inbox: Inbox) -> bool:
-        """Take an inbox out of ``by_prefix``; False if it was not there."""
+        """Remove an inbox from ``by_prefix``; return False if it was not there."""
         prefix = inbox.pattern.rpartition(".")[0].encode()
         if self.by_prefix.get(prefix) != inbox.sid:
             return False
@@ -119,7 +119,7 @@ class Inboxes:
 
 
 def _matches(pattern: str, subject: str) -> bool:
-    """As ``subject_matches``, but a client may well subscribe to ``>`` and mean its inboxes."""
+    """Return whether a pattern matches; unlike ``subject_matches``, ``>`` matches inboxes too."""
     if pattern == ">":
         return True
     return subject_matches(pattern, subject)

@@ -1,4 +1,4 @@
-"""What a published message becomes: records, with the key, headers and checks it asked for.
+"""Conversion of published messages to records, with key, headers and requested checks.
 
     header                        meaning
     Nats-Msg-Id                   stored once within the stream's window
@@ -9,12 +9,12 @@
     Strandline-Key                the record's key (taken out of the headers)
     Strandline-Tombstone          the value is null: the key is deleted (taken out too)
 
-Rules: a Liftbridge envelope gives key, value, headers, ack inbox and policy; what is not a valid
-envelope is a plain value. Control headers are judged only by a stream that answers the publisher:
-headers that ask JetStream for something we do not do are refused there, never ignored. Every other
-stream stores the message as it is, since the headers may be meant for another stream. Refused
-messages are counted, malformed headers included, and logged where no publisher is answered. What
-no other broker hears is forwarded to the broker that leads its partition. No sockets here.
+Rules: a Liftbridge envelope contains key, value, headers, ack inbox and policy; any other payload
+is a plain value. Control headers are checked only by a stream that answers the publisher: headers
+that request unsupported JetStream features are refused there, never ignored. Every other stream
+stores the message as it is, since the headers may be meant for another stream. Refused messages are
+counted, malformed headers included, and logged where no publisher is answered. A message that no
+other broker receives is forwarded to its partition's leader. No sockets here.
 """
 
 from typing import Final
@@ -55,7 +55,7 @@ UNSUPPORTED_HEADERS: Final = frozenset(
 
 
 class ParsedMessage(msgspec.Struct):
-    """A message as it was meant."""
+    """A message and its meaning."""
 
     value: bytes | None
     key: bytes | None = None
@@ -74,14 +74,14 @@ class ParsedMessage(msgspec.Struct):
 
 
 def interpret(block: bytes | None, payload: bytes) -> ParsedMessage:
-    """Return what a message asks for.
+    """Parse a message.
 
     Args:
         block: its header block, or None.
         payload: its payload.
 
     Raises:
-        InvalidRecordError: malformed headers.
+        InvalidRecordError: the headers are malformed.
     """
     headers = parse_headers(block) if block is not None else []
     found = ParsedMessage(payload)
@@ -97,7 +97,7 @@ def interpret(block: bytes | None, payload: bytes) -> ParsedMessage:
 
 
 def _apply_headers(found: ParsedMessage, headers: Headers) -> None:
-    """Take the meaning of the headers; those that stay go into ``found``."""
+    """Apply control headers to ``found``, and keep the others in it."""
     kept: Headers = []
     for name, value in headers:
         if name == KEY_HEADER:
@@ -113,7 +113,7 @@ def _apply_headers(found: ParsedMessage, headers: Headers) -> None:
 def _apply_control_header(
     found: ParsedMessage, name: str, value: bytes
 ) -> InvalidRequestError | None:
-    """Take the meaning of a header that is stored too; return why it cannot be done, if so."""
+    """Apply a control header that is stored too; return why it is unsupported, if so."""
     if name == MESSAGE_ID_HEADER:
         found.message_id = found.message_id or as_id(value) or None
     elif name == EXPECTED_STREAM_HEADER:
@@ -132,13 +132,13 @@ def _apply_control_header(
 
 
 class MessageIngest:
-    """Takes the messages that are more than a plain payload for one stream.
+    """A handler of messages that are more than a plain payload for one stream.
 
     Args:
-        clock: for the times in Liftbridge acks.
-        routes: of all streams, to find an expected stream, if it records a subject at all.
+        clock: gives the times in Liftbridge acks.
+        routes: the routes of all streams, to look up an expected stream.
         admission: counts refused messages.
-        forwarder: in a cluster: for what other brokers lead.
+        forwarder: forwards to other leaders; only in a cluster.
     """
 
     def __init__(
@@ -153,17 +153,17 @@ class MessageIngest:
         self._routes = routes
         self._admission = admission
         self._forwarder = forwarder
-        self._forward_gate = Backpressure(1.0, FORWARDING)
+        self._forward_backpressure = Backpressure(1.0, FORWARDING)
 
     @property
     def is_forwarding(self) -> bool:
-        """Whether messages are under way to other brokers, which later ones must not overtake."""
+        """Return whether publishes in flight to other brokers must not be overtaken."""
         return self._forwarder is not None and self._forwarder.is_busy
 
     def read_on(self) -> None:
-        """Read on from where reading stopped while too much was under way to other brokers."""
+        """Resume reading that stopped while too many forwarded publishes were in flight."""
         if self._forwarder is not None:
-            self._forward_gate.release(self._forwarder.fullness)
+            self._forward_backpressure.release(self._forwarder.fullness)
 
     def take(
         self,
@@ -174,19 +174,19 @@ class MessageIngest:
         payload: bytes,
         sink: ReplySink,
     ) -> None:
-        """Append a message to every stream that records its subject.
+        """Append a message to every stream on its subject.
 
         Args:
-            route: where it goes.
+            route: the streams on the subject.
             reply: its reply subject, or None.
             block: its header block, or None.
             payload: its payload.
-            sink: where answers go.
+            sink: receives the answers.
         """
         try:
             publication = interpret(block, payload)
         except InvalidRecordError as error:
-            # With its traceback it would be kept, and keep the headers, until garbage is collected.
+            # Drop the traceback: its frames would keep the headers until garbage collection.
             error.__traceback__ = None
             publication = ParsedMessage(payload, refusal=error, is_malformed=True)
         expected, named = publication.expected_stream, None
@@ -211,7 +211,7 @@ class MessageIngest:
         subject: str,
         sink: ReplySink,
     ) -> None:
-        """Append to one stream; a stream that is not the expected one stores in silence."""
+        """Append to one stream; a stream other than the expected one stores without answering."""
         wrapped = publication.wrapped
         answers = target.answers and not publication.is_republished
         token = reply if answers else None
@@ -239,9 +239,9 @@ class MessageIngest:
         if not (partition.is_led or sink.is_alone):
             elsewhere = partition.refusal
             if elsewhere is not None and is_left_to_others(elsewhere, sink):
-                return  # who leads stores it, and counts it if it does not
+                return  # the leader stores the message, or counts its refusal
         headers = publication.headers
-        if reply is not None and not answers:  # it is the application's: keep it
+        if reply is not None and not answers:  # a header for the application: keep it
             headers = [*(headers or ()), (REPLY_HEADER, reply)]
         expected_last = publication.expected_last if ack_sink is not None else None
         if wrapped is not None and target.checks_offsets:
@@ -259,8 +259,8 @@ class MessageIngest:
                 expects=target.checks_offsets or expected_last is not None,
                 expected=expected_last,
             )
-            if forwarder.fullness > self._forward_gate.pending_high:
-                self._forward_gate.hold(sink)
+            if forwarder.fullness > self._forward_backpressure.pending_high:
+                self._forward_backpressure.hold(sink)
             return
         partition.append(
             publication.value,

@@ -1,11 +1,11 @@
-"""Somebody else's JetStream on the nats-server: streams there that acknowledge publishes to ours.
+"""Detection of foreign JetStream streams that acknowledge publishes to our subjects.
 
-Where a stream of JetStream covers a subject of ours, both answer a publish, and a client takes the
-first ack, which is often JetStream's and says nothing about the record here. So such a stream is
-not created with ``pub_ack``; one that JetStream covers later is counted and logged.
+If a JetStream stream covers a subject of ours, both acknowledge a publish. The client uses the
+first ack, which is often JetStream's and says nothing about our record. So creating such a stream
+with ``pub_ack`` is refused, and one that JetStream covers later is counted and logged.
 
-Rules: a server that does not answer the question holds nothing up: it is asked again over the next
-connection. Without JetStream there are no responders. A stream with ``no_ack`` answers nobody.
+Rules: a server that does not answer blocks nothing: it is asked again over the next connection.
+Without JetStream there are no responders. A stream with ``no_ack`` acknowledges nothing.
 """
 
 import asyncio
@@ -55,12 +55,12 @@ class _Info(msgspec.Struct, frozen=True):
 
 
 class JetStreamWatch:
-    """Finds streams of JetStream that cover subjects of ours; loop thread.
+    """A watch for JetStream streams that cover our subjects; loop thread.
 
     Args:
-        streams: gives our streams.
-        telemetry: counts those that JetStream covers.
-        clock: for throttling warnings.
+        streams: returns our streams.
+        telemetry: counts covered streams.
+        clock: throttles warnings.
     """
 
     def __init__(
@@ -75,10 +75,10 @@ class JetStreamWatch:
         self._changed = asyncio.Event()
 
     async def run(self, link: "NatsConnection") -> None:
-        """Watch over one connection until cancelled, or until JetStream turns out not to be there.
+        """Watch over one connection until cancelled, or until there is no JetStream.
 
         Args:
-            link: a connection that has just been made.
+            link: a new connection.
         """
         self._link = link
         try:
@@ -98,14 +98,14 @@ class JetStreamWatch:
             )
 
     def disconnected(self) -> None:
-        """Ask nobody until connected again."""
+        """Stop asking until the next connection."""
         self._link = None
 
     async def check_creation(self, config: StreamConfig) -> None:
         """Refuse a stream whose publishes JetStream would acknowledge.
 
         Raises:
-            InvalidRequestError: a stream of JetStream covers its subject.
+            InvalidRequestError: a JetStream stream covers its subject.
         """
         if self._link is None or not _answers(config):
             return
@@ -122,7 +122,7 @@ class JetStreamWatch:
             )
 
     async def _check_all(self) -> None:
-        """Count, and log, the streams whose publishes JetStream acknowledges."""
+        """Count and log our streams whose publishes JetStream acknowledges."""
         count = 0
         for stream in self._streams():
             config = stream.config
@@ -143,10 +143,10 @@ class JetStreamWatch:
         self._telemetry.jetstream_covered_streams = count
 
     async def _covering(self, config: StreamConfig) -> str | None:
-        """Return the name of a stream of JetStream that acknowledges publishes to one of ours.
+        """Return the name of a JetStream stream that acknowledges publishes to a stream of ours.
 
         Raises:
-            TimeoutError, DisconnectedError: the server does not say.
+            TimeoutError, DisconnectedError: the server did not answer.
         """
         patterns = subject_patterns(config)
         filters = [config.subject]
@@ -167,10 +167,10 @@ class JetStreamWatch:
         return None
 
     async def _ask(self, subject: bytes, question: dict[str, str]) -> bytes | None:
-        """Return JetStream's answer; None: there is no JetStream.
+        """Return JetStream's answer; None without JetStream.
 
         Raises:
-            TimeoutError, DisconnectedError: there is no answer.
+            TimeoutError, DisconnectedError: the server did not answer.
         """
         if self._link is None:
             raise DisconnectedError("not connected to nats-server")
@@ -183,11 +183,11 @@ def _answers(config: StreamConfig) -> bool:
 
 
 def _decoded(answer: bytes | None, nothing: AnswerT) -> AnswerT:
-    """Return an answer, or ``nothing`` if there is none or JetStream's is an error."""
+    """Return a decoded answer, or ``nothing`` if there is none or it is an error."""
     if answer is None:
         return nothing
     try:
         return msgspec.json.decode(answer, type=type(nothing))
     except UNDECODABLE as error:
-        logger.warning("JetStream answers in words we do not know: %s", error)
+        logger.warning("cannot decode an answer of JetStream: %s", error)
         return nothing

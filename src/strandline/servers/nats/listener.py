@@ -1,8 +1,8 @@
-"""The broker's own listener for publishers: NATS' client protocol without the hop through a server.
+"""The ingest listener: NATS' client protocol for publishers, without the hop through a server.
 
-It takes publishes and sends acks; it is no NATS server: subscriptions exist to receive replies, and
-publishers do not hear each other. Rules: connections share nothing but the routes and the limits
-here; what one does costs the others nothing but its share of the loop.
+It receives publishes and sends acks. It is not a NATS server: subscriptions only receive replies,
+and publishers do not receive each other's messages. Rules: connections share only the routes and
+limits here, and one connection costs the others only its share of the loop.
 """
 
 import asyncio
@@ -43,15 +43,15 @@ UNANSWERED_PINGS_MAX: Final = 2
 
 
 class IngestListener:
-    """Listens for publishers.
+    """The listener for publishers.
 
     Args:
-        broker: where records go.
-        config: settings.
-        routes: of all streams; shared with the other ways in.
-        intake: for messages that are more than a plain payload.
-        gate: stops reading while the broker is full.
-        metering: what principals use, if other front ends count too.
+        broker: the broker that stores records.
+        config: the broker's settings.
+        routes: the routes of all streams; shared with the other listeners.
+        ingest: handles messages that are more than a plain payload.
+        backpressure: pauses reading while the broker is full.
+        metering: the meters of principals, if shared with other servers.
     """
 
     def __init__(
@@ -60,8 +60,8 @@ class IngestListener:
         config: BrokerConfig,
         *,
         routes: RouteTable,
-        intake: MessageIngest,
-        gate: Backpressure,
+        ingest: MessageIngest,
+        backpressure: Backpressure,
         metering: Metering | None = None,
     ) -> None:
         self._broker = broker
@@ -69,8 +69,8 @@ class IngestListener:
         self.access = Access(config, broker)
         self.metering = metering or Metering(broker)
         self.routes = routes
-        self.intake = intake
-        self.gate = gate
+        self.ingest = ingest
+        self.backpressure = backpressure
         self.admission = broker.admission
         self.payload_max = config.limits.record_bytes + MESSAGE_SLACK_BYTES
         self.ack_lines = AckLines(b"MSG %b %b")
@@ -92,11 +92,11 @@ class IngestListener:
         self.info_line = b""
 
     async def start(self) -> None:
-        """Begin to listen.
+        """Start listening.
 
         Raises:
-            UnavailableError: the port cannot be had.
-            InvalidConfigError: a certificate is of no use.
+            UnavailableError: the port is not available.
+            InvalidConfigError: a certificate cannot be used.
         """
         if self._config.tls.is_on:
             self._tls = listening_context(self._config.tls, ask_clients=True)
@@ -116,14 +116,14 @@ class IngestListener:
         self._pinger = start_task(self._ping_all(), "ingest-pings")
 
     def pause(self) -> None:
-        """Take nothing more."""
+        """Stop receiving."""
         if self._server is not None:
             self._server.close()
         for connection in self._connections:
             connection.hold_reading("stopping")
 
     async def stop(self) -> None:
-        """Take nothing more, answer what was taken, close."""
+        """Stop receiving, answer received messages, close."""
         if self._server is None:
             return
         self.pause()
@@ -163,32 +163,32 @@ class IngestListener:
 
     @property
     def has_tls(self) -> bool:
-        """Whether connections speak TLS after the greeting."""
+        """Return whether connections use TLS after the greeting."""
         return self._tls is not None
 
     def secure(self, connection: PublisherConnection) -> None:
-        """Let a connection that was greeted speak TLS; it is dropped if it does not."""
+        """Start TLS on a connection after the greeting; drop it if the handshake fails."""
         task = asyncio.create_task(self._secure(connection), name="ingest-tls")
         self._securing.add(task)
         task.add_done_callback(self._securing.discard)
 
     async def _secure(self, connection: PublisherConnection) -> None:
         assert self._tls is not None, "asked for with TLS only"
-        # Not sooner: a quick client's handshake would come before anybody expects one.
+        # Not sooner: a fast client's handshake would arrive before it is expected.
         connection.write(self.info_line)
         try:
             await connection.start_tls(self._tls, timeout_s=HANDSHAKE_TIMEOUT_S)
         except (OSError, TimeoutError) as error:
             logger.info("a publisher's TLS handshake failed: %s", error)
             connection.abort()
-            connection.connection_lost(None)  # not every loop tells who has not begun
+            connection.connection_lost(None)  # not every loop reports this
         else:
             connection.secured()
 
-    # What connections need of each other
+    # Shared by connections
 
     def admit(self, connection: PublisherConnection) -> bool:
-        """Remember a new connection; False if there are too many."""
+        """Register a new connection; return False if there are too many."""
         self._connections.add(connection)
         self._all_gone.clear()
         self._broker.reads(connection)
@@ -196,12 +196,12 @@ class IngestListener:
         return self.metering.connections.admit(connection, connection.abort)
 
     def expect(self, connection: PublisherConnection) -> None:
-        """Give a new connection some time to identify itself."""
+        """Limit the time in which a new connection must identify itself."""
         loop = asyncio.get_running_loop()
         loop.call_later(HANDSHAKE_TIMEOUT_S, connection.end_silent)
 
     def forget(self, connection: PublisherConnection) -> None:
-        """A connection is gone; of one that failed to shake hands some loops tell again."""
+        """Forget a closed connection; some loops report a failed handshake twice."""
         if connection not in self._connections:
             return
         self._connections.discard(connection)
@@ -211,31 +211,31 @@ class IngestListener:
         self._broker.telemetry.count_listener("ingest", connections=-1)
 
     def streams_changed(self) -> None:
-        """Forget what belongs to streams that may be gone."""
+        """Drop caches that may belong to deleted streams."""
         self.ack_lines.clear()
 
     def send_answers(self) -> None:
-        """Write the acks there are, one write for each connection; read on if there is room."""
+        """Write queued acks, one write per connection; resume reading if there is room."""
         unflushed, self.unflushed = self.unflushed, []
         for connection in unflushed:
             connection.flush()
         if self.messages:
             self._broker.telemetry.count_listener("ingest", messages=self.messages)
             self.messages = 0
-        self.gate.release(self.admission.pending_bytes)
+        self.backpressure.release(self.admission.pending_bytes)
 
     async def _ping_all(self) -> None:
-        """Find connections whose other end is gone or stuck."""
+        """Close connections whose client does not answer pings."""
         while True:
             await asyncio.sleep(PING_INTERVAL_S)
             for connection in list(self._connections):
                 if connection.is_handshaking:
-                    continue  # that has a limit of its own
+                    continue  # it has a limit of its own
                 connection.check_identity()
                 if not connection.is_open:
                     connection.abort()
                 elif connection.is_held(OVERLOAD) or connection.is_held(QUOTA):
-                    continue  # its answer could not be read
+                    continue  # its pong could not be read
                 elif connection.unanswered_pings >= UNANSWERED_PINGS_MAX:
                     connection.fail("Stale Connection")
                 else:

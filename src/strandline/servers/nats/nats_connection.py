@@ -1,11 +1,12 @@
-"""The broker's connection to a nats-server: takes what is published, sends acks back.
+"""The broker's connection to a nats-server: it receives messages and sends acks.
 
-Rules: one binding, one subscription, one sid; a message belongs to the binding of its sid and to no
-other, so two streams on one subject each get it and queue groups are nats-server's business. Every
-broker of a cluster hears a message, and the leader answers it; a message to a queue group only one
-hears, which therefore answers always, and takes what is under way after it has unsubscribed. Acks
-are queued and written once per turn. The link neither connects nor reconnects. What no other broker
-hears, and another leads, is forwarded.
+Rules: one binding has one subscription and one sid. A message belongs to the binding of its sid
+only, so two streams on one subject each get it, and nats-server handles queue groups. Every broker
+of a cluster receives a message, and the partition's leader answers it. A message to a queue group
+reaches only one broker, which therefore always answers, and still handles messages that arrive
+after it has unsubscribed. Acks are queued and written once per group commit. The connection neither
+connects nor reconnects. A message that only this broker receives is forwarded if another broker
+leads.
 """
 
 import asyncio
@@ -39,10 +40,10 @@ EVENTS: Final = b"events"
 
 
 class NatsConnection(ServerLink):
-    """A connection, and the responder of everything that came over it; a token is a reply subject.
+    """A connection, and the ack sink of its messages; the token is a reply subject.
 
     Args:
-        subscriber: what outlives the connection.
+        subscriber: the state that outlives the connection.
     """
 
     def __init__(self, subscriber: "NatsClient") -> None:
@@ -54,16 +55,16 @@ class NatsConnection(ServerLink):
         self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
         self._requests: dict[bytes, asyncio.Future[bytes | None]] = {}
         self._last_request = 0
-        self._heard: Callable[[], None] | None = None
+        self._on_message: Callable[[], None] | None = None
         self._sole = QueueGroupResponder(self)
         self.is_alone = subscriber.is_alone
         """Whether no other broker hears what comes over it; else the leader hears it too."""
 
     def _take(self, events: Sequence[Event]) -> None:
-        """The hot path: plain payloads go straight to their partition."""
+        """Handle events. The hot path: plain payloads go straight to their partition."""
         tables = self._tables
         subscriber = self._subscriber
-        is_forwarding = subscriber.intake.is_forwarding
+        is_forwarding = subscriber.ingest.is_forwarding
         is_alone = self.is_alone
         messages = 0
         for event in events:
@@ -73,7 +74,7 @@ class NatsConnection(ServerLink):
             messages += 1
             subject, sid, reply, block, payload = event
             table = tables.get(sid)
-            if table is None:  # unsubscribed meanwhile, or none of a stream
+            if table is None:  # unsubscribed meanwhile, or not the sid of a stream
                 self._take_other(subject, sid, block=block, payload=payload)
                 continue
             route = table.remembered.get(subject) or self._find_route(table, subject, reply)
@@ -88,7 +89,7 @@ class NatsConnection(ServerLink):
             ):
                 if route.groups:
                     sink: ReplySink = self._sole if route.is_shared else self
-                    subscriber.intake.take(route, reply, block=block, payload=payload, sink=sink)
+                    subscriber.ingest.take(route, reply, block=block, payload=payload, sink=sink)
             elif reply is None:
                 route.partition.append(payload, subject=route.subject)
             else:
@@ -100,11 +101,11 @@ class NatsConnection(ServerLink):
         subscriber = self._subscriber
         if self.output:
             self.flush()
-        if subscriber.admission.pending_bytes > subscriber.gate.pending_high:
-            subscriber.gate.hold(self)
+        if subscriber.admission.pending_bytes > subscriber.backpressure.pending_high:
+            subscriber.backpressure.hold(self)
 
     def _find_route(self, table: RouteTable, subject: bytes, reply: bytes | None) -> Route | None:
-        """The route of a subject seen for the first time; None if it cannot be one."""
+        """Return the route of a new subject; None if the subject is invalid."""
         try:
             return table.find(subject)
         except InvalidSubjectError as error:
@@ -115,10 +116,10 @@ class NatsConnection(ServerLink):
     # Requests
 
     async def request(self, subject: bytes, payload: bytes) -> bytes | None:
-        """Ask a service of the server; None: nobody responds.
+        """Send a request to a service of the server; return its reply, or None without responders.
 
         Raises:
-            DisconnectedError: the connection was lost meanwhile.
+            DisconnectedError: the connection was lost.
         """
         if not self.is_open:
             raise DisconnectedError(self.failure or "not connected to nats-server")
@@ -137,16 +138,16 @@ class NatsConnection(ServerLink):
         finally:
             del self._requests[reply]
 
-    def listen(self, pattern: bytes, heard: Callable[[], None]) -> None:
-        """Call back for each message of a subject that feeds no stream; one may be listened to."""
-        self._heard = heard
+    def listen(self, pattern: bytes, on_message: Callable[[], None]) -> None:
+        """Call back for each message on a pattern that is no stream's; only one at a time."""
+        self._on_message = on_message
         self.write(encode_subscribe(pattern, EVENTS))
 
     def _take_other(
         self, subject: bytes, sid: bytes, *, block: bytes | None, payload: bytes
     ) -> None:
-        if sid == EVENTS and self._heard is not None:
-            self._heard()
+        if sid == EVENTS and self._on_message is not None:
+            self._on_message()
         answer = self._requests.get(subject) if sid == REPLIES else None
         if answer is not None and not answer.done():
             is_none = block is not None and block.startswith(NO_RESPONDERS_STATUS)
@@ -155,7 +156,7 @@ class NatsConnection(ServerLink):
     # Subscriptions
 
     def subscribe(self, bindings: list[Binding]) -> None:
-        """Hold a subscription for each of ``bindings`` and for nothing else."""
+        """Subscribe to exactly ``bindings``."""
         lines: list[bytes] = []
         wanted = dict.fromkeys(bindings)
         gone = [each for each in self._sids if each not in wanted]
@@ -168,12 +169,12 @@ class NatsConnection(ServerLink):
             self._tables[sid] = RouteTable((binding,))
             queue = binding.stream.config.queue_group.encode()
             lines.append(encode_subscribe(binding.pattern.encode(), sid, queue=queue))
-        # Those that go come last: where one replaces another, nothing may fall between them.
+        # Unsubscribe last: where one binding replaces another, no message may be lost between.
         lines += self._forget(gone)
         self.write(b"".join(lines))
 
     def _forget(self, bindings: list[Binding]) -> list[bytes]:
-        """The lines that end subscriptions; what is under way to a queue group is still taken."""
+        """Return the lines that end subscriptions; messages in flight to groups are handled."""
         lines: list[bytes] = []
         shared: list[bytes] = []
         for binding in bindings:
@@ -195,14 +196,14 @@ class NatsConnection(ServerLink):
             self._tables.pop(sid, None)
 
     def unsubscribe_all(self) -> None:
-        """Ask for no more messages; what is under way still counts."""
+        """End all subscriptions; messages in flight are still handled."""
         self.write(b"".join(map(encode_unsubscribe, self._tables)))
 
     # Replies
 
     @property
     def answers_leaderless(self) -> bool:
-        """Whether this broker answers for partitions that nobody leads."""
+        """Whether this broker answers for partitions without a leader."""
         return self.is_alone or self._subscriber.is_controller
 
     def acked(
@@ -220,16 +221,16 @@ class NatsConnection(ServerLink):
         self.output.append(template % (reply, sequence))
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Queue an error reply, unless another broker, which hears every message too, answers."""
+        """Queue an error reply, unless another broker that receives every message answers."""
         if is_left_to_others(error, self):
             return
         self.deliver(cast("bytes", token), error_reply(error))
 
     def deliver(self, to: bytes, payload: bytes) -> None:
-        """Queue a message; what nats-server would end the link for, which all share, is dropped.
+        """Queue a message; drop one for which nats-server would close the shared connection.
 
-        That is a subject that cannot be one, or is longer than its lines, and more than it takes.
-        A publisher names both the inbox of a Liftbridge ack and much of what is in it.
+        Such a message has an invalid or too long subject, or is too large. A publisher chooses the
+        inbox of a Liftbridge ack and much of its content.
         """
         if not 0 < len(to) <= SUBJECT_BYTES_MAX or any(blank in to for blank in b" \t\r\n"):
             return
@@ -241,10 +242,10 @@ class NatsConnection(ServerLink):
 
 
 class QueueGroupResponder:
-    """Answers messages to a queue group, which no other broker hears.
+    """An ack sink for messages to a queue group, which no other broker receives.
 
     Args:
-        link: how they came.
+        link: the connection that received them.
     """
 
     is_alone = answers_leaderless = True
@@ -256,5 +257,5 @@ class QueueGroupResponder:
         self.release_reading = link.release_reading
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Queue an error reply, also where another broker leads."""
+        """Queue an error reply, also if another broker leads."""
         self.deliver(cast("bytes", token), error_reply(error))

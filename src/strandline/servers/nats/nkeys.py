@@ -1,10 +1,10 @@
-"""Keys as NATS writes them, and the signed tokens (JWT) that it exchanges about users.
+"""Keys in NATS' encoding (nkeys), and the signed tokens (JWT) that nats-server exchanges.
 
-A public key is base32 of a prefix byte, which says what the key is for, the 32 bytes of an Ed25519
-key and a CRC-16 of both. A token is header, claims and signature in base64url, joined by dots.
+A public key is base32 of a prefix byte for its kind, the 32 bytes of an Ed25519 key and a CRC-16 of
+both. A token is header, claims and signature in base64url, joined by dots.
 
-Rules: private keys are made here, at every start, and leave the process in no form; any bytes that
-claim to be a token cost their sender an error. Pure but for the randomness of a new key.
+Rules: private keys are created here, at every start, and never leave the process. A malformed token
+raises an error. Pure, except for the randomness of a new key.
 """
 
 import base64
@@ -32,10 +32,10 @@ class _Header(msgspec.Struct, frozen=True):
 
 
 class KeyPair:
-    """A fresh pair.
+    """A new key pair.
 
     Args:
-        kind: what it is for: ``ACCOUNT`` or ``USER``.
+        kind: ``ACCOUNT`` or ``USER``.
     """
 
     def __init__(self, kind: int) -> None:
@@ -44,27 +44,27 @@ class KeyPair:
         """As NATS writes it."""
 
     def sign(self, data: bytes) -> str:
-        """A signature as NATS clients send it."""
+        """Return a signature as NATS clients send it."""
         return _base64(self._private.sign(data)).decode()
 
     def token(self, claims: dict[str, Any]) -> str:
-        """Claims, signed in the name of this key."""
+        """Return claims as a token signed by this key."""
         body = b".".join(_base64(msgspec.json.encode(each)) for each in (HEADER, claims))
         return f"{body.decode()}.{self.sign(body)}"
 
 
 def encode_public(kind: int, raw: bytes) -> str:
-    """A public key as NATS writes it."""
+    """Return a public key in NATS' encoding."""
     data = bytes([kind]) + raw
     crc = binascii.crc_hqx(data, 0).to_bytes(2, "little")
     return base64.b32encode(data + crc).decode().rstrip("=")
 
 
 def decode_public(kind: int, text: str) -> bytes:
-    """The 32 bytes of a public key.
+    """Return the 32 bytes of a public key.
 
     Raises:
-        InvalidRecordError: not a key, or not of this kind.
+        InvalidRecordError: the text is not a key of this kind.
     """
     try:
         data = base64.b32decode(text + "=" * (-len(text) % 8))
@@ -73,20 +73,20 @@ def decode_public(kind: int, text: str) -> bytes:
     body, crc = data[:-2], data[-2:]
     is_whole = len(body) == 1 + KEY_BYTES and body[0] == kind
     if not is_whole or crc != binascii.crc_hqx(body, 0).to_bytes(2, "little"):
-        raise InvalidRecordError("not a NATS key of the kind that is needed")
+        raise InvalidRecordError("not a NATS key of the required kind")
     return body[1:]
 
 
 def verified_claims(token: bytes, signer: str, kind: type[T]) -> T:
-    """The claims of a token that a server has signed.
+    """Return the claims of a token after verifying a server's signature.
 
     Args:
-        token: as it came.
+        token: the received bytes.
         signer: the server's public key.
-        kind: type of the claims.
+        kind: the type of the claims.
 
     Raises:
-        InvalidRecordError: no such token, or signed by somebody else.
+        InvalidRecordError: the token is malformed, or another key signed it.
     """
     if len(token) > TOKEN_BYTES_MAX:
         raise InvalidRecordError(f"a token of {len(token)} bytes")

@@ -1,15 +1,15 @@
-"""What a client of our nats-server may do, from the access rules.
+"""The permissions of a nats-server client, derived from the access rules.
 
-Rules about subjects are what counts: ``publish subject P`` lets it publish to P, ``read subject P``
-lets it hear what is published to P. Rules about streams say nothing here, because what is published
-to a subject goes to every stream that records it.
+Only rules about subjects apply: ``publish subject P`` allows publishing to P, ``read subject P``
+allows receiving messages on P. Rules about streams do not apply, because a message goes to every
+stream on its subject.
 
-A client of nats-server cannot be held up by us, nor its messages counted: the server does not say
-whose they are. So who has a quota of bytes or requests uses the ingest listener or Arrow Flight
-for what the quota limits, and may not do it here.
+The broker can neither slow down a client of nats-server nor count its messages, because the server
+does not identify their sender. So a principal with a quota of bytes or requests may not do here
+what the quota limits, and uses the ingest listener or Arrow Flight.
 
-Rules: everybody may listen for replies; nobody but the broker may send any, as they are what
-publishers believe. Subjects of NATS itself are for nobody. Pure.
+Rules: every client may receive replies. Only the broker may send them, because publishers trust
+them. No client may use NATS' own subjects. Pure.
 """
 
 from typing import Final
@@ -24,7 +24,7 @@ OF_NATS: Final = (SYSTEM_SUBJECTS, "$JS.>", "$KV.>", "$O.>", "$MQTT.>")
 
 
 def permissions_of(principal: Principal, acls: Acls, quota: Quota) -> Permissions:
-    """What a principal may publish and hear."""
+    """Return the subjects that a principal may publish to and receive."""
     is_metered = bool(quota.publish_bytes_per_s or quota.requests_per_s)
     publish = () if is_metered else acls.patterns(principal, "publish", "subject")
     is_metered = bool(quota.read_bytes_per_s or quota.requests_per_s)

@@ -1,4 +1,4 @@
-"""What this front end needs of the broker, and nothing more.
+"""The interfaces of the broker that the NATS servers need.
 
 The broker's classes satisfy these protocols structurally; unit tests use small fakes.
 """
@@ -16,51 +16,51 @@ from strandline.telemetry import Telemetry
 
 
 class AdmissionPort(Protocol):
-    """How full the broker is."""
+    """The part of admission control that these servers need."""
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes accepted and not yet stored."""
+        """The accepted bytes that are not stored yet."""
         ...
 
     def reject(
         self, error: StrandlineError, ack_sink: AckSink | None, token: object, *, stream: str
     ) -> None:
-        """Refuse a record: count it, and tell the responder or else the log."""
+        """Count a refused record, and report it to the ack sink or else to the log."""
         ...
 
 
 class BrokerPort(Protocol):
-    """The broker, as far as this front end goes."""
+    """A broker as these servers need it."""
 
     @property
     def clock(self) -> Clock:
-        """Where the time comes from."""
+        """The source of time."""
         ...
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata as it is now."""
+        """The current metadata."""
         ...
 
     @property
     def has_lease(self) -> bool:
-        """Whether the rules and tokens of the metadata may still be acted upon."""
+        """Whether the rules and tokens in the metadata may still be used."""
         ...
 
     @property
     def telemetry(self) -> Telemetry:
-        """Counters."""
+        """The broker's metrics."""
         ...
 
     @property
     def admission(self) -> AdmissionPort:
-        """How full it is."""
+        """The broker's admission control."""
         ...
 
     @property
     def is_controller(self) -> bool:
-        """Whether this broker decides who leads what, and so is the first to know it."""
+        """Whether this broker is the controller, which learns of new leaders first."""
         ...
 
     async def quiesce(self) -> None:
@@ -68,7 +68,7 @@ class BrokerPort(Protocol):
         ...
 
     def streams(self) -> Sequence[StreamPort]:
-        """All streams."""
+        """Return all streams."""
         ...
 
     def on_streams_changed(self, callback: Callable[[], None]) -> None:
@@ -80,13 +80,13 @@ class BrokerPort(Protocol):
         ...
 
     def on_creating_stream(self, check: Callable[[StreamConfig], Awaitable[None]]) -> None:
-        """Await a check before a stream is created; what it raises refuses the creation."""
+        """Await a check before a stream is created; an exception refuses the creation."""
         ...
 
     def reads(self, ack_sink: AckSink) -> None:
-        """The loop itself reads what publishers send over a connection."""
+        """Declare that the loop itself reads the connection of an ack sink."""
         ...
 
     def on_answered(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` when responders were told something, and after each turn."""
+        """Call ``callback`` after ack sinks got outcomes, and after each group commit."""
         ...

@@ -1,7 +1,7 @@
 """The NATS client protocol without sockets: bytes in, events out, for both ends of a connection.
 
-A published or delivered message is a plain tuple (the hot path makes a hundred thousand a second);
-everything else is a small struct. Rules:
+A published or delivered message is a plain tuple (the hot path creates a hundred thousand per
+second); other operations are small structs. Rules:
 
 - any way of cutting the same bytes into chunks gives the same events, and so does any way of taking
   the events in pieces;
@@ -37,7 +37,7 @@ block are None where absent or empty."""
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """SUB: deliver ``subject`` under ``sid``."""
+    """A SUB operation: deliver ``subject`` under ``sid``."""
 
     subject: bytes
     sid: bytes
@@ -45,44 +45,44 @@ class Subscribe(msgspec.Struct, frozen=True):
 
 
 class Unsubscribe(msgspec.Struct, frozen=True):
-    """UNSUB: at once, or after ``deliveries_max`` messages if that is not 0."""
+    """An UNSUB operation: at once, or after ``deliveries_max`` messages if that is not 0."""
 
     sid: bytes
     deliveries_max: int = 0
 
 
 class Ping(msgspec.Struct, frozen=True):
-    """PING."""
+    """A PING operation."""
 
 
 class Pong(msgspec.Struct, frozen=True):
-    """PONG."""
+    """A PONG operation."""
 
 
 class Okay(msgspec.Struct, frozen=True):
-    """+OK, in verbose mode."""
+    """A +OK operation, sent in verbose mode."""
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """-ERR with the other end's reason."""
+    """A -ERR operation with the peer's reason."""
 
     reason: str
 
 
 class Connect(msgspec.Struct, frozen=True):
-    """CONNECT with its JSON, not decoded."""
+    """A CONNECT operation with its JSON, not decoded."""
 
     options: bytes
 
 
 class Info(msgspec.Struct, frozen=True):
-    """INFO with its JSON, not decoded."""
+    """An INFO operation with its JSON, not decoded."""
 
     options: bytes
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """The other end broke the protocol: answer -ERR with this reason and close."""
+    """A protocol error of the peer: answer -ERR with this reason and close."""
 
     reason: str
 
@@ -91,7 +91,7 @@ Control = Subscribe | Unsubscribe | Ping | Pong | Okay | Failure | Connect | Inf
 Event = Message | Control
 
 
-class _Body:
+class _ArrivingMessage:
     """A message whose payload is still arriving."""
 
     __slots__ = ("data", "head", "header_size", "missing")
@@ -107,10 +107,10 @@ class _Body:
 
 
 class Parser:
-    """One direction of one connection.
+    """A parser for one direction of a connection.
 
     Args:
-        payload_max: largest payload, headers included, in bytes.
+        payload_max: the largest payload, headers included, in bytes.
         from_client: whether the bytes come from a client (PUB, SUB, …) or a server (MSG, INFO, …).
     """
 
@@ -121,7 +121,7 @@ class Parser:
         self._plain = b"PUB " if from_client else b"MSG "
         self._words_min = 2 if from_client else 3
         self._rest = b""
-        self._body: _Body | None = None
+        self._body: _ArrivingMessage | None = None
         self._deaf = False
         self._unparsed: tuple[bytes, int] | None = None
         """Bytes, and from where on, whose events were too many for one call."""
@@ -133,7 +133,7 @@ class Parser:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes kept until the rest of a line or payload arrives."""
+        """The bytes kept until the rest of a line or payload arrives."""
         return len(self._rest) + (len(self._body.data) if self._body is not None else 0)
 
     def feed(self, data: bytes, events_max: int = NO_LIMIT) -> list[Event]:
@@ -165,7 +165,7 @@ class Parser:
         return events
 
     def _parse(self, data: bytes, position: int, events: list[Event], *, events_max: int) -> str:
-        """Take whole operations from ``data``; return the reason if it breaks the protocol."""
+        """Parse whole operations in ``data``; return the reason if it breaks the protocol."""
         find, add, end = data.find, events.append, len(data)
         plain, words_min, from_client = self._plain, self._words_min, self._from_client
         payload_max = self.payload_max
@@ -197,7 +197,7 @@ class Parser:
                     continue
                 if (operation in (b"PUB", b"HPUB")) is not from_client:
                     return UNKNOWN_OPERATION
-            # All four kinds have one shape now: subject [sid] [reply] size.
+            # All four kinds have one form now: subject [sid] [reply] size.
             extra = len(words) - words_min
             if not 0 <= extra <= 1 or not words[-1].isdigit():
                 return PARSER_ERROR
@@ -213,7 +213,7 @@ class Parser:
             position = stop + 2
             if position > end:
                 head = (words[0], sid, reply)
-                self._body = _Body(head, header_size=header_size, missing=size + 2)
+                self._body = _ArrivingMessage(head, header_size=header_size, missing=size + 2)
                 self._continue_body(self._body, data[start:], events)
                 return ""
             if data[stop:position] != b"\r\n":
@@ -225,8 +225,8 @@ class Parser:
                 add((words[0], sid, reply, data[start:split], data[split:stop]))
         return ""
 
-    def _continue_body(self, body: _Body, data: bytes, events: list[Event]) -> int:
-        """Add to a payload that is arriving; answers how much of ``data`` belongs to it."""
+    def _continue_body(self, body: _ArrivingMessage, data: bytes, events: list[Event]) -> int:
+        """Add to an arriving payload; return how many bytes of ``data`` belong to it."""
         taken = min(body.missing, len(data))
         body.data += data[:taken]
         body.missing -= taken
@@ -249,7 +249,7 @@ class Parser:
         events.append(Violation(reason))
 
     def _control(self, operation: bytes, words: list[bytes], line: bytes) -> Control:
-        """The event of a line that is no message."""
+        """Return the event of a line that is not a message."""
         if operation == b"PING":
             return _PING
         if operation == b"PONG":
@@ -263,7 +263,7 @@ _PING, _PONG, _OKAY = Ping(), Pong(), Okay()
 
 
 def _split_line(line: bytes) -> tuple[bytes, list[bytes]]:
-    """The operation, in capitals, and the words behind it."""
+    """Return the operation, in capitals, and the words after it."""
     words = line.split()
     if not words:
         return b"", words
@@ -271,17 +271,17 @@ def _split_line(line: bytes) -> tuple[bytes, list[bytes]]:
 
 
 def _size(word: bytes) -> int:
-    """A number; larger than any limit if it is none."""
+    """Return a number; a value above any limit if the word is not one."""
     return int(word) if len(word) < DIGITS_MAX and word.isdigit() else HUGE
 
 
 def _argument(line: bytes) -> bytes:
-    """What follows the operation, as it came."""
+    """Return the text after the operation, unchanged."""
     return line.lstrip().partition(b" ")[2].strip()
 
 
 def _client_control(operation: bytes, words: list[bytes], line: bytes) -> Control:
-    """SUB, UNSUB or CONNECT."""
+    """Parse SUB, UNSUB or CONNECT."""
     if operation == b"CONNECT":
         return Connect(_argument(line))
     if operation == b"SUB":
@@ -300,7 +300,7 @@ def _client_control(operation: bytes, words: list[bytes], line: bytes) -> Contro
 
 
 def _server_control(operation: bytes, line: bytes) -> Control:
-    """INFO, +OK or -ERR."""
+    """Parse INFO, +OK or -ERR."""
     if operation == b"INFO":
         return Info(_argument(line))
     if operation == b"+OK":
@@ -310,11 +310,11 @@ def _server_control(operation: bytes, line: bytes) -> Control:
     return Violation(UNKNOWN_OPERATION)
 
 
-# Writing
+# Encoding
 
 
 def encode_publish(subject: bytes, payload: bytes, *, reply: bytes = b"") -> bytes:
-    """PUB."""
+    """Encode PUB."""
     to = b"%b %b" % (subject, reply) if reply else subject
     return b"PUB %b %d\r\n%b\r\n" % (to, len(payload), payload)
 
@@ -322,14 +322,14 @@ def encode_publish(subject: bytes, payload: bytes, *, reply: bytes = b"") -> byt
 def encode_publish_with_headers(
     subject: bytes, payload: bytes, *, block: bytes, reply: bytes = b""
 ) -> bytes:
-    """HPUB; ``block`` is the header block."""
+    """Encode HPUB; ``block`` is the header block."""
     to = b"%b %b" % (subject, reply) if reply else subject
     total = len(block) + len(payload)
     return b"HPUB %b %d %d\r\n%b%b\r\n" % (to, len(block), total, block, payload)
 
 
 def encode_message(subject: bytes, sid: bytes, payload: bytes, *, reply: bytes = b"") -> bytes:
-    """MSG."""
+    """Encode MSG."""
     to = b"%b %b %b" % (subject, sid, reply) if reply else b"%b %b" % (subject, sid)
     return b"MSG %b %d\r\n%b\r\n" % (to, len(payload), payload)
 
@@ -337,23 +337,23 @@ def encode_message(subject: bytes, sid: bytes, payload: bytes, *, reply: bytes =
 def encode_message_with_headers(
     subject: bytes, sid: bytes, payload: bytes, *, block: bytes, reply: bytes = b""
 ) -> bytes:
-    """HMSG; ``block`` is the header block."""
+    """Encode HMSG; ``block`` is the header block."""
     to = b"%b %b %b" % (subject, sid, reply) if reply else b"%b %b" % (subject, sid)
     total = len(block) + len(payload)
     return b"HMSG %b %d %d\r\n%b%b\r\n" % (to, len(block), total, block, payload)
 
 
 def encode_subscribe(subject: bytes, sid: bytes, *, queue: bytes = b"") -> bytes:
-    """SUB."""
+    """Encode SUB."""
     to = b"%b %b" % (subject, queue) if queue else subject
     return b"SUB %b %b\r\n" % (to, sid)
 
 
 def encode_unsubscribe(sid: bytes) -> bytes:
-    """UNSUB, at once."""
+    """Encode UNSUB without a limit."""
     return b"UNSUB %b\r\n" % sid
 
 
 def encode_failure(reason: str) -> bytes:
-    """-ERR."""
+    """Encode -ERR."""
     return b"-ERR '%b'\r\n" % reason.encode()

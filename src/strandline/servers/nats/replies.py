@@ -1,9 +1,9 @@
-"""What a publisher hears back: JetStream's PubAck and error JSON, and Liftbridge's Ack.
+"""Replies to publishers: JetStream's PubAck and error JSON, and Liftbridge's Ack.
 
-Rules: a sequence is offset + 1, as everywhere in NATS; ``"partition"`` is added for partitions
-above 0 (stock clients ignore it); a reply is formatted once and never parsed here. The error
-numbers are nats-server's, so that stock clients raise their own exceptions; our stable code stands
-beside them as ``"code"`` of the outer object.
+Rules: a sequence is offset + 1, as everywhere in NATS. ``"partition"`` is added for partitions
+above 0 (stock clients ignore it). Replies are never parsed here. The error numbers are
+nats-server's, so that stock clients raise their own exceptions; our stable code is ``"code"`` of
+the outer object.
 """
 
 from typing import Protocol
@@ -28,7 +28,7 @@ from strandline.servers.nats.backpressure import Reading
 from strandline.types import Offset, PartitionName
 
 _ERROR_NUMBERS: tuple[tuple[type[StrandlineError], int, int], ...] = (
-    # (ours, HTTP-like code, nats-server's err_code); the first that fits is taken
+    # (our class, HTTP-like code, nats-server's err_code); the first match is used
     (WrongLastSequenceError, 400, 10071),
     (RecordTooLargeError, 400, 10054),
     (StreamMismatchError, 400, 10060),
@@ -47,19 +47,19 @@ _ENVELOPE_ERRORS: tuple[tuple[type[StrandlineError], envelope.AckError], ...] = 
 
 
 def pub_ack(partition: PartitionName, offset: Offset, *, duplicate: bool = False) -> bytes:
-    """JetStream's PubAck as JSON."""
+    """Encode JetStream's PubAck as JSON."""
     before, after = _pub_ack_around_sequence(partition)
     return before + b"%d" % (offset + 1) + after + (b',"duplicate":true}' if duplicate else b"}")
 
 
 def _pub_ack_around_sequence(partition: PartitionName) -> tuple[bytes, bytes]:
-    """A PubAck before and after its sequence, without the closing brace."""
+    """Return a PubAck before and after its sequence, without the closing brace."""
     before = b'{"stream":%b,"seq":' % msgspec.json.encode(partition.stream)
     return before, b',"partition":%d' % partition.partition if partition.partition else b""
 
 
 def error_reply(error: StrandlineError) -> bytes:
-    """JetStream's error response as JSON."""
+    """Encode JetStream's error response as JSON."""
     code, number = next(
         (code, number) for cls, code, number in _ERROR_NUMBERS if isinstance(error, cls)
     )
@@ -68,13 +68,13 @@ def error_reply(error: StrandlineError) -> bytes:
 
 
 class AckLines:
-    """PubAcks as whole protocol lines, from one ``%`` operation each.
+    """Templates of PubAck protocol lines, filled by one ``%`` operation each.
 
-    The length of a PubAck changes only with the digits of its sequence, so per partition one
-    template serves from one power of ten to the next.
+    The length of a PubAck changes only with the digits of its sequence, so one template per
+    partition is valid from one power of ten to the next.
 
     Args:
-        opening: the line up to the payload's size, with ``%b`` for what varies by message.
+        opening: the line up to the payload's size, with ``%b`` for parts that vary by message.
     """
 
     def __init__(self, opening: bytes) -> None:
@@ -82,14 +82,14 @@ class AckLines:
         self._templates: dict[PartitionName, tuple[int, int, bytes]] = {}
 
     def template(self, partition: PartitionName, sequence: int) -> bytes:
-        """What to format with the opening's arguments and then the sequence."""
+        """Return the template to format with the opening's arguments and the sequence."""
         known = self._templates.get(partition)
         if known is not None and known[0] <= sequence < known[1]:
             return known[2]
         return self._make(partition, sequence)
 
     def clear(self) -> None:
-        """Forget all templates, when streams have changed."""
+        """Drop all templates when streams have changed."""
         self._templates.clear()
 
     def _make(self, partition: PartitionName, sequence: int) -> bytes:
@@ -104,19 +104,19 @@ class AckLines:
 
 
 class ReplySink(AckSink, Reading, Protocol):
-    """Where replies go: a publisher's own connection, or the one to nats-server.
+    """The receiver of replies: a publisher's own connection, or the one to nats-server.
 
-    As a responder its token is the reply subject, and it answers with PubAcks.
+    As an ack sink its token is the reply subject, and it answers with PubAcks.
     """
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other broker hears what came this way: then nobody else can answer."""
+        """Whether no other broker receives its messages, and so none else can answer."""
         ...
 
     @property
     def answers_leaderless(self) -> bool:
-        """Whether this broker answers for partitions that nobody leads."""
+        """Whether this broker answers for partitions without a leader."""
         ...
 
     def deliver(self, to: bytes, payload: bytes) -> None:
@@ -125,10 +125,10 @@ class ReplySink(AckSink, Reading, Protocol):
 
 
 def is_left_to_others(error: StrandlineError, sink: ReplySink) -> bool:
-    """Return whether another broker, which hears the message too, answers instead.
+    """Return whether another broker, which receives the message too, answers instead.
 
-    That is the partition's leader. If there is none, it is the controller: it is the first to know
-    of a new leader, so it does not refuse what that leader stores.
+    That is the partition's leader. Without one it is the controller: it learns of a new leader
+    first, so it does not refuse a message that the new leader stores.
     """
     if sink.is_alone or not isinstance(error, NotLeaderError):
         return False
@@ -136,14 +136,14 @@ def is_left_to_others(error: StrandlineError, sink: ReplySink) -> bool:
 
 
 class EnvelopeResponder:
-    """Answers one Liftbridge message on its ack inbox, and on the reply subject if there is one.
+    """An ack sink that answers one Liftbridge message on its ack inbox and reply subject.
 
     Args:
-        message: what the publisher wrapped.
-        sink: where replies go.
-        subject: the NATS subject the message came on.
-        stream_subject: the subject the stream is bound to.
-        clock: for the commit time.
+        message: the message in the envelope.
+        sink: receives the replies.
+        subject: the NATS subject of the message.
+        stream_subject: the stream's subject.
+        clock: gives the commit time.
     """
 
     __slots__ = ("_clock", "_message", "_received_ns", "_sink", "_stream_subject", "_subject")

@@ -1,6 +1,6 @@
-"""How nats-servers of a cluster meet, as lines of a nats-server's configuration.
+"""Routes between the nats-servers of a cluster, as lines of nats-server's configuration.
 
-Must not know the process.
+This module must not know the server process.
 """
 
 import json
@@ -16,15 +16,15 @@ ROUTE_USER: Final = "strandline"
 
 
 class ServerRoutes(NamedTuple):
-    """How nats-servers of a cluster meet, so that a message reaches every broker.
+    """The routes between the nats-servers of a cluster, by which a message reaches every broker.
 
     Attributes:
-        cluster: name of the cluster.
-        host: address to listen on.
-        port: port to listen on.
-        others: host and port of each of the others.
-        tls: with an authority they also show each other their certificates.
-        secret: what they show each other besides; empty: nothing.
+        cluster: the cluster's name.
+        host: the address to listen on.
+        port: the port to listen on.
+        others: the host and port of each other server.
+        tls: the TLS settings; with an authority the servers verify each other's certificates.
+        secret: the secret that the servers share; empty: none.
     """
 
     cluster: str
@@ -35,7 +35,7 @@ class ServerRoutes(NamedTuple):
     secret: str = ""
 
     def configuration(self) -> Iterator[str]:
-        """The lines of nats-server's configuration."""
+        """Yield the lines of nats-server's configuration."""
         yield "cluster {"
         yield f"  name: {quoted(self.cluster)}"
         yield f"  host: {quoted(self.host)}"
@@ -52,7 +52,7 @@ class ServerRoutes(NamedTuple):
 
 
 def tls_lines(tls: TlsConfig, *, indent: str = "") -> Iterator[str]:
-    """The lines that turn TLS on for a listener of nats-server."""
+    """Yield the lines that turn TLS on for a listener of nats-server."""
     yield f"{indent}tls {{"
     yield f"{indent}  cert_file: {_quoted_path(tls.certificate)}"
     yield f"{indent}  key_file: {_quoted_path(tls.key)}"
@@ -64,7 +64,7 @@ def tls_lines(tls: TlsConfig, *, indent: str = "") -> Iterator[str]:
 
 
 def quoted(value: str | list[str]) -> str:
-    """A string, or a list of them, as its format has it: JSON with every letter as it is."""
+    """Return a string, or a list of strings, in nats-server's format: JSON without escapes."""
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -1,8 +1,8 @@
-"""A connection to a nats-server as its client: where it is, the handshake, and signs of life.
+"""A client connection to a nats-server: its address, handshake and liveness.
 
-Rules: nothing is sent before the server's greeting was read and, at ``tls://``, before TLS is
-spoken; a server that offers none there is not talked to. A link neither connects nor reconnects by
-itself, and what its messages mean is for those who derive from it.
+Rules: nothing is sent before the server's greeting is read and, at ``tls://``, before TLS is
+active; a server that does not offer TLS there is refused. A link neither connects nor reconnects by
+itself; subclasses handle its messages.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ HANDSHAKE_TIMEOUT_S: Final = 5.0
 
 
 class NatsServerUrl(NamedTuple):
-    """Where a nats-server is, and how to log in."""
+    """The address and credentials of a nats-server."""
 
     host: str
     port: int
@@ -50,10 +50,10 @@ class NatsServerUrl(NamedTuple):
 
 
 def parse_server_url(url: str) -> NatsServerUrl:
-    """Read ``nats://[user:password@|token@]host[:port]``, ``tls://…`` or ``host[:port]``.
+    """Parse ``nats://[user:password@|token@]host[:port]``, ``tls://…`` or ``host[:port]``.
 
     Raises:
-        InvalidConfigError: it is none of these.
+        InvalidConfigError: the URL has none of these forms.
     """
     try:
         parts = urlsplit(url if "://" in url else f"nats://{url}")
@@ -73,7 +73,7 @@ def parse_server_url(url: str) -> NatsServerUrl:
 
 
 class NatsServerInfo(msgspec.Struct, frozen=True):
-    """What of INFO matters here."""
+    """The fields of INFO that are used here."""
 
     server_id: str = ""
     max_payload: int = 1 << 20
@@ -92,7 +92,7 @@ LinkT = TypeVar("LinkT", bound="ServerLink")
 
 
 class ServerLink(MessageReader):
-    """What every connection to a nats-server has."""
+    """The base of every connection to a nats-server."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -106,13 +106,13 @@ class ServerLink(MessageReader):
         self.closed: asyncio.Future[None] = loop.create_future()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell everyone who waits."""
+        """Fail all waiters."""
         super().connection_lost(exc)
         reason = self.failure or (str(exc) if exc else "the server closed the connection")
         error = DisconnectedError(reason)
         if not self.info.done():
             self.info.set_exception(error)
-            self.info.exception()  # nobody may be waiting any more
+            self.info.exception()  # nobody may be waiting any longer
         for pong in self._pongs:
             if not pong.done():
                 pong.set_exception(error)
@@ -132,18 +132,18 @@ class ServerLink(MessageReader):
             case Info(options):
                 self._take_info(options)
             case Failure(reason) if reason.startswith(NOT_PERMITTED):
-                # A reply to a subject that its publisher chose badly: nothing is wrong with us.
+                # A publisher's invalid reply subject: not an error of ours.
                 logger.debug("nats-server says: %s", reason)
             case Failure(reason):
                 self.failure = reason
                 logger.warning("nats-server says: %s", reason)
             case Violation(reason):
                 self.failure = reason
-                logger.error("nats-server sent what is not its protocol: %s", reason)
+                logger.error("nats-server violated the NATS protocol: %s", reason)
                 self.abort()
 
     def _take_info(self, options: bytes) -> None:
-        """The first INFO greets; later ones tell of cluster changes, which do not matter here."""
+        """Handle INFO: the first is the greeting; later ones are ignored."""
         if self.info.done():
             return
         try:
@@ -156,7 +156,7 @@ class ServerLink(MessageReader):
         """Wait until the server has processed everything written so far.
 
         Raises:
-            DisconnectedError: the connection was lost meanwhile.
+            DisconnectedError: the connection was lost.
         """
         if not self.is_open:
             raise DisconnectedError(self.failure or "not connected to nats-server")
@@ -175,17 +175,17 @@ async def connect_link(
     login: Login | None = None,
     prepare: Callable[[LinkT], None],
 ) -> LinkT:
-    """A link that has shaken hands, and all of whose first words the server has understood.
+    """Return a link after its handshake, once the server has processed ``prepare``.
 
     Args:
-        make: makes the link.
-        server: where to.
-        tls: whom to trust at ``tls://``.
-        login: says who we are; by default what the URL says.
-        prepare: says the first words, such as what to subscribe to.
+        make: creates the link.
+        server: the server's address.
+        tls: the trusted authorities for ``tls://``.
+        login: returns the credentials; by default those in the URL.
+        prepare: sends the first operations, such as subscriptions.
 
     Raises:
-        OSError, TimeoutError, StrandlineError: it could not be made; it is closed.
+        OSError, TimeoutError, StrandlineError: the connection failed, and is closed.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
@@ -207,17 +207,17 @@ async def connect_link(
 
 
 def _check_info(server: NatsServerUrl, info: NatsServerInfo) -> None:
-    """Refuse a server we cannot work with."""
+    """Refuse a server that lacks a feature we need."""
     if info.tls_required and not server.is_tls:
         raise UnavailableError(f"{server} requires TLS; write tls:// in nats.servers")
     if server.is_tls and not (info.tls_required or info.tls_available):
-        raise UnavailableError(f"{server} does not speak TLS, and is not talked to without")
+        raise UnavailableError(f"{server} does not offer TLS, which tls:// requires")
     if not info.headers:
         raise UnavailableError(f"{server} does not support headers: too old")
 
 
 def _connect_line(login: dict[str, str]) -> bytes:
-    """CONNECT; without echo, so that our own acks never come back to us."""
+    """Encode CONNECT; without echo, so that our own acks do not come back to us."""
     options = {
         "verbose": False,
         "pedantic": False,

@@ -1,10 +1,9 @@
-"""Our connection to our nats-server's account of the system, kept as long as the server lives.
+"""The connection to the system account of the child nats-server, kept while the server runs.
 
-It answers the server's questions about clients, hears who has left, and disconnects clients.
+It answers authorization requests, receives connects and disconnects, and disconnects clients.
 
-Rules: before anything else it is subscribed to what it must answer. When it was lost and is back,
-whoever holds the door is told first, as nobody knows who left meanwhile. It does not know who may
-do what.
+Rules: it subscribes to authorization requests before anything else. After a reconnect it notifies
+the authorizer first, because disconnects may have been missed. It decides nothing itself.
 """
 
 import asyncio
@@ -29,143 +28,145 @@ BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 1.0
 REVIEW_S: Final = 0.5
 """How long a client may go on, at most, after the rules or its token have changed."""
-QUESTIONS: Final = b"1"
-DEPARTURES: Final = b"2"
-ENDED: Final = b"3"
-ARRIVALS: Final = b"4"
+AUTH_REQUESTS: Final = b"1"
+DISCONNECTS: Final = b"2"
+KICKED: Final = b"3"
+CONNECTS: Final = b"4"
 
 
 class ClientAuthorizer(Protocol):
-    """Who decides about the server's clients."""
+    """The handler that authorizes the server's clients."""
 
-    def opened(self, server_id: str) -> list[int]:
-        """The link is there; which connections of this server are to be ended."""
+    def server_connected(self, server_id: str) -> list[int]:
+        """Return the connections of this server to close after the link was (re)established."""
         ...
 
-    def answer(self, question: bytes) -> bytes | None:
-        """The answer to a question; None if it was none."""
+    def answer(self, data: bytes) -> bytes | None:
+        """Return the answer to an authorization request; None if it is not one."""
         ...
 
-    def arrived(self, connection: int) -> None:
-        """A client has come in."""
+    def client_connected(self, connection: int) -> None:
+        """Record that a client has connected."""
         ...
 
-    def left(self, connection: int) -> None:
-        """A client has left."""
+    def client_disconnected(self, connection: int) -> None:
+        """Record that a client has disconnected."""
         ...
 
-    def unwelcome(self) -> list[int]:
-        """Clients that would not be let in any more as they were."""
+    def connections_to_close(self) -> list[int]:
+        """Return the connections of clients that must reconnect or are no longer allowed."""
         ...
 
 
-class _Client(msgspec.Struct, frozen=True):
+class _ClientRef(msgspec.Struct, frozen=True):
     id: int
 
 
-class _Server(msgspec.Struct, frozen=True):
+class _ServerRef(msgspec.Struct, frozen=True):
     id: str
 
 
-class _Passage(msgspec.Struct, frozen=True):
-    """A client has come in, or has left."""
+class _ClientEvent(msgspec.Struct, frozen=True):
+    """A client's connect or disconnect."""
 
-    server: _Server
-    client: _Client
+    server: _ServerRef
+    client: _ClientRef
 
 
 class ControlLink(ServerLink):
-    """The connection.
+    """The connection to the system account.
 
     Args:
-        doorkeeper: who decides.
+        authorizer: authorizes clients.
     """
 
-    def __init__(self, doorkeeper: ClientAuthorizer) -> None:
+    def __init__(self, authorizer: ClientAuthorizer) -> None:
         super().__init__()
-        self._doorkeeper = doorkeeper
+        self._authorizer = authorizer
         self._server_id = ""
         self._ended = b""
         """Where the server says that it has ended a connection."""
 
     def begin(self) -> None:
-        """Say the first words after the handshake."""
+        """Send the first operations after the handshake."""
         self._server_id = self.info.result().server_id
-        # The system's account spans the servers of a cluster, whose connections have numbers alike.
+        # The system account spans the servers of a cluster, whose connection numbers overlap.
         self._ended = b"_INBOX.%b" % self._server_id.encode()
         self.write(
-            encode_subscribe(callout.SUBJECT.encode(), QUESTIONS)
-            + encode_subscribe(b"$SYS.ACCOUNT.%b.CONNECT" % STREAMS_ACCOUNT.encode(), ARRIVALS)
-            + encode_subscribe(b"$SYS.ACCOUNT.%b.DISCONNECT" % STREAMS_ACCOUNT.encode(), DEPARTURES)
-            + encode_subscribe(self._ended + b".*", ENDED)
+            encode_subscribe(callout.SUBJECT.encode(), AUTH_REQUESTS)
+            + encode_subscribe(b"$SYS.ACCOUNT.%b.CONNECT" % STREAMS_ACCOUNT.encode(), CONNECTS)
+            + encode_subscribe(
+                b"$SYS.ACCOUNT.%b.DISCONNECT" % STREAMS_ACCOUNT.encode(), DISCONNECTS
+            )
+            + encode_subscribe(self._ended + b".*", KICKED)
         )
-        self.end_connections(self._doorkeeper.opened(self._server_id))
+        self.end_connections(self._authorizer.server_connected(self._server_id))
 
     def end_connections(self, connections: list[int]) -> None:
-        """Have the server disconnect clients; stock clients come again by themselves."""
+        """Let the server disconnect clients; stock clients reconnect by themselves."""
         subject = b"$SYS.REQ.SERVER.%b.KICK" % self._server_id.encode()
         for connection in connections:
-            # Without a reply subject the server does nothing.
+            # The server ignores the request without a reply subject.
             reply = b"%b.%d" % (self._ended, connection)
             body = b'{"cid":%d}' % connection
             self.output.append(encode_publish(subject, body, reply=reply))
         self.flush()
 
     def _take(self, events: Sequence[Event]) -> None:
-        """Questions, who came and left, and signs of life."""
+        """Handle authorization requests, connects, disconnects and pings."""
         for event in events:
             if not isinstance(event, tuple):
                 self._control(event)
                 continue
             subject, sid, reply, _, payload = event
-            if sid == QUESTIONS:
+            if sid == AUTH_REQUESTS:
                 self._answer(reply, payload)
-            elif sid == ARRIVALS:
-                self._passed(payload, self._doorkeeper.arrived)
-            elif sid == DEPARTURES:
-                self._passed(payload, self._doorkeeper.left)
-            elif sid == ENDED:
-                # Ended now, or gone before without a word: either way it is not there.
-                self._doorkeeper.left(int(subject.rpartition(b".")[2]))
+            elif sid == CONNECTS:
+                self._handle_presence(payload, self._authorizer.client_connected)
+            elif sid == DISCONNECTS:
+                self._handle_presence(payload, self._authorizer.client_disconnected)
+            elif sid == KICKED:
+                # Closed now, or closed earlier without a report: it is gone either way.
+                self._authorizer.client_disconnected(int(subject.rpartition(b".")[2]))
 
     def _taken(self, size: int) -> None:  # noqa: ARG002  nothing is counted
         self.flush()
 
     def _answer(self, reply: bytes | None, payload: bytes) -> None:
-        answer = self._doorkeeper.answer(payload)
+        answer = self._authorizer.answer(payload)
         if reply is not None and answer is not None:
             self.output.append(encode_publish(reply, answer))
 
-    def _passed(self, payload: bytes, tell: Callable[[int], None]) -> None:
-        """A client of this server or another one has come in, or has left."""
+    def _handle_presence(self, payload: bytes, report: Callable[[int], None]) -> None:
+        """Report a client's connect or disconnect, if it is this server's client."""
         try:
-            found = msgspec.json.decode(payload, type=_Passage)
+            found = msgspec.json.decode(payload, type=_ClientEvent)
         except UNDECODABLE as error:
-            logger.warning("nats-server tells of a client in words we do not know: %s", error)
+            logger.warning("cannot decode a client event of nats-server: %s", error)
             return
         if found.server.id == self._server_id:
-            tell(found.client.id)
+            report(found.client.id)
 
 
 class SystemAccountClient:
-    """Keeps the connection.
+    """A client of the system account that reconnects.
 
     Args:
-        doorkeeper: who decides.
-        server: gives the server's address, which is known once it runs.
-        login: says who we are.
-        tls: whom to trust, if the server speaks TLS.
+        authorizer: authorizes clients.
+        server: returns the server's address, which is known once it runs.
+        login: returns the credentials.
+        tls: the trusted authorities, if the server uses TLS.
     """
 
     def __init__(
         self,
-        doorkeeper: ClientAuthorizer,
+        authorizer: ClientAuthorizer,
         server: Callable[[], NatsServerUrl],
         *,
         login: Login,
         tls: ssl.SSLContext | None,
     ) -> None:
-        self._doorkeeper = doorkeeper
+        self._authorizer = authorizer
         self._server = server
         self._login = login
         self._tls = tls
@@ -174,10 +175,10 @@ class SystemAccountClient:
         self._last_error = "no attempt was made"
 
     async def start(self, *, is_awaited: bool = True) -> None:
-        """Connect; returns when questions are answered.
+        """Connect; return when authorization requests are answered.
 
         Args:
-            is_awaited: False if there may be no server for a long time: returns at once.
+            is_awaited: False returns at once, for a server that may be absent for long.
 
         Raises:
             UnavailableError: the server could not be reached in time.
@@ -193,27 +194,31 @@ class SystemAccountClient:
         )
         if not self._first.done():
             await end_task(self._task)
-            raise UnavailableError(f"cannot watch over our nats-server: {self._last_error}")
+            raise UnavailableError(
+                f"cannot connect to the system account of our nats-server: {self._last_error}"
+            )
 
     async def stop(self) -> None:
-        """Disconnect; from now on nobody new comes in."""
+        """Disconnect; new clients are refused from now on."""
         await end_task(self._task)
 
     async def _review(self, link: ControlLink) -> None:
-        """Disconnect, again and again, whom the rules no longer let in."""
+        """Repeatedly disconnect clients that the rules no longer allow."""
         while True:
             await asyncio.sleep(REVIEW_S)
-            if connections := self._doorkeeper.unwelcome():
-                logger.info("the rules about %d NATS clients have changed", len(connections))
+            if connections := self._authorizer.connections_to_close():
+                logger.info(
+                    "disconnecting %d NATS clients whose permissions have changed", len(connections)
+                )
                 link.end_connections(connections)
 
     async def _run(self) -> None:
-        """Connect, stay connected as long as it lasts, and again."""
+        """Connect, serve until the connection is lost, and repeat."""
         backoff_s = BACKOFF_FIRST_S
         while True:
             try:
                 link = await connect_link(
-                    lambda: ControlLink(self._doorkeeper),
+                    lambda: ControlLink(self._authorizer),
                     self._server(),
                     tls=self._tls,
                     login=self._login,
@@ -229,7 +234,7 @@ class SystemAccountClient:
             await self._serve(link)
 
     async def _serve(self, link: ControlLink) -> None:
-        """Use a link until it is lost."""
+        """Use a connection until it is lost."""
         reviewing = start_task(self._review(link), "nats-review")
         if self._first is not None and not self._first.done():
             self._first.set_result(None)

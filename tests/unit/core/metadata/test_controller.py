@@ -250,28 +250,35 @@ def test_a_broker_that_comes_and_goes_moves_no_leaders_back(office):
     assert work.made.partition().leader_epoch == 2, "it was lost once"
 
 
-def test_a_thousand_partitions_move_in_two_commands_and_in_no_time(office):
-    """All leaders of a dead broker: decided and applied in well under 50 ms each, on one core."""
-    work = office(3, *[((1, 2, 3), (2, 3, 1), (3, 1, 2))[n % 3] for n in range(1_000)], min_isr=2)
+def test_a_thousand_partitions_move_in_two_commands(office):
+    """All leaders of a dead broker; deciding and applying costs in proportion to the partitions."""
+    commands, costs_s = dead_broker(office, 1_000)
+    assert [type(c).__name__ for c in commands] == ["Fence", "ElectLeader"]
+    assert len(commands[1].changes) == 334
+    _, small_s = dead_broker(office, 100)
+    for step, cost_s in costs_s.items():
+        assert cost_s < 40 * small_s[step], step
+
+
+def dead_broker(office, partitions):
+    """The commands for a broker that died, and the CPU seconds of each step, the best of five."""
+    layout = [((1, 2, 3), (2, 3, 1), (3, 1, 2))[n % 3] for n in range(partitions)]
+    work = office(3, *layout, min_isr=2)
     work.pass_time(1_000)
     work.hear(2, 3)
     work.pass_time(1_001)
     best = dict.fromkeys(("decide", "Fence", "ElectLeader"), 1e9)
     for _ in range(5):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         commands = work.controller.decide(work.made.image, work.now_ms)
-        best["decide"] = min(best["decide"], time.perf_counter() - begin)
+        best["decide"] = min(best["decide"], time.thread_time() - begin)
         image = work.made.image
         for command in commands:
-            begin = time.perf_counter()
+            begin = time.thread_time()
             image = applied(image, command)
             name = type(command).__name__
-            best[name] = min(best[name], time.perf_counter() - begin)
-    assert [type(c).__name__ for c in commands] == ["Fence", "ElectLeader"]
-    assert len(commands[1].changes) == 334
-    assert best["Fence"] < 0.05
-    assert best["ElectLeader"] < 0.05
-    assert best["decide"] < 0.2
+            best[name] = min(best[name], time.thread_time() - begin)
+    return commands, best
 
 
 def applied(image, command):

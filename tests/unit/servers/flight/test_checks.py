@@ -20,7 +20,7 @@ LIMITS = LimitsConfig(record_bytes=100, batch_bytes=10_000)
 
 
 def check(bound_to: str = "s", **columns) -> pa.RecordBatch:
-    """What becomes of a batch of these columns."""
+    """Return the checked batch of these columns."""
     return BatchChecker(LIMITS, bound_to).check(pa.RecordBatch.from_pydict(columns))
 
 
@@ -137,7 +137,7 @@ def test_dictionary_indices_outside_are_found():
 
 @pytest.mark.parametrize("subject", ["", "a..b", "a.*", ">", "a b", "x" * 2000])
 def test_subjects_must_be_plain_ones(subject):
-    """What NATS could not publish is not stored either."""
+    """Subjects that NATS could not publish are not stored either."""
     with pytest.raises(InvalidSubjectError):
         check(value=[b"v"], subject=[subject])
 

@@ -1,4 +1,4 @@
-"""What Flight says of the end is not older than what was acknowledged before its leader led."""
+"""Ends that Flight reports are not older than what earlier leaders acknowledged."""
 
 import threading
 import time
@@ -12,7 +12,7 @@ from strandline.api.status import from_flight
 from strandline.api.tickets import AtTimestamp, ReadRequest, decode_ticket
 from strandline.api.wire import decode, encode
 from strandline.errors import NotLeaderError, ShuttingDownError, UnavailableError
-from strandline.servers.flight import lifecycle as life
+from strandline.servers.flight import lifecycle
 
 PATIENCE_S = 60
 PATH = fl.FlightDescriptor.for_path("s")
@@ -25,7 +25,7 @@ def run(client, name, body):
 
 
 def count(client, **request):
-    """How many records a read delivers."""
+    """Return the number of records a read delivers."""
     return client.do_get(fl.Ticket(encode(ReadRequest(stream="s", **request)))).read_all().num_rows
 
 
@@ -103,7 +103,7 @@ def test_who_asks_for_the_end_waits_until_a_new_leader_knows_it(
     broker, anew, client, ask, monkeypatch
 ):
     """Whatever call it is part of."""
-    monkeypatch.setattr(life, "END_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(lifecycle, "END_WAIT_S", PATIENCE_S)
 
     def learn():
         anew.knows_end = True
@@ -121,7 +121,7 @@ def test_who_asks_for_the_end_waits_until_a_new_leader_knows_it(
 
 def test_a_leader_that_leads_no_more_does_not_answer_for_it(broker, anew, client, monkeypatch):
     """Nor after it has waited: what it knows then is what a copy knows."""
-    monkeypatch.setattr(life, "END_PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(lifecycle, "END_WAIT_S", PATIENCE_S)
 
     def lose():
         anew.is_led, anew.knows_end = False, True
@@ -148,7 +148,7 @@ def test_what_does_not_depend_on_the_end_is_answered_at_once(anew, client, ask):
 
 def test_a_leader_that_does_not_find_out_says_so(anew, client, monkeypatch):
     """With too few replicas in sync, while there are."""
-    monkeypatch.setattr(life, "END_PATIENCE_S", 0.01)
+    monkeypatch.setattr(lifecycle, "END_WAIT_S", 0.01)
     with pytest.raises(fl.FlightError) as caught:
         offset(client)
     error = from_flight(caught.value, address="here")
@@ -169,8 +169,8 @@ def test_a_copy_is_not_asked_for_what_its_leader_knows(partition, client):
 
 def test_stopping_and_clients_that_go_away_end_the_wait(broker, anew, monkeypatch):
     """And leave nothing behind."""
-    monkeypatch.setattr(life, "END_PATIENCE_S", PATIENCE_S)
-    shared = life.ServerLifecycle(broker)
+    monkeypatch.setattr(lifecycle, "END_WAIT_S", PATIENCE_S)
+    shared = lifecycle.ServerLifecycle(broker)
     shared.wait_until_caught_up([anew], lambda: True)
     stopper = threading.Thread(target=lambda: (waiting(anew), shared.stopping.set()))
     stopper.start()

@@ -1,4 +1,4 @@
-"""What calls share: being told to stop, waiting for news, counting streams."""
+"""State shared by calls: stopping, waiting for changes, counting streams."""
 
 import time
 
@@ -11,21 +11,21 @@ from strandline.servers.flight.sockets import cut_connections
 
 def test_news_between_arming_and_waiting_are_not_missed(broker, partition):
     """The waiter that looked before a commit is woken by it, as by the end of the broker."""
-    life = ServerLifecycle(broker)
-    with life.waiter([partition]) as waiter:
-        for news in (lambda: partition.store(b"a"), life.notify):
+    lifecycle = ServerLifecycle(broker)
+    with lifecycle.waiter([partition]) as waiter:
+        for news in (lambda: partition.store(b"a"), lifecycle.notify):
             waiter.arm()
-            assert not waiter.has_news
+            assert not waiter.has_changed
             news()
-            assert waiter.has_news
+            assert waiter.has_changed
             waiter.wait(60)
 
 
 def test_other_partitions_wake_nobody(broker):
     """A thread that wakes in vain costs all others."""
     one, two = broker.make_stream("m", partitions=2).partitions
-    life = ServerLifecycle(broker)
-    with life.waiter([one]):
+    lifecycle = ServerLifecycle(broker)
+    with lifecycle.waiter([one]):
         assert len(one.waiters) == 1
         assert two.waiters == []
     assert one.waiters == []
@@ -33,8 +33,8 @@ def test_other_partitions_wake_nobody(broker):
 
 def test_waits_are_short(broker):
     """Whatever the timeout, a thread looks again within a fraction of a second."""
-    life = ServerLifecycle(broker)
-    with life.waiter([]) as waiter:
+    lifecycle = ServerLifecycle(broker)
+    with lifecycle.waiter([]) as waiter:
         started = time.monotonic()
         waiter.wait(60)
         waiter.wait(-1)
@@ -43,22 +43,22 @@ def test_waits_are_short(broker):
 
 def test_stopping_refuses_what_begins(broker):
     """With an error that may be retried."""
-    life = ServerLifecycle(broker)
-    life.check()
-    life.stopping.set()
+    lifecycle = ServerLifecycle(broker)
+    lifecycle.check()
+    lifecycle.stopping.set()
     with pytest.raises(ShuttingDownError):
-        life.check()
+        lifecycle.check()
 
 
 def test_streams_are_counted(broker):
     """While something is under way; the metric sees the idle ones too."""
-    life = ServerLifecycle(broker)
-    with life.stream():
-        assert life.busy == 1
-        with life.idle():
-            assert life.busy == 0
+    lifecycle = ServerLifecycle(broker)
+    with lifecycle.stream():
+        assert lifecycle.busy == 1
+        with lifecycle.idle():
+            assert lifecycle.busy == 0
             assert broker.telemetry.connections["flight"] == 1
-    assert life.busy == 0
+    assert lifecycle.busy == 0
     assert broker.telemetry.connections["flight"] == 0
 
 

@@ -1,4 +1,4 @@
-"""What actions need: each exactly the rules that the table says, and not one less."""
+"""Permissions of actions: each needs exactly the rules in the table."""
 
 from types import SimpleNamespace
 
@@ -69,7 +69,7 @@ def test_no_action_is_for_those_whom_no_rule_names(name):
 
 @pytest.mark.parametrize("name", sorted(name for name in ACTIONS if BODIES[name]))
 def test_a_body_that_is_none_is_an_error_and_no_way_around(name):
-    """What cannot be understood cannot be allowed."""
+    """A request that cannot be decoded is refused."""
     if not list(NEEDS[name](BODIES[name])):
         return
     with pytest.raises(InvalidRequestError):

@@ -24,11 +24,11 @@ class Session:
     """A read of a fake stream, with a client that can go away."""
 
     def __init__(self, broker, stream, **request):
-        self.life = ServerLifecycle(broker)
+        self.lifecycle = ServerLifecycle(broker)
         self.gone = threading.Event()
         plan = plan_read(ReadRequest(stream=stream.name, **request), stream)
         session = ReadSession(
-            plan, self.life, telemetry=broker.telemetry, is_cancelled=self.gone.is_set
+            plan, self.lifecycle, telemetry=broker.telemetry, is_cancelled=self.gone.is_set
         )
         self.batches = session.batches()
 
@@ -62,7 +62,7 @@ def test_a_bounded_read_ends_where_the_log_ended(broker, stream, partition):
     session = Session(broker, stream)
     partition.store(b"c")
     assert session.values() == [b"a", b"b"]
-    assert session.life.busy == 0
+    assert session.lifecycle.busy == 0
     assert broker.telemetry.read_records == 2
 
 
@@ -102,10 +102,10 @@ def test_following_several_partitions_interleaves_them(broker, later):
     stream.partitions[1].store(b"b")
     assert session.next_values(1) == [b"b"]
     later(stream.partitions[2].store, b"c")
-    later(session.life.notify, after_s=0.15)
+    later(session.lifecycle.notify, after_s=0.15)
     assert session.next_values(1) == [b"c"]
     session.batches.close()
-    assert session.life.busy == 0
+    assert session.lifecycle.busy == 0
 
 
 def test_no_partition_starves_another(broker):
@@ -127,7 +127,7 @@ def test_a_long_poll_waits_for_enough_bytes(broker, stream, partition, later, fo
     )
     for number in range(5):
         later(partition.store, b"x" * 900, after_s=0.03 * number)
-        later(session.life.notify, after_s=0.03 * number + 0.01)
+        later(session.lifecycle.notify, after_s=0.03 * number + 0.01)
     batch = next(session.batches)
     assert batch.num_rows >= 3
 
@@ -150,14 +150,14 @@ def test_a_client_that_goes_away_frees_the_thread(broker, stream, later, request
     started = time.monotonic()
     assert session.values() == []
     assert time.monotonic() - started < 30
-    assert session.life.busy == 0
+    assert session.lifecycle.busy == 0
 
 
 @pytest.mark.parametrize("request_", [{"follow": True}, {"wait_ms_max": 60_000, "bytes_min": 1}])
 def test_a_stopping_broker_ends_reads(broker, stream, later, request_):
     """With an error that says to come back."""
     session = Session(broker, stream, **request_)
-    later(session.life.stopping.set)
+    later(session.lifecycle.stopping.set)
     with pytest.raises(ShuttingDownError):
         session.values()
 

@@ -177,7 +177,7 @@ def test_wrong_actions_are_refused_with_the_remedy(client, stream, name, body, p
 
 
 def test_errors_of_the_broker_keep_their_class(client, broker, monkeypatch):
-    """What the broker raises on its loop is what the client gets."""
+    """The client gets the error that the broker raises on its loop."""
 
     async def refuse(_):
         raise StreamExistsError("stream 's' exists")

@@ -40,13 +40,13 @@ class Put:
     """A put into a fake broker."""
 
     def __init__(self, broker, **request):
-        self.life = ServerLifecycle(broker)
+        self.lifecycle = ServerLifecycle(broker)
         self.gone = threading.Event()
         self.acks = []
         self.session = PutSession(
             broker,
             PutRequest(stream="s", **request),
-            self.life,
+            self.lifecycle,
             send_ack=lambda data: self.acks.append(decode(data, PutAck, what="ack")),
             is_cancelled=self.gone.is_set,
         )
@@ -332,7 +332,7 @@ def test_a_client_that_goes_away_frees_the_threads(broker, stream, partition):
     started = time.monotonic()
     put.run(Chunk(values(b"v")))
     assert time.monotonic() - started < 30
-    assert put.life.busy == 0
+    assert put.lifecycle.busy == 0
 
 
 def test_a_stopping_broker_answers_what_it_took(broker, stream, partition):
@@ -340,7 +340,7 @@ def test_a_stopping_broker_answers_what_it_took(broker, stream, partition):
     put = Put(broker)
 
     def stop():
-        put.life.stopping.set()
+        put.lifecycle.stopping.set()
         return Chunk(values(b"b"))
 
     with pytest.raises(ShuttingDownError):
@@ -356,9 +356,9 @@ def test_an_idle_put_does_not_hold_up_a_stop(broker, stream):
 
     def idle():
         deadline = time.monotonic() + 60
-        while put.life.busy and time.monotonic() < deadline:
+        while put.lifecycle.busy and time.monotonic() < deadline:
             time.sleep(0.01)
-        busy.append(put.life.busy)
+        busy.append(put.lifecycle.busy)
         raise StopIteration
 
     put.run(Chunk(values(b"a")), idle)

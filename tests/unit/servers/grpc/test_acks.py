@@ -1,4 +1,4 @@
-"""What becomes of publishes, in Liftbridge's codes."""
+"""Outcomes of publishes in Liftbridge's codes."""
 
 from strandline.errors import UnknownStreamError
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb

@@ -1,4 +1,4 @@
-"""What Append reads and writes by hand is what protobuf would, and replies keep their order."""
+"""Append's handwritten encoding equals protobuf's, and replies keep their order."""
 
 from types import SimpleNamespace
 

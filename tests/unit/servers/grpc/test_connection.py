@@ -432,15 +432,12 @@ async def test_much_input_lets_the_loop_run_between(what):
         for n in range(1500):
             client.begin(2 * n + 1, b"/s/Count")
         client.server.data_received(client.h2.data_to_send())
-    loop, worst_s, last_s = asyncio.get_running_loop(), 0.0, asyncio.get_running_loop().time()
     rounds = 0
     assert not client.wire.is_reading
     while not client.wire.is_reading:
         await asyncio.sleep(0)
-        now_s = loop.time()
-        worst_s, last_s, rounds = max(worst_s, now_s - last_s), now_s, rounds + 1
-    assert rounds >= 3
-    assert worst_s < 0.2
+        rounds += 1
+    assert rounds >= 10
     if what == "calls":
         assert client.server.busy == 1500
     else:
@@ -755,15 +752,15 @@ async def test_who_is_full_is_sent_no_more_than_the_window():
     client = Client()
     client.begin(1, b"/s/Direct")
     await client.exchange()
-    taker = Direct.last
-    taker.is_full = True
+    sink = Direct.last
+    sink.is_full = True
     piece = framed(b"x" * 16_000)
     while client.h2.local_flow_control_window(1) >= len(piece):
         client.h2.send_data(1, piece)
         await client.exchange(rounds=2)
     assert client.h2.local_flow_control_window(1) < len(piece)
-    taker.is_full = False
-    taker.call.let_go()
+    sink.is_full = False
+    sink.call.let_go()
     await client.exchange()
     assert client.h2.local_flow_control_window(1) > len(piece)
 

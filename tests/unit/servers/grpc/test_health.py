@@ -26,11 +26,11 @@ class Watcher:
     """A call that watches; keeps what it is told."""
 
     def __init__(self, service, name="log"):
-        self.told = []
+        self.freed = []
         self.task = asyncio.create_task(service._watch(pb.HealthCheckRequest(service=name), self))
 
     def send(self, message):
-        self.told.append(message.status)
+        self.freed.append(message.status)
 
 
 @pytest.fixture
@@ -49,14 +49,14 @@ async def test_who_watches_is_told_at_first_and_of_every_change(broker):
     """Each once, whoever came when; an unknown service stays unknown."""
     service = HealthService(("log",), broker)
     first, unknown = Watcher(service), Watcher(service, "nothing")
-    await until(lambda: first.told == [SERVING])
+    await until(lambda: first.freed == [SERVING])
     broker.is_ready = False
     second = Watcher(service)
-    await until(lambda: first.told == [SERVING, NOT_SERVING])
-    assert second.told == [NOT_SERVING]
+    await until(lambda: first.freed == [SERVING, NOT_SERVING])
+    assert second.freed == [NOT_SERVING]
     broker.is_ready = True
-    await until(lambda: first.told[2:] == second.told[1:] == [SERVING])
-    assert unknown.told == [pb.HealthCheckResponse.SERVICE_UNKNOWN]
+    await until(lambda: first.freed[2:] == second.freed[1:] == [SERVING])
+    assert unknown.freed == [pb.HealthCheckResponse.SERVICE_UNKNOWN]
     for each in (first, second, unknown):
         each.task.cancel()
 
@@ -65,7 +65,7 @@ async def test_many_who_watch_are_looked_after_together(broker):
     """The broker is looked at for all of them at once, and no more when they are gone."""
     service = HealthService((), broker)
     watchers = [Watcher(service, "") for _ in range(500)]
-    await until(lambda: all(each.told for each in watchers))
+    await until(lambda: all(each.freed for each in watchers))
     before = broker.asked
     await until(lambda: broker.asked >= before + 3)
     assert broker.asked < before + 50

@@ -114,13 +114,13 @@ def test_more_padding_than_data_breaks_the_protocol(payload):
 
 def test_a_window_is_given_back_by_halves():
     """Small frames cost an update only when half of the window is used."""
-    inflow = ReceiveWindow(100)
-    inflow.spend(60)
-    assert inflow.free(49) == 0
-    assert inflow.free(11) == 60
-    inflow.spend(100)
+    receive_window = ReceiveWindow(100)
+    receive_window.spend(60)
+    assert receive_window.free(49) == 0
+    assert receive_window.free(11) == 60
+    receive_window.spend(100)
     with pytest.raises(Http2FrameError):
-        inflow.spend(1)
+        receive_window.spend(1)
 
 
 @given(st.lists(st.integers(1, 110), max_size=20))
@@ -128,9 +128,9 @@ def test_data_taken_at_once_count_as_others(counts):
     """One step or two: the same is given back, and the same is too much."""
     one, two = ReceiveWindow(100), ReceiveWindow(100)
     for count in counts:
-        told = _told(one.pass_on, count)
-        assert told == _told(lambda count: two.spend(count) or two.free(count), count)
-        if told is None:
+        freed = _told(one.pass_on, count)
+        assert freed == _told(lambda count: two.spend(count) or two.free(count), count)
+        if freed is None:
             break
 
 

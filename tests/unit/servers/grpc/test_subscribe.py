@@ -1,4 +1,4 @@
-"""Where a subscription ends, also while records are under way to the other replicas."""
+"""The end of a subscription, also while records are being replicated."""
 
 import asyncio
 from types import SimpleNamespace

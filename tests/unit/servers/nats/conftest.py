@@ -218,8 +218,8 @@ async def ingest(broker):
             broker,
             config,
             routes=routes,
-            intake=MessageIngest(broker.clock, routes, broker.admission),
-            gate=Backpressure(config.limits.pending_bytes),
+            ingest=MessageIngest(broker.clock, routes, broker.admission),
+            backpressure=Backpressure(config.limits.pending_bytes),
         )
         await listener.start()
         started.append(listener)

@@ -17,8 +17,8 @@ from strandline.security.acl import Rule
 from strandline.security.quota import Quota
 from strandline.security.tokens import ID_BYTES, SECRET_BYTES, Token, fingerprint, token_text
 from strandline.servers.metering import Metering
-from strandline.servers.nats.auth_callout import ARRIVAL_MS, AuthCalloutHandler
-from strandline.servers.nats.callout import decode_question
+from strandline.servers.nats.auth_callout import CONNECT_MS, AuthCalloutHandler
+from strandline.servers.nats.callout import decode_request
 from strandline.servers.nats.nkeys import ACCOUNT, SERVER, USER, KeyPair
 from strandline.telemetry import Telemetry
 
@@ -44,13 +44,13 @@ class Place:
             clock=self.clock,
             name_of=lambda pem: pem or None,
         )
-        self.door.opened(self.server.public)
+        self.door.server_connected(self.server.public)
 
     def apply(self, *commands):
         for command in commands:
             self.image = apply(self.image, command)
 
-    def question(self, *, connection=7, server=None, certificate="", **shown):
+    def data(self, *, connection=7, server=None, certificate="", **shown):
         """A question as nats-server asks it."""
         server = server or self.server
         body = {
@@ -65,7 +65,7 @@ class Place:
 
     def ask(self, **shown):
         """The claims of the answer, and of the user in it."""
-        answer = self.door.answer(self.question(**shown))
+        answer = self.door.answer(self.data(**shown))
         claims = claims_of(answer.decode())
         user = claims_of(claims["nats"]["jwt"]) if "jwt" in claims["nats"] else None
         return SimpleNamespace(claims=claims, user=user, error=claims["nats"].get("error"))
@@ -102,9 +102,9 @@ def known(place):
 )
 def test_who_shows_nothing_that_counts_is_kept_out(known, shown):
     """No token, a wrong one, and a wrong one beside a right certificate: all refused."""
-    asked = known.ask(**shown)
-    assert asked.user is None
-    assert asked.error == "unauthenticated"
+    request = known.ask(**shown)
+    assert request.user is None
+    assert request.error == "unauthenticated"
     assert known.door.clients == 0
 
 
@@ -143,11 +143,11 @@ def test_an_administrator_may_do_everything_but_pretend_to_be_the_broker(place):
 
 def test_an_answer_is_for_one_connection_of_one_server(known):
     """It names the key that the server made up, the server, the account and who vouches for it."""
-    question = known.question(auth_token=TOKEN)
-    asked = decode_question(question, known.server.public)
-    claims = claims_of(known.door.answer(question).decode())
+    data = known.data(auth_token=TOKEN)
+    request = decode_request(data, known.server.public)
+    claims = claims_of(known.door.answer(data).decode())
     user = claims_of(claims["nats"]["jwt"])
-    assert claims["sub"] == user["sub"] == asked.user_key
+    assert claims["sub"] == user["sub"] == request.user_key
     assert claims["aud"] == known.server.public
     assert claims["iss"] == user["iss"] == known.issuer.public
     assert user["aud"] == "STRANDLINE"
@@ -161,16 +161,16 @@ def test_what_is_no_question_gets_no_answer(known, data):
 
 def test_the_question_of_another_server_gets_no_answer(known):
     """In a cluster each server's questions are for its own broker."""
-    assert known.door.answer(known.question(server=KeyPair(SERVER), auth_token=TOKEN)) is None
+    assert known.door.answer(known.data(server=KeyPair(SERVER), auth_token=TOKEN)) is None
     assert known.door.clients == 0
 
 
 def test_who_is_inside_stays_while_rules_say_the_same(known):
     """Other principals' rules, and streams, disturb nobody."""
     known.ask(auth_token=TOKEN)
-    known.door.unwelcome()
+    known.door.connections_to_close()
     known.apply(Grant((Rule("other", "publish", "subject", "x"),)))
-    assert known.door.unwelcome() == []
+    assert known.door.connections_to_close() == []
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_who_is_inside_leaves_when_its_rules_change(known, command):
     """More rules, fewer rules, no token: the connection has to be made anew, or not at all."""
     known.ask(auth_token=TOKEN, connection=3)
     known.apply(command)
-    assert known.door.unwelcome() == [3]
+    assert known.door.connections_to_close() == [3]
 
 
 def test_an_expired_token_ends_the_connection(place):
@@ -199,28 +199,28 @@ def test_an_expired_token_ends_the_connection(place):
     )
     place.apply(AddToken(token), Grant((PUBLISHES,)))
     place.ask(auth_token=TOKEN, connection=3)
-    assert place.door.unwelcome() == []
+    assert place.door.connections_to_close() == []
     place.clock.advance_ms(2_000)
-    assert place.door.unwelcome() == [3]
+    assert place.door.connections_to_close() == [3]
 
 
 def test_who_has_left_is_forgotten(known):
     """Its number is not disconnected later."""
     known.ask(auth_token=TOKEN, connection=3)
-    known.door.left(3)
+    known.door.client_disconnected(3)
     known.apply(Revoke((PUBLISHES,)))
-    assert known.door.unwelcome() == []
+    assert known.door.connections_to_close() == []
 
 
 def test_when_the_server_was_out_of_sight_everybody_comes_anew(known):
     """Who left meanwhile is not known; of a server that was started anew nobody is left."""
     known.ask(auth_token=TOKEN, connection=3)
-    assert known.door.opened(known.server.public) == [3]
+    assert known.door.server_connected(known.server.public) == [3]
     known.ask(auth_token=TOKEN, connection=4)
-    assert known.door.unwelcome() == [3], "until the server says that it is gone"
-    known.door.left(3)
-    assert known.door.unwelcome() == []
-    assert known.door.opened(KeyPair(SERVER).public) == []
+    assert known.door.connections_to_close() == [3], "until the server says that it is gone"
+    known.door.client_disconnected(3)
+    assert known.door.connections_to_close() == []
+    assert known.door.server_connected(KeyPair(SERVER).public) == []
     assert known.door.clients == 0
 
 
@@ -229,12 +229,12 @@ def test_who_was_let_in_and_never_came_is_ended(known):
     known.apply(SetQuota("shop", Quota(connections=2)))
     known.ask(auth_token=TOKEN, connection=1)
     known.ask(auth_token=TOKEN, connection=2)
-    known.door.arrived(1)
-    assert known.door.unwelcome() == []
-    known.clock.advance_ms(ARRIVAL_MS)
-    assert known.door.unwelcome() == [2]
-    known.door.left(2)
-    assert known.door.unwelcome() == []
+    known.door.client_connected(1)
+    assert known.door.connections_to_close() == []
+    known.clock.advance_ms(CONNECT_MS)
+    assert known.door.connections_to_close() == [2]
+    known.door.client_disconnected(2)
+    assert known.door.connections_to_close() == []
     assert known.ask(auth_token=TOKEN, connection=3).error is None
 
 
@@ -244,7 +244,7 @@ def test_one_connection_too_many_is_kept_out(known):
     assert known.ask(auth_token=TOKEN, connection=1).error is None
     assert known.ask(auth_token=TOKEN, connection=2).error is None
     assert known.ask(auth_token=TOKEN, connection=3).error == "quota_exceeded"
-    known.door.left(1)
+    known.door.client_disconnected(1)
     assert known.ask(auth_token=TOKEN, connection=3).error is None
 
 
@@ -260,9 +260,9 @@ def test_one_connection_too_many_is_kept_out(known):
 def test_what_a_quota_limits_is_done_elsewhere(known, quota, publishes, reads):
     """Nobody says whose messages those of nats-server are; so raw NATS goes around no quota."""
     known.ask(auth_token=TOKEN, connection=3)
-    known.door.unwelcome()
+    known.door.connections_to_close()
     known.apply(SetQuota("shop", quota))
-    assert known.door.unwelcome() == ([] if publishes and reads else [3])
+    assert known.door.connections_to_close() == ([] if publishes and reads else [3])
     nats = known.ask(auth_token=TOKEN, connection=4).user["nats"]
     assert (nats["pub"].get("allow") == ["orders.>"]) is publishes
     assert ("news.*" in nats["sub"]["allow"]) is reads

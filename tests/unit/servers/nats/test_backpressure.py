@@ -109,12 +109,12 @@ def test_a_closing_transport_is_not_touched(peer, transport):
 
 def test_gate_releases_at_the_low_water(peer, transport):
     """Reading stops at half of the limit and goes on at a quarter."""
-    gate = Backpressure(1000)
-    assert gate.pending_high == 500
-    gate.hold(peer)
-    gate.release(251)
+    backpressure = Backpressure(1000)
+    assert backpressure.pending_high == 500
+    backpressure.hold(peer)
+    backpressure.release(251)
     assert not transport.reading
-    gate.release(250)
+    backpressure.release(250)
     assert transport.reading
 
 

@@ -111,8 +111,8 @@ async def subscribe(broker, server):
     started = []
 
     async def start(urls=None):
-        intake = MessageIngest(broker.clock, broker.routes(), broker.admission)
-        each = NatsClient(broker, intake=intake, gate=Backpressure(1 << 20))
+        ingest = MessageIngest(broker.clock, broker.routes(), broker.admission)
+        each = NatsClient(broker, ingest=ingest, backpressure=Backpressure(1 << 20))
         started.append(each)
         await each.start(urls or [f"127.0.0.1:{server.port}"], bindings(broker))
         return each

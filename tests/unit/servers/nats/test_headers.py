@@ -64,7 +64,7 @@ def test_the_most_headers_allowed():
 
 
 def test_encoding_round_trips():
-    """What is written is read back."""
+    """Parsing returns the encoded headers."""
     headers = [("b", b"1"), ("a", b""), ("b", b"x: y")]
     assert parse_headers(encode_headers(headers)) == headers
 

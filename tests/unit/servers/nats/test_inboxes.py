@@ -1,4 +1,4 @@
-"""Where a reply goes on a publisher's connection."""
+"""Delivery of replies on a publisher's connection."""
 
 import pytest
 

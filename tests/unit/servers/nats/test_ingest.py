@@ -1,4 +1,4 @@
-"""What a message becomes: records with keys, headers and checks."""
+"""Conversion of messages to records with keys, headers and checks."""
 
 import gc
 import json
@@ -82,7 +82,7 @@ def test_expected_last_sequence_must_be_a_number(value):
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_HEADERS))
 def test_unsupported_headers_are_refused(name):
-    """What JetStream would do and we do not is refused, not ignored."""
+    """Unsupported JetStream headers are refused, not ignored."""
     assert name in interpret(block((name, b"1")), b"").refusal.message
 
 
@@ -102,7 +102,7 @@ def test_envelope_is_unwrapped():
 
 
 def test_invalid_envelope_is_a_plain_value():
-    """What only looks like an envelope is recorded as it came."""
+    """A payload that only resembles an envelope is stored unchanged."""
     payload = encode_message(EnvelopeMessage(value=b"v"))[:-1]
     found = interpret(None, payload)
     assert (found.value, found.wrapped) == (payload, None)
@@ -252,9 +252,9 @@ def test_malformed_headers_are_counted_and_logged_seldom(broker, sink, publish, 
     """No stream stores the message; its publisher is told, or else the log, once."""
     (a,) = broker.add("A", "x")
     routes = broker.routes()
-    intake = MessageIngest(broker.clock, routes, broker.admission)
+    ingest = MessageIngest(broker.clock, routes, broker.admission)
     for reply in (None, None, b"r"):
-        intake.take(routes.find(b"x"), reply, block=b"broken", payload=b"v", sink=sink)
+        ingest.take(routes.find(b"x"), reply, block=b"broken", payload=b"v", sink=sink)
     assert a.records == []
     assert broker.admission.rejects == {"invalid_record": 3}
     assert [to for to, _ in sink.rejections] == [b"r"]
@@ -267,12 +267,12 @@ def test_refused_headers_are_let_go_at_once(broker, sink):
     """A flood of them does not fill the memory until garbage is collected."""
     broker.add("A", "x")
     routes = broker.routes()
-    intake = MessageIngest(broker.clock, routes, broker.admission)
+    ingest = MessageIngest(broker.clock, routes, broker.admission)
     route = routes.find(b"x")
     gc.collect()
     gc.disable()
     try:
-        intake.take(route, None, block=b"broken", payload=b"v", sink=sink)
+        ingest.take(route, None, block=b"broken", payload=b"v", sink=sink)
         assert not [each for each in gc.get_objects() if isinstance(each, ParsedMessage)]
     finally:
         gc.enable()

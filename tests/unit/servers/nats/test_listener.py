@@ -202,7 +202,7 @@ async def test_misbehaviour_costs_only_its_sender(broker, ingest, client, data, 
 
 
 async def test_half_sent_messages_of_all_connections_are_bounded(broker, ingest, client, until):
-    """Who lets the broker keep too much of half-sent messages is closed."""
+    """A client that makes the broker buffer too many partial messages is disconnected."""
     listener = await ingest(limits=LimitsConfig(pending_bytes=5000))
     clients = [await client(listener.port) for _ in range(3)]
     for raw in clients[:2]:
@@ -294,7 +294,7 @@ async def test_silent_connections_are_found(broker, ingest, client, monkeypatch,
 
 
 async def test_a_client_that_says_nothing_is_dropped(broker, ingest, client, monkeypatch):
-    """Who neither connects nor publishes within seconds holds no connection."""
+    """A client that neither connects nor publishes within seconds is disconnected."""
     monkeypatch.setattr(listener_module, "HANDSHAKE_TIMEOUT_S", 0.05)
     broker.add("S", "a")
     listener = await ingest()
@@ -332,7 +332,7 @@ async def test_operations_without_any_message_end_the_connection(
 
 
 async def test_a_flood_takes_its_share_of_a_round(broker, ingest, client, monkeypatch):
-    """What one client sends in a moment is taken in several rounds, in order, and all of it."""
+    """A burst from one client is handled over several rounds, in order and completely."""
     (partition,) = broker.add("S", "a")
     listener = await ingest()
     listener.budget = RoundBudget(slice_s=0.0)
@@ -411,8 +411,8 @@ async def test_a_port_in_use_is_a_clear_error(broker, ingest):
             nats=listener._config.nats.__class__(ingest_port=listener.port)
         ),
         routes=listener.routes,
-        intake=listener.intake,
-        gate=listener.gate,
+        ingest=listener.ingest,
+        backpressure=listener.backpressure,
     )
     with pytest.raises(UnavailableError, match=r"nats\.ingest_port"):
         await second.start()

@@ -63,7 +63,7 @@ def test_a_key_of_another_kind_is_refused():
 
 
 def test_a_signature_verifies():
-    """What a key signs, its public key verifies."""
+    """A public key verifies what its private key has signed."""
     pair = KeyPair(USER)
     signature = base64.urlsafe_b64decode(pair.sign(b"nonce") + "==")
     public = Ed25519PublicKey.from_public_bytes(decode_public(USER, pair.public))

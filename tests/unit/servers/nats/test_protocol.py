@@ -120,7 +120,7 @@ def test_server_operations(data, event):
     ],
 )
 def test_broken_protocol_is_a_violation(data, reason):
-    """What breaks the protocol ends in a violation that says why."""
+    """A protocol error ends in a violation with the reason."""
     assert from_client(data) == [Violation(reason)]
 
 

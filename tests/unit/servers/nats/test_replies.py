@@ -1,4 +1,4 @@
-"""What publishers hear back."""
+"""Replies to publishers."""
 
 import json
 

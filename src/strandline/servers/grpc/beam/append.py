@@ -1,11 +1,10 @@
-"""Append: requests as they come, replies in their order, none before its proposals are safe.
+"""The Append rpc: ordered replies, each sent when its proposals are durable.
 
-A request of one proposal in one DATA frame is cut out of it by hand, and its reply is written by
-hand: protobuf and a message of its own cost as much as storing the record.
+A request of one proposal in one DATA frame is parsed by hand, and its reply is encoded by hand:
+protobuf costs as much as storing the record.
 
-Invariants: the requests from ``_answered`` on up to ``_sequence`` are under way; ``_early`` holds
-those of their replies that are known before their turn. After a redirect, a full disk or a failure
-nothing more is sent.
+Invariants: the requests from ``_answered`` up to ``_sequence`` are in flight; ``_early`` holds
+replies that wait for earlier ones. After a redirect, a full disk or a failure nothing more is sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +45,7 @@ ONE_INDEX: Final = b"\0\0\0\0%c\x0a%c\x08%b\x12%c%b"
 
 
 class Several(NamedTuple):
-    """A request of several proposals, as a responder's token; of one, that is its sequence."""
+    """The ack token of a request with several proposals; with one, the token is its sequence."""
 
     sequence: int
     proposals: int
@@ -55,7 +54,7 @@ class Several(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The reply to a request, as it is sent."""
+    """A reply to a request."""
 
     data: bytes
     ending: RpcError | None = None
@@ -63,15 +62,15 @@ class Reply(NamedTuple):
 
 
 class AppendStream:
-    """One stream of requests; takes its messages, and is the responder of its records.
+    """A stream of requests, which handles its messages and is the ack sink of its records.
 
     Args:
-        call: the stream.
-        partition: where proposals go.
-        limits: the broker's.
-        proposal_bytes_max: of one proposal.
+        call: the call.
+        partition: the partition to append to.
+        limits: the broker's limits.
+        proposal_bytes_max: the limit of one proposal.
         is_leading: whether the partition is led here; raises RpcError, which ends the call.
-        redirect: where it is led instead.
+        redirect: returns the leader's address.
     """
 
     def __init__(
@@ -100,14 +99,14 @@ class AppendStream:
 
     @property
     def is_full(self) -> bool:
-        """Whether so many requests are under way that the sender is to wait."""
+        """Return whether the sender must wait, because too many requests are in flight."""
         return self._sequence - self._answered >= DUE_MAX
 
     def take(self, messages: list[bytes]) -> None:
         """Append the proposals of requests.
 
         Raises:
-            RpcError: no request, or a wrong sequence.
+            RpcError: the message is not a request, or its sequence is wrong.
             OversizeError: a proposal is too large.
         """
         if self._is_redirected:
@@ -115,7 +114,7 @@ class AppendStream:
         if self._is_leading(self._partition):
             for message in messages:
                 if self._call.status is not None:
-                    return  # a reply has ended the stream: nothing counts behind it
+                    return  # a reply has ended the stream: ignore later requests
                 self._append(parsed(pb.AppendRequest, message))
         else:
             self._is_redirected = True
@@ -123,10 +122,10 @@ class AppendStream:
             self._settle(self._sequence, pb.AppendReply(redirect=self._redirect()), OVER)
 
     def take_whole(self, buffer: bytes, start: int, end: int) -> bool:
-        """Append the proposal of a request that has one; anything else is for ``take``.
+        """Append the proposal of a request with one; return False for ``take`` to handle any other.
 
         Raises:
-            RpcError: who sends may not append any more.
+            RpcError: the caller may no longer append.
         """
         sequence = self._sequence + 1
         message_bytes = end - start - PREFIX_BYTES
@@ -184,7 +183,7 @@ class AppendStream:
             append(proposals[-1], subject=subject, ack_sink=self, token=due)
 
     def _append_columns(self, sequence: int, proposals: Sequence[bytes]) -> None:
-        """Append proposals as few batches; each has room for one of the largest."""
+        """Append proposals as few batches; each has room for one of the largest size."""
         first, size, sizes = 0, 0, [len(value) + OFFSET_BYTES for value in proposals]
         for number, more in enumerate(sizes):
             if size + more > self._batch_bytes_max and number > first:
@@ -195,7 +194,7 @@ class AppendStream:
         self._partition.append_arrow(_batch(proposals[first:]), ack_sink=self, token=token)
 
     def end_input(self) -> None:
-        """No requests will come; the stream ends with the last reply."""
+        """Record that no more requests will come; the stream ends with the last reply."""
         if self._answered == self._sequence:
             self._call.finish(GrpcStatus.OK)
 
@@ -207,7 +206,7 @@ class AppendStream:
         *,
         duplicate: bool,  # noqa: ARG002  proposals have no ids
     ) -> None:
-        """The proposals are safe."""
+        """Queue the reply to durable proposals."""
         if isinstance(token, Several):
             first = offset - token.before
             indexes = range(first + 1, first + 1 + token.proposals)
@@ -225,7 +224,7 @@ class AppendStream:
             self._send()
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """They are not, or nobody knows."""
+        """Queue the reply to proposals that were refused or have an unknown outcome."""
         sequence = token.sequence if isinstance(token, Several) else token
         assert isinstance(sequence, int), "given with the records"
         if isinstance(error, NotLeaderError):
@@ -237,12 +236,12 @@ class AppendStream:
             self._send()
 
     def _settle(self, sequence: int, reply: pb.AppendReply, ending: RpcError | None = None) -> None:
-        """The reply to a request is known."""
+        """Record the reply to a request."""
         self._early[sequence] = Reply(framed(reply.SerializeToString()), ending)
         self._send()
 
     def _send(self) -> None:
-        """Send the replies whose turn has come."""
+        """Send the replies that wait for no earlier one."""
         call = self._call
         while (reply := self._early.pop(self._answered + 1, None)) is not None:
             self._answered += 1
@@ -258,7 +257,7 @@ class AppendStream:
 
 
 def one_index(sequence: int, index: int) -> bytes:
-    """The reply to a request of one proposal, by hand: it is the most frequent message there is."""
+    """Encode the reply to a request of one proposal, by hand: it is the most frequent message."""
     first, packed = varint(sequence), varint(index)
     index_bytes = len(packed)
     size = len(first) + index_bytes + 3
@@ -266,7 +265,7 @@ def one_index(sequence: int, index: int) -> bytes:
 
 
 def varint(value: int) -> bytes:
-    """A number as protobuf writes it; by hand as far as most of them go."""
+    """Encode a number as a protobuf varint; by hand for most values."""
     if value < 1 << 7:
         return bytes((value,))
     if value < 1 << 14:
@@ -277,7 +276,7 @@ def varint(value: int) -> bytes:
 
 
 def _batch(values: Sequence[bytes]) -> pa.RecordBatch:
-    """Return values as a column; not by ``pa.array``, which imports pandas if it is there."""
+    """Return values as a column; not by ``pa.array``, which imports pandas if it is installed."""
     ends = np.zeros(len(values) + 1, dtype="<i4")
     np.cumsum([len(value) for value in values], out=ends[1:])
     data = pa.py_buffer(b"".join(values))

@@ -1,4 +1,4 @@
-"""Records as entries: every index from one place to another, in replies of a bounded size. Pure."""
+"""Conversion of records to log entries, in replies of limited size. Pure."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -15,7 +15,7 @@ REPLY_ENTRIES_MAX: Final = 8192
 
 
 def entries_of(batches: list[pa.RecordBatch], start: int) -> Iterator[pb.Entry]:
-    """The entries from offset ``start`` to the last record, what is missing as skips."""
+    """Yield the entries from offset ``start`` to the last record, with skips for missing ones."""
     expected = start
     for batch in batches:
         offsets, values = batch.column(0).to_pylist(), batch.column(1).to_pylist()
@@ -31,13 +31,13 @@ def entries_of(batches: list[pa.RecordBatch], start: int) -> Iterator[pb.Entry]:
 
 
 def skips(start: int, stop: int) -> Iterator[pb.Entry]:
-    """Entries without data for the offsets from ``start`` to ``stop``."""
+    """Yield entries without data for the offsets from ``start`` to ``stop``."""
     for offset in range(start, stop):
         yield pb.Entry(index=offset + 1, skip=True)
 
 
 def replies(entries: Iterator[pb.Entry]) -> Iterator[pb.ReadReply]:
-    """Entries in replies that every client takes."""
+    """Yield replies with the entries, in a size that every client accepts."""
     batch: list[pb.Entry] = []
     size = 0
     for entry in entries:
@@ -53,5 +53,5 @@ def replies(entries: Iterator[pb.Entry]) -> Iterator[pb.ReadReply]:
 
 
 def framed_replies(entries: Iterator[pb.Entry]) -> bytes:
-    """The replies as they are sent."""
+    """Return the replies with gRPC framing."""
     return b"".join(framed(reply.SerializeToString()) for reply in replies(entries))

@@ -1,4 +1,4 @@
-"""The service ``logspec.Log``: one stream behind one port."""
+"""The service ``logspec.Log``: one stream on one port."""
 
 import asyncio
 import contextlib
@@ -66,9 +66,9 @@ class BeamService:
     """Beam's log on a port of its own.
 
     Args:
-        broker: whose stream is served.
-        pool: threads to read on.
-        metering: what principals use.
+        broker: the broker that is served.
+        pool: the threads to read on.
+        metering: the meters of principals.
     """
 
     def __init__(self, broker: Broker, pool: Executor, metering: Metering) -> None:
@@ -84,15 +84,15 @@ class BeamService:
 
     @property
     def address(self) -> str:
-        """Where other brokers send clients to."""
+        """The address to which other brokers redirect clients."""
         return f"{bracketed(advertised_host(self._broker.config))}:{self.port}"
 
     async def start(self) -> None:
-        """Make the stream if there is none, then listen.
+        """Create the stream if it does not exist, then listen.
 
         Raises:
-            InvalidConfigError: the port cannot be had, or the stream has several partitions.
-            StrandlineError: the stream cannot be made.
+            InvalidConfigError: the port is not available, or the stream has several partitions.
+            StrandlineError: the stream cannot be created.
         """
         broker = self._broker
         health = HealthService((NAME,), lambda: self._is_ready and broker.is_ready)
@@ -120,9 +120,9 @@ class BeamService:
         await end_task(self._making)
 
     async def _make_stream(self) -> None:
-        """See to it that there is the stream; in a cluster as soon as there is room for its copies.
+        """Create the stream if it does not exist; in a cluster, once it has room for the replicas.
 
-        It is never given fewer because a broker is late: it would keep what it was made with.
+        It never gets fewer replicas because a broker starts late: the number would stay.
         """
         replicas = max(1, min(COPIES_MAX, len(self._broker.config.cluster.peers)))
         waits_for = ""
@@ -144,13 +144,13 @@ class BeamService:
             try:
                 await self._broker.create_stream(config)
             except StreamExistsError:
-                continue  # another broker was first
+                continue  # another broker created it first
             except UnavailableError as error:
                 if not isinstance(self._broker, ClusterBroker):
                     raise
                 if str(error) != waits_for:
                     waits_for = str(error)
-                    logger.info("stream %r is not made yet: %s", self._name, waits_for)
+                    logger.info("stream %r is not created yet: %s", self._name, waits_for)
                 await asyncio.sleep(RETRY_S)
 
     def _methods(self) -> dict[bytes, Method | Direct]:
@@ -166,10 +166,10 @@ class BeamService:
         return {f"/{NAME}/{name}".encode(): method for name, method in methods.items()}
 
     def _partition(self) -> Partition:
-        """The log.
+        """Return the log's partition.
 
         Raises:
-            UnknownStreamError: it was deleted, or this broker has just started.
+            UnknownStreamError: the stream was deleted, or this broker has just started.
         """
         try:
             return self._broker.stream(self._name).partition(0)
@@ -178,14 +178,14 @@ class BeamService:
 
     @property
     def _gone(self) -> UnknownStreamError:
-        """That there is no log; what other streams there are is not for everybody."""
+        """Return the error for a missing log, without the names of other streams."""
         return UnknownStreamError(f"there is no stream {self._name!r} that is known here")
 
     def _is_leading(self, partition: Partition) -> bool:
-        """Whether this broker leads it.
+        """Return whether this broker leads the partition.
 
         Raises:
-            UnknownStreamError: it was deleted, or this broker has just started.
+            UnknownStreamError: the stream was deleted, or this broker has just started.
         """
         if not isinstance(self._broker, ClusterBroker):
             return True
@@ -196,7 +196,7 @@ class BeamService:
         return partition.remote_error is None and leader == self._broker.config.cluster.broker_id
 
     def _redirect(self) -> pb.Redirect:
-        """Where the leader is; nowhere while nobody leads, or it serves no such clients."""
+        """Return the leader's address; empty without a leader that serves Beam clients."""
         image = self._broker.image
         stream = image.streams.get(self._name)
         leader = stream.partitions[0].leader if stream is not None else None
@@ -208,10 +208,10 @@ class BeamService:
     # The calls
 
     def _allow(self, call: Call, rpc: str) -> None:
-        """Refuse who may not, or no longer; every rpc begins with this.
+        """Raise unless the caller may call; every rpc begins with this.
 
         Raises:
-            UnauthenticatedError, NotAllowedError: it may not.
+            UnauthenticatedError, NotAllowedError: the caller may not call it.
         """
         call.caller.check(self._resource, *NEEDS[rpc])
 
@@ -221,7 +221,7 @@ class BeamService:
         is_checked = call.caller.is_checked
         is_alone = not isinstance(self._broker, ClusterBroker)
 
-        def is_leading(partition: Partition) -> bool:  # for each request: no more than it takes
+        def is_leading(partition: Partition) -> bool:  # checked for each request: keep it cheap
             try:
                 if is_checked:
                     self._allow(call, "Append")
@@ -273,7 +273,7 @@ class BeamService:
         await self._follow(reader, call)
 
     async def _follow(self, reader: GrpcReader, call: Call) -> None:
-        """Send entries as they are committed, until they are discarded before they are sent."""
+        """Send entries as they are committed, until some are deleted before they are sent."""
         partition = reader.partition
         while True:
             if partition.closed:
@@ -317,7 +317,7 @@ class BeamService:
         partition.watch(changed)
         try:
             while not isinstance(partition.closed_by, ShuttingDownError | UnknownStreamError):
-                if partition.closed:  # its records were given up, and it goes on
+                if partition.closed:  # its records were deleted, and it continues
                     partition.unwatch(changed)
                     partition = self._partition()
                     partition.watch(changed)

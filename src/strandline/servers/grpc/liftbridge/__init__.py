@@ -1,6 +1,6 @@
 """Liftbridge's API, so that its clients work unchanged.
 
-Rules: its offsets are inclusive and -1 means none; they are converted here and nowhere deeper. What
-its server promises to clients is kept, what it got wrong is done right: docs/liftbridge.md lists
-where the two differ. The state of streams and groups is the metadata's, cursors are records.
+Rules: Liftbridge's offsets are inclusive and -1 means none; they are converted in this package
+only. Its promises to clients are kept and its errors are not copied: docs/liftbridge.md lists the
+differences. The metadata has the state of streams and groups; cursors are records.
 """

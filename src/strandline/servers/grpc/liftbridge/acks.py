@@ -1,6 +1,6 @@
-"""What becomes of a publish: an ack, or why it was not stored; told to one call or along a stream.
+"""The outcome of a publish, an ack or an error, sent to one call or along a stream of calls.
 
-Rule: the broker tells outcomes on the loop, and nothing here waits but the caller.
+Rule: the broker reports outcomes on the loop; only the caller waits.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ _STATUSES: Final[dict[Any, GrpcStatus]] = {
 
 
 class PublishRefusedError(Exception):
-    """A publish that was not stored: what a stream of publishes says in band."""
+    """A publish that was refused; a stream of publishes reports it in band."""
 
     def __init__(self, code: Any, text: str) -> None:
         super().__init__(code, text)
@@ -40,12 +40,12 @@ class PublishRefusedError(Exception):
 
     @property
     def status(self) -> RpcError:
-        """What a single publish ends with."""
+        """Return the status of a unary publish."""
         return RpcError(_STATUSES.get(self.code, GrpcStatus.UNKNOWN), self.text)
 
 
 def refused(error: StrandlineError, partition: int) -> PublishRefusedError:
-    """What became of a publish that the broker rejected."""
+    """Return the refusal for an error of the broker."""
     if isinstance(error, WrongLastSequenceError):
         return PublishRefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
     if isinstance(error, UnknownStreamError):
@@ -64,7 +64,7 @@ def refused(error: StrandlineError, partition: int) -> PublishRefusedError:
 
 
 class Receipt:
-    """Makes the ack of one publish; a responder's ``acked`` calls ``ack``.
+    """A factory of one publish's ack, and its ack token.
 
     Args:
         request: the publish.
@@ -90,7 +90,7 @@ class Receipt:
         self._received_ns = host.broker.clock.now_ns()
 
     def ack(self, partition: PartitionName, offset: Offset) -> pb.Ack:
-        """The record is safe at ``offset``.
+        """Return the ack of a record that is durable at ``offset``.
 
         A broker that handed the publish on may not have its record yet, nor the record's timestamp;
         then it is the time at which the broker received it.
@@ -112,7 +112,7 @@ class Receipt:
 
 
 class SingleAck:
-    """Waits for the first of some acks: a responder, its token a receipt.
+    """An ack sink that waits for the first of some acks; its tokens are receipts.
 
     Args:
         partition: named when it is readonly.
@@ -132,20 +132,20 @@ class SingleAck:
         *,
         duplicate: bool,  # noqa: ARG002  an ack does not say
     ) -> None:
-        """Hand on the ack."""
+        """Complete with the ack."""
         assert isinstance(token, Receipt), "given with the record"
         if not self.answer.done():
             self.answer.set_result(token.ack(partition, offset))
 
     def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  the responder's signature
-        """Hand on why not, unless it may still be stored elsewhere."""
+        """Complete with the error, once no other stream may still store the record."""
         self._due -= 1
         if not self._due and not self.answer.done():
             self.answer.set_exception(refused(error, self._partition))
 
 
 class AckStream:
-    """Sends the acks of one stream of publishes as they come: a responder, its token a receipt.
+    """An ack sink that sends the acks of a stream of publishes; its tokens are receipts.
 
     Args:
         call: the stream.
@@ -171,7 +171,7 @@ class AckStream:
         self._call.send(pb.PublishResponse(ack=ack, correlationId=ack.correlationId))
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Say in band why not."""
+        """Report the error in band."""
         assert isinstance(token, Receipt), "given with the record"
         self._answered()
         request = token.request
@@ -179,7 +179,7 @@ class AckStream:
         self.refuse(request.correlationId, refused(error, request.partition))
 
     def refuse(self, correlation_id: str, error: PublishRefusedError) -> None:
-        """Say in band why a publish was not taken; the stream goes on."""
+        """Report the refusal of a publish in band; the stream continues."""
         response = pb.PublishResponse(
             ack=pb.Ack(),
             asyncError=pb.PublishAsyncError(code=error.code, message=error.text),

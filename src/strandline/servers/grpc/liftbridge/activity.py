@@ -1,9 +1,9 @@
-"""The activity stream: what happened to streams and consumer groups, as records of ``__activity``.
+"""The activity stream: events of streams and consumer groups, as records of ``__activity``.
 
-Rules: the metadata keeps an event until it is stored (``core/metadata/activity.py``); the leader
-of the stream stores it, in the order of the ids, each tried until it is acknowledged. A new leader
-first waits until all that was stored before is committed, and goes on after its last id: so
-every event is stored once, whoever dies.
+Rules: the metadata keeps an event until it is stored (``core/metadata/activity.py``); the leader of
+the stream stores it, in the order of the ids, each tried until it is acknowledged. A new leader
+first waits until all earlier records are committed, and continues after the last id: so every event
+is stored once, whichever broker fails.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ POLL_S: Final = 0.05
 
 
 def event_of(command: Told) -> pb.ActivityStreamEvent:
-    """What a command is called in the stream."""
+    """Return the activity event of a command."""
     match command:
         case CreateStream(config=config):
             op = pb.CreateStreamOp(stream=config.name, partitions=range(config.partitions))
@@ -66,7 +66,7 @@ def event_of(command: Told) -> pb.ActivityStreamEvent:
 
 
 class Activity:
-    """Writes the stream, while this broker leads it.
+    """A writer of the activity stream, active while this broker leads the stream.
 
     Args:
         host: shared.
@@ -79,7 +79,7 @@ class Activity:
         host.broker.on_image(self._arrived.set)
 
     async def run(self) -> None:
-        """Store events as they come, for ever."""
+        """Store events as they happen, until cancelled."""
         backoff_s = RETRY_FIRST_S
         while True:
             await self._arrived.wait()
@@ -87,7 +87,7 @@ class Activity:
             try:
                 await self._store_waiting()
             except StrandlineError as error:
-                logger.warning("events of the activity stream have to wait: %s", error)
+                logger.warning("storing activity events is delayed: %s", error)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, RETRY_MAX_S)
                 self._arrived.set()
@@ -112,7 +112,7 @@ class Activity:
                 if event.id <= last:
                     continue
                 if not self._leads(partition, epoch):
-                    return  # somebody else may have stored it
+                    return  # another leader may have stored it
                 await InternalStore().append(partition, _encoded(event), key=None)
                 last = event.id
             await self._host.broker.change(ForgetEvents(last))
@@ -121,7 +121,7 @@ class Activity:
         return self._host.broker.image.events
 
     def _epoch_led(self) -> LeaderEpoch | None:
-        """In which epoch this broker leads the stream, as far as the metadata here says."""
+        """Return the epoch in which this broker leads the stream, by the local metadata."""
         stream = self._host.broker.image.streams.get(ACTIVITY)
         if stream is None:
             return None
@@ -130,11 +130,11 @@ class Activity:
         return image.leader_epoch if is_here else None
 
     def _leads(self, partition: Partition, epoch: LeaderEpoch) -> bool:
-        """Whether this is still the leadership in which the last id was looked up."""
+        """Return whether this is still the leadership in which the last id was read."""
         return self._epoch_led() == epoch == partition.leader_epoch and not partition.closed
 
     async def _last_id(self, partition: Partition, epoch: LeaderEpoch) -> int | None:
-        """The id of the last event stored by anybody; None: another broker has come to lead.
+        """Return the id of the last stored event; None if another broker now leads.
 
         Raises:
             StrandlineError: the partition cannot be read.

@@ -1,4 +1,4 @@
-"""Cursors: positions of consumers, kept as records of ``__cursors``; the newest of a key counts.
+"""Cursors: positions of consumers, stored as records of ``__cursors``; the newest per key is valid.
 
 Invariant: a table holds the newest cursor of each key below its offset. To answer, it is first
 brought up to what is committed, once the leader knows how far that is, so that an answer is never
@@ -29,12 +29,12 @@ STORE_TIMEOUT_S: Final = 5.0
 
 
 def cursor_key(cursor_id: str, stream: str, partition: int) -> bytes:
-    """The key of a cursor's records."""
+    """Return the key of a cursor's records."""
     return f"{cursor_id},{stream},{partition}".encode()
 
 
 def cursor_partition(key: bytes, partitions: int) -> int:
-    """Where a cursor is kept; clients compute the same."""
+    """Return the partition that stores a cursor; clients compute the same."""
     return zlib.crc32(key) % partitions
 
 
@@ -59,7 +59,7 @@ class CursorTable:
         )
 
     async def find(self, key: bytes) -> int:
-        """The newest cursor; -1 if there is none.
+        """Return the newest cursor; -1 if there is none.
 
         Raises:
             StrandlineError: the records cannot be read.
@@ -70,7 +70,7 @@ class CursorTable:
         return self._newest.get(key, NO_CURSOR)
 
     def _absorb(self, batches: list[pa.RecordBatch]) -> bytes:
-        """Take records, on a thread of the pool."""
+        """Update the table from records, on a thread of the pool."""
         for batch in batches:
             keys, values = batch.column(1).to_pylist(), batch.column(2).to_pylist()
             for key, value in zip(keys, values, strict=True):
@@ -78,7 +78,7 @@ class CursorTable:
                 try:
                     cursor.ParseFromString(value or b"")
                 except DecodeError:
-                    continue  # somebody published something else to the subject
+                    continue  # another publisher used the subject
                 if key is not None:
                     self._newest[key] = cursor.offset
         return b""
@@ -96,7 +96,7 @@ class CursorCalls:
         self._tables: dict[LogId, CursorTable] = {}
 
     async def set(self, request: pb.SetCursorRequest, call: Call) -> pb.SetCursorResponse:
-        """Keep a position; answered when every replica in sync has it."""
+        """Store a position; answer when every in-sync replica has it."""
         key, partition = self._place(request)
         cursor = pb.Cursor(
             stream=request.stream,
@@ -105,7 +105,7 @@ class CursorCalls:
             offset=request.offset,
         )
         try:
-            # A deadline of the call's own cancels it before.
+            # An earlier deadline of the call cancels it first.
             async with asyncio.timeout(STORE_TIMEOUT_S if call.timeout_s is None else None):
                 await InternalStore().append(partition, cursor.SerializeToString(), key=key)
         except TimeoutError:
@@ -115,10 +115,10 @@ class CursorCalls:
         return pb.SetCursorResponse()
 
     async def fetch(self, request: pb.FetchCursorRequest, _: Call) -> pb.FetchCursorResponse:
-        """The position kept last."""
+        """Return the last stored position."""
         key, partition = self._place(request)
         table = self._tables.get(partition.log_id)
-        # A copy that has moved away and back has the same log id, and another object.
+        # A replica that has moved away and back has the same log id, and another object.
         if table is None or table.partition is not partition:
             table = self._tables[partition.log_id] = CursorTable(partition, self._host)
         await wait_until_caught_up(partition)
@@ -126,13 +126,13 @@ class CursorCalls:
             found = await table.find(key)
         except StrandlineError as error:
             raise RpcError(GrpcStatus.INTERNAL, error.message) from error
-        self._place(request)  # another broker may lead by now, and have a newer one
+        self._place(request)  # another broker may lead now, and have a newer cursor
         return pb.FetchCursorResponse(offset=found)
 
     def _place(
         self, request: pb.SetCursorRequest | pb.FetchCursorRequest
     ) -> tuple[bytes, Partition]:
-        """The key of a cursor and the partition that keeps it.
+        """Return the key of a cursor and the partition that keeps it.
 
         Raises:
             RpcError: there are no cursors, or another broker keeps this one.

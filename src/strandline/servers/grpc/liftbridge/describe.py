@@ -1,7 +1,8 @@
-"""What streams, partitions, brokers and groups there are, as Liftbridge's clients ask.
+"""The rpcs that describe streams, partitions, brokers and groups.
 
-Rules: what is unknown is an entry that says so, not an error; brokers that cannot be dialled are
-not listed; what the caller may not see is unknown; offsets are inclusive, -1: an empty partition.
+Rules: an unknown object is an entry that says so, not an error. Brokers without a client address
+are not listed. Objects that the caller may not see are unknown. Offsets are inclusive; -1 means an
+empty partition.
 """
 
 import contextlib
@@ -42,9 +43,9 @@ class DescribeCalls:
     async def metadata(
         self, request: pb.FetchMetadataRequest, call: Call
     ) -> pb.FetchMetadataResponse:
-        """Brokers, streams (none named: all) and the groups named."""
+        """Describe brokers, streams (none named: all) and the named groups."""
         host, caller = self._host, call.caller
-        with contextlib.suppress(UnavailableError):  # what this broker knows it tells all the same
+        with contextlib.suppress(UnavailableError):  # answer from the local metadata
             groups = host.broker.image.groups
             if None in map(host.stream, request.streams) or set(request.groups) - groups.keys():
                 await host.know_newest()
@@ -54,7 +55,7 @@ class DescribeCalls:
             if sees_stream(caller, each.name)
         }
         shown = [name for name, stream in known.items() if stream is not None]
-        # Each once: a short request must not ask for a stream of many partitions a million times.
+        # Each once: a short request must not name a stream of many partitions a million times.
         streams = [(name, known.get(name)) for name in dict.fromkeys(request.streams) or shown]
         names = dict.fromkeys(request.groups)
         may_see = {name for name in names if caller.may(group(name).resource, "group")}
@@ -67,7 +68,7 @@ class DescribeCalls:
     async def partition(
         self, request: pb.FetchPartitionMetadataRequest, _: Call
     ) -> pb.FetchPartitionMetadataResponse:
-        """One partition, as its leader knows it."""
+        """Describe one partition, as its leader knows it."""
         await self._host.know(request.stream, (request.partition,))
         partition = self._host.partition(request.stream, request.partition)
         if partition is None:
@@ -82,7 +83,7 @@ class DescribeCalls:
         return pb.FetchPartitionMetadataResponse(metadata=metadata)
 
     def _brokers(self) -> list[pb.Broker]:
-        """Whom clients may dial: those that are there, and serve this API."""
+        """Return the live brokers that serve this API."""
         every = self._host.broker.partitions()
         partitions = [p for p in every if not self._host.state(p).is_paused]
         kept = Counter(b for p in partitions for b in self._host.replicas(p)[0])
@@ -99,7 +100,7 @@ class DescribeCalls:
         ]
 
     def _addresses(self) -> dict[BrokerId, tuple[str, int]]:
-        """Where brokers are dialled; this one, which answers, is there."""
+        """Return the client addresses of brokers; this broker is always included."""
         found = {self._host.me: self._host.address}
         for broker in self._host.broker.image.brokers.values():
             host, _, port = broker.grpc_address.rpartition(":")
@@ -145,22 +146,22 @@ class DescribeCalls:
 
 
 def received_ns(partition: Partition) -> tuple[int, int]:
-    """When the oldest and the newest record that is kept came; 0: there is none."""
+    """Return when the oldest and newest kept records arrived, in ns; 0 without records."""
     start, end = partition.log_start_offset, partition.high_watermark
     if start >= end:
         return 0, 0
     try:
         first = partition.read(start, 1)
         if not first.size:
-            return 0, 0  # nothing but what transactions have left
+            return 0, 0  # only markers of transactions remain
         oldest, latest = read_header(memoryview(first)), _latest(partition, end)
     except (CorruptBatchError, DecryptionError, EncryptionKeyError, OffsetOutOfRangeError):
-        return 0, 0  # damaged, without its key, compacted away or just deleted: nobody can say
+        return 0, 0  # corrupt, without its key, compacted away or just deleted: the time is unknown
     return oldest.first_timestamp, latest.last_timestamp
 
 
 def _latest(partition: Partition, end: Offset) -> BatchHeader:
-    """The newest batch that readers see; the notes of transactions lie behind it."""
+    """Return the newest batch that readers see; transaction markers may follow it."""
     log, offset = partition.log, Offset(end - 1)
     for _ in range(LOOK_BACK_MAX):
         found = read_header(memoryview(log.read(offset, 1, below=end).buffer))

@@ -1,8 +1,8 @@
-"""Consumer groups: members come and go, are given partitions, and must be heard of.
+"""The rpcs of consumer groups: membership, assignment and liveness of members.
 
-Rules: who is a member and in which epoch is the metadata's; who was heard of is known to the
-group's coordinator alone, which removes the silent. After a coordinator has changed, everybody has
-the full time anew. A fetch of the assignment is the sign of life.
+Rules: the metadata has the members and the epoch. Only the group's coordinator knows when each
+member was last seen, and removes members after a timeout, which starts again when the coordinator
+changes. A fetch of the assignment is the heartbeat.
 """
 
 import asyncio
@@ -40,14 +40,14 @@ class GroupCalls:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._heard_ms: dict[tuple[str, str], float] = {}
+        self._last_seen_ms: dict[tuple[str, str], float] = {}
         """(Group, member) → when it was heard; of the groups that this broker coordinates."""
         self._reports = Reports(timeout_ms=host.config.coordinator_timeout_ms)
 
     async def join(
         self, request: pb.JoinConsumerGroupRequest, call: Call
     ) -> pb.JoinConsumerGroupResponse:
-        """Become a member."""
+        """Join a group."""
         _check_ids(request.groupId, request.consumerId)
         if not request.streams:
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, "No streams provided")
@@ -66,7 +66,7 @@ class GroupCalls:
         except InvalidRequestError as error:
             raise RpcError(GrpcStatus.FAILED_PRECONDITION, error.message) from error
         group = self._group(request.groupId)
-        self._heard(request.groupId, request.consumerId)
+        self._mark_seen(request.groupId, request.consumerId)
         config = self._host.config
         return pb.JoinConsumerGroupResponse(
             coordinator=str(group.coordinator),
@@ -78,7 +78,7 @@ class GroupCalls:
     async def leave(
         self, request: pb.LeaveConsumerGroupRequest, call: Call
     ) -> pb.LeaveConsumerGroupResponse:
-        """Be a member no more."""
+        """Leave a group."""
         _check_ids(request.groupId, request.consumerId)
         group = await self._known(request.groupId, member=request.consumerId)
         check_member(group, request.consumerId, call)
@@ -91,7 +91,7 @@ class GroupCalls:
     async def fetch(
         self, request: pb.FetchConsumerGroupAssignmentsRequest, call: Call
     ) -> pb.FetchConsumerGroupAssignmentsResponse:
-        """The member's partitions; a sign of life."""
+        """Return the member's partitions; this is its heartbeat."""
         _check_ids(request.groupId, request.consumerId)
         group = await self._known(request.groupId, epoch=request.epoch)
         if group.coordinator != self._host.me:
@@ -101,7 +101,7 @@ class GroupCalls:
             text = "client-provided group epoch differs from broker group epoch"
             raise RpcError(GrpcStatus.FAILED_PRECONDITION, text)
         check_member(group, request.consumerId, call)
-        self._heard(request.groupId, request.consumerId)
+        self._mark_seen(request.groupId, request.consumerId)
         counts = {s.name: len(s.partitions) for s in self._host.broker.streams()}
         mine = assignments(group, counts)[request.consumerId]
         return pb.FetchConsumerGroupAssignmentsResponse(
@@ -115,9 +115,10 @@ class GroupCalls:
     async def report(
         self, request: pb.ReportConsumerGroupCoordinatorRequest, call: Call
     ) -> pb.ReportConsumerGroupCoordinatorResponse:
-        """A member misses the coordinator: if most do, or it is known to be away, there is another.
+        """Count a member's report of a lost coordinator.
 
-        Reports are counted where they arrive.
+        The coordinator is replaced when most members report it, or when its broker is fenced.
+        Each broker counts the reports that it receives.
         """
         _check_ids(request.groupId, request.consumerId)
         if not request.coordinator:
@@ -144,19 +145,21 @@ class GroupCalls:
         return pb.ReportConsumerGroupCoordinatorResponse()
 
     async def expire(self) -> None:
-        """Remove members that are silent, for ever."""
+        """Remove members after their timeout, until cancelled."""
         timeout_ms = self._host.config.consumer_timeout_ms
         while True:
             await asyncio.sleep(timeout_ms / 1e3 / SWEEPS_PER_TIMEOUT)
             for group, member in self._silent(timeout_ms):
                 try:
                     await self._host.broker.change(LeaveGroup(group, member, has_expired=True))
-                    logger.info("consumer %s of group %s was silent for too long", member, group)
+                    logger.info(
+                        "removed consumer %s of group %s: no heartbeat in time", member, group
+                    )
                 except StrandlineError as error:
-                    logger.warning("consumer %s of %s is not removed yet: %s", member, group, error)
+                    logger.warning("cannot remove consumer %s of %s yet: %s", member, group, error)
 
     def _silent(self, timeout_ms: int) -> list[tuple[str, str]]:
-        """Members of groups coordinated here that were not heard of for too long."""
+        """Return members of groups coordinated here whose timeout has passed."""
         now_ms = self._host.broker.clock.monotonic_ms()
         members = [
             (name, member)
@@ -164,19 +167,26 @@ class GroupCalls:
             if group.coordinator == self._host.me
             for member in group.members
         ]
-        self._heard_ms = {each: self._heard_ms.get(each, now_ms) for each in members}
+        self._last_seen_ms = {each: self._last_seen_ms.get(each, now_ms) for each in members}
         self._reports.keep({(n, g.epoch) for n, g in self._host.broker.image.groups.items()})
-        return [each for each, heard in self._heard_ms.items() if now_ms - heard > timeout_ms]
+        return [
+            each for each, seen_ms in self._last_seen_ms.items() if now_ms - seen_ms > timeout_ms
+        ]
 
-    def _heard(self, group: str, member: str) -> None:
-        self._heard_ms[(group, member)] = self._host.broker.clock.monotonic_ms()
+    def _mark_seen(self, group: str, member: str) -> None:
+        self._last_seen_ms[(group, member)] = self._host.broker.clock.monotonic_ms()
 
     async def _known(self, name: str, *, epoch: int = 0, member: str | None = None) -> GroupImage:
-        """A group, as new as whoever asks knows it: in this epoch or later, with this member.
+        """Return a group that is at least as new as the caller knows it.
+
+        Args:
+            name: the group's name.
+            epoch: the epoch that the caller knows.
+            member: a member that the caller expects.
 
         Raises:
-            RpcError: there is none.
-            UnavailableError: nobody says what was decided.
+            RpcError: the group does not exist.
+            UnavailableError: the newest metadata cannot be read.
         """
         group = self._host.broker.image.groups.get(name)
         if group is None or group.epoch < epoch or member not in (None, *group.members):
@@ -190,7 +200,7 @@ class GroupCalls:
         return group
 
     def _candidate(self, *, but: BrokerId | None = None) -> BrokerId | None:
-        """The broker that coordinates fewest groups, the smallest among equals."""
+        """Return the broker that coordinates fewest groups, the smallest among equals."""
         image = self._host.broker.image
         if not isinstance(self._host.broker, ClusterBroker):
             return self._host.me if but is None else None
@@ -214,10 +224,10 @@ def _check_ids(group: str, consumer: str) -> None:
 
 
 def check_member(group: GroupImage, consumer: str, call: Call) -> None:
-    """Refuse to speak for a consumer that is not a member, or joined as another principal.
+    """Raise unless the consumer is a member, and joined as the caller's principal.
 
     Raises:
-        RpcError: it is not, or did.
+        RpcError: it is not a member, or belongs to another principal.
     """
     if consumer not in group.members:
         text = "consumer is not a member of the consumer group"

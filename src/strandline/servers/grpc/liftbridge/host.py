@@ -1,4 +1,4 @@
-"""What the parts of the Liftbridge API share: the broker, the settings and a few look-ups."""
+"""The broker as the Liftbridge API sees it, with settings and look-ups."""
 
 import asyncio
 from collections.abc import Iterable
@@ -37,8 +37,8 @@ class Host:
     """The broker as the API sees it.
 
     Args:
-        broker: whose streams are served.
-        pool: threads to read on.
+        broker: the broker that is served.
+        pool: the threads to read on.
     """
 
     def __init__(self, broker: Broker, pool: Executor) -> None:
@@ -50,44 +50,44 @@ class Host:
 
     @property
     def me(self) -> BrokerId:
-        """This broker's number; 0 alone."""
+        """This broker's id; 0 for a broker alone."""
         return BrokerId(self.broker.config.cluster.broker_id)
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that clients are told to dial."""
+        """The host and port that clients connect to."""
         return advertised_host(self.broker.config), self.config.advertised_port or self.port
 
     def stream(self, name: str) -> Stream | None:
-        """A stream, if there is one of the name; those of other parts of the broker are hidden."""
+        """Return a stream, if it exists and is not internal to another part of the broker."""
         if is_internal(name) and name not in RESERVED:
             return None
         try:
             return self.broker.stream(name)
-        except (UnknownStreamError, UnavailableError):  # who asks has ``know`` tell the two apart
+        except (UnknownStreamError, UnavailableError):  # ``know`` distinguishes the two
             return None
 
     async def know(self, stream: str, numbers: Iterable[int] = ()) -> None:
-        """Before a stream or partition is said to be unknown: hear of what was decided just now.
+        """Fetch the newest metadata if a stream or partition is unknown here.
 
         Raises:
-            UnavailableError: nobody says what was decided.
+            UnavailableError: the newest metadata cannot be read.
         """
         found = self.stream(stream)
         if found is None or max(numbers, default=0) >= len(found.partitions):
             await self.know_newest()
 
     async def know_newest(self) -> None:
-        """Hear of everything that the cluster had decided before this call.
+        """Wait for all metadata changes that were committed before this call.
 
         Raises:
-            UnavailableError: nobody says what it was.
+            UnavailableError: the newest metadata cannot be read.
         """
         if isinstance(self.broker, ClusterBroker):
             await self.broker.membership.newest.know()
 
     def partition(self, stream: str, number: int) -> Partition | None:
-        """A partition, if there is it."""
+        """Return a partition, if it exists."""
         found = self.stream(stream)
         try:
             return found.partition(number) if found is not None else None
@@ -95,37 +95,37 @@ class Host:
             return None
 
     def state(self, partition: Partition) -> PartitionState:
-        """Whether a partition is readonly or paused."""
+        """Return whether a partition is readonly or paused."""
         stream = self.broker.image.streams.get(partition.name.stream)
         states = stream.states if stream is not None else {}
         return states.get(partition.name.partition, PartitionState())
 
     def leader(self, partition: PartitionPort) -> BrokerId | None:
-        """Who leads a partition; nobody, if it has just been deleted."""
+        """Return a partition's leader; None without one, or if it was just deleted."""
         if not isinstance(self.broker, ClusterBroker):
             return self.me
         image = self._image_of(partition)
         return image.leader if image is not None else None
 
     def replicas(self, partition: Partition) -> tuple[tuple[BrokerId, ...], tuple[BrokerId, ...]]:
-        """Who keeps a partition, and who of them is in sync; nobody, if it was just deleted."""
+        """Return a partition's replicas and in-sync replicas; none if it was just deleted."""
         if not isinstance(self.broker, ClusterBroker):
             return (self.me,), (self.me,)
         image = self._image_of(partition)
         return (image.replicas, image.isr) if image is not None else ((), ())
 
     def _image_of(self, partition: PartitionPort) -> PartitionImage | None:
-        """What the newest image says of a partition: it may know it to be gone already."""
+        """Return a partition of the newest metadata image; None if it was deleted."""
         try:
             return self.broker.image.partition(partition.name.stream, partition.name.partition)
         except (UnknownStreamError, UnknownPartitionError):
             return None
 
     async def know_controller(self) -> None:
-        """Wait for the broker that decides about metadata to be known, for a moment.
+        """Wait a moment for the controller to be known.
 
         Raises:
-            RpcError: there is none, in the words by which clients know to try again.
+            RpcError: there is none; the text is the one after which clients retry.
         """
         if not isinstance(self.broker, ClusterBroker):
             return
@@ -137,7 +137,7 @@ class Host:
         raise RpcError(GrpcStatus.INTERNAL, "no known metadata leader")
 
     async def wake(self, partition: Partition) -> None:
-        """Resume a partition that is paused."""
+        """Resume a paused partition."""
         if isinstance(partition.barred_by, PausedError):
             await self.pause(partition.name.stream, (partition.name.partition,), is_on=False)
 
@@ -147,7 +147,7 @@ class Host:
         """Pause partitions, or resume them.
 
         Raises:
-            StrandlineError: there are no such, or it cannot be stored now.
+            StrandlineError: a partition does not exist, or the metadata cannot be changed now.
         """
         now_ns = self.broker.clock.now_ns()
         numbers = tuple(partitions)

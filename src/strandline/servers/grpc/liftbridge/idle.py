@@ -1,7 +1,7 @@
-"""Pauses partitions that nobody has published to for as long as their stream says.
+"""Automatic pausing of partitions without publishes for the time that their stream sets.
 
-Rule: idle time is counted from when this broker saw the partition's last record come, or woke it;
-only its leader pauses it.
+Rule: idle time starts when this broker saw the partition's last record, or resumed it; only its
+leader pauses it.
 """
 
 import asyncio
@@ -20,18 +20,18 @@ INTERVAL_S: Final = 0.5
 
 
 class _Seen(NamedTuple):
-    """How far a partition was, and since when."""
+    """The end offset of a partition, and since when it has not changed."""
 
     end: Offset
     since_ms: float
 
 
 class AutoPause:
-    """Looks for idle partitions.
+    """A task that pauses idle partitions.
 
     Args:
         host: shared.
-        subscribers: how many each partition has.
+        subscribers: the number of subscribers by partition.
     """
 
     def __init__(self, host: Host, subscribers: Mapping[PartitionName, int]) -> None:
@@ -40,10 +40,10 @@ class AutoPause:
         self._seen: dict[PartitionName, _Seen] = {}
 
     async def run(self) -> None:
-        """Pause what is idle, for ever."""
+        """Pause idle partitions, until cancelled."""
         while True:
             await asyncio.sleep(INTERVAL_S)
-            # Names: a variable would keep the files of a partition open that is deleted later.
+            # Names only: a reference to a partition would keep a deleted one's files open.
             for name in [partition.name for partition in self.idle()]:
                 try:
                     await self._host.pause(name.stream, (name.partition,), is_on=True)
@@ -52,7 +52,7 @@ class AutoPause:
                     logger.warning("%s is idle and could not be paused: %s", name, error)
 
     def idle(self) -> list[Partition]:
-        """The partitions that are to be paused now."""
+        """Return the partitions to pause now."""
         now_ms = self._host.broker.clock.monotonic_ms()
         seen: dict[PartitionName, _Seen] = {}
         found = []

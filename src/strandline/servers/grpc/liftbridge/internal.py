@@ -1,7 +1,7 @@
-"""The streams that the API keeps for itself: cursors, and what happened to streams and groups.
+"""The internal streams of the API: cursors and activity.
 
-Rules: made at the first start, and never again with other settings. What is stored in them is
-stored like everybody's records: acknowledged when it is safe, replicated, readable.
+Rules: created at the first start; their settings do not change later. Their records are ordinary:
+acknowledged when durable, replicated, readable.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ RETRY_S: Final = 1.0
 
 
 def cursors_config(host: Host) -> StreamConfig:
-    """The stream of cursors: the newest of each key counts."""
+    """Return the settings of the cursors stream, which is compacted."""
     replicas = _replicas(host)
     return StreamConfig(
         name=CURSORS,
@@ -40,7 +40,7 @@ def cursors_config(host: Host) -> StreamConfig:
 
 
 def activity_config(host: Host) -> StreamConfig:
-    """The stream of what happened."""
+    """Return the settings of the activity stream."""
     replicas = _replicas(host)
     return StreamConfig(
         name=ACTIVITY,
@@ -57,7 +57,7 @@ def _replicas(host: Host) -> int:
 
 
 async def ensure_streams(host: Host) -> None:
-    """Make the streams that are missing; in a cluster as soon as it decides anything."""
+    """Create missing streams; in a cluster, once there is a controller."""
     wanted = []
     if host.config.activity:
         wanted.append((ACTIVITY, activity_config))
@@ -68,7 +68,7 @@ async def ensure_streams(host: Host) -> None:
             try:
                 await host.broker.create_stream(config(host))
             except StreamExistsError:
-                break  # another broker was first
+                break  # another broker created it first
             except UnavailableError:
                 if not isinstance(host.broker, ClusterBroker):
                     raise
@@ -76,7 +76,7 @@ async def ensure_streams(host: Host) -> None:
 
 
 class InternalStore:
-    """Waits for one append: a responder."""
+    """An ack sink that waits for one append."""
 
     def __init__(self) -> None:
         self._stored: asyncio.Future[Offset] = asyncio.get_running_loop().create_future()
@@ -89,20 +89,20 @@ class InternalStore:
         *,
         duplicate: bool,  # noqa: ARG002  see above
     ) -> None:
-        """It is safe."""
+        """Complete with the offset."""
         if not self._stored.done():
             self._stored.set_result(offset)
 
     def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  see above
-        """It may not be."""
+        """Complete with the error."""
         if not self._stored.done():
             self._stored.set_exception(error)
 
     async def append(self, partition: Partition, value: bytes, *, key: bytes | None) -> Offset:
-        """Store a value; where it is, once it is safe.
+        """Store a value; return its offset when it is durable.
 
         Raises:
-            StrandlineError: it may not be stored.
+            StrandlineError: the value was refused, or may not be stored.
         """
         subject = partition.config.subject
         number = partition.name.partition

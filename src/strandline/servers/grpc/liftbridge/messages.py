@@ -1,7 +1,7 @@
-"""Records as Liftbridge's ``Message``, framed for gRPC, some hundred thousand a second.
+"""Encoding of records as Liftbridge's ``Message`` for gRPC, some hundred thousand per second.
 
-Written by hand because protobuf's own objects cost several times as much for each record: what
-does not change from record to record is encoded once. A test compares with protobuf.
+Written by hand, because protobuf's objects cost several times as much per record; parts that do not
+change between records are encoded once. A test compares with protobuf.
 """
 
 from typing import Final
@@ -36,7 +36,7 @@ def _varint(value: int) -> bytes:
 
 
 class MessageEncoder:
-    """Encodes the records of one partition; one thread at a time.
+    """An encoder for the records of one partition; used by one thread at a time.
 
     Args:
         name: the partition.
@@ -55,7 +55,7 @@ class MessageEncoder:
         self._last_ns_bytes = b""
 
     def encode(self, batches: list[pa.RecordBatch]) -> bytes:
-        """The messages of some batches with the columns ``COLUMNS``, each with its prefix."""
+        """Return the framed messages of batches with the columns ``COLUMNS``."""
         parts: list[bytes] = []
         for batch in batches:
             self._encode_batch(batch, parts)
@@ -102,14 +102,14 @@ class MessageEncoder:
             parts.append(body)
 
     def _length(self, size: int) -> bytes:
-        """Tag and length of a value."""
+        """Encode tag and length of a value."""
         if len(self._lengths) >= REMEMBERED_MAX:
             self._lengths.clear()
         head = self._lengths[size] = _VALUE + _varint(size)
         return head
 
     def _tail(self, subject: str) -> bytes:
-        """Everything that records of one subject share, if they have no headers of their own."""
+        """Encode everything that records of one subject without headers share."""
         known = self._tails.get(subject)
         if known is None:
             if len(self._tails) >= REMEMBERED_MAX:
@@ -118,7 +118,7 @@ class MessageEncoder:
         return known
 
     def _decorated(self, subject: str, key: bytes | None, pairs: Headers | None) -> bytes:
-        """Stream, partition, subject, key and headers; ``subject`` and ``reply`` are always set."""
+        """Encode stream, partition, subject, key and headers, with ``subject`` and ``reply``."""
         headers = dict(pairs or ())
         reply = headers.get(REPLY) or b""
         headers |= {SUBJECT: subject.encode(), REPLY: reply}

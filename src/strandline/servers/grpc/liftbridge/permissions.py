@@ -1,8 +1,8 @@
-"""What each rpc of Liftbridge's API needs: one table, for who audits and for the code that checks.
+"""The permissions that each rpc of Liftbridge's API needs, in one table.
 
-Rules: an rpc that is not in the table cannot be served. Every name in a request counts, not the
-first. What somebody may not see is described as if it were not there. A denial has Liftbridge's
-text, which clients compare, and a status that says what it is.
+Rules: an rpc that is not in the table cannot be served. Every name in a request is checked, not
+only the first. Objects that the caller may not see are described as unknown. A denial has
+Liftbridge's text, which clients compare, and the status PERMISSION_DENIED.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -64,12 +64,12 @@ def _administer(request: Any) -> Iterator[Need]:
 
 
 def _in_band(_: Any) -> Iterable[Need]:
-    """Each message of it is judged as ``Publish`` is, and its denial told in band."""
+    """Return no needs: each message is checked like ``Publish``, and denied in band."""
     return ()
 
 
 def _shown(_: Any) -> Iterable[Need]:
-    """Whoever is named by any rule; the answer leaves out what it may not see."""
+    """Return no needs: any named principal may call, and the answer omits what it may not see."""
     return ()
 
 
@@ -95,11 +95,11 @@ NEEDS: Final[Mapping[str, Needs]] = {
 
 
 def allow(caller: Caller, method: str, request: Any) -> None:
-    """Refuse who may not make a call with this request.
+    """Raise unless the caller may make this request.
 
     Raises:
-        RpcError: it may not.
-        UnauthenticatedError: its token is worth nothing any more.
+        RpcError: the caller may not.
+        UnauthenticatedError: the caller's token is no longer valid.
     """
     for need in NEEDS[method](request):
         try:
@@ -109,14 +109,14 @@ def allow(caller: Caller, method: str, request: Any) -> None:
 
 
 def denial(method: str, need: Need) -> str:
-    """The text of a denial, which is Liftbridge's."""
+    """Return Liftbridge's text for a denial."""
     return f"The client is not authorized to call {method} on resource {need.resource.name}"
 
 
 def checked(
     method: str, handle: Callable[[Any, Call], Awaitable[Any]]
 ) -> Callable[[Any, Call], Awaitable[Any]]:
-    """A handler that is asked by those only who may."""
+    """Return a handler that checks the caller first."""
 
     async def run(request: Any, call: Call) -> Any:
         allow(call.caller, method, request)

@@ -1,8 +1,8 @@
-"""Publishing: one message and its ack, many on one stream, and to a subject.
+"""The rpcs that publish: one message with its ack, many on one stream, or to a subject.
 
-Rules: an ack is sent when the record is as safe as its policy says: LEADER, on the leader's disk;
-ALL, on every replica in sync. Nobody waits where Liftbridge does not (policy NONE, or a call
-without a deadline). A stream of publishes never ends by itself: its clients take an end for good.
+Rules: an ack is sent at the durability of its policy: LEADER, on the leader's disk; ALL, on every
+in-sync replica. A call does not wait where Liftbridge does not (policy NONE, or no deadline). The
+broker never ends a stream of publishes, because clients do not reopen it.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ UNCHECKED: Final = -1
 
 
 class PublishTarget(NamedTuple):
-    """Where a publish goes, and what is stored there."""
+    """The target partition of a publish, and the record."""
 
     partition: Partition
     stream_subject: str
@@ -66,7 +66,7 @@ class PublishCalls:
 
     Args:
         host: shared.
-        forwarder: in a cluster: for what others lead.
+        forwarder: forwards to other leaders; only in a cluster.
     """
 
     def __init__(self, host: Host, forwarder: ForwarderPort | None) -> None:
@@ -83,23 +83,23 @@ class PublishCalls:
     # To a stream
 
     async def publish(self, request: pb.PublishRequest, call: Call) -> pb.PublishResponse:
-        """Store one message; answer with its ack if somebody waits for it."""
+        """Store one message; return its ack if the caller waits for it."""
         if not request.stream:
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, "no stream provided")
         await self._host.know(request.stream, (request.partition,))
         try:
-            aim = await self._awake(self._aim(request))
+            aimed = await self._resume_paused(self._resolve(request))
             if request.ackPolicy == pb.NONE or call.timeout_s is None:
-                self._append(request, aim, None)
+                self._append(request, aimed, None)
                 return pb.PublishResponse()
             waiting = SingleAck(request.partition)
-            self._append(request, aim, waiting)
+            self._append(request, aimed, waiting)
             return pb.PublishResponse(ack=await waiting.answer)
         except PublishRefusedError as error:
             raise error.status from error
 
     async def publish_many(self, call: Call) -> None:
-        """Store messages as they come and send their acks as they are due."""
+        """Store messages as they arrive, and send their acks when due."""
         acks = AckStream(call)
         while messages := await call.receive():
             for data in messages:
@@ -122,35 +122,35 @@ class PublishCalls:
     async def _publish_one(self, request: pb.PublishRequest, acks: AckStream) -> None:
         try:
             await self._know(request)
-            aim = self._aim(request)
-            if aim.partition.barred_by is not None:
-                aim = await self._awake(aim)
-            if self._forwarder is not None and self._is_handed_on(aim.partition):
+            aimed = self._resolve(request)
+            if aimed.partition.barred_by is not None:
+                aimed = await self._resume_paused(aimed)
+            if self._forwarder is not None and self._is_forwarded(aimed.partition):
                 await self._forwarder.room()
             if request.ackPolicy == pb.NONE:
-                self._append(request, aim, None)
+                self._append(request, aimed, None)
                 return
             acks.unanswered += 1
-            self._append(request, aim, acks)
+            self._append(request, aimed, acks)
         except PublishRefusedError as error:
             acks.refuse(request.correlationId, error)
 
     async def _know(self, request: pb.PublishRequest) -> None:
-        """As ``Host.know``.
+        """Call ``Host.know``, with its error as a refusal.
 
         Raises:
-            PublishRefusedError: nobody says what was decided.
+            PublishRefusedError: the newest metadata cannot be read.
         """
         try:
             await self._host.know(request.stream, (request.partition,))
         except StrandlineError as error:
             raise PublishRefusedError(pb.PublishAsyncError.INTERNAL, error.message) from error
 
-    def _aim(self, request: pb.PublishRequest) -> PublishTarget:
-        """Where it goes, if it may.
+    def _resolve(self, request: pb.PublishRequest) -> PublishTarget:
+        """Return the target of a publish, if it is allowed.
 
         Raises:
-            PublishRefusedError: it may not.
+            PublishRefusedError: the publish is refused.
         """
         stream = self._host.stream(request.stream)
         if stream is None:
@@ -179,37 +179,37 @@ class PublishCalls:
         record = _record(request, partition.name, subject, wakes=True)
         return PublishTarget(partition, config.subject, record)
 
-    async def _awake(self, aim: PublishTarget) -> PublishTarget:
-        """The aim, once its partition is not paused; what is handed on wakes it where it goes."""
-        is_paused = isinstance(aim.partition.barred_by, PausedError)
-        if not is_paused or self._is_handed_on(aim.partition):
-            return aim
+    async def _resume_paused(self, aimed: PublishTarget) -> PublishTarget:
+        """Resume a paused partition; for a forwarded publish its leader resumes it."""
+        is_paused = isinstance(aimed.partition.barred_by, PausedError)
+        if not is_paused or self._is_forwarded(aimed.partition):
+            return aimed
         try:
-            await self._host.wake(aim.partition)
+            await self._host.wake(aimed.partition)
         except UnknownStreamError as error:
-            raise refused(error, aim.partition.name.partition) from error
+            raise refused(error, aimed.partition.name.partition) from error
         except StrandlineError as error:
             text = f"failed to resume stream: {error.message}"
             raise PublishRefusedError(pb.PublishAsyncError.INTERNAL, text) from error
-        return aim
+        return aimed
 
     def _append(
         self,
         request: pb.PublishRequest,
-        aim: PublishTarget,
+        aimed: PublishTarget,
         ack_sink: SingleAck | AckStream | None,
     ) -> None:
-        checks = aim.partition.config.optimistic_concurrency
+        checks = aimed.partition.config.optimistic_concurrency
         expected = request.expectedOffset if checks else UNCHECKED
         self._store(
-            aim.partition,
-            aim.record,
+            aimed.partition,
+            aimed.record,
             ack_sink,
             token=Receipt(
                 request,
                 self._host,
-                subject=aim.record.subject,
-                stream_subject=aim.stream_subject,
+                subject=aimed.record.subject,
+                stream_subject=aimed.stream_subject,
             ),
             expects=checks,
             expected=None if expected == UNCHECKED else expected,
@@ -227,8 +227,8 @@ class PublishCalls:
         expected: int | None,
         acks: Acks | None,
     ) -> None:
-        """Append here, or let the leader do it, behind what it is handed already."""
-        if self._forwarder is not None and self._is_handed_on(partition):
+        """Append here, or forward to the leader after earlier forwarded publishes."""
+        if self._forwarder is not None and self._is_forwarded(partition):
             self._forwarder.append(
                 record, ack_sink=ack_sink, token=token, expects=expects, expected=expected
             )
@@ -245,8 +245,8 @@ class PublishCalls:
             acks=acks,
         )
 
-    def _is_handed_on(self, partition: PartitionPort) -> bool:
-        """Whether the leader is another broker, or is still handed what came before."""
+    def _is_forwarded(self, partition: PartitionPort) -> bool:
+        """Return whether another broker leads, or earlier publishes are being forwarded."""
         forwarder = self._forwarder
         return forwarder is not None and (
             self._host.leader(partition) != self._host.me or forwarder.is_busy_with(partition.name)
@@ -257,7 +257,7 @@ class PublishCalls:
     async def publish_to_subject(
         self, request: pb.PublishToSubjectRequest, call: Call
     ) -> pb.PublishToSubjectResponse:
-        """Store a message in every stream that records a subject; the first ack counts."""
+        """Store a message in every stream on a subject; return the first ack."""
         targets = await self._targets(request.subject)
         waits = request.ackPolicy != pb.NONE and call.timeout_s is not None
         waiting = SingleAck(0, due=len(targets)) if waits else None
@@ -269,7 +269,7 @@ class PublishCalls:
         if waiting is None:
             return pb.PublishToSubjectResponse()
         try:
-            # If nobody records it nobody answers, as with NATS, and the deadline ends this.
+            # Without a stream there is no answer, as with NATS, and the deadline ends the call.
             return pb.PublishToSubjectResponse(ack=await waiting.answer)
         except PublishRefusedError as error:
             ack = pb.Ack(
@@ -282,11 +282,11 @@ class PublishCalls:
             return pb.PublishToSubjectResponse(ack=ack)
 
     async def _targets(self, subject: str) -> Sequence[Target]:
-        """Where a subject is recorded; before that is nowhere, what was decided is heard of.
+        """Return the streams on a subject; fetch the newest metadata if there is none.
 
         Raises:
-            RpcError: it is no subject.
-            UnavailableError: nobody says what was decided.
+            RpcError: the subject is malformed.
+            UnavailableError: the newest metadata cannot be read.
         """
         try:
             if targets := self._routes.route(subject.encode()).targets():
@@ -328,10 +328,10 @@ def _record(
     *,
     wakes: bool,
 ) -> PendingForward:
-    """What is stored.
+    """Return the record to store.
 
     Raises:
-        PublishRefusedError: its headers are none that a record may have, or its message id is none.
+        PublishRefusedError: the headers or the message id are invalid.
     """
     headers = checked_headers(request.headers)
     return PendingForward(
@@ -346,15 +346,15 @@ def _record(
 
 
 def acks_of(policy: Any) -> Acks | None:
-    """What an ack of this policy survives; None: the most the stream can give."""
+    """Return the ack level of a policy; None for the stream's own."""
     return "disk" if policy == pb.LEADER else None
 
 
 def checked_headers(headers: Any) -> Headers | None:
-    """A publish's headers as a record keeps them.
+    """Return a publish's headers in the form of a record.
 
     Raises:
-        PublishRefusedError: too many, or a name that is too long.
+        PublishRefusedError: there are too many headers, or a name is too long.
     """
     if not headers:
         return None
@@ -368,10 +368,10 @@ def checked_headers(headers: Any) -> Headers | None:
 
 
 def _message_id(headers: Any) -> str | None:
-    """As for publishes through NATS: what makes a retry the same record.
+    """Return the message id, by which a retry is recognised, from the headers.
 
     Raises:
-        PublishRefusedError: it is not UTF-8 or too long, and could not be handed on to the leader.
+        PublishRefusedError: it is not UTF-8 or too long, so it could not be forwarded.
     """
     raw = headers.get(MESSAGE_ID_HEADER, b"")
     if len(raw) > MESSAGE_ID_BYTES_MAX:

@@ -1,17 +1,17 @@
-"""Members of consumer groups that miss their coordinator.
+"""Reports of consumer group members that lost their coordinator.
 
-Rules: a report counts for the epoch it names, once a member; when nobody has reported for the
-coordinator's timeout, those before count no more. Pure: the caller tells the time.
+Rules: a report counts for its epoch, once per member. After the coordinator's timeout without a new
+report, earlier ones expire. Pure: the caller passes the time.
 """
 
 from collections.abc import Collection
 
 
 class Reports:
-    """Who has reported whose coordinator.
+    """The members that reported their coordinator.
 
     Args:
-        timeout_ms: for how long reports count behind the last one.
+        timeout_ms: the time after the last report in which reports are valid.
     """
 
     def __init__(self, *, timeout_ms: float) -> None:
@@ -20,7 +20,7 @@ class Reports:
         self._last_ms: dict[tuple[str, int], float] = {}
 
     def add(self, group: str, epoch: int, member: str, *, now_ms: float) -> int:
-        """A member misses its coordinator; how many do by now."""
+        """Add a member's report; return how many members have reported."""
         key = (group, epoch)
         if now_ms - self._last_ms.get(key, now_ms) > self._timeout_ms:
             self._members.pop(key)
@@ -30,6 +30,6 @@ class Reports:
         return len(members)
 
     def keep(self, epochs: Collection[tuple[str, int]]) -> None:
-        """Forget those of other groups and epochs."""
+        """Drop reports of other groups and epochs."""
         for key in self._members.keys() - set(epochs):
             del self._members[key], self._last_ms[key]

@@ -1,7 +1,8 @@
-"""Subscriptions in reverse: from a message back to an older one, newest first, and then the end.
+"""Reverse subscriptions: from a message back to an older one, newest first.
 
-Rules: the range is decided at the beginning, of what is committed then. Without a stop position it
-goes back to the oldest message. The end is RESOURCE_EXHAUSTED, as of any subscription that stops.
+Rules: the range is fixed at the start, within the records committed then. Without a stop position
+it goes back to the oldest message. It ends with RESOURCE_EXHAUSTED, like any subscription with a
+stop.
 """
 
 import asyncio
@@ -27,10 +28,10 @@ STOPPED: Final = "Stop offset reached"
 async def deliver_reverse(
     host: Host, partition: Partition, call: Call, *, request: pb.SubscribeRequest
 ) -> NoReturn:
-    """Deliver what a reverse subscription asks for.
+    """Deliver the records of a reverse subscription.
 
     Raises:
-        RpcError: always, in the end.
+        RpcError: always, at the end.
     """
     extent = reverse_extent(request, partition)
     call.send(pb.Message())
@@ -47,7 +48,7 @@ async def deliver_reverse(
     while not cursor.is_done:
         check_open(partition)
         data, records = await loop.run_in_executor(host.pool, next_messages)
-        allow(call.caller, "Subscribe", request)  # it may have been revoked meanwhile
+        allow(call.caller, "Subscribe", request)  # the permission may have been revoked meanwhile
         if records:
             call.send_framed(data)
             telemetry.count_read(records=records, size_bytes=len(data))
@@ -56,10 +57,10 @@ async def deliver_reverse(
 
 
 def reverse_extent(request: pb.SubscribeRequest, partition: Partition) -> PartitionRange[Partition]:
-    """The offsets that a request asks for, half-open.
+    """Return the offsets that a request asks for, half-open.
 
     Raises:
-        RpcError: there are none, or it contradicts itself.
+        RpcError: there are none, or the request contradicts itself.
     """
     first, end = partition.log_start_offset, partition.last_stable_offset
     if end <= first:
@@ -72,10 +73,10 @@ def reverse_extent(request: pb.SubscribeRequest, partition: Partition) -> Partit
 
 
 def _newest(request: pb.SubscribeRequest, partition: Partition) -> Offset:
-    """Where it begins.
+    """Return the newest offset of the range.
 
     Raises:
-        RpcError: a position nobody knows.
+        RpcError: the position is unknown.
     """
     first, last = partition.log_start_offset, Offset(partition.last_stable_offset - 1)
     match request.startPosition:
@@ -93,10 +94,10 @@ def _newest(request: pb.SubscribeRequest, partition: Partition) -> Offset:
 
 
 def _oldest(request: pb.SubscribeRequest, partition: Partition) -> Offset:
-    """Where it ends.
+    """Return the oldest offset of the range.
 
     Raises:
-        RpcError: a position nobody knows, or that is no end.
+        RpcError: the position is unknown, or cannot be a stop.
     """
     first = partition.log_start_offset
     match request.stopPosition:
@@ -114,17 +115,19 @@ def _oldest(request: pb.SubscribeRequest, partition: Partition) -> Offset:
 
 
 def check_open(partition: Partition) -> None:
-    """End a subscription of what is gone, moved away or paused.
+    """End a subscription of a deleted, moved or paused partition.
 
     Raises:
-        RpcError: it is.
+        RpcError: the partition is deleted, moved or paused.
     """
     if partition.closed:
         if isinstance(partition.closed_by, ShuttingDownError):
             raise RpcError(GrpcStatus.UNAVAILABLE, "the broker is stopping; retry later")
         if not isinstance(partition.closed_by, UnknownStreamError):
-            # Other brokers keep it now, and clients look for them at this status alone.
-            raise RpcError(GrpcStatus.UNAVAILABLE, "the partition goes on elsewhere; retry there")
+            # Other brokers have the replicas now; clients look for them only after this status.
+            raise RpcError(
+                GrpcStatus.UNAVAILABLE, "the partition has moved to other brokers; retry there"
+            )
         raise RpcError(GrpcStatus.NOT_FOUND, "commit log was deleted")
     if isinstance(partition.barred_by, PausedError):
         raise RpcError(GrpcStatus.FAILED_PRECONDITION, "commit log was closed")

@@ -1,4 +1,4 @@
-"""Liftbridge's service: which part answers which rpc, and what runs beside."""
+"""Liftbridge's service: the handlers of its rpcs, and its background tasks."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -45,10 +45,10 @@ class LiftbridgeService:
     """Liftbridge's API on a port of its own.
 
     Args:
-        broker: whose streams are served.
-        pool: threads to read on.
-        metering: what principals use.
-        forwarder: in a cluster: for what others lead.
+        broker: the broker that is served.
+        pool: the threads to read on.
+        metering: the meters of principals.
+        forwarder: forwards to other leaders; only in a cluster.
     """
 
     def __init__(
@@ -63,21 +63,21 @@ class LiftbridgeService:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port of the listener."""
         return self._host.port
 
     @property
     def address(self) -> str:
-        """Where clients are told to dial it."""
+        """The address for clients."""
         host, port = self._host.address
         return f"{bracketed(host)}:{port}"
 
     async def start(self) -> None:
-        """Make the streams it needs, then listen.
+        """Create the internal streams, then listen.
 
         Raises:
-            InvalidConfigError: the port cannot be had.
-            StrandlineError: a stream cannot be made.
+            InvalidConfigError: the port is not available.
+            StrandlineError: a stream cannot be created.
         """
         host, broker = self._host, self._host.broker
         activity = Activity(host) if host.config.activity else None
@@ -103,13 +103,13 @@ class LiftbridgeService:
         self._is_ready = True
 
     async def _keep(self, activity: Activity | None) -> None:
-        """See to the streams of the API, then tell what happens."""
+        """Create the internal streams, then write the activity stream."""
         await ensure_streams(self._host)
         if activity is not None:
             await activity.run()
 
     async def stop(self) -> None:
-        """End every call, then what runs beside."""
+        """End every call, then the background tasks."""
         self._is_ready = False
         if self._listener is not None:
             await self._listener.stop()
@@ -121,7 +121,7 @@ class LiftbridgeService:
 def _decided(
     host: Host, run: Callable[[Any, Call], Awaitable[Any]]
 ) -> Callable[[Any, Call], Awaitable[Any]]:
-    """A rpc that changes the metadata, which needs somebody who decides."""
+    """Return a handler that first waits for a controller, because it changes metadata."""
 
     async def run_decided(request: Any, call: Call) -> Any:
         await host.know_controller()
@@ -133,7 +133,7 @@ def _decided(
 def _methods(
     host: Host, groups: GroupCalls, subscribing: SubscribeCalls, *, publishing: PublishCalls
 ) -> dict[bytes, Method]:
-    """The rpcs by path."""
+    """Return the rpcs by path."""
     streams, describing = LiftbridgeStreamCalls(host), DescribeCalls(host)
     cursors = CursorCalls(host)
     one: dict[str, tuple[type[Any], Callable[[Any, Call], Awaitable[Any]]]] = {

@@ -1,7 +1,7 @@
-"""Creating, deleting, pausing streams, and making them readonly.
+"""The rpcs that create, delete and pause streams, and make them read-only.
 
-Rules: a setting that only tunes Liftbridge's own insides (how often and with how many goroutines it
-cleans) is taken without effect. Codes and the texts that clients compare are Liftbridge's.
+Rules: a setting that only tunes Liftbridge's internals (how often and with how many goroutines it
+cleans) has no effect. Status codes and the texts that clients compare are Liftbridge's.
 """
 
 from typing import Any, Final
@@ -42,15 +42,15 @@ _NUMBERS: Final = (
 def stream_config(
     request: pb.CreateStreamRequest, defaults: GrpcStreamsConfig, *, brokers: int
 ) -> StreamConfig:
-    """The settings that a request asks for.
+    """Return the settings that a request asks for.
 
     Args:
-        request: as it came.
-        defaults: of what it leaves open.
-        brokers: how many there are.
+        request: the request.
+        defaults: the defaults of unset settings.
+        brokers: the number of brokers.
 
     Raises:
-        RpcError: a setting that nothing can be made of.
+        RpcError: a setting cannot be honoured.
     """
     _check_request(request)
     wanted: dict[str, Any] = msgspec.structs.asdict(defaults)
@@ -72,7 +72,7 @@ def stream_config(
         replicas=_replicas(request.replicationFactor, brokers),
         partitions=request.partitions or 1,
         partition_by="suffix",
-        pub_ack=False,  # a reply subject is the application's own
+        pub_ack=False,  # a reply subject belongs to the application
         **wanted,
     )
 
@@ -101,7 +101,7 @@ def _replicas(factor: int, brokers: int) -> int:
 
 
 class LiftbridgeStreamCalls:
-    """The rpcs about streams as a whole.
+    """The rpcs of whole streams.
 
     Args:
         host: shared.
@@ -111,7 +111,7 @@ class LiftbridgeStreamCalls:
         self._host = host
 
     async def create(self, request: pb.CreateStreamRequest, _: Call) -> pb.CreateStreamResponse:
-        """Make a stream; what is published right after this is recorded."""
+        """Create a stream; messages published after the answer are stored."""
         brokers = len(self._host.broker.image.brokers) or 1
         config = stream_config(request, self._host.config.streams, brokers=brokers)
         try:
@@ -123,7 +123,7 @@ class LiftbridgeStreamCalls:
         return pb.CreateStreamResponse()
 
     async def delete(self, request: pb.DeleteStreamRequest, _: Call) -> pb.DeleteStreamResponse:
-        """Remove a stream and its records."""
+        """Delete a stream and its records."""
         if is_internal(request.name):
             raise RpcError(GrpcStatus.INVALID_ARGUMENT, "Stream is reserved")
         await self._host.know(request.name)
@@ -134,7 +134,7 @@ class LiftbridgeStreamCalls:
         return pb.DeleteStreamResponse()
 
     async def pause(self, request: pb.PauseStreamRequest, _: Call) -> pb.PauseStreamResponse:
-        """Let partitions rest until somebody wants them."""
+        """Pause partitions until they are used again."""
         numbers = sorted(set(request.partitions))
         await self._check(request.name, numbers)
         try:
@@ -146,7 +146,7 @@ class LiftbridgeStreamCalls:
     async def set_readonly(
         self, request: pb.SetStreamReadonlyRequest, _: Call
     ) -> pb.SetStreamReadonlyResponse:
-        """Let partitions take no more records, or take them again."""
+        """Make partitions read-only, or writable again."""
         numbers = tuple(sorted(set(request.partitions)))
         await self._check(request.name, numbers)
         broker = self._host.broker
@@ -158,7 +158,7 @@ class LiftbridgeStreamCalls:
         return pb.SetStreamReadonlyResponse()
 
     async def _check(self, name: str, partitions: Any) -> None:
-        """Refuse what there is not; a reserved stream is the broker's own."""
+        """Refuse an unknown stream or partition, or an internal stream."""
         await self._host.know(name, partitions)
         stream = self._host.stream(name)
         if stream is None:
@@ -171,7 +171,7 @@ class LiftbridgeStreamCalls:
 
 
 def _not_found(error: InvalidRequestError) -> RpcError:
-    """What was there a moment ago."""
+    """Return the status for a stream or partition that was just deleted."""
     if isinstance(error, UnknownStreamError):
         return RpcError(GrpcStatus.NOT_FOUND, "stream does not exist")
     if isinstance(error, UnknownPartitionError):

@@ -1,8 +1,8 @@
-"""Subscriptions: where they begin, where they end, and what happens in between.
+"""The subscribe rpc: resolution of start and stop, and delivery.
 
-Rules: only committed records are delivered; the first message is empty and says that the
-subscription stands. Where a position leads is decided once, at the beginning, by pure functions.
-A subscription that reaches its end says so with RESOURCE_EXHAUSTED, as Liftbridge does.
+Rules: only committed records are delivered. The first message is empty and confirms the
+subscription. Pure functions resolve positions once, at the start. A subscription that reaches its
+stop ends with RESOURCE_EXHAUSTED, as in Liftbridge.
 """
 
 from collections import defaultdict
@@ -27,7 +27,7 @@ END_OF_READONLY: Final = "End of readonly partition"
 
 
 class SubscribeRange(NamedTuple):
-    """What of a partition is delivered; the end is exclusive, None: there is none."""
+    """The offsets to deliver; the stop is exclusive, None for no stop."""
 
     start: Offset
     stop: Offset | None
@@ -35,17 +35,17 @@ class SubscribeRange(NamedTuple):
 
 
 def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
-    """The first offset to deliver.
+    """Return the first offset to deliver.
 
     Raises:
-        RpcError: a position nobody knows.
+        RpcError: the position is unknown.
     """
     end, first = partition.last_stable_offset, partition.log_start_offset
     match request.startPosition:
         case pb.NEW_ONLY:
             start = end
         case pb.OFFSET:
-            # Beyond the end means: what comes from now on.
+            # Beyond the end means: new records only.
             start = Offset(request.startOffset) if request.startOffset < end else end
         case pb.EARLIEST:
             start = first
@@ -59,10 +59,10 @@ def start_of(request: pb.SubscribeRequest, partition: Partition) -> Offset:
 
 
 def compact_batches(partition: Partition) -> Offset:
-    """The offset after the newest record that may have been acknowledged here.
+    """Return the offset after the newest record that may have been acknowledged here.
 
-    An ack of policy LEADER says that a record is on this disk; it is delivered once it is
-    committed. What a copy has beyond that may never be, nor what an open transaction holds back.
+    An ack of policy LEADER means that a record is on this disk; it is delivered once it is
+    committed. Later records of a replica, or of an open transaction, may never be.
     """
     end = partition.last_stable_offset
     is_open = end < partition.high_watermark
@@ -70,10 +70,10 @@ def compact_batches(partition: Partition) -> Offset:
 
 
 def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset | None, str]:
-    """The offset before which it ends, and why there; None: it goes on.
+    """Return the exclusive stop and its reason; None for no stop.
 
     Raises:
-        RpcError: a position nobody knows, or that leads nowhere.
+        RpcError: the position is unknown, or beyond any record.
     """
     end = partition.last_stable_offset
     match request.stopPosition:
@@ -99,16 +99,16 @@ def stop_of(request: pb.SubscribeRequest, partition: Partition) -> tuple[Offset 
 
 
 def asks_for_end(request: pb.SubscribeRequest) -> bool:
-    """Whether it depends on where the partition ends just now, what is delivered."""
+    """Return whether the range depends on the partition's current end."""
     begins_anywhere = request.startPosition == pb.EARLIEST
     return not begins_anywhere or request.stopPosition in (pb.STOP_LATEST, pb.STOP_TIMESTAMP)
 
 
 def extent_of(request: pb.SubscribeRequest, partition: Partition) -> SubscribeRange:
-    """What a request asks for.
+    """Return the range of a request.
 
     Raises:
-        RpcError: it contradicts itself.
+        RpcError: the request contradicts itself.
     """
     start = start_of(request, partition)
     stop, why = stop_of(request, partition)
@@ -119,7 +119,7 @@ def extent_of(request: pb.SubscribeRequest, partition: Partition) -> SubscribeRa
 
 
 class _Member(NamedTuple):
-    """Who reads a partition for a group."""
+    """The group member that reads a partition."""
 
     epoch: int
     call: Call
@@ -139,7 +139,7 @@ class SubscribeCalls:
         """How many subscriptions each partition has."""
 
     async def subscribe(self, request: pb.SubscribeRequest, call: Call) -> None:
-        """Deliver records until the client goes or the end is reached."""
+        """Deliver records until the client disconnects or the stop is reached."""
         await self._host.know(request.stream, (request.partition,))
         partition = self._partition(request)
         if request.resume:
@@ -160,7 +160,7 @@ class SubscribeCalls:
                 partition
             ) == self._host.me:
                 await wait_until_caught_up(partition)
-                self._partition(request)  # another broker may lead by now, and know of more
+                self._partition(request)  # another broker may lead now, and have newer records
             if request.reverse:
                 await deliver_reverse(self._host, partition, call, request=request)
             extent = extent_of(request, partition)
@@ -175,7 +175,7 @@ class SubscribeCalls:
                 del self._members[group]
 
     def _partition(self, request: pb.SubscribeRequest) -> Partition:
-        """The partition, if it is read here."""
+        """Return the partition, if it can be read here."""
         consumer = request.consumer
         if consumer.groupId and not consumer.consumerId:
             text = "Consumer id cannot be empty when group id is provided"
@@ -194,13 +194,14 @@ class SubscribeCalls:
         return partition
 
     async def _check_consumer(self, consumer: pb.Consumer, call: Call) -> None:
-        """Where access is checked, let only members in, each in an epoch that its group has had.
+        """Refuse a consumer that is not a member, or names an epoch its group did not have.
 
-        Else any principal that may use the group could shut its members out with a later epoch.
+        Checked only with access control. Otherwise any principal that may use the group could
+        displace its members with a later epoch.
 
         Raises:
             RpcError: the consumer is not a member, or of another principal, or of no such epoch.
-            UnavailableError: nobody says what was decided.
+            UnavailableError: the newest metadata cannot be read.
         """
         if not call.caller.is_checked:
             return
@@ -218,7 +219,7 @@ class SubscribeCalls:
     def _take_over(
         self, consumer: pb.Consumer, group: tuple[str, PartitionName], call: Call
     ) -> None:
-        """Be the one who reads the partition for a group; whoever was, ends without an error."""
+        """Become the group's reader of the partition; end the previous one without an error."""
         holder = self._members.get(group)
         if holder is not None:
             if consumer.groupEpoch < holder.epoch:
@@ -250,13 +251,13 @@ class SubscribeCalls:
                 raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, extent.why_stop)
             is_readonly = isinstance(partition.barred_by, ReadonlyError)
             portion = await reader.next(extent.stop, bytes_max=call.share_bytes)
-            allow(call.caller, "Subscribe", request)  # it may have been revoked meanwhile
+            allow(call.caller, "Subscribe", request)  # may have been revoked meanwhile
             if portion.records:
                 call.send_framed(portion.data)
                 telemetry.count_read(records=portion.records, size_bytes=len(portion.data))
                 await call.drain()
             elif extent.stop is not None and reader.offset >= extent.stop:
-                continue  # what is between the last record and the stop is nothing to be seen
+                continue  # no visible record lies between the last one and the stop
             elif reader.offset >= partition.last_stable_offset:
                 if is_readonly and reader.offset >= compact_batches(partition):
                     raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, END_OF_READONLY)
