@@ -23,7 +23,7 @@ from benchmarks.aims import Aim
 from benchmarks.figures import Figure, Findings
 from benchmarks.peers.process import LOOPBACK, cpu_seconds, fresh_dir
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
-from strandline.servers.grpc.framing import framed
+from strandline.servers.grpc.grpc_messages import framed
 from strandline.testing import ProcessServer
 
 STREAM: Final = "quiet"

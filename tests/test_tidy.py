@@ -5,6 +5,7 @@ broken is broken here, in ``ALLOWED``, with a reason, and nowhere else.
 """
 
 import ast
+import builtins
 import re
 import shutil
 import subprocess
@@ -382,3 +383,30 @@ def test_nesting_is_counted_as_read(code: str, depth: int) -> None:
     """The rule's own counting: an elif chain is flat, arms count with their statement."""
     [function] = functions(ast.parse(code))
     assert nesting(function.body) == depth
+
+
+def raised_names(docstring: str) -> Iterator[str]:
+    """The classes that the ``Raises:`` section of a docstring names."""
+    section = re.search(r"^Raises:\n((?: {4}.*\n?|\n)+)", docstring, re.MULTILINE)
+    for line in re.findall(r"^ {4}(\S.*)", section[1], re.MULTILINE) if section else ():
+        yield from re.split(r", | and | or ", line.partition(":")[0])
+
+
+def test_the_errors_that_docstrings_name_exist():
+    """A name in a ``Raises:`` section is a class of the product, imported there, or built in."""
+    trees = {path: ast.parse(path.read_text()) for path in (ROOT / "src").rglob("*.py")}
+    classes = {n.name for t in trees.values() for n in ast.walk(t) if isinstance(n, ast.ClassDef)}
+    unknown, checked = [], 0
+    for path, tree in trees.items():
+        nodes = list(ast.walk(tree))
+        imports = [a for n in nodes if isinstance(n, ast.Import | ast.ImportFrom) for a in n.names]
+        known = classes | {(a.asname or a.name).partition(".")[0] for a in imports}
+        for node in nodes:
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                continue
+            for name in raised_names(ast.get_docstring(node) or ""):
+                checked += 1
+                if name.partition(".")[0] not in known and not hasattr(builtins, name):
+                    unknown.append(f"{path.relative_to(ROOT)}: {node.name}: {name}")
+    assert checked > 100
+    assert not unknown, f"write the name of an existing class: {unknown}"

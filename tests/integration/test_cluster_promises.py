@@ -19,7 +19,7 @@ import pytest
 import strandline
 from strandline.api import admin
 from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
-from strandline.broker.cluster.watermarks import FILE_NAME, load_watermarks
+from strandline.broker.cluster.watermark_file import FILE_NAME, load_watermarks
 from strandline.client.connection import BrokerConnection
 from strandline.errors import InvalidRequestError, NotEnoughReplicasError, UnavailableError
 from strandline.process.ports import free_ports

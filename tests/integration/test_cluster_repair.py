@@ -59,6 +59,6 @@ def test_damaged_files_of_followers_and_leaders_are_mended(cluster, kit):
         assert read_at(cluster[victim], kit, count=COUNT) == values
         assert figure(cluster[victim], "strandline_repaired_batches_total") == count
         assert figure(cluster[victim], "strandline_failed_repairs_total") == 0
-        assert any("were mended" in line for line in cluster[victim].errors)
+        assert any("were repaired" in line for line in cluster[victim].errors)
     for server in cluster.values():
         assert read_at(server, kit, count=COUNT) == values

@@ -18,7 +18,7 @@ from strandline.servers.grpc._generated import logspec_pb2 as pb
 from strandline.servers.grpc.beam.append import AppendStream
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.connection import GrpcConnection
-from strandline.servers.grpc.framing import framed
+from strandline.servers.grpc.grpc_messages import framed
 from strandline.servers.grpc.listener import GrpcListener
 from strandline.servers.grpc.methods import Direct
 from strandline.telemetry import Telemetry
@@ -113,7 +113,7 @@ class GeneralOnly(AppendStream):
 
     def __init__(self, call, *args, **kwargs):
         super().__init__(call, *args, **kwargs)
-        call.short_way = SimpleNamespace(answer=Call.send_framed)
+        call.fast_path = SimpleNamespace(answer=Call.send_framed)
 
     def take_whole(self, buffer, start, end):
         return False

@@ -3,14 +3,14 @@
 | action | body | results |
 |---|---|---|
 | cluster_status | empty | ClusterStatus |
-| admit_broker | AdmitBroker | none |
+| admit_broker | AdmitBrokerRequest | none |
 | drain_broker | DrainBroker | none |
 | remove_broker | WhichBroker | none |
 | replace_disk | WhichBroker | none |
 | reassign | Reassign | MovesStarted |
 | rebalance | empty | MovesStarted |
-| elect_leader | ElectLeader | none |
-| add_partitions | AddPartitions | StreamInfo |
+| elect_leader | ElectLeaderRequest | none |
+| add_partitions | AddPartitionsRequest | StreamInfo |
 
 Rules: see ``admin``. An action is answered once it is committed to the metadata. The progress of
 the work that it starts, such as copying replicas, is in the cluster's status.

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from strandline.broker.maintenance.checkpointer import CheckpointSchedule
+from strandline.broker.maintenance.checkpoint_schedule import CheckpointSchedule
 from strandline.broker.maintenance.cleaner import Cleaner
 from strandline.broker.maintenance.corruption import CorruptionReports
 from strandline.broker.maintenance.reclaimer import SpaceReclaimer

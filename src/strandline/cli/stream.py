@@ -321,8 +321,8 @@ def add_partitions(
         more = partitions - len(info.partitions)
         if more < 0:
             raise InvalidRequestError(
-                f"{name} already has {len(info.partitions)} partitions, which cannot be removed; "
-                f"--partitions {partitions} is too few"
+                f"{name} has {len(info.partitions)} partitions and cannot be reduced; "
+                f"--partitions must be at least {len(info.partitions)}, got {partitions}"
             )
         if more:
             order = AddPartitionsRequest(name=name, count=more)

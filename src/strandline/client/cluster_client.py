@@ -17,7 +17,12 @@ from strandline.api import admin
 from strandline.client.arguments import check_number
 from strandline.client.connection import BrokerConnection
 from strandline.client.deadline import within
-from strandline.client.retry import RetryBackoff, is_connection_loss, is_refusal, is_worth_a_retry
+from strandline.client.retry_policy import (
+    RetryBackoff,
+    is_connection_loss,
+    is_refusal,
+    is_worth_a_retry,
+)
 from strandline.client.tls import Credentials
 from strandline.errors import (
     InvalidRequestError,

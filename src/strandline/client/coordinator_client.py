@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.deadline import within
-from strandline.client.retry import RetryBackoff, is_connection_loss
+from strandline.client.retry_policy import RetryBackoff, is_connection_loss
 from strandline.errors import NotLeaderError, StrandlineError, UnknownStreamError
 
 ATTEMPT_S = 5.0

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final, Protocol
 
 from strandline.client.cluster_client import ClusterClient, Routes
-from strandline.client.retry import RetryBackoff
+from strandline.client.retry_policy import RetryBackoff
 from strandline.errors import ClientClosedError, StrandlineError, UnknownStreamError
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ Pure. Rules:
 from collections.abc import Collection
 from typing import Final
 
-from strandline.client.retry import RetryDeadline
+from strandline.client.retry_policy import RetryDeadline
 from strandline.errors import StrandlineError
 
 STABLE_S: Final = 2.0

@@ -16,7 +16,7 @@ from strandline.client.arguments import offsets_by_number, wait
 from strandline.client.cluster_client import ClusterClient, group
 from strandline.client.deadline import within
 from strandline.client.reader.reading import OffsetSpec, bound_of
-from strandline.client.retry import is_worth_a_retry
+from strandline.client.retry_policy import is_worth_a_retry
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import StrandlineError
 

@@ -8,11 +8,13 @@ no effect. An unknown key is refused, as in Liftbridge. Pure, except for reading
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from strandline.errors import InvalidConfigError
 from strandline.process.master_keys import LIFTBRIDGE_VARIABLE
 from strandline.process.settings import Values, read_yaml
+
+T = TypeVar("T")
 
 DEFAULT_PORT: Final = 9292
 DEFAULT_NATS: Final = "127.0.0.1", 4222
@@ -51,7 +53,7 @@ def _flag(value: Any) -> bool:
         return value
     if str(value).lower() in ("true", "false"):
         return str(value).lower() == "true"
-    raise InvalidConfigError(f"{value!r} is neither true nor false")
+    raise InvalidConfigError(f"must be true or false, got {value!r}")
 
 
 def _list(value: Any) -> list[str]:
@@ -207,13 +209,23 @@ def translated(settings: Mapping[str, Any]) -> Values:
         if key not in _TAKEN:
             continue
         ours, read = _TAKEN[key]
-        try:
-            _put(found, ours, read(value))
-        except InvalidConfigError as error:
-            raise InvalidConfigError(f"{key}: {error.message}") from error
-    if _flag(settings.get("tls.client.auth.enabled", False)) != ("tls.client.auth.ca" in settings):
+        _put(found, ours, _read(key, value, read))
+    is_verified = _is_on(settings, "tls.client.auth.enabled")
+    if is_verified != ("tls.client.auth.ca" in settings):
         raise InvalidConfigError("tls.client.auth.enabled and tls.client.auth.ca go together")
     return found
+
+
+def _read(key: str, value: Any, read: Callable[[Any], T]) -> T:
+    """Read a value; an error names its key."""
+    try:
+        return read(value)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(f"{key}: {error.message}") from error
+
+
+def _is_on(settings: Mapping[str, Any], key: str) -> bool:
+    return _read(key, settings.get(key, False), _flag)
 
 
 def _listen(found: Values, settings: Mapping[str, Any]) -> None:
@@ -224,10 +236,7 @@ def _listen(found: Values, settings: Mapping[str, Any]) -> None:
     """
     host, port = str(settings.get("host", "")), DEFAULT_PORT
     if "port" in settings:
-        try:
-            port = _number(settings["port"])
-        except InvalidConfigError as error:
-            raise InvalidConfigError(f"port: {error.message}") from error
+        port = _read("port", settings["port"], _number)
     if host:
         _put(found, "grpc.advertised_host", host)
     if "listen" in settings:
@@ -244,7 +253,7 @@ def _listen(found: Values, settings: Mapping[str, Any]) -> None:
 
 def _refuse_two_servers(settings: Mapping[str, Any]) -> None:
     """Refuse an embedded nats-server beside external ones: publishers could use either."""
-    if _flag(settings.get("nats.embedded", False)) and settings.get("nats.servers"):
+    if _is_on(settings, "nats.embedded") and settings.get("nats.servers"):
         raise InvalidConfigError(
             "nats.embedded and nats.servers contradict each other; keep nats.servers "
             f"({settings['nats.servers']}) for your own servers, nats.embedded for one of ours"
@@ -256,7 +265,7 @@ def _refuse(key: str, value: Any) -> None:
     if key in _REFUSED:
         raise InvalidConfigError(f"{key}: {_REFUSED[key]}")
     if key in _REFUSED_IF_ON:
-        if _flag(value):
+        if _read(key, value, _flag):
             raise InvalidConfigError(f"{key}: {_REFUSED_IF_ON[key]}")
         return
     if key not in _TAKEN and key not in _WITHOUT_EFFECT and key not in _BESIDE:

@@ -43,7 +43,7 @@ class CertificateWatch:
         self._asked = asyncio.Event()
 
     def look_now(self) -> None:
-        """Check at once, without waiting for the minute to pass."""
+        """Check the certificate files now instead of at the next interval."""
         self._asked.set()
 
     async def run(self) -> None:

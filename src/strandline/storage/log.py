@@ -220,7 +220,7 @@ class Log(LogDurability):
         return self._truncate_to(offset, self.journal, synced_sequence)
 
     def undo_to(self, offset: int) -> Offset:
-        """Truncate like ``truncate_to``; for records that no journal has, unknown to recovery."""
+        """Truncate records that are in no journal entry; writes no truncation marker."""
         return self._truncate_to(offset, None, None)
 
     def _truncate_to(

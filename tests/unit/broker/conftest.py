@@ -15,7 +15,7 @@ import pytest
 
 from strandline.broker import base as base_module
 from strandline.broker.broker import Broker
-from strandline.broker.maintenance import checkpointer
+from strandline.broker.maintenance import checkpoint_schedule
 from strandline.broker.write_path import sync_policy as syncer
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
@@ -307,7 +307,7 @@ def on_the_loop(monkeypatch):
 @pytest.fixture
 def without_spares(monkeypatch):
     """No spare journal file is made ready, so that a turn has to make its own."""
-    monkeypatch.setattr(checkpointer, "POLL_S", 3600)
+    monkeypatch.setattr(checkpoint_schedule, "POLL_S", 3600)
 
 
 @pytest.fixture

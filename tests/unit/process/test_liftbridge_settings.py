@@ -150,8 +150,13 @@ def test_small_segments_are_as_small_as_ours_can_be():
         ({"tls.client.authz.enabled": True}, "policy files are not read"),
         ({"groups.consumer.timeout": "15"}, "groups.consumer.timeout: '15' is not a duration"),
         ({"port": "x"}, "port: 'x' is not a number"),
-        ({"streams.compact.enabled": "maybe"}, "neither true nor false"),
-        ({"logging.level": "loud"}, "is no level"),
+        (
+            {"streams.compact.enabled": "maybe"},
+            "streams.compact.enabled: must be true or false, got 'maybe'",
+        ),
+        ({"nats.embedded": "x"}, "nats.embedded: must be true or false, got 'x'"),
+        ({"tls.client.auth.enabled": 2}, "tls.client.auth.enabled: must be true or false, got 2"),
+        ({"logging.level": "loud"}, "is not a log level"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(values, message):

@@ -53,7 +53,7 @@ def test_a_number_that_is_not_finite_is_in_the_changelog(number):
     shown = {math.inf: "Infinity", -math.inf: "-Infinity"}.get(number, "NaN")
     assert f'"total":"{shown}"' in text
     assert "null" not in text
-    resumed = decode_state(text)
+    resumed = decode_state(text, where="w")
     for each in (state, resumed):
         fold(each, FOLDS, dict.fromkeys(("total", "low", "high"), 7.0), place=(0, 2))
     assert encode_state(resumed) == encode_state(state)
@@ -137,7 +137,7 @@ def test_the_newest_states_tell_the_position(records, cut):
         return states
 
     before = run({}, placed[:cut])
-    restored = {key: decode_state(encode_state(state)) for key, state in before.items()}
+    restored = {key: decode_state(encode_state(state), where=key) for key, state in before.items()}
     start = next_offsets(restored.values())
     rest = [each for each in placed if each[1] >= start.get(each[0], 0)]
     assert rest == placed[cut:]
@@ -149,8 +149,8 @@ def test_wrong_columns_and_states_are_refused():
     for text in ("median(x)", "sum()", "count"):
         with pytest.raises(InvalidConfigError, match="'a'"):
             parse_folds({"a": text})
-    with pytest.raises(InvalidRecordError, match="state"):
-        decode_state(b"{")
+    with pytest.raises(InvalidRecordError, match="stream s, key 'k', has no state of"):
+        decode_state(b"{", where="stream s, key 'k',")
 
 
 def headers(stream, partition, offset):

@@ -21,7 +21,7 @@ from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.skips import Skips
 from strandline.broker.cluster.storage_watch import StorageWatch
-from strandline.broker.cluster.watermarks import load_watermarks
+from strandline.broker.cluster.watermark_file import load_watermarks
 from strandline.broker.coordinators.transactions import MarkerDone
 from strandline.broker.metadata_store import FILE_NAME as ALONE_NAME
 from strandline.broker.quorum_store import LOG_ID, QuorumStore

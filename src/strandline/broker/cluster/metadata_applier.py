@@ -21,7 +21,7 @@ from strandline.broker.cluster.operations import Operations
 from strandline.broker.cluster.remembered import remembered
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.skips import Skips
-from strandline.broker.cluster.watermarks import save_watermarks
+from strandline.broker.cluster.watermark_file import save_watermarks
 from strandline.broker.opening import log_plan
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.stream import Stream

@@ -143,10 +143,10 @@ class RangeServer:
                 telemetry.failed_repairs += 1
                 why = f"{found}{DIFFERENT if is_compacted else ''}"
                 logger.error(
-                    "records %d to %d of %s are not mended: %s", first, after - 1, name, why
+                    "records %d to %d of %s are not repaired: %s", first, after - 1, name, why
                 )
             elif found:
                 telemetry.repaired_batches += len(effect.batches)
-                logger.warning("records %d to %d of %s were mended", first, after - 1, name)
+                logger.warning("records %d to %d of %s were repaired", first, after - 1, name)
 
         self._host.in_thread(work, done)

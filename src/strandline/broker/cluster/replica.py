@@ -48,7 +48,7 @@ class ReplicaHost(range_server.RangeServerHost, replica_publishers.ReplicaPublis
         ...
 
     def touched(self, driver: "ReplicaDriver") -> None:
-        """The replica may have something to say, or a deadline."""
+        """Schedule a flush or timer: the replica may have messages to send or a new deadline."""
         ...
 
     def propose_isr(self, driver: "ReplicaDriver", proposal: fx.ProposeIsr) -> None:

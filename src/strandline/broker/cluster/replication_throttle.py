@@ -13,7 +13,7 @@ SLICES_PER_S = 4
 
 
 class ReplicationThrottle:
-    """The rate of one broker, for what it leads.
+    """Limits the rate at which this broker's leaders send to replicas added by a move.
 
     Args:
         bytes_per_s: above 0.

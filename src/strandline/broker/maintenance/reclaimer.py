@@ -39,7 +39,7 @@ class SpaceReclaimer:
         """
         if offset > log.log_end_offset:
             raise OffsetOutOfRangeError(
-                f"cannot remove what is below {offset}: the log ends at {log.log_end_offset}"
+                f"cannot delete records below offset {offset}: the log ends at {log.log_end_offset}"
             )
         if offset <= log.log_start_offset:
             return

@@ -98,7 +98,7 @@ class FrameDecoder:
         """Take note of ``size`` bytes in ``buffer()``; returns the frames they complete.
 
         Raises:
-            FrameError: what was received is no frame; the decoder is of no use any more.
+            PeerFrameError: what was received is no frame; the decoder is of no use any more.
         """
         if self._large is not None:
             return self._received_large(self._large, size)

@@ -170,7 +170,7 @@ def _decode(frame: Frame) -> Hello | Refused:
         message: Hello | Refused = _decode_answer(frame.header)
     except UNDECODABLE as error:
         raise HandshakeError(
-            HandshakeRefusal.NOT_A_PEER, f"an unreadable handshake: {error}"
+            HandshakeRefusal.NOT_A_PEER, f"cannot decode the handshake: {error}"
         ) from error
     return message
 

@@ -39,7 +39,7 @@ from strandline.client.consumer.offset_store import CommitCall, LogOffsetStore, 
 from strandline.client.consumer.prefetcher import ConsumedBatch, Prefetcher
 from strandline.client.coordinator_client import CoordinatorClient
 from strandline.client.reader.reading import OffsetSpec
-from strandline.client.retry import RetrySchedule
+from strandline.client.retry_policy import RetrySchedule
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from strandline.client.reader.reading import OffsetSpec
 from strandline.client.reader.subscription import SUBSCRIPTION_COLUMNS
-from strandline.client.retry import RetryBackoff
+from strandline.client.retry_policy import RetryBackoff
 from strandline.errors import (
     OffsetOutOfRangeError,
     StrandlineError,

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from strandline.client.consumer.membership import GroupMembership
 from strandline.client.consumer.offset_store import CommitCall, Offsets, Owner
-from strandline.client.retry import RetrySchedule
+from strandline.client.retry_policy import RetrySchedule
 from strandline.errors import StaleMemberError, StrandlineError, UnknownMemberError
 from strandline.types import PartitionName
 

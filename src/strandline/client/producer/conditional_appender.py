@@ -16,7 +16,7 @@ from strandline.client.producer.accumulator import ProducerRecord, RecordProduce
 from strandline.client.producer.put_stream import PutStream
 from strandline.client.producer.table_batches import batch_of_records
 from strandline.client.reader.results import Ack, AckFuture
-from strandline.client.retry import RetryBackoff, is_refusal
+from strandline.client.retry_policy import RetryBackoff, is_refusal
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,

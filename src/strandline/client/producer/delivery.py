@@ -32,7 +32,7 @@ from strandline.client.producer.table_batches import (
     resolve,
 )
 from strandline.client.reader.results import Ack, AckFuture
-from strandline.client.retry import is_worth_a_retry, unknown_outcome
+from strandline.client.retry_policy import is_worth_a_retry, unknown_outcome
 from strandline.client.transactions.transaction_context import TransactionContext
 from strandline.errors import (
     DisconnectedError,

@@ -37,7 +37,7 @@ from strandline.client.producer.in_flight_batch import (
     ProducerSequence,
     SenderRef,
 )
-from strandline.client.retry import is_refusal, is_worth_a_retry, unknown_outcome
+from strandline.client.retry_policy import is_refusal, is_worth_a_retry, unknown_outcome
 from strandline.errors import (
     DiskFullError,
     InvalidRecordError,

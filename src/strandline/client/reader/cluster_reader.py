@@ -31,7 +31,7 @@ from strandline.client.reader.reading import (
 )
 from strandline.client.reader.replica_selector import ReadTarget, Replica, ReplicaSelector
 from strandline.client.reconnect_schedule import ReconnectSchedule
-from strandline.client.retry import RetryDeadline
+from strandline.client.retry_policy import RetryDeadline
 from strandline.errors import DisconnectedError, StrandlineError
 
 METADATA_REFRESH_S = 10.0

@@ -20,7 +20,7 @@ from strandline.client.reader.local import begin_read
 from strandline.client.reader.reading import BatchStream, EndlessReader, OffsetSpec, read_request
 from strandline.client.reader.replica_selector import Replica
 from strandline.client.reader.subscription import SUBSCRIPTION_COLUMNS, Subscription
-from strandline.client.retry import is_connection_loss
+from strandline.client.retry_policy import is_connection_loss
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,

@@ -29,7 +29,7 @@ from strandline.client.reader.read_checks import (
     numbers_of,
 )
 from strandline.client.reader.reading import BatchStream
-from strandline.client.retry import RetryDeadline, is_passing
+from strandline.client.retry_policy import RetryDeadline, is_passing
 from strandline.errors import (
     DisconnectedError,
     NotLeaderError,

@@ -17,7 +17,7 @@ from strandline.api.tickets import ReadRequest
 from strandline.client.reader.cluster_reader import ClusterReader
 from strandline.client.reader.reading import BatchStream
 from strandline.client.reader.results import Record
-from strandline.client.retry import RetryBackoff, is_connection_loss
+from strandline.client.retry_policy import RetryBackoff, is_connection_loss
 from strandline.errors import StrandlineError
 from strandline.record.schema import COLUMNS
 

@@ -14,7 +14,7 @@ from strandline.client.arguments import milliseconds
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.coordinator_client import ATTEMPT_S
 from strandline.client.deadline import within
-from strandline.client.retry import RetryBackoff, is_connection_loss, is_passing
+from strandline.client.retry_policy import RetryBackoff, is_connection_loss, is_passing
 from strandline.errors import StrandlineError, UnknownPartitionError, UnknownStreamError
 
 logger = logging.getLogger(__name__)

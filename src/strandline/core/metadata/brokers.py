@@ -52,7 +52,7 @@ def known_broker(image: MetadataImage, broker: BrokerId) -> BrokerImage:
     """The broker of an id.
 
     Raises:
-        RefusedError: there is none.
+        CommandRefusedError: there is none.
     """
     if broker not in image.brokers:
         known = ", ".join(str(b) for b in sorted(image.brokers)) or "none"
@@ -66,7 +66,7 @@ def known_run(image: MetadataImage, run: BrokerRun) -> BrokerImage:
     """The broker of a run that is its latest.
 
     Raises:
-        RefusedError: no such broker, or it was started again since.
+        CommandRefusedError: no such broker, or it was started again since.
     """
     found = known_broker(image, run.broker)
     if found.incarnation != run.incarnation or not run.incarnation:
@@ -147,7 +147,7 @@ def check_directory(known: BrokerImage, command: RegisterBroker) -> None:
     """Refuse a second broker of one id.
 
     Raises:
-        RefusedError: the directory is another one.
+        CommandRefusedError: the directory is another one.
     """
     if known.directory_id not in ("", command.directory_id):
         raise CommandRefusedError(
@@ -162,7 +162,7 @@ def check_not_older(known: BrokerImage, command: RegisterBroker) -> None:
     """Refuse a broker that has forgotten what it acknowledged: its votes, and perhaps records.
 
     Raises:
-        RefusedError: its data directory is an older copy.
+        CommandRefusedError: its data directory is an older copy.
     """
     # Why a broker with its own directory is never refused. ``known.stored_index`` was reported by
     # an earlier run of this broker: an entry that was on its disk (synced, not only sent or

@@ -142,7 +142,7 @@ def find_partition(image: MetadataImage, at: PartitionAt) -> PartitionImage:
     """The partition a decision was about, if it is still as it was then.
 
     Raises:
-        RefusedError: it is gone, or has changed since.
+        CommandRefusedError: it is gone, or has changed since.
         UnknownStreamError, UnknownPartitionError: it is gone.
     """
     found = image.partition(at.stream, at.partition)

@@ -67,7 +67,7 @@ def change_isr(
     """The partition with the ISR its leader wants.
 
     Raises:
-        RefusedError: not a possible ISR.
+        CommandRefusedError: not a possible ISR.
     """
     isr = tuple(sorted(set(wanted)))
     if len(isr) != len(wanted) or not set(isr) <= set(partition.replicas):
@@ -83,7 +83,7 @@ def check_may_join_isr(broker: BrokerImage) -> None:
     """Refuse those on which a commit would wait in vain.
 
     Raises:
-        RefusedError: it is fenced or stopping.
+        CommandRefusedError: it is fenced or stopping.
     """
     if not broker.may_lead:
         raise CommandRefusedError("not_eligible", f"broker {broker.id} is {broker.state}")
@@ -109,7 +109,7 @@ def elect(
         has_failed: whether the old leader leaves the ISR, as commits would wait for it in vain.
 
     Raises:
-        RefusedError: this broker may not lead it.
+        CommandRefusedError: this broker may not lead it.
     """
     if leader == partition.leader:
         raise CommandRefusedError("not_eligible", f"broker {leader} leads it already")
@@ -143,7 +143,7 @@ def move_log_start(partition: PartitionImage, offset: Offset) -> PartitionImage:
     """The partition without the records before an offset; itself if they are gone already.
 
     Raises:
-        RefusedError: an impossible offset.
+        CommandRefusedError: an impossible offset.
     """
     if not 0 <= offset <= OFFSET_MAX:
         raise CommandRefusedError("limit", f"{offset} is no offset")
@@ -165,7 +165,7 @@ def forget_replica(partition: PartitionImage, broker: BrokerId) -> PartitionImag
     before the loss, must not apply after it.
 
     Raises:
-        RefusedError: it alone is in the ISR, so nobody else surely has what was committed.
+        CommandRefusedError: it alone is in the ISR, so nobody else surely has what was committed.
     """
     isr = tuple(b for b in partition.isr if b != broker)
     if partition.isr and not isr:
@@ -224,7 +224,7 @@ def finish_move(partition: PartitionImage, *, min_isr: int) -> PartitionImage:
     """The partition without the replicas that were leaving.
 
     Raises:
-        RefusedError: no move is under way, or it has to wait.
+        CommandRefusedError: no move is under way, or it has to wait.
     """
     if not partition.is_moving:
         raise CommandRefusedError("not_ready", "no reassignment is under way")

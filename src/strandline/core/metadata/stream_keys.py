@@ -18,7 +18,7 @@ def check_new_keys(config: StreamConfig, keys: tuple[WrappedKey, ...]) -> None:
     """Refuse an encrypted stream without its first data key, and any other with one.
 
     Raises:
-        RefusedError: the keys do not fit the settings.
+        CommandRefusedError: the keys do not fit the settings.
     """
     if [key.number for key in keys] != [1] * config.encryption:
         raise CommandRefusedError(

@@ -114,7 +114,7 @@ def check_replicas(image: MetadataImage, replicas: Replicas) -> None:
     """Refuse replicas that are not distinct known brokers.
 
     Raises:
-        RefusedError: naming what is wrong.
+        CommandRefusedError: naming what is wrong.
     """
     for broker in replicas:
         known_broker(image, broker)
@@ -158,8 +158,8 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
         raise InvalidConfigError("segment_age_ms must be above 0")
     if config.partition_rule == "suffix" and config.partitions > 1 and ">" in config.subject:
         raise InvalidConfigError(
-            "partition_by 'suffix' puts '.N' after the subject, which '>' forbids; use 'subject' "
-            "or 'key'"
+            "partition_by 'suffix' puts '.N' after the subject, which does not work if the subject "
+            "ends in '>'; use 'subject' or 'key'"
         )
     _check_queue_group(config, is_cluster=is_cluster)
     _check_copies(config, is_cluster=is_cluster)

@@ -132,7 +132,7 @@ class ReadSession:
             self._lifecycle.stopping.wait(MEND_POLL_S)
 
     def _follow(self) -> Iterator[CursorBatch | None]:
-        """Yield batches of the partitions in rotation; wait when none has any."""
+        """Yield batches of all partitions in rotation; wait while none has new records."""
         going = [cursor for cursor in self._cursors if not cursor.is_done]
         turn = cycle(range(len(going)))
         with self._lifecycle.waiter(cursor.partition for cursor in going) as waiter:

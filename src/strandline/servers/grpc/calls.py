@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 from google.protobuf.message import Message
 
 from strandline.broker.access import Caller
-from strandline.servers.grpc.frames import ReceiveWindow
-from strandline.servers.grpc.framing import Deframer, framed
+from strandline.servers.grpc.grpc_messages import Deframer, framed
+from strandline.servers.grpc.http2_frames import ReceiveWindow
 from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.servers.metering import WAIT_S_MAX, Allowance
 
@@ -95,6 +95,7 @@ class Call:
         "_quota_timer",
         "_unmetered_bytes",
         "caller",
+        "fast_path",
         "has_begun",
         "held_bytes",
         "input_ended",
@@ -104,7 +105,6 @@ class Call:
         "publishes",
         "reads",
         "receive_window",
-        "short_way",
         "sink",
         "status",
         "stream",
@@ -141,7 +141,7 @@ class Call:
         """Whether the response's headers were sent."""
         self.stream: H2Stream | None = None
         """h2's, from then on until it ends; what goes the short way needs no more."""
-        self.short_way = connection.short_way
+        self.fast_path = connection.fast_path
         self.input_ended = False
         self.status: GrpcStatus | None = None
         """How it ended; None while it goes on."""

@@ -3,7 +3,7 @@
 Rules: invalid input costs its sender a call or, at worst, the connection. Output of all calls is
 written once per round of the loop, in frames as large as the client accepts: a frame per small
 message is what makes gRPC slow (docs/adr/0019). While the client does not read its output, nothing
-more is read from it, which bounds memory. DATA frames bypass h2 (``frames``) in both directions:
+more is read from it, which bounds memory. DATA frames bypass h2 (``http2_frames``) both ways:
 this module keeps the receive windows, and h2 the send windows, because it sees the client's
 updates. Output of h2 is fetched at once, so that frames leave in the order of their creation. The
 simplest frames use the fast path (``fast_path``), all others this module.
@@ -38,7 +38,8 @@ from h2.settings import SettingCodes, Settings
 
 from strandline.servers.grpc.calls import STREAM_WINDOW_BYTES, Call
 from strandline.servers.grpc.fast_path import FastPath
-from strandline.servers.grpc.frames import (
+from strandline.servers.grpc.grpc_messages import timeout_s
+from strandline.servers.grpc.http2_frames import (
     END_STREAM,
     PADDED,
     Data,
@@ -49,7 +50,6 @@ from strandline.servers.grpc.frames import (
     unpadded,
     window_update,
 )
-from strandline.servers.grpc.framing import timeout_s
 from strandline.servers.grpc.serving import serve
 from strandline.servers.grpc.status import GrpcStatus, OversizeError, RpcError, percent_encoded
 from strandline.servers.metering import Presence
@@ -107,7 +107,7 @@ class GrpcConnection(asyncio.Protocol):
         self._cutter = FrameReader()
         self._receive_window = ReceiveWindow(FIRST_WINDOW_BYTES + CONNECTION_WINDOW_BYTES)
         self._output: list[bytes | bytearray] = []
-        self.short_way = FastPath(
+        self.fast_path = FastPath(
             self, self._h2, receive_window=self._receive_window, output=self._output
         )
         self._calls: dict[int, Call] = {}
@@ -195,7 +195,7 @@ class GrpcConnection(asyncio.Protocol):
         if end_s == SPENT:
             self._wait_for_round(pieces)
             return
-        take, time_s = self.short_way.take, self._loop.time
+        take, time_s = self.fast_path.take, self._loop.time
         try:
             for piece in pieces:
                 if isinstance(piece, bytes):
@@ -205,7 +205,7 @@ class GrpcConnection(asyncio.Protocol):
                 if time_s() >= end_s:
                     self._wait_for_round(pieces)
                     break
-            self._listener.messages += self.short_way.count()
+            self._listener.messages += self.fast_path.count()
         except Http2FrameError as error:
             logger.debug("a gRPC client broke the protocol: %s", error)
             self.go_away(error.code)
@@ -262,7 +262,7 @@ class GrpcConnection(asyncio.Protocol):
             case RequestReceived():
                 self._begin(event)
             case StreamEnded(stream_id=stream_id) if call := self._calls.get(stream_id):
-                self.short_way.take_off(stream_id)
+                self.fast_path.take_off(stream_id)
                 call.end_input()
             case StreamReset(stream_id=stream_id):
                 self._reset(stream_id)
@@ -284,7 +284,7 @@ class GrpcConnection(asyncio.Protocol):
         stream_id, flags, buffer, start, end = frame
         payload, size = buffer[start:end], end - start
         call = self._calls.get(stream_id)
-        self.short_way.take_off(stream_id)
+        self.fast_path.take_off(stream_id)
         if call is not None and call.is_measured:
             self._show(data_header(stream_id, size, flags) + payload)
             return
@@ -308,7 +308,7 @@ class GrpcConnection(asyncio.Protocol):
         if flags & END_STREAM:
             self._show(data_header(stream_id, 0, END_STREAM))
         else:
-            self.short_way.put_on(call)
+            self.fast_path.put_on(call)
 
     def _feed(self, call: Call, data: bytes, flow_bytes: int) -> bool:
         """Pass data to its call; return whether the client may send as much again."""
@@ -481,7 +481,7 @@ class GrpcConnection(asyncio.Protocol):
     def _forget(self, stream_id: int) -> None:
         """Forget an ended call, and return its part of the connection's window."""
         self._marked.pop(stream_id, None)
-        self.short_way.take_off(stream_id)
+        self.fast_path.take_off(stream_id)
         call = self._calls.pop(stream_id, None)
         if call is not None and call.held_bytes:
             self._free(None, call.held_bytes)

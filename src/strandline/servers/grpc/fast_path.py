@@ -13,7 +13,7 @@ A frame that does not qualify is left unchanged to the general path, and both gi
 import logging
 from typing import TYPE_CHECKING
 
-from strandline.servers.grpc.frames import Data, ReceiveWindow, data_header, window_update
+from strandline.servers.grpc.http2_frames import Data, ReceiveWindow, data_header, window_update
 from strandline.servers.grpc.status import RpcError
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from strandline.errors import StrandlineError
 from strandline.servers.grpc.calls import Call
-from strandline.servers.grpc.framing import PREFIX_BYTES
+from strandline.servers.grpc.grpc_messages import PREFIX_BYTES
 from strandline.servers.grpc.methods import Direct, Method
 from strandline.servers.grpc.status import GrpcStatus, RpcError, rpc_error
 from strandline.servers.metering import Presence

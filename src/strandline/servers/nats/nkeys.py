@@ -100,7 +100,9 @@ def verified_claims(token: bytes, signer: str, kind: type[T]) -> T:
         public.verify(_unbase64(signature), body)
         return msgspec.json.decode(_unbase64(claims), type=kind)
     except InvalidSignature as error:
-        raise InvalidRecordError("the token has a wrong signature") from error
+        raise InvalidRecordError(
+            "the token's signature is not valid for the server's key"
+        ) from error
     except UNDECODABLE as error:
         raise InvalidRecordError(f"not a token: {error}") from error
 

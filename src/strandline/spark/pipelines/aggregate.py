@@ -58,7 +58,10 @@ def start_aggregate(spark: SparkSession, config: AggregatePipeline) -> list[Stre
         config.server, config.into, like=source, partitions=len(source.partitions), compact=True
     )
     began = _began_with(config, source)
-    states = [decode_state(state) for state in began.values()]
+    states = [
+        decode_state(state, where=f"stream {config.into}, key {key!r},")
+        for key, state in began.items()
+    ]
     refuse_other_columns(folds, states, into=config.into)
     name = f"aggregate {config.stream} into {config.into}"
     position = next_offsets(states)
@@ -107,7 +110,7 @@ class Folder(StatefulProcessor):
         del timerValues
         state = AggregateState(values={}, offsets={})
         if self._state.exists():
-            state = decode_state(self._state.get()[0])
+            state = decode_state(self._state.get()[0], where=f"the checkpoint, key {key!r},")
         # Sorted: a sum of floats depends on the order, and a replay must have the same result.
         for row in sorted(rows, key=lambda row: (row["partition"], row["offset"])):
             place = (row["partition"], row["offset"])

@@ -147,7 +147,7 @@ def encode_state(state: AggregateState) -> str:
     return msgspec.json.encode(ordered).decode()
 
 
-def decode_state(text: str | bytes) -> AggregateState:
+def decode_state(text: str | bytes, *, where: str) -> AggregateState:
     """Decode the result of ``encode_state``.
 
     Raises:
@@ -156,7 +156,10 @@ def decode_state(text: str | bytes) -> AggregateState:
     try:
         return msgspec.json.decode(text, type=AggregateState)
     except UNDECODABLE as error:
-        raise InvalidRecordError(f"not the state of an aggregate: {error}") from error
+        raise InvalidRecordError(
+            f"{where} has no state of an aggregate: {error}; write to another stream, with a new "
+            "checkpoint, to compute it again"
+        ) from error
 
 
 def next_offsets(states: Iterable[AggregateState]) -> dict[int, int]:

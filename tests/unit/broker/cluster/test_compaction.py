@@ -222,5 +222,5 @@ async def test_a_copy_is_not_mended_with_what_another_has_left(compacted, caplog
         file.write(b"?")
     await broker._scrubber.scrub()
     await compacted.kit.until(lambda: broker.telemetry.failed_repairs > 0, seconds=20)
-    assert "are not mended" in caplog.text
+    assert "are not repaired" in caplog.text
     assert broker.telemetry.repaired_batches == 0

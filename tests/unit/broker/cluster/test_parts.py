@@ -12,8 +12,8 @@ from strandline.broker.cluster.identity import FILE_NAME as IDENTITY_NAME
 from strandline.broker.cluster.identity import begin_incarnation, load_identity
 from strandline.broker.cluster.reading import read_batches, read_range
 from strandline.broker.cluster.state_machine import MetadataMachine
-from strandline.broker.cluster.watermarks import FILE_NAME as WATERMARKS_NAME
-from strandline.broker.cluster.watermarks import load_watermarks, save_watermarks
+from strandline.broker.cluster.watermark_file import FILE_NAME as WATERMARKS_NAME
+from strandline.broker.cluster.watermark_file import load_watermarks, save_watermarks
 from strandline.broker.peers.frame import Frame
 from strandline.config import StreamConfig
 from strandline.core.metadata.commands import CreateStream, OpenSession, encode_entry

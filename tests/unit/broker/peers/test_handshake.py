@@ -54,7 +54,7 @@ def test_both_sides_learn_who_the_other_is():
     ("changes", "reason", "what"),
     [
         ({"magic": "other"}, HandshakeRefusal.NOT_A_PEER, "not a broker"),
-        ({"magic": None}, HandshakeRefusal.NOT_A_PEER, "unreadable"),
+        ({"magic": None}, HandshakeRefusal.NOT_A_PEER, "cannot decode the handshake: "),
         (
             {"version": 2, "cluster_id": None},
             HandshakeRefusal.VERSION,
@@ -77,7 +77,7 @@ def test_both_sides_learn_who_the_other_is():
         ),
         ({"to": 3}, HandshakeRefusal.WRONG_BROKER, "this is broker 1, not broker 3"),
         ({"incarnation": ""}, HandshakeRefusal.NOT_A_PEER, "incarnation"),
-        ({"kind": "bye"}, HandshakeRefusal.NOT_A_PEER, "unreadable"),
+        ({"kind": "bye"}, HandshakeRefusal.NOT_A_PEER, "cannot decode the handshake: "),
     ],
 )
 def test_a_hello_is_refused_for_a_reason(changes, reason, what):

@@ -10,7 +10,7 @@ from strandline.config import LimitsConfig
 from strandline.errors import UnavailableError
 from strandline.servers.grpc._generated import logspec_pb2 as pb
 from strandline.servers.grpc.beam.append import DUE_MAX, AppendStream, one_index, varint
-from strandline.servers.grpc.framing import PREFIX_BYTES, framed
+from strandline.servers.grpc.grpc_messages import PREFIX_BYTES, framed
 from strandline.servers.grpc.status import GrpcStatus
 
 NUMBERS = st.integers(1, (1 << 64) - 1)
@@ -33,7 +33,7 @@ class Call:
         self.stored = []
         self.refusal = None
         self.is_leading = True
-        self.short_way = SimpleNamespace(answer=Call.send_framed)
+        self.fast_path = SimpleNamespace(answer=Call.send_framed)
         self.stream = AppendStream(
             self,
             self,

@@ -17,8 +17,14 @@ from strandline.core.metadata.image import MetadataImage
 from strandline.servers.grpc import connection as connections
 from strandline.servers.grpc.calls import OUTPUT_BYTES_ALL, OUTPUT_BYTES_HIGH, Call
 from strandline.servers.grpc.connection import CONTROL_S, RESETS_MAX, GrpcConnection
-from strandline.servers.grpc.frames import CONTROL_MAX, GOAWAY, HEADER, SETTINGS_MAX, data_header
-from strandline.servers.grpc.framing import PREFIX_BYTES, framed
+from strandline.servers.grpc.grpc_messages import PREFIX_BYTES, framed
+from strandline.servers.grpc.http2_frames import (
+    CONTROL_MAX,
+    GOAWAY,
+    HEADER,
+    SETTINGS_MAX,
+    data_header,
+)
 from strandline.servers.grpc.listener import GrpcListener
 from strandline.servers.grpc.methods import Direct as DirectMethod
 from strandline.servers.grpc.methods import Method
@@ -142,7 +148,7 @@ class Whole(Direct):
         if message != framed(message[PREFIX_BYTES:]):
             return False
         Whole.count += 1
-        self.call.short_way.answer(self.call, framed(b"short"))
+        self.call.fast_path.answer(self.call, framed(b"short"))
         return True
 
 

@@ -9,7 +9,7 @@ from strandline.record.codec import Stamp, decode_batches, encode_records
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc._generated import logspec_pb2
 from strandline.servers.grpc.beam.entries import REPLY_BYTES_MAX, entries_of, replies
-from strandline.servers.grpc.framing import Deframer
+from strandline.servers.grpc.grpc_messages import Deframer
 from strandline.servers.grpc.liftbridge.messages import COLUMNS, MessageEncoder
 from strandline.types import PartitionName
 

@@ -18,7 +18,7 @@ from strandline.config import LimitsConfig
 from strandline.errors import DiskFullError, NotLeaderError, StrandlineError
 from strandline.servers.grpc._generated import logspec_pb2 as pb
 from strandline.servers.grpc.calls import Call
-from strandline.servers.grpc.framing import PREFIX_BYTES, framed
+from strandline.servers.grpc.grpc_messages import PREFIX_BYTES, framed
 from strandline.servers.grpc.methods import parsed
 from strandline.servers.grpc.status import GrpcStatus, OversizeError, RpcError, rpc_error
 from strandline.types import Offset, PartitionName
@@ -219,7 +219,7 @@ class AppendStream:
             self._early[token] = Reply(reply)
             return
         self._answered = token
-        call.short_way.answer(call, reply)
+        call.fast_path.answer(call, reply)
         if self._early or call.input_ended or call.held_bytes:
             self._send()
 

@@ -6,7 +6,7 @@ from typing import Final
 import pyarrow as pa
 
 from strandline.servers.grpc._generated import logspec_pb2 as pb
-from strandline.servers.grpc.framing import framed
+from strandline.servers.grpc.grpc_messages import framed
 
 COLUMNS: Final = ("offset", "value")
 REPLY_BYTES_MAX: Final = 1 << 20

@@ -95,7 +95,7 @@ class Activity:
                 backoff_s = RETRY_FIRST_S
 
     async def _store_waiting(self) -> None:
-        """Store pending events if this broker leads the stream.
+        """Store pending activity events, if this broker leads the activity stream.
 
         Raises:
             StrandlineError: something may not be stored.

@@ -9,7 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from strandline.record.protobuf_wire import Scalar, put_field, put_varint
-from strandline.servers.grpc.framing import PREFIX
+from strandline.servers.grpc.grpc_messages import PREFIX
 from strandline.types import PartitionName
 
 COLUMNS: Final = ("offset", "timestamp", "subject", "key", "value", "headers")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.broker.maintenance import checkpointer
+from strandline.broker.maintenance import checkpoint_schedule
 from strandline.errors import DiskFullError, UnknownStreamError
 from strandline.storage import segment
 
@@ -51,7 +51,7 @@ async def test_a_full_journal_file_is_the_next_spare(broker, write, kit):
 
 async def test_a_checkpoint_is_due_when_much_went_past_the_journal(broker, write, kit, monkeypatch):
     """Recovery would have to look for it in the segments; a little of it counts as a change."""
-    monkeypatch.setattr(checkpointer, "BULK_BYTES_MAX", 1000)
+    monkeypatch.setattr(checkpoint_schedule, "BULK_BYTES_MAX", 1000)
     await write(1)
     taken = broker.telemetry.checkpoint_seconds.count
     broker.telemetry.bulk_bytes += 999
@@ -67,7 +67,7 @@ async def test_turns_come_between_the_writes_of_a_checkpoint(
     open_broker, make_stream, answers, kit, disk, monkeypatch
 ):
     """Many logs with a little in memory each do not hold up publishers all at once."""
-    monkeypatch.setattr(checkpointer, "PENDING_STEP_BYTES", 1)
+    monkeypatch.setattr(checkpoint_schedule, "PENDING_STEP_BYTES", 1)
     broker = await open_broker()
     streams = [await make_stream(broker, f"s{number}") for number in range(20)]
     for stream in streams:
@@ -112,7 +112,7 @@ async def test_segments_are_written_back_a_little_at_a_time(
         if "/logs/" in str(Path(f"/proc/self/fd/{fd}").readlink()):
             asked.append(part)
 
-    monkeypatch.setattr(checkpointer, "WRITE_BACK_BYTES", 100_000)
+    monkeypatch.setattr(checkpoint_schedule, "WRITE_BACK_BYTES", 100_000)
     monkeypatch.setattr(segment, "WRITE_BACK_BYTES", 40_000)
     monkeypatch.setattr(disk, "write_back", write_back)
     broker = await open_broker(journal={"file_bytes": 16 << 20})
@@ -135,7 +135,7 @@ async def test_with_many_logs_more_files_are_full_before_a_checkpoint(
     open_broker, make_stream, answers, kit, monkeypatch
 ):
     """A checkpoint syncs each log, so it is not taken for every few records of each."""
-    monkeypatch.setattr(checkpointer, "LOGS_PER_FILE", 2)
+    monkeypatch.setattr(checkpoint_schedule, "LOGS_PER_FILE", 2)
     broker = await open_broker()
     partition = await make_stream(broker, partitions=5)
     journal, taken = broker._storage.journal, broker.telemetry.checkpoint_seconds

@@ -7,7 +7,7 @@ from h2.errors import ErrorCodes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.servers.grpc.frames import (
+from strandline.servers.grpc.http2_frames import (
     CONTROL_MAX,
     CONTROL_PIECE,
     END_STREAM,

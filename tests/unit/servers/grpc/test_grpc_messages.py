@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.servers.grpc.framing import Deframer, framed, timeout_s
+from strandline.servers.grpc.grpc_messages import Deframer, framed, timeout_s
 from strandline.servers.grpc.status import GrpcStatus, RpcError, percent_encoded
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.client.retry import (
+from strandline.client.retry_policy import (
     RetryBackoff,
     RetryDeadline,
     is_connection_loss,
