@@ -38,8 +38,8 @@ UNIT := api core encryption process reading record security storage client
 COUNT ?= 200
 MINUTES ?= 60
 
-.PHONY: help demo test unit check bench bench-cluster sim sim-mutants mutants fuzz kills chaos pipelines
-.PHONY: crash-pipelines dist
+.PHONY: help demo test unit check bench bench-cluster sim sim-mutants mutants fuzz kills chaos
+.PHONY: pipelines crash-pipelines dist
 .PHONY: docs setup format clean
 
 help: ## List these targets
