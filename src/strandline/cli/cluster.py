@@ -59,14 +59,10 @@ def status(
     such, and the exit code is 1.
     """
     from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
-    from strandline.client.connection import BrokerConnection
 
-    connection = BrokerConnection(server, timeout_s=timeout)
-    try:
+    with cluster_admin.connected(server, timeout_s=timeout) as connection:
         [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
         ends = log_ends(found, connection)
-    finally:
-        connection.close()
     wanted = of_stream(found.partitions, stream)
     if output is OutputFormat.json:
         print_json(_as_json(found, wanted, ends))

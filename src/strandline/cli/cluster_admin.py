@@ -265,15 +265,25 @@ def elect(
 
 
 @contextmanager
-def connected(server: str) -> "Iterator[BrokerConnection]":
-    """Open a connection whose timeout fits the slowest admin command."""
-    from strandline.client.connection import BrokerConnection
+def connected(server: str, *, timeout_s: float = ORDER_TIMEOUT_S) -> "Iterator[BrokerConnection]":
+    """Open a connection to a broker, of several the first that answers.
 
-    connection = BrokerConnection(server, timeout_s=ORDER_TIMEOUT_S)
+    Args:
+        server: ``host:port``, or several of them separated by commas.
+        timeout_s: of each command; the default fits the slowest one.
+
+    Raises:
+        StrandlineError: no broker answers.
+    """
+    from strandline.client.cluster_client import ClusterClient
+
+    brokers = ClusterClient(server, timeout_s=timeout_s)
     try:
-        yield connection
+        if brokers.is_cluster:
+            brokers.server_info()
+        yield brokers.connection(brokers.home)
     finally:
-        connection.close()
+        brokers.close()
 
 
 def _brokers(text: str | None) -> tuple[int, ...]:

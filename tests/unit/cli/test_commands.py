@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import strandline
 from strandline.cli.app import app
 from strandline.errors import InvalidSubjectError
+from strandline.process.ports import free_ports
 from strandline.testing import Server
 
 NUMBERS = itertools.count(1)
@@ -43,6 +44,18 @@ def stream(run):
     run("stream", "create", name, "--subject", f"{name}.>", "--partitions", "2")
     yield name
     run("stream", "delete", name, "--yes")
+
+
+@pytest.mark.parametrize(
+    "command", [["cluster", "status"], ["stream", "list"], ["encryption", "keys"]]
+)
+def test_of_several_addresses_one_that_answers_is_used(url, command):
+    """Every command takes a list, since a broker of a cluster may be down."""
+    [closed] = free_ports(1)
+    server = f"127.0.0.1:{closed},{url}"
+    result = CliRunner().invoke(app, [*command, "--server", server])
+    assert "is not an address" not in result.output
+    assert str(closed) not in result.output
 
 
 def on_a_terminal(*arguments):

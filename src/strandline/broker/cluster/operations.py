@@ -84,7 +84,10 @@ class Operations:
             InvalidRequestError: it is in use (the message says by what), or is this one.
         """
         if broker == self._membership.me:
-            raise InvalidRequestError("a broker does not remove itself; ask another one")
+            raise InvalidRequestError(
+                f"broker {broker} cannot remove itself; send the command to another broker "
+                "(--server)"
+            )
         await self._propose(RemoveBroker(broker))
         logger.warning("broker %d is removed", broker)
         await self._until(lambda: broker not in self._membership.quorum.members.everybody)

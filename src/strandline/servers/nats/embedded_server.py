@@ -39,6 +39,7 @@ BINARY: Final = "nats-server"
 READY_TIMEOUT_S: Final = 10.0
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 5.0
+IN_USE: Final = "address already in use"
 PORT_PATIENCE_S: Final = 2.0
 POLL_INTERVAL_S: Final = 0.005
 BACKOFF_FIRST_S: Final = 0.05
@@ -177,7 +178,9 @@ class EmbeddedNatsServer:
                     )
                     return
                 if loop.time() > started_s + _patience_s(error):
-                    raise UnavailableError(f"nats-server does not start: {error}") from error
+                    raise UnavailableError(
+                        f"nats-server does not start: {error}{self._advice(error)}"
+                    ) from error
                 logger.warning("nats-server does not start yet: %s", error)
                 await asyncio.sleep(backoff_s)
                 backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
@@ -261,6 +264,15 @@ class EmbeddedNatsServer:
     def _ports_file(self, pid: int) -> Path:
         return self._directory / f"{BINARY}_{pid}.ports"
 
+    def _advice(self, error: UnavailableError | OSError) -> str:
+        """Return the remedy for the most common error, behind a semicolon."""
+        if IN_USE not in str(error):
+            return ""
+        return (
+            f"; stop what listens on port {self.port}, choose another port (--nats-port), or use "
+            "the nats-server that runs there (--nats)"
+        )
+
     def _tail(self) -> str:
         """Return the last line of its log."""
         try:
@@ -295,7 +307,7 @@ class EmbeddedNatsServer:
 def _patience_s(error: UnavailableError | OSError) -> float:
     """Return for how many seconds since the first attempt to retry; 0: not at all."""
     if isinstance(error, UnavailableError):
-        return PORT_PATIENCE_S if "address already in use" in error.message else 0.0
+        return PORT_PATIENCE_S if IN_USE in error.message else 0.0
     will_pass = isinstance(error, TimeoutError) or _is_full(error)
     return START_TIMEOUT_S if will_pass else 0.0
 
