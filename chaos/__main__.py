@@ -23,8 +23,8 @@ from typing import Final
 
 from chaos.faults import FAULTS
 from chaos.run import ChaosOutcome, ChaosPlan, run_chaos
-from simulation.world import ViolationError
 from strandline.errors import StrandlineError
+from strandline.testing.history import ViolationError
 
 HEAD: Final = (
     "brokers",

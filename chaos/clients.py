@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 
 import strandline
 from chaos.load import RETRY_S, AckTimes, expected
-from simulation.world import ViolationError
 from strandline.client.consumer.consumer import Consumer, Partitions
 from strandline.client.producer.producer import Producer
 from strandline.client.reader.results import Ack
@@ -27,7 +26,7 @@ from strandline.errors import (
     StrandlineError,
     UnknownMemberError,
 )
-from strandline.testing.history import GroupHistory, PartitionHistory
+from strandline.testing.history import GroupHistory, PartitionHistory, ViolationError
 from strandline.testing.process import ProcessServer
 from strandline.types import PartitionName
 

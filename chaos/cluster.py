@@ -18,12 +18,12 @@ from typing import Final, Self, TypeVar
 
 import strandline
 from chaos.broker import Knobs
-from simulation.world import ViolationError
 from strandline.api.cluster import CLUSTER_STATUS, REASSIGN, ClusterStatus, MovesStarted, Reassign
 from strandline.api.wire import WireAnswer, WireMessage
 from strandline.client.connection import BrokerConnection
 from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
+from strandline.testing.history import ViolationError
 from strandline.testing.process import ProcessServer
 from strandline.testing.proxy import TcpProxy
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from chaos.cluster import ChaosCluster
-from simulation.world import ViolationError
 from strandline.errors import StrandlineError
+from strandline.testing.history import ViolationError
 from strandline.testing.proxy import TcpProxy
 
 SMALL_DISK_BYTES: Final = 512 << 20

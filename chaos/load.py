@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Final
 
 from chaos.cluster import HOST
-from simulation.world import ViolationError
 from strandline.errors import (
     DisconnectedError,
     NotEnoughReplicasError,
@@ -33,7 +32,7 @@ from strandline.servers.nats.protocol import (
     encode_publish_with_headers,
     encode_subscribe,
 )
-from strandline.testing.history import PartitionHistory
+from strandline.testing.history import PartitionHistory, ViolationError
 from strandline.testing.process import ProcessServer
 from strandline.testing.replica import ReplicaReader
 

@@ -25,9 +25,8 @@ from chaos.faults import FAULTS, OF_CLUSTERS, Nemesis, deal, leaves_majority, sm
 from chaos.load import ChaosPublisher, ChaosReader, expected, read_log
 from chaos.transactions import STREAM as TRANSACTIONS
 from chaos.transactions import TransactionLoad
-from simulation.world import ViolationError
 from strandline.errors import InvalidRequestError, StrandlineError
-from strandline.testing.history import GroupHistory, PartitionHistory
+from strandline.testing.history import GroupHistory, PartitionHistory, ViolationError
 
 STREAM: Final = "chaos"
 PARTITIONS: Final = 2

@@ -13,7 +13,6 @@ from typing import Final
 import strandline
 from chaos.clients import FULL, addresses
 from chaos.load import RETRY_S, expected
-from simulation.world import ViolationError
 from strandline.client.client import Client
 from strandline.errors import (
     OutOfOrderSequenceError,
@@ -22,6 +21,7 @@ from strandline.errors import (
     StrandlineError,
     TransactionAbortedError,
 )
+from strandline.testing.history import ViolationError
 from strandline.testing.process import ProcessServer
 
 STREAM: Final = "chaos-transactions"

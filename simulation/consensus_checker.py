@@ -10,11 +10,12 @@
 
 from collections.abc import Sequence
 
-from simulation.world import ViolationError, World
+from simulation.world import World
 from strandline.core.raft.leader import RaftLeader
 from strandline.core.raft.log import decode_members
 from strandline.core.raft.messages import Index, Kind, Members, RaftEntry, Term
 from strandline.core.raft.raft import Raft
+from strandline.testing.history import ViolationError
 from strandline.types import BrokerId
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from simulation.consensus_watch import QuorumWatch
-from simulation.world import ViolationError
 from strandline.core.raft.leader import RaftLeader
 from strandline.core.raft.messages import (
     Envelope,
@@ -24,6 +23,7 @@ from strandline.core.raft.messages import (
 from strandline.core.raft.raft import Raft
 from strandline.core.raft.ready import Ready
 from strandline.errors import InvalidRequestError, UnavailableError
+from strandline.testing.history import ViolationError
 from strandline.types import BrokerId
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ looks into a member beyond its role, term and membership.
 
 from typing import TYPE_CHECKING, Final
 
-from simulation.world import ViolationError
 from strandline.core.raft.messages import Index, Term
+from strandline.testing.history import ViolationError
 from strandline.types import BrokerId
 
 if TYPE_CHECKING:

@@ -6,10 +6,10 @@ election timeouts has to have stepped down: somebody else may lead, and whoever 
 vain.
 """
 
-from simulation.world import ViolationError
 from strandline.core.raft.leader import RaftLeader
 from strandline.core.raft.messages import AppendEntriesReply, Envelope, Index, Term
 from strandline.core.raft.raft import Raft
+from strandline.testing.history import ViolationError
 from strandline.types import BrokerId
 
 PATIENCE: int = 2

@@ -13,7 +13,7 @@ has to heal: leaders everywhere, preferred ones, full ISRs, no move under way.
 
 from simulation.metadata_cluster import Process
 from simulation.metadata_orders import Orders
-from simulation.world import ViolationError, World
+from simulation.world import World
 from strandline.core.metadata import check
 from strandline.core.metadata.commands import (
     BeginShutdown,
@@ -31,6 +31,7 @@ from strandline.core.metadata.controller import Controller, ControllerLimits
 from strandline.core.metadata.election import at
 from strandline.core.metadata.image import PartitionImage
 from strandline.core.metadata.snapshot import decode_image, encode_image
+from strandline.testing.history import ViolationError
 from strandline.types import BrokerId, PartitionName
 
 LIMITS = ControllerLimits(session_ms=2_000, reshare_delay_ms=5_000, moves_max=2)

@@ -9,7 +9,7 @@ is then answered as before. Beside the image runs the model of the records. ``me
 from dataclasses import dataclass
 
 from simulation.records import Records
-from simulation.world import ViolationError, World
+from simulation.world import World
 from strandline.core.metadata import check
 from strandline.core.metadata.apply import apply_entry
 from strandline.core.metadata.commands import (
@@ -23,6 +23,7 @@ from strandline.core.metadata.commands import (
 )
 from strandline.core.metadata.image import MetadataImage, PartitionImage
 from strandline.core.metadata.outcome import CommandOutcome
+from strandline.testing.history import ViolationError
 from strandline.types import BrokerId, PartitionName
 
 CLIENTS = 3

@@ -7,7 +7,6 @@ that must be refused whatever the image is, and are not, are violations.
 from collections.abc import Callable
 
 from simulation.metadata_cluster import MetadataCluster, Process
-from simulation.world import ViolationError
 from strandline.config import StreamConfig
 from strandline.core.metadata.commands import (
     AddPartitions,
@@ -30,6 +29,7 @@ from strandline.core.metadata.commands import (
 from strandline.core.metadata.election import at, unclean_election
 from strandline.core.metadata.placement import place, rebalance_plan
 from strandline.security.producer_ids import owner_of, producer_id_of
+from strandline.testing.history import ViolationError
 from strandline.types import BrokerId, Offset
 
 STREAMS_MAX = 4

@@ -7,9 +7,9 @@ partition has changed otherwise, for then its own change can apply no more. A re
 nothing but with its disk.
 """
 
-from simulation.world import ViolationError
 from strandline.core.metadata.commands import ChangeIsr, Command, ElectLeader, Replicas
 from strandline.core.metadata.image import MetadataImage, PartitionImage
+from strandline.testing.history import ViolationError
 from strandline.types import BrokerId, LogId
 
 

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 
 from simulation.recovery_disk import PowerLossError, SimDisk
 from simulation.recovery_model import LogModel, check_after_lies
-from simulation.world import ViolationError, World
+from simulation.world import World
 from strandline.errors import DiskFullError, LogPoisonedError
 from strandline.record.batch import header_of
 from strandline.storage.log import Log
@@ -28,6 +28,7 @@ from strandline.storage.log_directory import delete_log_directory
 from strandline.storage.log_generation import note_birth
 from strandline.storage.recovery import LogPlan, PendingCheckpoint, Recovered, recover
 from strandline.storage.retention import RetentionPolicy, retention_start
+from strandline.testing.history import ViolationError
 from strandline.types import LogId, TimestampNs
 
 DATA: Final = Path("/data")

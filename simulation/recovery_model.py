@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from simulation.world import ViolationError
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import (
     CRC_FROM,
@@ -22,6 +21,7 @@ from strandline.record.batch import (
     iter_headers,
 )
 from strandline.storage.log import Log
+from strandline.testing.history import ViolationError
 from strandline.types import LogId
 
 READ_BYTES: Final = 1500

@@ -13,8 +13,8 @@ from simulation.replication_clients import Clients
 from simulation.replication_cluster import Cluster
 from simulation.replication_faults import Faults
 from simulation.replication_oracle import METADATA
-from simulation.world import ViolationError
 from strandline.errors import StrandlineError
+from strandline.testing.history import ViolationError
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ every ack and every log must agree with it. ``ViolationError`` says what was see
 
 from simulation.replication_disk import Image, SimLog
 from simulation.replication_keys import StoredKey, is_null, key_of, state_of, tail
-from simulation.world import ViolationError, World
-from strandline.testing.history import PartitionHistory
+from simulation.world import World
+from strandline.testing.history import PartitionHistory, ViolationError
 
 
 class ReplicationChecker:

@@ -7,7 +7,7 @@ job and batch.
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from simulation.world import ViolationError
+from strandline.testing.history import ViolationError
 
 OPEN, COMMITTED, ABORTED, UNKNOWN = "open", "committed", "aborted", "unknown"
 

@@ -16,10 +16,6 @@ from zlib import crc32
 from strandline.core.replication.trace import Trace
 
 
-class ViolationError(Exception):
-    """A promise was broken: what a checker raises, with what it saw."""
-
-
 @dataclass(slots=True)
 class NetworkFaults:
     """The faults of the network; shares are of 1, times in milliseconds."""

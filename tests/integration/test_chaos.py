@@ -8,7 +8,7 @@ import pytest
 from chaos.broker import JumpingClock, Knobs, SlowDisk
 from chaos.cluster import ChaosCluster
 from chaos.run import ChaosPlan, run_chaos
-from simulation.world import ViolationError
+from strandline.testing.history import ViolationError
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 FAULTS = ("kill-leader", "pause", "mute", "flap", "slow-disk", "jump-clock")

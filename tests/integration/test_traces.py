@@ -72,7 +72,7 @@ def append(ready, value):
 
 def documented():
     """What the page's example of a real cluster tells of, without its numbers."""
-    _, _, text = PAGE.read_text().partition("## Of a real cluster")
+    _, _, text = PAGE.read_text().partition("## Real clusters")
     shown = re.search(r"```text\n(.*?)```", text, re.DOTALL).group(1)
     return {nameless(event.what) for event in read_trace(shown.splitlines())}
 

@@ -7,7 +7,7 @@ import pytest
 from simulation.consensus import ConsensusGroup
 from simulation.consensus_aims import AIMS, Figure8, TwoChanges, group
 from simulation.consensus_bugs import CONSENSUS_BUGS
-from simulation.world import ViolationError
+from strandline.testing.history import ViolationError
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "60"))
 

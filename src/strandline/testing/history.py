@@ -17,7 +17,9 @@ one that refuses cannot speak for the next leader.
 import threading
 from collections.abc import Sequence
 
-from simulation.world import ViolationError
+
+class ViolationError(Exception):
+    """A broken promise, with what a checker saw."""
 
 
 class PartitionHistory:

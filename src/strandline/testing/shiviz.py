@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from simulation.world import ViolationError
+from strandline.testing.history import ViolationError
 
 
 class TraceEvent(NamedTuple):

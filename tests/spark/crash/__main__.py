@@ -28,9 +28,9 @@ from story import KINDS, Story
 from tally import Chunk, write_results
 from victims import Victims, turns, victims_of
 
-from simulation.world import ViolationError
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.spark.demo.standalone import Standalone
+from strandline.testing.history import ViolationError
 
 RECORDS = 200
 BATCH_TIMEOUT_S = 900

@@ -73,7 +73,7 @@ class Member:
             FOUNDERS,
             store=self.store,
             machine=self.machine,
-            turn=self.committer,
+            committer=self.committer,
             clock=self.clock,
             send=net.carry,
         )

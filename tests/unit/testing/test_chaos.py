@@ -14,10 +14,9 @@ from chaos.clients import GroupClient, OwnProducer, given_up
 from chaos.faults import FAULTS, deal
 from chaos.load import ChaosReader, expected
 from chaos.run import ChaosOutcome, ChaosPlan
-from simulation.world import ViolationError
 from strandline import errors
 from strandline.client.reader.results import Ack
-from strandline.testing.history import GroupHistory, PartitionHistory
+from strandline.testing.history import GroupHistory, PartitionHistory, ViolationError
 from strandline.types import PartitionName
 
 

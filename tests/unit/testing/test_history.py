@@ -2,8 +2,7 @@
 
 import pytest
 
-from simulation.world import ViolationError
-from strandline.testing.history import GroupHistory, PartitionHistory
+from strandline.testing.history import GroupHistory, PartitionHistory, ViolationError
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ async def test_a_reader_that_meets_damage_finds_it_mended(loaded, role):
         loaded.kit.values(partition)
     await read_until_mended(loaded, number)
     assert telemetry.damaged_batches == 3, "neighbours are one damage"
-    assert telemetry.repaired_batches == 4
+    await loaded.kit.until(lambda: telemetry.repaired_batches == 4, seconds=20)
     assert telemetry.failed_repairs == 0
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from simulation.__main__ import trace as simulated_trace
-from simulation.world import ViolationError
 from strandline.core.replication import events as ev
 from strandline.core.replication.messages import Acked, Fetch
 from strandline.core.replication.state import LogState
 from strandline.core.replication.trace import Trace, TracedReplica
+from strandline.testing.history import ViolationError
 from strandline.testing.shiviz import TraceEvent, check_clocks, read_trace
 
 from .conftest import ref
