@@ -23,7 +23,7 @@ from benchmarks.peers.process import fresh_dir
 from chaos.cluster import ChaosCluster
 from chaos.load import AckTimes, ChaosPublisher
 from chaos.run import STREAM, judge, progress, working
-from strandline.testing.history import History
+from strandline.testing.history import PartitionHistory
 
 OURS: Final = "strandline"
 TOGETHER: Final = "silence over a kill"
@@ -84,7 +84,7 @@ async def kill_leader(
 
 async def measure(folder: Path, args: argparse.Namespace) -> Silences:
     """All kills on one cluster."""
-    found, history, together = Silences(), History("partition 0"), AckTimes()
+    found, history, together = Silences(), PartitionHistory("partition 0"), AckTimes()
     async with ChaosCluster(folder, args.brokers, is_direct=True) as cluster:
         await cluster.create_stream(STREAM, partitions=1)
         await cluster.in_sync(STREAM)

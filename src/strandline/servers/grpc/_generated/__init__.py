@@ -1,1 +1,1 @@
-"""Made by protoc from ``../protos``; ``tests/unit/frontends/grpc/test_protos.py`` makes it anew."""
+"""Made by protoc from ``../protos``; ``tests/unit/servers/grpc/test_protos.py`` makes it anew."""
