@@ -19,7 +19,7 @@ from strandline.errors import (
 )
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.ingest import MessageIngest
-from strandline.servers.nats.jetstream import JetStreamWatch
+from strandline.servers.nats.foreign_jetstream import ForeignJetStreamWatch
 from strandline.servers.nats.nats_connection import NatsConnection
 from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.nats.replies import AckLines
@@ -61,7 +61,7 @@ class NatsClient:
         *,
         ingest: MessageIngest,
         backpressure: Backpressure,
-        jetstream: JetStreamWatch | None = None,
+        jetstream: ForeignJetStreamWatch | None = None,
         is_alone: bool = False,
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,

@@ -19,7 +19,7 @@ from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.client import NatsClient
 from strandline.servers.nats.embedded_server import EmbeddedNatsServer
 from strandline.servers.nats.ingest import MessageIngest
-from strandline.servers.nats.jetstream import JetStreamWatch
+from strandline.servers.nats.foreign_jetstream import ForeignJetStreamWatch
 from strandline.servers.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
 from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.nats.routes import ServerRoutes
@@ -98,7 +98,7 @@ class NatsFrontEnd:
         broker.on_stream_created(self.synced)
         jetstream = None
         if config.nats.servers:  # our child has no JetStream
-            jetstream = JetStreamWatch(broker.streams, broker.telemetry, broker.clock)
+            jetstream = ForeignJetStreamWatch(broker.streams, broker.telemetry, broker.clock)
             broker.on_creating_stream(jetstream.check_creation)
         try:
             servers = list(config.nats.servers)
