@@ -7,8 +7,8 @@ connections log in by signing the server's nonce. The private keys are created a
 never leave the process, so the configuration on disk contains no secret.
 
 Rules: every other client needs an authorization, and without an answer it is refused. The broker
-itself may publish only to reply inboxes: a client chooses its reply subject, and must not use the
-broker to publish where it may not publish itself.
+itself may publish only to reply inboxes, and ask other brokers for the state of streams: a client
+chooses its reply subject, and must not use the broker to publish where it may not publish itself.
 """
 
 import json
@@ -22,6 +22,8 @@ STREAMS_ACCOUNT: Final = "STRANDLINE"
 SYSTEM_ACCOUNT: Final = "SYS"
 INBOXES: Final = "_INBOX.>"
 """Where replies go; all stock clients subscribe below it."""
+STREAM_INFOS: Final = "$JS.API.STREAM.INFO.*"
+"""Requests for the state of streams that other brokers lead; answered by them only."""
 SYSTEM_SUBJECTS: Final = "$SYS.>"
 ANSWER_TIMEOUT_S: Final = 5
 """How long a client waits for our answer about it."""
@@ -46,7 +48,7 @@ class Accounts:
 
     def configuration(self) -> Iterator[str]:
         """Yield the lines of nats-server's configuration."""
-        publish = json.dumps([INBOXES])
+        publish = json.dumps([INBOXES, STREAM_INFOS])
         yield "accounts {"
         yield f"  {STREAMS_ACCOUNT} {{ users: [ {{"
         yield f"    nkey: {self._broker.public}"

@@ -18,8 +18,9 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.servers.nats.backpressure import Backpressure
-from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.foreign_jetstream import ForeignJetStreamWatch
+from strandline.servers.nats.ingest import MessageIngest
+from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.nats_connection import NatsConnection
 from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.nats.replies import AckLines
@@ -51,6 +52,7 @@ class NatsClient:
         backpressure: pauses reading while the broker is full.
         tls: the trusted authorities for ``tls://``.
         jetstream: looks for a foreign JetStream over each connection.
+        api: answers requests of the JetStream API.
         is_alone: whether no other broker receives the servers' messages.
         login: returns the credentials; by default those in the servers' URLs.
     """
@@ -62,6 +64,7 @@ class NatsClient:
         ingest: MessageIngest,
         backpressure: Backpressure,
         jetstream: ForeignJetStreamWatch | None = None,
+        api: JetStreamApi | None = None,
         is_alone: bool = False,
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
@@ -71,6 +74,7 @@ class NatsClient:
         self.backpressure = backpressure
         self.is_alone = is_alone
         self._jetstream = jetstream
+        self.api = api
         self._tls = tls
         self._login = login
         self.admission = broker.admission
@@ -194,7 +198,7 @@ class NatsClient:
             server,
             tls=self._tls,
             login=self._login,
-            prepare=lambda link: link.subscribe(self._bindings),
+            prepare=lambda link: link.begin(self._bindings),
         )
 
     async def _serve(self, link: NatsConnection, server: NatsServerUrl) -> None:

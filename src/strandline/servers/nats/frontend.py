@@ -18,10 +18,12 @@ from strandline.servers.metering import Metering
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.client import NatsClient
 from strandline.servers.nats.embedded_server import EmbeddedNatsServer
-from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.foreign_jetstream import ForeignJetStreamWatch
+from strandline.servers.nats.ingest import MessageIngest
+from strandline.servers.nats.jetstream.api import JetStreamApi
+from strandline.servers.nats.jetstream.streams import StreamCalls
 from strandline.servers.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
-from strandline.servers.nats.ports import BrokerPort
+from strandline.servers.nats.ports import FrontEndPort
 from strandline.servers.nats.routes import ServerRoutes
 from strandline.servers.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url
 from strandline.servers.tls import calling_context, calling_own_context
@@ -46,7 +48,7 @@ class NatsFrontEnd:
 
     def __init__(
         self,
-        broker: BrokerPort,
+        broker: FrontEndPort,
         config: BrokerConfig,
         metering: Metering | None = None,
         *,
@@ -61,6 +63,8 @@ class NatsFrontEnd:
         """Of our own nats-server, where access is checked."""
         self._child: EmbeddedNatsServer | None = None
         self._control: SystemAccountClient | None = None
+        self._api: JetStreamApi | None = None
+        """For clients of our own nats-server: one of the user's may have a JetStream."""
         self._subscriber: NatsClient | None = None
         self._listener: IngestListener | None = None
         self._routes = RouteTable()
@@ -105,12 +109,15 @@ class NatsFrontEnd:
             tls = self._calling_context()
             if not servers:
                 servers = [await self._start_child(tls)]
+                self._api = JetStreamApi(broker)
+                StreamCalls(self._api, config)
             login = self._accounts.broker_login if self._accounts is not None else None
             self._subscriber = NatsClient(
                 broker,
                 ingest=ingest,
                 backpressure=backpressure,
                 jetstream=jetstream,
+                api=self._api,
                 is_alone=self._is_server_alone,
                 tls=tls,
                 login=login,
@@ -138,6 +145,8 @@ class NatsFrontEnd:
             await self._forwarder.quiesce()
         if self._subscriber is not None:
             await self._subscriber.stop()
+        if self._api is not None:
+            await self._api.stop()
         if self._listener is not None:
             await self._listener.stop()
         if self._control is not None:

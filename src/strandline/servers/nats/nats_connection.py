@@ -22,7 +22,9 @@ from strandline.servers.nats.connection import PING
 from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
 from strandline.servers.nats.protocol import (
     Event,
+    Message,
     encode_publish,
+    encode_publish_with_headers,
     encode_subscribe,
     encode_unsubscribe,
 )
@@ -36,7 +38,9 @@ if TYPE_CHECKING:
 
 REPLIES: Final = b"replies"
 EVENTS: Final = b"events"
+API: Final = b"api"
 """Names of subscriptions that feed no stream; those of streams are numbers."""
+API_SUBJECTS: Final = b"$JS.API.>"
 
 
 class NatsConnection(ServerLink):
@@ -75,7 +79,7 @@ class NatsConnection(ServerLink):
             subject, sid, reply, block, payload = event
             table = tables.get(sid)
             if table is None:  # unsubscribed meanwhile, or not the sid of a stream
-                self._take_other(subject, sid, block=block, payload=payload)
+                self._take_other(event)
                 continue
             route = table.remembered.get(subject) or self._find_route(table, subject, reply)
             if route is None:
@@ -143,9 +147,10 @@ class NatsConnection(ServerLink):
         self._on_message = on_message
         self.write(encode_subscribe(pattern, EVENTS))
 
-    def _take_other(
-        self, subject: bytes, sid: bytes, *, block: bytes | None, payload: bytes
-    ) -> None:
+    def _take_other(self, message: Message) -> None:
+        subject, sid, reply, block, payload = message
+        if sid == API and self._subscriber.api is not None:
+            self._subscriber.api.take(subject, reply, block=block, payload=payload, link=self)
         if sid == EVENTS and self._on_message is not None:
             self._on_message()
         answer = self._requests.get(subject) if sid == REPLIES else None
@@ -154,6 +159,12 @@ class NatsConnection(ServerLink):
             answer.set_result(None if is_none else payload)
 
     # Subscriptions
+
+    def begin(self, bindings: list[Binding]) -> None:
+        """Subscribe for the first time: to ``bindings``, and to requests."""
+        self.subscribe(bindings)
+        if self._subscriber.api is not None:
+            self.write(encode_subscribe(API_SUBJECTS, API))
 
     def subscribe(self, bindings: list[Binding]) -> None:
         """Subscribe to exactly ``bindings``."""
@@ -197,7 +208,7 @@ class NatsConnection(ServerLink):
 
     def unsubscribe_all(self) -> None:
         """End all subscriptions; messages in flight are still handled."""
-        self.write(b"".join(map(encode_unsubscribe, self._tables)))
+        self.write(b"".join(map(encode_unsubscribe, (*self._tables, API))))
 
     # Replies
 
@@ -232,13 +243,32 @@ class NatsConnection(ServerLink):
         Such a message has an invalid or too long subject, or is too large. A publisher chooses the
         inbox of a Liftbridge ack and much of its content.
         """
+        if self._may_send(to, len(payload)):
+            self.output.append(encode_publish(to, payload))
+
+    def deliver_with_headers(self, to: bytes, payload: bytes, *, block: bytes) -> None:
+        """Queue a message with a header block, as ``deliver`` does."""
+        if self._may_send(to, len(payload) + len(block)):
+            self.output.append(encode_publish_with_headers(to, payload, block=block))
+
+    def flush_answers(self) -> None:
+        """Send what was queued between group commits."""
+        self._subscriber.send_answers()
+
+    @property
+    def payload_max(self) -> int:
+        """The largest message that nats-server takes."""
+        return self.parser.payload_max
+
+    def _may_send(self, to: bytes, size: int) -> bool:
+        """Return whether nats-server takes a message; have it flushed."""
         if not 0 < len(to) <= SUBJECT_BYTES_MAX or any(blank in to for blank in b" \t\r\n"):
-            return
-        if len(payload) > self.parser.payload_max:
-            return
+            return False
+        if size > self.parser.payload_max:
+            return False
         if not self.output:
             self._subscriber.unflushed.append(self)
-        self.output.append(encode_publish(to, payload))
+        return True
 
 
 class QueueGroupResponder:
