@@ -34,6 +34,7 @@ from strandline.servers.nats.jetstream.views import names_of
 
 JETSTREAM: Final = "$JS.>"
 OF_NATS: Final = (SYSTEM_SUBJECTS, JETSTREAM, "$KV.>", "$O.>", "$MQTT.>")
+WITHOUT_JETSTREAM: Final = tuple(each for each in OF_NATS if each != JETSTREAM)
 EVERY_SUBJECT: Final = ">"
 KNOWING: Final[tuple[Operation, ...]] = ("read", "publish", "admin")
 """Each lets a principal know of a stream."""
@@ -50,7 +51,11 @@ OF_ALL_STREAMS: Final = ("STREAM.NAMES", "STREAM.LIST")
 
 
 def permissions_of(
-    principal: Principal, acls: Acls, quota: Quota, partitions: Mapping[str, int] | None = None
+    principal: Principal,
+    acls: Acls,
+    quota: Quota,
+    *,
+    partitions: Mapping[str, int] | None = None,
 ) -> Permissions:
     """Return the subjects that a principal may publish to and receive.
 
@@ -66,8 +71,10 @@ def permissions_of(
     read = () if is_metered else acls.patterns(principal, "read", "subject")
     publish_not: tuple[str, ...] = OF_NATS
     requests: set[str] = set()
-    if acls.is_admin(principal) or not any(map(_covers_api, publish)):
-        publish_not = tuple(each for each in OF_NATS if each != JETSTREAM)
+    if acls.is_admin(principal):
+        publish_not = WITHOUT_JETSTREAM
+    elif not any(map(_covers_api, publish)):
+        publish_not = WITHOUT_JETSTREAM
         if not is_metered:
             requests = set(_requests(principal, acls, partitions or {}))
     return Permissions(

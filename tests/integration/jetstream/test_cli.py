@@ -1,0 +1,26 @@
+"""The ``nats`` command manages streams here; skipped where it is not installed."""
+
+import json
+
+
+def test_streams_are_managed_from_the_command_line(ours, cli):
+    """Add, list, show, report, read, count, purge, remove: each as with JetStream."""
+
+    def run(*arguments):
+        return cli(ours.nats_url, *arguments)
+
+    run("stream", "add", "CLI", "--subjects", "cli.>", "--defaults")
+    assert "Sequence: 1" in run("pub", "-J", "cli.one", "hello")
+    run("pub", "-J", "cli.two", "world")
+    assert "CLI" in run("stream", "ls", "--names")
+    info = json.loads(run("stream", "info", "CLI", "--json"))
+    assert (info["state"]["messages"], info["state"]["last_seq"]) == (2, 2)
+    assert "CLI" in run("stream", "report")
+    assert "hello" in run("stream", "get", "CLI", "1")
+    assert "world" in run("stream", "get", "CLI", "--last-for", "cli.two")
+    assert "cli.two" in run("stream", "subjects", "CLI")
+    assert "CLI" in run("stream", "find", "--subject", "cli.one")
+    assert "Purged 2" in run("stream", "purge", "-f", "CLI")
+    run("stream", "rm", "-f", "CLI")
+    assert "CLI" not in run("stream", "ls", "--names")
+    assert "JetStream Account Information" in run("account", "info")
