@@ -7,7 +7,7 @@ error of the peer, never ours.
 """
 
 import struct
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -110,8 +110,37 @@ class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=10):
     failure: str = ""
 
 
-Answer = Decided | Failed | MarkerWritten | LogEndsResponse | ReadIndexResponse
-Request = Propose | BrokerHeartbeat | WriteMarker | LogEndsRequest | ReadIndexRequest | Answer
+class ConsumerRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """To the group coordinator: keep a NATS consumer, forget it, or claim or list several."""
+
+    number: int
+    what: Literal["keep", "new", "delete", "claim", "list"]
+    group: str
+    """Its group's name, or the beginning of names."""
+    positions: dict[str, dict[int, int]] = {}
+    consumer: str = ""
+    epoch: int = 0
+
+
+class ConsumerResponse(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """The answer: what was asked for or, if there is a code, the error."""
+
+    number: int
+    consumers: dict[str, str] = {}
+    code: str = ""
+    message: str = ""
+
+
+Answer = Decided | Failed | MarkerWritten | LogEndsResponse | ReadIndexResponse | ConsumerResponse
+Request = (
+    Propose
+    | BrokerHeartbeat
+    | WriteMarker
+    | LogEndsRequest
+    | ReadIndexRequest
+    | ConsumerRequest
+    | Answer
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode

@@ -14,6 +14,7 @@ from typing import Any
 from strandline.broker.cluster import channels
 from strandline.broker.cluster.channels import (
     BrokerHeartbeat,
+    ConsumerRequest,
     LogEndsRequest,
     Propose,
     ReadIndexRequest,
@@ -27,6 +28,7 @@ from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.peer_registry import PeerRegistry
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.cluster.read_barrier import MetadataReadBarrier
+from strandline.broker.cluster.remote_consumers import RemoteConsumers
 from strandline.broker.cluster.replica_status import ReplicaStatusQuery
 from strandline.broker.cluster.replicas import Incarnation, Replicas
 from strandline.broker.cluster.replication_throttle import ReplicationThrottle
@@ -136,6 +138,7 @@ class ClusterMembership:
         self.admin = Session(self._requests)
         self.newest = MetadataReadBarrier(self.quorum, questions, is_fresh=lambda: self.is_fresh)
         self.markers = RemoteMarkers(questions)
+        self.consumers = RemoteConsumers(questions)
         self.replicas = Replicas(
             self._links,
             committer,
@@ -241,6 +244,7 @@ class ClusterMembership:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._requests.stop()
+        await self.consumers.stop()
         await self.newest.stop()
         await self._links.stop()
         self.replicas.drop_all(error)
@@ -411,6 +415,8 @@ class ClusterMembership:
                 self._requests.serve(peer, request)
             case WriteMarker():
                 self.markers.serve(peer, request)
+            case ConsumerRequest():
+                self.consumers.serve(peer, request)
             case LogEndsRequest():
                 self.replica_status.serve(peer, request)
             case ReadIndexRequest():

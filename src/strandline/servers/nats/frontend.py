@@ -17,11 +17,13 @@ from strandline.servers.forwarding import ForwarderPort
 from strandline.servers.metering import Metering
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.client import NatsClient
-from strandline.servers.nats.embedded_server import EmbeddedNatsServer
+from strandline.servers.nats.embedded_server import LEAF_HOST, EmbeddedNatsServer
 from strandline.servers.nats.foreign_jetstream import ForeignJetStreamWatch
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.jetstream.api import JetStreamApi
+from strandline.servers.nats.jetstream.consumers import ConsumerCalls
 from strandline.servers.nats.jetstream.streams import StreamCalls
+from strandline.servers.nats.leaf_link import LeafClient
 from strandline.servers.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
 from strandline.servers.nats.ports import FrontEndPort
 from strandline.servers.nats.routes import ServerRoutes
@@ -65,6 +67,8 @@ class NatsFrontEnd:
         self._control: SystemAccountClient | None = None
         self._api: JetStreamApi | None = None
         """For clients of our own nats-server: one of the user's may have a JetStream."""
+        self._consumers: ConsumerCalls | None = None
+        self._leaf: LeafClient | None = None
         self._subscriber: NatsClient | None = None
         self._listener: IngestListener | None = None
         self._routes = RouteTable()
@@ -109,8 +113,7 @@ class NatsFrontEnd:
             tls = self._calling_context()
             if not servers:
                 servers = [await self._start_child(tls)]
-                self._api = JetStreamApi(broker)
-                StreamCalls(self._api, config)
+                await self._start_api(broker)
             login = self._accounts.broker_login if self._accounts is not None else None
             self._subscriber = NatsClient(
                 broker,
@@ -137,6 +140,21 @@ class NatsFrontEnd:
             await self.stop()
             raise
 
+    async def _start_api(self, broker: FrontEndPort) -> None:
+        """Answer the JetStream API from now on, as soon as requests come."""
+        assert self._child is not None, "started first"
+        child, accounts = self._child, self._accounts
+        name = f"strandline-{self._config.cluster.broker_id}"
+        self._leaf = LeafClient(
+            name,
+            lambda: (LEAF_HOST, child.leaf_port),
+            login=accounts.leaf_login if accounts is not None else None,
+        )
+        self._api = JetStreamApi(broker)
+        StreamCalls(self._api, self._config)
+        self._consumers = ConsumerCalls(self._api, broker.consumers, self._leaf)
+        await self._leaf.start(is_awaited=self._is_server_there)
+
     async def stop(self) -> None:
         """Stop receiving, answer received messages, disconnect, and stop the child."""
         if self._listener is not None:
@@ -145,8 +163,12 @@ class NatsFrontEnd:
             await self._forwarder.quiesce()
         if self._subscriber is not None:
             await self._subscriber.stop()
+        if self._consumers is not None:
+            await self._consumers.stop()
         if self._api is not None:
             await self._api.stop()
+        if self._leaf is not None:
+            await self._leaf.stop()
         if self._listener is not None:
             await self._listener.stop()
         if self._control is not None:

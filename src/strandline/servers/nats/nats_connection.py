@@ -39,8 +39,10 @@ if TYPE_CHECKING:
 REPLIES: Final = b"replies"
 EVENTS: Final = b"events"
 API: Final = b"api"
+ACKS: Final = b"acks"
 """Names of subscriptions that feed no stream; those of streams are numbers."""
 API_SUBJECTS: Final = b"$JS.API.>"
+ACK_SUBJECTS: Final = b"$JS.ACK.>"
 
 
 class NatsConnection(ServerLink):
@@ -151,6 +153,8 @@ class NatsConnection(ServerLink):
         subject, sid, reply, block, payload = message
         if sid == API and self._subscriber.api is not None:
             self._subscriber.api.take(subject, reply, block=block, payload=payload, link=self)
+        if sid == ACKS and self._subscriber.api is not None:
+            self._subscriber.api.take_ack(subject, reply, payload=payload, link=self)
         if sid == EVENTS and self._on_message is not None:
             self._on_message()
         answer = self._requests.get(subject) if sid == REPLIES else None
@@ -165,6 +169,7 @@ class NatsConnection(ServerLink):
         self.subscribe(bindings)
         if self._subscriber.api is not None:
             self.write(encode_subscribe(API_SUBJECTS, API))
+            self.write(encode_subscribe(ACK_SUBJECTS, ACKS))
 
     def subscribe(self, bindings: list[Binding]) -> None:
         """Subscribe to exactly ``bindings``."""
@@ -208,7 +213,7 @@ class NatsConnection(ServerLink):
 
     def unsubscribe_all(self) -> None:
         """End all subscriptions; messages in flight are still handled."""
-        self.write(b"".join(map(encode_unsubscribe, (*self._tables, API))))
+        self.write(b"".join(map(encode_unsubscribe, (*self._tables, API, ACKS))))
 
     # Replies
 

@@ -29,7 +29,7 @@ from strandline.security.principal import Principal
 from strandline.security.quota import Quota
 from strandline.servers.nats.accounts import INBOXES, SYSTEM_SUBJECTS
 from strandline.servers.nats.callout import Permissions
-from strandline.servers.nats.jetstream.subjects import PREFIX
+from strandline.servers.nats.jetstream.subjects import ACK_PREFIX, GROUP_PREFIX, PREFIX
 from strandline.servers.nats.jetstream.views import names_of
 
 JETSTREAM: Final = "$JS.>"
@@ -38,7 +38,23 @@ WITHOUT_JETSTREAM: Final = tuple(each for each in OF_NATS if each != JETSTREAM)
 EVERY_SUBJECT: Final = ">"
 KNOWING: Final[tuple[Operation, ...]] = ("read", "publish", "admin")
 """Each lets a principal know of a stream."""
-OF_READ: Final = ("STREAM.MSG.GET.{}", "DIRECT.GET.{}", "DIRECT.GET.{}.>")
+OF_READ: Final = (
+    "STREAM.MSG.GET.{}",
+    "DIRECT.GET.{}",
+    "DIRECT.GET.{}.>",
+    "CONSUMER.NAMES.{}",
+    "CONSUMER.LIST.{}",
+)
+OF_CONSUMER: Final = (
+    "CONSUMER.CREATE.{}.{}",
+    "CONSUMER.CREATE.{}.{}.>",
+    "CONSUMER.DURABLE.CREATE.{}.{}",
+    "CONSUMER.INFO.{}.{}",
+    "CONSUMER.DELETE.{}.{}",
+    "CONSUMER.MSG.NEXT.{}.{}",
+)
+OF_ANY_CONSUMER: Final = "CONSUMER.CREATE.{}"
+"""A consumer whose name the broker makes up."""
 OF_ADMIN: Final = (
     "STREAM.UPDATE.{}",
     "STREAM.DELETE.{}",
@@ -95,6 +111,7 @@ def _requests(principal: Principal, acls: Acls, partitions: Mapping[str, int]) -
     """Yield the requests of the JetStream API that a principal may send."""
     may_record = EVERY_SUBJECT in acls.patterns(principal, "read", "subject")
     knows_all, knows_any = False, False
+    groups = acls.patterns(principal, "group", "group")
     for operation in KNOWING:
         for pattern in acls.patterns(principal, operation, "stream"):
             knows_all = knows_all or pattern == ANYTHING
@@ -103,12 +120,30 @@ def _requests(principal: Principal, acls: Acls, partitions: Mapping[str, int]) -
                 yield f"{PREFIX}STREAM.INFO.{token}"
                 subjects = {"read": OF_READ, "admin": OF_ADMIN}.get(operation, ())
                 yield from (PREFIX + each.format(token) for each in subjects)
+                if operation == "read":
+                    yield from _of_consumers(token, groups)
                 if operation == "admin" and may_record:
                     yield PREFIX + OF_CREATE.format(token)
     if knows_any:
         yield PREFIX + OF_EVERYBODY
     if knows_all:
         yield from (PREFIX + each for each in OF_ALL_STREAMS)
+
+
+def _of_consumers(stream: str, groups: tuple[str, ...]) -> Iterator[str]:
+    """Yield the requests and acknowledgements for a stream's consumers, by rules about groups."""
+    if ANYTHING in groups:
+        yield PREFIX + OF_ANY_CONSUMER.format(stream)
+    for pattern in groups:
+        beginning = f"{GROUP_PREFIX}{stream}/"
+        if pattern in (ANYTHING, beginning + ANYTHING):
+            consumer = ANYTHING
+        elif pattern.startswith(beginning) and not pattern.endswith(ANYTHING):
+            consumer = pattern.removeprefix(beginning)
+        else:
+            continue
+        yield from (PREFIX + each.format(stream, consumer) for each in OF_CONSUMER)
+        yield f"{ACK_PREFIX}{stream}.{consumer}.>"
 
 
 def _tokens(pattern: str, partitions: Mapping[str, int]) -> Iterator[str]:

@@ -6,6 +6,7 @@ The broker's classes satisfy these protocols structurally; unit tests use small 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.routing import StreamPort
 from strandline.broker.stream import Stream
 from strandline.broker.write_path.ack_sink import AckSink
@@ -117,6 +118,10 @@ class JetStreamPort(Protocol):
         """Whether this broker is the controller."""
         ...
 
+    def on_image(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after the metadata changed."""
+        ...
+
     def check_knows_streams(self) -> None:
         """Refuse to say that there is no stream where that is not known."""
         ...
@@ -144,6 +149,11 @@ class JetStreamPort(Protocol):
 
 class FrontEndPort(BrokerPort, JetStreamPort, Protocol):
     """A broker as all NATS listeners together need it."""
+
+    @property
+    def consumers(self) -> ConsumerStore:
+        """Where consumers' states are kept."""
+        ...
 
     def streams(self) -> list[Stream]:
         """Return all streams, by name."""

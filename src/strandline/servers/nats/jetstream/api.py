@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from strandline.broker.read_path.ends import wait_until_caught_up
+from strandline.broker.write_path.partition import Partition
 from strandline.errors import (
     UNDECODABLE,
     InvalidRecordError,
@@ -43,6 +44,7 @@ from strandline.servers.nats.jetstream.errors import (
 from strandline.servers.nats.jetstream.subjects import ApiCall, parse_subject
 from strandline.servers.nats.jetstream.views import StreamView, split_name, view_of
 from strandline.servers.nats.ports import JetStreamPort
+from strandline.types import PartitionName
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,8 @@ class ApiReply(NamedTuple):
     payload: bytes
     block: bytes = b""
     """Its header block, if it has one."""
+    is_silent: bool = False
+    """Whether the answer comes later, from elsewhere."""
 
 
 class ApiRequest(NamedTuple):
@@ -104,6 +108,7 @@ class ApiRequest(NamedTuple):
     call: ApiCall
     payload: bytes
     link: ApiLink
+    reply: bytes = b""
 
     def body(self, kind: type[RequestT]) -> RequestT:
         """Return the decoded body; an empty one is an empty object.
@@ -126,6 +131,24 @@ class ApiRequest(NamedTuple):
 Handler = Callable[[ApiRequest], Awaitable[ApiReply]]
 
 
+class AckHandler(Protocol):
+    """A handler of acknowledgements."""
+
+    def __call__(
+        self, subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink
+    ) -> None:
+        """Handle one."""
+        ...
+
+
+def _ignore_ack(subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink) -> None:
+    """Without consumers there is nothing to acknowledge."""
+
+
+async def _ignore_stream(name: str) -> None:
+    """Without consumers nothing belongs to a stream."""
+
+
 def status(line: str, *headers: tuple[str, object]) -> ApiReply:
     """Return an answer without a payload whose headers say everything."""
     lines = [VERSION_LINE + b" " + line.encode()]
@@ -143,6 +166,12 @@ class JetStreamApi:
     def __init__(self, broker: JetStreamPort) -> None:
         self.broker = broker
         self.handlers: dict[str, Handler] = {"": _unknown}
+        self.take_ack: AckHandler = _ignore_ack
+        """Handles acknowledgements."""
+        self.consumers_of: Callable[[Partition], int] = lambda _: 0
+        """Returns how many consumers a partition has."""
+        self.stream_deleted: Callable[[str], Awaitable[None]] = _ignore_stream
+        """Forgets what belonged to a deleted stream."""
         self.requests = self.errors = 0
         """How many were answered here."""
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jetstream")
@@ -174,7 +203,7 @@ class JetStreamApi:
         call = parse_subject(subject.decode(errors="replace"))
         if not self._answers(call, link):
             return
-        request = ApiRequest(call, payload, link)
+        request = ApiRequest(call, payload, link, reply)
         if len(self._tasks) >= REQUESTS_MAX:
             self._reply(request, reply, self._refusal(request, INSUFFICIENT))
         elif not _has_level(block):
@@ -211,6 +240,22 @@ class JetStreamApi:
             return view_of(self.broker.stream(ours), number)
         except UnknownStreamError:
             return None
+
+    def find_quietly(self, name: str) -> StreamView | None:
+        """Return the stream of this name, or None also if this broker cannot tell now."""
+        try:
+            return self.find(name)
+        except StrandlineError:
+            return None  # another broker may tell
+
+    def find_partition(self, name: PartitionName) -> StreamView | None:
+        """Return the view of one partition; None if there is none."""
+        try:
+            stream = self.broker.stream(name.stream)
+        except StrandlineError:
+            return None  # deleted, or not open here: led elsewhere in either case
+        has = name.partition < len(stream.partitions)
+        return StreamView(stream, name.partition) if has else None
 
     def view(self, request: ApiRequest) -> StreamView:
         """Return the stream of a request, which this broker leads.
@@ -256,6 +301,8 @@ class JetStreamApi:
         self.errors += 1
         if request.call.operation == "DIRECT.GET":
             return _direct_refusal(error)
+        if request.call.operation == "CONSUMER.MSG.NEXT":
+            return status("412 Required Api Level" if error is API_LEVEL else "503")
         paging = {}
         if request.call.operation == "STREAM.INFO":
             paging = {"total": 0, "offset": 0, "limit": 0}
@@ -263,6 +310,8 @@ class JetStreamApi:
 
     def _reply(self, request: ApiRequest, to: bytes, reply: ApiReply) -> None:
         self.requests += 1
+        if reply.is_silent:
+            return
         size = len(reply.payload) + len(reply.block)
         if size > request.link.payload_max:
             text = f"an answer of {size} bytes is more than max_payload"

@@ -48,6 +48,15 @@ SUBJECTS_OVERLAP: Final = ApiError(400, 10065, "subjects overlap with an existin
 NO_MESSAGE: Final = ApiError(404, 10037, "no message found")
 NO_REPLICAS: Final = ApiError(500, 10074, "replicas > 1 not supported in non-clustered mode")
 NO_PEERS: Final = ApiError(400, 10005, "no suitable peers for placement")
+CONSUMER_NOT_FOUND: Final = ApiError(404, 10014, "consumer not found")
+CONSUMER_EXISTS: Final = ApiError(400, 10148, "consumer already exists")
+NO_CONSUMER: Final = ApiError(400, 10149, "consumer does not exist")
+TOO_MANY_CONSUMERS: Final = ApiError(400, 10026, "maximum consumers limit reached")
+FILTER_MISMATCH: Final = ApiError(
+    400,
+    10131,
+    "Consumer create request did not match filtered subject from create subject",
+)
 NOT_SUPPORTED: Final = ApiError(503, 10039, "JetStream not enabled for account")
 INSUFFICIENT: Final = ApiError(503, 10023, "insufficient resources")
 API_LEVEL: Final = ApiError(412, 10185, "JetStream minimum api level required")

@@ -33,6 +33,9 @@ BATCH_BYTES: Final = 2 << 20
 SEARCH_BYTES_MAX: Final = 256 << 20
 SUBJECTS_MAX: Final = 100_000
 """Also how many a page of JetStream's answer has at most."""
+PORTION_BYTES: Final = 256 << 10
+PORTIONS: Final = 64
+"""So many are read at once if no record in them matches."""
 COLUMNS: Final = ["offset", "timestamp", "subject", "key", "value", "headers"]
 
 
@@ -148,6 +151,59 @@ def _search(cursor: Cursor[Partition]) -> Offset | None:
     raise _too_much(
         f"no such record among {SEARCH_BYTES_MAX >> 20} MiB, the most that one request reads"
     )
+
+
+def read_some(
+    partition: Partition, offset: int, patterns: tuple[str, ...]
+) -> tuple[list[StoredMessage], int]:
+    """Read some records from an offset on, those whose subjects match one of the patterns.
+
+    Args:
+        partition: of the records.
+        offset: the first one's, or of a gap before it.
+        patterns: none: all records match.
+
+    Returns:
+        The records, none if there were none for as long as may be read at once; and where to go on.
+    """
+    start, end = max(offset, partition.log_start_offset), partition.last_stable_offset
+    if start >= end:
+        return [], start
+    extent = PartitionRange(partition, Offset(start), end, may_move=True)
+    request = ReadRequest(stream=partition.name.stream, columns=COLUMNS, batch_bytes=PORTION_BYTES)
+    cursor = Cursor(request, extent, names=COLUMNS)
+    for _ in range(PORTIONS):
+        if not cursor.has_more:
+            break
+        found = [m for batch, _ in cursor.read() for m in messages_of(matching(batch, patterns))]
+        if found:
+            return found, cursor.position
+    return [], cursor.position
+
+
+def count_matching(partition: Partition, start: int, end: int, *, patterns: tuple[str, ...]) -> int:
+    """Count records from ``start`` to ``end`` whose subjects match one of the patterns."""
+    first = max(start, partition.log_start_offset)
+    if first >= end:
+        return 0
+    cursor, count = open_cursor(partition, first, end, columns=["offset", "subject"]), 0
+    while cursor.has_more:
+        count += sum(matching(batch, patterns).num_rows for batch, _ in cursor.read())
+    return count
+
+
+def matching(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch:
+    """Return the rows of a batch with a ``subject`` that matches one of the patterns."""
+    if not patterns or ">" in patterns:
+        return batch
+    subjects = batch.column("subject")
+    found = [
+        any(subject_matches(pattern, subject) for pattern in patterns)
+        for subject in subjects.dictionary.to_pylist()
+    ]
+    if all(found):
+        return batch
+    return batch.filter(pa.array(found, pa.bool_()).take(subjects.indices))
 
 
 def count_subjects(partition: Partition, pattern: str) -> dict[str, int]:

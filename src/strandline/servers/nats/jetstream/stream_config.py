@@ -14,7 +14,7 @@ import msgspec
 from strandline.broker.internal import is_internal
 from strandline.config import StreamConfig
 from strandline.servers.nats.jetstream.errors import NO_REPLICAS, refuse, refuse_config
-from strandline.servers.nats.jetstream.times import NS_PER_MS, ms_of
+from strandline.servers.nats.jetstream.times import NS_PER_MS, ZERO_TIME, ms_of
 from strandline.servers.nats.jetstream.views import StreamView, shown_name
 
 NAME_BYTES_MAX: Final = 255
@@ -222,7 +222,7 @@ def is_asking(value: object) -> bool:
     """Return whether a setting asks for something."""
     if isinstance(value, dict):
         return any(map(is_asking, value.values()))
-    return bool(value)
+    return bool(value) and value != ZERO_TIME
 
 
 def _limit(value: int | None) -> int:

@@ -212,6 +212,8 @@ class StreamCalls:
             states = [
                 await self._api.on_thread(self._counter.state, each) for each in view.partitions
             ]
+            for state, partition in zip(states, view.partitions, strict=True):
+                state.consumer_count = self._api.consumers_of(partition)
             return states[0] if view.is_exact else summed_state(states)
         if view.is_exact:
             return await self._state_elsewhere(view, request)
@@ -306,6 +308,7 @@ class StreamCalls:
         if view.is_exact and len(view.stream.partitions) > 1:
             refuse(BAD_REQUEST, f"delete {StreamView(view.stream).name}, with all its partitions")
         await self._broker.delete_stream(view.stream.name)
+        await self._api.stream_deleted(view.stream.name)
         return request.answer(success=True)
 
     async def _purge(self, request: ApiRequest) -> ApiReply:

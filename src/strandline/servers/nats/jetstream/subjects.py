@@ -7,6 +7,11 @@ operation known here, or lacks a name, is an operation without a name of its own
 from typing import Final, NamedTuple
 
 PREFIX: Final = "$JS.API."
+ACK_PREFIX: Final = "$JS.ACK."
+GROUP_PREFIX: Final = "js/"
+"""Of the names of consumers' groups: ``js/stream/consumer``."""
+ACK_TOKENS: Final = 7
+DIGITS_MAX: Final = 20
 TYPE_PREFIX: Final = "io.nats.jetstream.api.v1."
 
 
@@ -53,9 +58,43 @@ OPERATIONS: Final = {
         Operation("STREAM.MSG.GET", 1, 1),
         Operation("STREAM.MSG.DELETE", 1, 1),
         Operation("DIRECT.GET", 1, 1, takes_subject=True),
+        Operation("CONSUMER.CREATE", 1, 2, takes_subject=True),
+        Operation("CONSUMER.DURABLE.CREATE", 2, 2, answer="consumer_create"),
+        Operation("CONSUMER.INFO", 2, 2),
+        Operation("CONSUMER.DELETE", 2, 2),
+        Operation("CONSUMER.NAMES", 1, 1),
+        Operation("CONSUMER.LIST", 1, 1),
+        Operation("CONSUMER.MSG.NEXT", 2, 2),
     )
 }
 """By name."""
+
+
+class AckSubject(NamedTuple):
+    """The reply subject of a delivered record, taken apart."""
+
+    stream: str
+    consumer: str
+    deliveries: int
+    sequence: int
+    consumer_sequence: int
+
+
+def format_ack(ack: AckSubject, *, time_ns: int, pending: int) -> str:
+    """Return the reply subject of a delivered record."""
+    numbers = (ack.deliveries, ack.sequence, ack.consumer_sequence, time_ns, pending)
+    return ".".join((ACK_PREFIX + ack.stream, ack.consumer, *map(str, numbers)))
+
+
+def parse_ack(subject: str) -> AckSubject | None:
+    """Take the subject of an acknowledgement apart; None if it is none."""
+    tokens = subject.removeprefix(ACK_PREFIX).split(".")
+    if len(tokens) != ACK_TOKENS:
+        return None
+    stream, consumer, *numbers = tokens
+    if not all(each.isascii() and each.isdigit() and len(each) <= DIGITS_MAX for each in numbers):
+        return None
+    return AckSubject(stream, consumer, *map(int, numbers[:3]))
 
 
 def parse_subject(subject: str) -> ApiCall:
