@@ -4,11 +4,11 @@ A test of the fixture ``js`` runs against both, so what it asserts is what JetSt
 """
 
 import asyncio
+import contextlib
 import json
 import re
 import shutil
 import subprocess
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import nats
@@ -23,7 +23,7 @@ API = "$JS.API."
 VARYING = re.compile(r'"(created|ts|time|first_ts|last_ts|last_active)":"[^"]*"')
 
 
-@contextmanager
+@contextlib.contextmanager
 def nats_server(directory):
     """A nats-server with JetStream."""
     [port] = free_ports(1)
@@ -107,6 +107,43 @@ class Asker:
         """The error's numbers and its text."""
         found = (await self(operation, body, **options))["error"]
         return found["code"], found["err_code"], found["description"]
+
+    async def pull(self, stream, consumer, body=None, *, seconds=1.0):
+        """What comes to one pull until there is silence: messages and statuses."""
+        payload = b"" if body is None else body
+        if not isinstance(payload, bytes):
+            payload = json.dumps(payload).encode()
+        inbox = self.nc.new_inbox()
+        receiving = await self.nc.subscribe(inbox)
+        await self.nc.publish(f"{API}CONSUMER.MSG.NEXT.{stream}.{consumer}", payload, reply=inbox)
+        found = []
+        with contextlib.suppress(nats.errors.TimeoutError):
+            while True:
+                found.append(await receiving.next_msg(timeout=seconds))
+        await receiving.unsubscribe()
+        return found
+
+    async def consumer(self, stream, name, **config):
+        """Make a consumer; its info."""
+        body = {"stream_name": stream, "config": {"name": name, "ack_policy": "explicit", **config}}
+        return await self(f"CONSUMER.CREATE.{stream}.{name}", body)
+
+
+async def until(condition):
+    """Wait for something to become so."""
+    async with asyncio.timeout(60):
+        while not await condition():
+            await asyncio.sleep(0.05)
+
+
+def shape(message):
+    """A message as tests compare it: data, or the status and what else it says."""
+    headers = dict(message.headers or {})
+    if "Status" not in headers:
+        return message.data.decode()
+    text = headers.get("Description", "")
+    left = headers.get("Nats-Pending-Messages"), headers.get("Nats-Pending-Bytes")
+    return (headers["Status"], text) if left == (None, None) else (headers["Status"], text, *left)
 
 
 @pytest.fixture

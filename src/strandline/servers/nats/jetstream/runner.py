@@ -427,8 +427,9 @@ class ConsumerRunner:
 
     async def _read_fresh(self, sequence: int) -> tuple[StoredMessage | None, bool]:
         """Return the next record that passes the filters, and whether there is none now."""
-        while self._fresh and self._fresh[0].sequence < sequence:
-            self._fresh.popleft()
+        first = max(sequence, self.partition.log_start_offset + 1)
+        while self._fresh and self._fresh[0].sequence < first:
+            self._fresh.popleft()  # delivered, or deleted since it was read
         if self._fresh:
             return self._fresh[0], False
         start = max(self._read_to, sequence - 1)
