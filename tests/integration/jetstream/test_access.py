@@ -6,6 +6,7 @@ import nats
 import nats.errors
 import nats.js.errors as js_errors
 import pytest
+from nats.js.api import ConsumerConfig
 
 import strandline
 from strandline.testing.server import Server
@@ -23,6 +24,12 @@ REQUESTS = {
     "STREAM.PURGE.{}": b'{"seq":1}',
     "DIRECT.GET.{}": b'{"seq":1}',
     "DIRECT.GET.{}.mine.a": b"",
+    "CONSUMER.NAMES.{}": None,
+    "CONSUMER.LIST.{}": None,
+    "CONSUMER.INFO.{}.c": None,
+    "CONSUMER.CREATE.{}.c": b'{"stream_name":"{}","config":{"name":"c","durable_name":"c"}}',
+    "CONSUMER.CREATE.{}": b'{"stream_name":"{}","config":{}}',
+    "CONSUMER.MSG.NEXT.{}.c": b'{"expires":1,"idle_heartbeat":9}',  # answered by a status
 }
 """Requests that change nothing if they are done."""
 
@@ -59,9 +66,12 @@ async def allowed(server, admin):
             subject = f"$JS.API.{operation.format(stream)}"
             try:
                 answer = await client.request(subject, payload, timeout=1)
+            except nats.errors.NoRespondersError:
+                return operation  # the broker's own answer: there is no such consumer
             except nats.errors.Error:
-                return None
-            assert b'"error"' not in answer.data or "MSG.DELETE" in operation, answer.data
+                return None  # nobody has heard it
+            is_expected = "MSG.DELETE" in operation or operation.endswith(".c")
+            assert b'"error"' not in answer.data or is_expected, answer.data
             return operation
 
         answered = await asyncio.gather(*(ask(*each) for each in REQUESTS.items()))
@@ -76,7 +86,16 @@ async def _ignore(_):
     """Denials are what this is about."""
 
 
-READ = {"INFO", "STREAM.INFO.{}", "STREAM.MSG.GET.{}", "DIRECT.GET.{}", "DIRECT.GET.{}.mine.a"}
+READ = {
+    "INFO",
+    "STREAM.INFO.{}",
+    "STREAM.MSG.GET.{}",
+    "DIRECT.GET.{}",
+    "DIRECT.GET.{}.mine.a",
+    "CONSUMER.NAMES.{}",
+    "CONSUMER.LIST.{}",
+}
+CONSUMER = {"CONSUMER.INFO.{}.c", "CONSUMER.CREATE.{}.c", "CONSUMER.MSG.NEXT.{}.c"}
 ADMIN = {
     "INFO",
     "STREAM.INFO.{}",
@@ -92,6 +111,37 @@ async def test_reading_a_stream_allows_what_reads(allowed):
     rule = ("read", "stream", "mine")
     assert await allowed("reader", rule) == READ
     assert await allowed("reader", rule, stream="other") == {"INFO"}
+
+
+async def test_a_consumer_needs_its_group_too(allowed):
+    """By its name, by all of the stream, or by all; one without a name needs all."""
+    read = ("read", "stream", "mine")
+    assert await allowed("member", read, ("group", "group", "js/mine/c")) == READ | CONSUMER
+    assert await allowed("stranger", read, ("group", "group", "js/mine/d")) == READ
+    assert await allowed("half", ("group", "group", "js/mine/c")) == set()
+    assert await allowed("whole", read, ("group", "group", "js/mine/*")) == READ | CONSUMER
+    every = READ | CONSUMER | {"CONSUMER.CREATE.{}"}
+    assert await allowed("all", read, ("group", "group", "*")) == every
+
+
+async def test_acknowledging_needs_the_group(server, admin, allowed):
+    """Who may not use the consumer cannot settle its messages."""
+    client = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    js = client.jetstream()
+    config = ConsumerConfig(durable_name="acked", ack_policy="explicit")
+    await js.add_consumer("mine", config)
+    sub = await js.pull_subscribe_bind("acked", stream="mine")
+    [message] = await sub.fetch(1, timeout=10)
+    admin.access.grant("outsider", "read", "stream", "mine")
+    token = admin.access.create_token("outsider")
+    outsider = await nats.connect(server.nats_url, token=token, error_cb=_ignore)
+    await outsider.publish(message.reply, b"+ACK")
+    await outsider.flush()
+    assert (await js.consumer_info("mine", "acked")).num_ack_pending == 1
+    await message.ack_sync()
+    assert (await js.consumer_info("mine", "acked")).num_ack_pending == 0
+    await outsider.close()
+    await client.close()
 
 
 async def test_administering_a_stream_allows_what_changes_it(allowed):

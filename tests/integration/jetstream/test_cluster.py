@@ -8,6 +8,7 @@ import nats
 import nats.errors
 import nats.js.errors as js_errors
 import pytest
+from nats.js.api import ConsumerConfig
 
 from tests.integration.clusters import leader_of
 
@@ -132,3 +133,76 @@ async def test_the_next_leader_answers(cluster):
     assert (info.state.messages, info.state.last_seq) == (10, 10)
     assert (await client.jetstream().get_msg("orders", 10)).data == b"9"
     await client.close()
+
+
+async def fetched(client, consumer, count, *, seen):
+    """Fetch and acknowledge until so many different messages were seen, over any failover."""
+    async with asyncio.timeout(120):
+        while len(seen) < count:
+            try:
+                sub = await client.jetstream().pull_subscribe_bind(consumer, stream="orders")
+                while len(seen) < count:
+                    for each in await sub.fetch(10, timeout=3):
+                        metadata = each.metadata
+                        before = seen.get(each.data, 0)
+                        assert metadata.num_delivered > before, "counts never go down"
+                        seen[each.data] = metadata.num_delivered
+                        await each.ack_sync(timeout=3)
+            except (nats.errors.Error, js_errors.APIError, js_errors.Error):
+                await asyncio.sleep(0.2)
+
+
+async def test_a_consumer_goes_on_at_the_next_leader(cluster):
+    """What was acknowledged does not come again; what was not does, with its count."""
+    client = await connected(cluster[1].nats_url)
+    js = client.jetstream()
+    await until_made(js, name="orders", subjects=["orders.>"], num_replicas=3)
+    for number in range(30):
+        await until_acked(js, "orders.x", b"%d" % number)
+    config = ConsumerConfig(ack_wait=1)
+    async with asyncio.timeout(90):
+        while True:
+            try:
+                sub = await js.pull_subscribe("", "d", stream="orders", config=config)
+                break
+            except (nats.errors.Error, js_errors.APIError):
+                await asyncio.sleep(0.2)
+    messages = await sub.fetch(10, timeout=10)
+    done = {each.data for each in messages[::2]}
+    for each in messages[::2]:
+        await each.ack_sync(timeout=10)
+    await client.close()
+    leader = await asyncio.to_thread(leader_of, cluster)
+    cluster[leader].kill()
+    survivor = next(number for number in IDS if number != leader)
+    client = await connected(cluster[survivor].nats_url)
+    seen = {}
+    await fetched(client, "d", 25, seen=seen)
+    assert set(seen) == {b"%d" % number for number in range(30)} - done
+    assert all(seen[each.data] >= 2 for each in messages[1::2])
+    info = await client.jetstream().consumer_info("orders", "d")
+    assert (info.ack_floor.stream_seq, info.num_ack_pending) == (30, 0)
+    assert info.delivered.consumer_seq >= 35
+    await client.close()
+
+
+async def test_consumers_work_wherever_they_are_asked_for(cluster):
+    """At each broker's server: one answer, and the messages come there, from any leader."""
+    clients = [await connected(server.nats_url) for server in cluster.values()]
+    for number in range(3):
+        await until_made(clients[0].jetstream(), name=f"S{number}", subjects=[f"s{number}"])
+        await until_acked(clients[0].jetstream(), f"s{number}", b"x")
+    for index, client in enumerate(clients):
+        for number in range(3):
+            name = f"d{index}"
+            config = {"durable_name": name, "ack_policy": "explicit"}
+            body = {"stream_name": f"S{number}", "config": config}
+            path = f"CONSUMER.DURABLE.CREATE.S{number}.{name}"
+            answers = await answers_to(client, path, body)
+            assert [each.get("name") for each in answers] == [name], answers
+            sub = await client.jetstream().pull_subscribe_bind(name, stream=f"S{number}")
+            [message] = await sub.fetch(1, timeout=10)
+            assert message.data == b"x"
+            await message.ack_sync(timeout=10)
+    for client in clients:
+        await client.close()

@@ -11,7 +11,7 @@ from nats.js.api import ConsumerConfig
 import strandline
 from strandline.testing.server import Server
 
-from .conftest import connected, shape
+from .conftest import connected, shape, until
 
 NS = 1_000_000_000
 
@@ -389,19 +389,24 @@ async def test_old_forms_of_creating(ask, filled):
     assert info["config"]["inactive_threshold"] == 5 * NS
 
 
-async def test_an_unused_consumer_ends(ask, filled):
+# Ours alone
+
+
+async def test_an_unused_consumer_ends(ask_us):
     """After its threshold without a pull; a waiting pull keeps it."""
-    await ask.consumer(filled.name, "q", inactive_threshold=2 * NS)
-    await ask.pull(filled.name, "q", {"expires": 3 * NS, "batch": 99}, seconds=3.5)
-    assert (await ask(f"CONSUMER.INFO.{filled.name}.q"))["name"] == "q"
+    await ask_us("STREAM.CREATE.unused", {"name": "unused", "subjects": ["unused"]})
+    await ask_us.consumer("unused", "q", inactive_threshold=2 * NS)
+    body = {"expires": 4 * NS, "batch": 99}
+    waiting = asyncio.create_task(ask_us.pull("unused", "q", body, seconds=5))
+    await asyncio.sleep(3)
+    assert (await ask_us("CONSUMER.INFO.unused.q"))["name"] == "q"
 
     async def is_gone():
-        return "error" in await ask(f"CONSUMER.INFO.{filled.name}.q")
+        return "error" in await ask_us("CONSUMER.INFO.unused.q")
 
+    await waiting
     await until(is_gone)
-
-
-# Ours alone
+    await ask_us("STREAM.DELETE.unused")
 
 
 async def test_durable_consumers_survive_a_restart(tmp_path):
@@ -534,7 +539,7 @@ async def test_purged_messages_are_not_delivered_again(ask_us):
     assert len(await ask_us.pull("purged", "d", {"batch": 2}, seconds=0.3)) == 2
     await ask_us("STREAM.PURGE.purged", {"seq": 4})
     await asyncio.sleep(0.3)
-    assert data(await ask_us.pull("purged", "d", {"batch": 2}, seconds=0.5)) == ["3"]
+    assert data(await ask_us.pull("purged", "d", seconds=0.5)) == ["3"]
     info = await ask_us("CONSUMER.INFO.purged.d")
     assert (info["num_ack_pending"], info["delivered"]["stream_seq"]) == (1, 4)
     await ask_us("STREAM.DELETE.purged")
