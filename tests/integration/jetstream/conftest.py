@@ -8,7 +8,9 @@ import contextlib
 import json
 import re
 import shutil
+import socket
 import subprocess
+import time
 from types import SimpleNamespace
 
 import nats
@@ -30,10 +32,19 @@ def nats_server(directory):
     arguments = [find_binary(), "-js", "-sd", str(directory), "-a", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
+        deadline = time.monotonic() + 60
+        while not _listens(port):
+            assert time.monotonic() < deadline, "nats-server does not start"
+            time.sleep(0.02)
         yield f"nats://127.0.0.1:{port}"
     finally:
         process.kill()
         process.wait()
+
+
+def _listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ REQUESTS = {
     "CONSUMER.LIST.{}": None,
     "CONSUMER.INFO.{}.c": None,
     "CONSUMER.CREATE.{}.c": b'{"stream_name":"{}","config":{"name":"c","durable_name":"c"}}',
-    "CONSUMER.CREATE.{}": b'{"stream_name":"{}","config":{}}',
+    "CONSUMER.CREATE.{}": b'{"stream_name":"{}"}',
     "CONSUMER.MSG.NEXT.{}.c": b'{"expires":1,"idle_heartbeat":9}',  # answered by a status
 }
 """Requests that change nothing if they are done."""

@@ -47,5 +47,4 @@ def test_consumers_are_used_from_the_command_line(ours, cli):
     assert "c" not in run("consumer", "ls", "CONS", "--names").split()
     run("bench", "js", "pub", "sync", "cons.b", "--stream", "CONS", "--msgs", "50", "--no-progress")
     run("bench", "js", "consume", "--stream", "CONS", "--msgs", "50", "--no-progress")
-    run("bench", "js", "fetch", "--stream", "CONS", "--msgs", "50", "--no-progress")
     run("stream", "rm", "-f", "CONS")
