@@ -19,7 +19,7 @@ def test_streams_are_managed_from_the_command_line(ours, cli):
     assert "hello" in run("stream", "get", "CLI", "1")
     assert "world" in run("stream", "get", "CLI", "--last-for", "cli.two")
     assert "cli.two" in run("stream", "subjects", "CLI")
-    assert "CLI" in run("stream", "find", "--subject", "cli.one")
+    assert "CLI" in run("stream", "ls", "--subject", "cli.one", "--names")
     assert "Purged 2" in run("stream", "purge", "-f", "CLI")
     run("stream", "rm", "-f", "CLI")
     assert "CLI" not in run("stream", "ls", "--names")

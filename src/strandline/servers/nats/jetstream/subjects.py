@@ -40,7 +40,7 @@ class ApiCall(NamedTuple):
     def answer_type(self) -> str:
         """The ``type`` of its answer."""
         known = OPERATIONS.get(self.operation)
-        name = self.operation if known is None else known.answer or known.name
+        name = "error" if known is None else known.answer or known.name
         return f"{TYPE_PREFIX}{name.lower().replace('.', '_')}_response"
 
 
