@@ -66,7 +66,7 @@ class Wire:
             parts.append(message.reply)
         parts += [f"{name}: {value}" for name, value in (message.headers or {}).items()]
         parts.append(message.data.decode())
-        return steady(" | ".join(parts)).rstrip()
+        return steady(" | ".join(parts)).rstrip() or "(empty)"
 
 
 async def played(text):
