@@ -32,6 +32,9 @@ TOO_LARGE: Final = "409 Message Size Exceeds MaxBytes"
 COMPLETED: Final = "409 Batch Completed"
 TOO_MANY: Final = "409 Exceeded MaxWaiting"
 
+TIMERS_MIN: Final = 1_000
+"""So many timers may be out of date, or as many as are not."""
+
 AckKind = Literal["ack", "nak", "term", "progress"]
 
 
@@ -302,7 +305,7 @@ class PullConsumer:
             state.floor_stream = state.delivered_stream
             state.floor_consumer = state.delivered_consumer
             return
-        first = min(state.pending)
+        first = next(iter(state.pending))  # new records come in order
         state.floor_stream = max(state.floor_stream, first - 1)
         before = state.pending[first].consumer_sequence - 1
         state.floor_consumer = max(state.floor_consumer, before)
@@ -355,6 +358,10 @@ class PullConsumer:
     def _expect_ack(self, sequence: int, due_ms: float) -> None:
         self._due[sequence] = due_ms
         heapq.heappush(self._timers, (due_ms, sequence))
+        if len(self._timers) > TIMERS_MIN + 2 * len(self._due):
+            # Most of what was acknowledged is still in there: its time is far away.
+            self._timers = [(due_ms, sequence) for sequence, due_ms in self._due.items()]
+            heapq.heapify(self._timers)
 
     def _forget(self, sequence: int) -> None:
         """Do not deliver it again for what was decided before."""
@@ -387,6 +394,7 @@ class PullConsumer:
         state, pending = self.state, self.state.pending
         assert state.floor_stream <= state.delivered_stream
         assert state.floor_consumer <= state.delivered_consumer
+        assert list(pending) == sorted(pending), "by which the floor is found"
         assert all(state.floor_stream < each <= state.delivered_stream for each in pending)
         assert set(self._again) | set(self._due) == set(pending)
         assert not set(self._again) & set(self._due)

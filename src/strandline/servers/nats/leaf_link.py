@@ -170,6 +170,7 @@ class LeafClient:
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
         self._last_error = "no attempt was made"
+        self._output: list[bytes] = []
         self._interest: set[bytes] = set()
         self._gone: OrderedDict[bytes, None] = OrderedDict()
         self.writable = asyncio.Event()
@@ -274,7 +275,7 @@ class LeafClient:
     def deliver(
         self, inbox: bytes, payload: bytes, *, block: bytes, ack: bytes = b"", subject: bytes = b""
     ) -> None:
-        """Send a record, or a status, to an inbox; lost if the link is down.
+        """Queue a record, or a status, for an inbox; lost if the link is down.
 
         Args:
             inbox: where to.
@@ -290,7 +291,13 @@ class LeafClient:
             line = b"HMSG %b %d %d\r\n%b" % (to, len(block), len(block) + len(payload), block)
         else:
             line = b"LMSG %b %d\r\n" % (to, len(payload))
-        self._link.write(b"%b%b\r\n" % (line, payload))
+        self._output += (line, payload, b"\r\n")
+
+    def flush(self) -> None:
+        """Send what is queued, in one write."""
+        output, self._output = self._output, []
+        if self._link is not None and output:
+            self._link.write(b"".join(output))
 
 
 def _patterns(subject: bytes) -> set[bytes]:

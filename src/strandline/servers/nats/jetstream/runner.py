@@ -378,9 +378,11 @@ class ConsumerRunner:
                 return False
             if pending < 0:
                 pending = await self._count()
-            message, is_end = await self._read(wanted)
-            if core.wanted() != wanted:
-                continue  # something came in while it was read
+            message, is_end = self._buffered(wanted), False
+            if message is None:
+                message, is_end = await self._read(wanted)
+                if core.wanted() != wanted:
+                    continue  # something came in while it was read
             if message is not None:
                 is_new = self._decide(message, pending, effects=effects, outgoing=outgoing)
                 if is_new and not wanted.is_again:
@@ -413,6 +415,15 @@ class ConsumerRunner:
         outgoing += (_Outgoing(each, message, left) for each in sent)
         return bool(sent)
 
+    def _buffered(self, wanted: Wanted) -> StoredMessage | None:
+        """Return the message that is wanted, if it is new and was read ahead."""
+        if wanted.is_again:
+            return None
+        first = max(wanted.sequence, self.partition.log_start_offset + 1)
+        while self._fresh and self._fresh[0].sequence < first:
+            self._fresh.popleft()  # delivered, or deleted since it was read
+        return self._fresh[0] if self._fresh else None
+
     async def _read(self, wanted: Wanted) -> tuple[StoredMessage | None, bool]:
         """Return the message that is wanted, and if there is none whether that is the end."""
         if wanted.is_again:
@@ -427,11 +438,6 @@ class ConsumerRunner:
 
     async def _read_fresh(self, sequence: int) -> tuple[StoredMessage | None, bool]:
         """Return the next record that passes the filters, and whether there is none now."""
-        first = max(sequence, self.partition.log_start_offset + 1)
-        while self._fresh and self._fresh[0].sequence < first:
-            self._fresh.popleft()  # delivered, or deleted since it was read
-        if self._fresh:
-            return self._fresh[0], False
         start = max(self._read_to, sequence - 1)
         messages, self._read_to = await self._host.on_thread(
             read_some, self.partition, start, self.config.filters
@@ -481,6 +487,7 @@ class ConsumerRunner:
                 case SendHeartbeat(token, consumer, stream):
                     headers = (("Nats-Last-Consumer", consumer), ("Nats-Last-Stream", stream))
                     self._send_status(token, "100 Idle Heartbeat", headers)
+        self._host.leaf.flush()
 
     def _deliver(self, outgoing: _Outgoing) -> None:
         send, message, pending = outgoing
