@@ -82,6 +82,8 @@ CONSUMERS_PER_PAGE: Final = 256
 FILTERED_BYTES_MAX: Final = 4 << 30
 """Of a log whose records are counted for a filter: that reads them all."""
 BATCH_MAX: Final = 1 << 20
+EARLY_ACKS_MAX: Final = 1_000
+"""Acknowledgements that wait until consumers are loaded; the messages of others come again."""
 _SHORT_DELAY: Final = re.compile(rb"(\d{1,9})(ms|s|m|h)")
 _UNITS_MS: Final = {b"ms": 1, b"s": 1_000, b"m": 60_000, b"h": 3_600_000}
 
@@ -456,7 +458,8 @@ class ConsumerCalls:
         led = self._led.get(view.partitions[0].name)
         if led is None or not led.is_loaded or not led.is_current(view):
             # The first thing that a new leader hears of a consumer may be an acknowledgement.
-            self._spawn(self._take_early(ack, reply, payload=payload, link=link))
+            if len(self._tasks) < EARLY_ACKS_MAX:
+                self._spawn(self._take_early(ack, reply, payload=payload, link=link))
             return
         runner = led.runners.get(ack.consumer)
         if runner is not None:

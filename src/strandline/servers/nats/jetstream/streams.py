@@ -151,14 +151,14 @@ class StreamCalls:
     async def _account(self, request: ApiRequest) -> ApiReply:
         self._broker.check_knows_streams()
         streams = {view.stream.name: view.stream for view in self._views()}
-        logs = (partition.log for stream in streams.values() for partition in stream.partitions)
+        partitions = [each for stream in streams.values() for each in stream.partitions]
         return request.answer(
             memory=0,
-            storage=sum(log.size_bytes for log in logs),
+            storage=sum(each.log.size_bytes for each in partitions),
             reserved_memory=0,
             reserved_storage=0,
             streams=len(streams),
-            consumers=0,
+            consumers=sum(map(self._api.consumers_of, partitions)),
             limits=UNLIMITED_ACCOUNT,
             api={"level": 0, "total": self._api.requests, "errors": self._api.errors},
         )
