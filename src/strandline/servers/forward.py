@@ -272,8 +272,9 @@ class Forwarder:
 
         def finished(future: "Future[Ack]") -> None:
             failure = future.exception()
-            self._tell(done, future.result() if failure is None else self._explained(failure))
+            self._tell(done, future.result() if failure is None else self._explained(failure, link))
 
+        link = None
         try:
             link = self._linked()
             future = link.producer(record.partition.stream).append(
@@ -285,7 +286,7 @@ class Forwarder:
                 message_id=record.message_id,
             )
         except Exception as error:  # noqa: BLE001 - the publisher gets the error
-            self._tell(done, self._explained(error))
+            self._tell(done, self._explained(error, link))
         else:
             future.add_done_callback(finished)
             if len(link.producers) > PRODUCERS_MAX:
@@ -313,12 +314,13 @@ class Forwarder:
             record.value, record.key, record.subject, record.headers, record.message_id
         )
         stream, number = record.partition
+        link = None
         try:
             with self._sending_one:
                 link = self._linked()
                 outcome = link.expecting.append(stream, number, handed, expected_offset=expected)
         except Exception as error:  # noqa: BLE001 - the publisher gets the error
-            outcome = self._explained(error)
+            outcome = self._explained(error, link)
         self._tell(done, outcome)
 
     def _linked(self) -> LeaderLinks:
@@ -332,15 +334,20 @@ class Forwarder:
                 self._link = _connect(self._broker)
             return self._link
 
-    def _explained(self, error: BaseException) -> StrandlineError:
-        """Return the error for the publisher: it is not to blame for our own token or for a bug."""
+    def _explained(self, error: BaseException, link: LeaderLinks | None) -> StrandlineError:
+        """Return the error for the publisher: it is not to blame for our own token or for a bug.
+
+        Args:
+            error: the failure.
+            link: the clients that were refused; None: they are not connected.
+        """
         if not isinstance(error, StrandlineError):
             logger.error("a publish could not be forwarded", exc_info=error)
             return UnavailableError(A_BUG)
         if not isinstance(error, UnauthenticatedError):
             return error
-        if not self._is_stopping:
-            self.renew_client()
+        if link is not None and not self._is_stopping:
+            self._thread.submit(self._let_go, link)
         return UnavailableError("the leader refused this broker's own token; retry")
 
     def _tell(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
@@ -349,18 +356,21 @@ class Forwarder:
 
     def renew_client(self) -> None:
         """Replace the client, to read the certificates again; the old one finishes first."""
-        self._thread.submit(self._let_go)
+        self._thread.submit(self._let_go, None)
 
-    def _let_go(self) -> None:
-        """Close the clients after the publishes in flight, to keep the order; forward thread."""
+    def _let_go(self, refused: LeaderLinks | None) -> None:
+        """Close the clients after the publishes in flight, to keep the order; forward thread.
+
+        Args:
+            refused: the clients to close. Each of their publishes reports the same refusal, and
+                the clients that replaced them stay. None: those in use.
+        """
         with self._sending_one:
-            self._close()
-
-    def _close(self) -> None:
-        """Close the clients without waiting for single records."""
-        with self._lock:
-            link, self._link = self._link, None
-        if link is not None:
+            with self._lock:
+                link = self._link
+                if link is None or (refused is not None and refused is not link):
+                    return
+                self._link = None
             try:
                 link.close()
             except StrandlineError as error:

@@ -12,7 +12,7 @@ other brokers still name it.
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from strandline.api import admin
@@ -519,12 +519,20 @@ class ProducerDelivery:
         """Fail everything after a bug, so that nobody waits; see ``SenderCallbacks``."""
         self.give_all_up(StrandlineError(FAILED))
 
+    def give_up(self, partitions: Collection[int], error: StrandlineError) -> None:
+        """Fail what is not delivered to partitions; see ``MetadataListener``."""
+        self._fail(lambda partition: partition in partitions, error)
+
     def give_all_up(self, error: StrandlineError) -> None:
         """Fail everything that is not delivered; see ``MetadataListener``."""
         self._closing.set()
+        self._fail(lambda _: True, error)
+
+    def _fail(self, matches: Callable[[int], bool], error: StrandlineError) -> None:
+        """Fail what is not delivered to the partitions that match."""
         with self._changed:
             self._collect(time.monotonic(), everything=True)
-            batches = self._in_flight.drop(lambda _: True)
+            batches = self._in_flight.drop(matches)
             self._resolving.append(threading.get_ident())
         self._give_up(_outcomes(batches, error))
 
