@@ -247,8 +247,9 @@ class Replica:
             return []
         effects: list[Effect] = []
         if self.follower is not None and event.version > self._version:
-            # Somebody new may lack what all had: the leader will say.
-            self.follower.min_replica_offset = Offset(0)
+            if event.filling or not set(event.replicas).issubset(self._replicas):
+                # A new replica may lack what all had; the leader's next message says what it has.
+                self.follower.min_replica_offset = Offset(0)
             effects = self._start_over(self.follower, event)
             if effects:
                 effects += self.follower.start(now_ms)

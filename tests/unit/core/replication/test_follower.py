@@ -221,12 +221,17 @@ def test_without_a_leader_it_waits(make, assigned):
 
 
 def test_what_is_everywhere_is_what_the_leader_said_last(follower, assigned):
-    """Never more than is known here to be committed; nothing once other replicas are told of."""
+    """Never more than is known here to be committed; nothing once there are new replicas."""
     message = Replicate(2, FIRST, 10, 8, (), min_replica_offset=7)
     told(follower, message)
     assert follower.min_replica_offset == 7 < follower.log.high_watermark == 8
     follower.step(assigned(2, 1, isr=(1, 2), version=1), 0)
+    assert follower.min_replica_offset == 7, "replicas count whether in sync or not"
+    follower.step(assigned(2, 1, replicas=(1, 2, 3, 4), version=2), 0)
     assert follower.min_replica_offset == 0
     told(follower, message)
-    follower.step(assigned(3, 3, version=2), 0)
+    follower.step(assigned(2, 1, replicas=(1, 2, 3, 4), filling=(4,), version=3), 0)
+    assert follower.min_replica_offset == 0
+    told(follower, message)
+    follower.step(assigned(3, 3, version=4), 0)
     assert follower.min_replica_offset == 0
