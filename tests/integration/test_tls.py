@@ -22,7 +22,7 @@ from strandline.process.ports import free_ports
 from strandline.servers.grpc import listener as grpc_listener
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.nats import client as subscriber
-from strandline.servers.nats import listener
+from strandline.servers.nats import connection
 from strandline.servers.nats.embedded_server import EmbeddedNatsServer
 from strandline.testing import ProcessServer, Server
 
@@ -441,7 +441,7 @@ def ingest_connections(server, papers):
 
 def test_who_never_shakes_hands_is_let_go(server, papers, monkeypatch):
     """A connection that says nothing after the greeting does not stay."""
-    monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT_S", 0.3)
     host, _, port = server.ingest_url.removeprefix("nats://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as silent:
         recv_line(silent)

@@ -19,6 +19,7 @@ from strandline.errors import (
 )
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.ingest import MessageIngest
+from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.jetstream import JetStreamWatch
 from strandline.servers.nats.nats_connection import NatsConnection
 from strandline.servers.nats.ports import BrokerPort
@@ -67,28 +68,23 @@ class NatsClient:
         login: Login | None = None,
     ) -> None:
         self._broker = broker
-        self.ingest = ingest
-        self.backpressure = backpressure
-        self.is_alone = is_alone
+        self.shared = IngestState(
+            broker,
+            "nats",
+            ingest=ingest,
+            backpressure=backpressure,
+            ack_lines=AckLines(b"PUB %b"),
+        )
+        self._is_alone = is_alone
         self._jetstream = jetstream
         self._tls = tls
         self._login = login
-        self.admission = broker.admission
-        self.ack_lines = AckLines(b"PUB %b")
-        self.unflushed: list[NatsConnection] = []
-        self.messages = 0
-        """Received since the last count was handed to telemetry."""
         self._servers: list[NatsServerUrl] = []
         self._bindings: list[Binding] = []
         self._link: NatsConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_error = "no attempt was made"
         self._connected: asyncio.Future[None] | None = None
-
-    @property
-    def is_controller(self) -> bool:
-        """Whether this broker is the controller."""
-        return self._broker.is_controller
 
     async def start(
         self, servers: Sequence[str], bindings: list[Binding], *, is_awaited: bool = True
@@ -106,7 +102,7 @@ class NatsClient:
         """
         self._servers = [parse_server_url(url) for url in servers]
         self._bindings = bindings
-        self._broker.on_answered(self.send_answers)
+        self._broker.on_answered(self.shared.send_answers)
         self._connected = asyncio.get_running_loop().create_future()
         self._task = start_task(self._run(), "nats-subscriber")
         if not is_awaited:
@@ -130,7 +126,7 @@ class NatsClient:
                     link.unsubscribe_all()
                     await link.round_trip()
                     await self._broker.quiesce()
-                    self.send_answers()
+                    self.shared.send_answers()
                     await link.round_trip()
             except (TimeoutError, DisconnectedError):
                 logger.warning("nats-server disconnected before the last acks were sent")
@@ -139,7 +135,7 @@ class NatsClient:
     def streams_changed(self, bindings: list[Binding]) -> None:
         """Replace the bindings."""
         self._bindings = bindings
-        self.ack_lines.clear()
+        self.shared.ack_lines.clear()
         if self._link is not None:
             self._link.subscribe(bindings)
 
@@ -151,16 +147,6 @@ class NatsClient:
                     await self._link.round_trip()
             except (TimeoutError, DisconnectedError) as error:
                 logger.warning("subscriptions will be made when nats-server is back: %s", error)
-
-    def send_answers(self) -> None:
-        """Write the queued acks in one write, and resume reading if there is room."""
-        unflushed, self.unflushed = self.unflushed, []
-        for link in unflushed:
-            link.flush()
-        if self.messages:
-            self._broker.telemetry.count_listener("nats", messages=self.messages)
-            self.messages = 0
-        self.backpressure.release(self.admission.pending_bytes)
 
     # Connecting
 
@@ -190,7 +176,7 @@ class NatsClient:
             OSError, TimeoutError, StrandlineError: the connection failed.
         """
         return await connect_link(
-            lambda: NatsConnection(self),
+            lambda: NatsConnection(self.shared, is_alone=self._is_alone),
             server,
             tls=self._tls,
             login=self._login,

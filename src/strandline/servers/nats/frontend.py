@@ -17,10 +17,11 @@ from strandline.servers.forwarding import ForwarderPort
 from strandline.servers.metering import Metering
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.client import NatsClient
+from strandline.servers.nats.connection import MESSAGE_SLACK_BYTES
 from strandline.servers.nats.embedded_server import EmbeddedNatsServer
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.jetstream import JetStreamWatch
-from strandline.servers.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
+from strandline.servers.nats.listener import IngestListener
 from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.nats.routes import ServerRoutes
 from strandline.servers.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url

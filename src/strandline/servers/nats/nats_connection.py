@@ -12,7 +12,7 @@ leads.
 import asyncio
 import secrets
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 from strandline.broker.routing import Binding, Route, RouteTable
 from strandline.errors import DisconnectedError, InvalidSubjectError, StrandlineError
@@ -20,6 +20,7 @@ from strandline.record.envelope import MAGIC
 from strandline.record.subjects import SUBJECT_BYTES_MAX
 from strandline.servers.nats.connection import PING
 from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
+from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.protocol import (
     Event,
     encode_publish,
@@ -30,10 +31,6 @@ from strandline.servers.nats.replies import ReplySink, error_reply, is_left_to_o
 from strandline.servers.nats.server_link import ServerLink
 from strandline.types import Offset, PartitionName
 
-if TYPE_CHECKING:
-    from strandline.servers.nats.client import NatsClient
-
-
 REPLIES: Final = b"replies"
 EVENTS: Final = b"events"
 """Names of subscriptions that feed no stream; those of streams are numbers."""
@@ -43,12 +40,13 @@ class NatsConnection(ServerLink):
     """A connection, and the ack sink of its messages; the token is a reply subject.
 
     Args:
-        subscriber: the state that outlives the connection.
+        shared: the state that outlives the connection.
+        is_alone: whether no other broker receives the server's messages; else the leader does too.
     """
 
-    def __init__(self, subscriber: "NatsClient") -> None:
+    def __init__(self, shared: IngestState, *, is_alone: bool) -> None:
         super().__init__()
-        self._subscriber = subscriber
+        self._shared = shared
         self._sids: dict[Binding, bytes] = {}
         self._tables: dict[bytes, RouteTable] = {}
         self._last_sid = 0
@@ -57,14 +55,13 @@ class NatsConnection(ServerLink):
         self._last_request = 0
         self._on_message: Callable[[], None] | None = None
         self._sole = QueueGroupResponder(self)
-        self.is_alone = subscriber.is_alone
-        """Whether no other broker hears what comes over it; else the leader hears it too."""
+        self.is_alone = is_alone
 
     def _take(self, events: Sequence[Event]) -> None:
         """Handle events. The hot path: plain payloads go straight to their partition."""
         tables = self._tables
-        subscriber = self._subscriber
-        is_forwarding = subscriber.ingest.is_forwarding
+        shared = self._shared
+        is_forwarding = shared.ingest.is_forwarding
         is_alone = self.is_alone
         messages = 0
         for event in events:
@@ -89,20 +86,20 @@ class NatsConnection(ServerLink):
             ):
                 if route.groups:
                     sink: ReplySink = self._sole if route.is_shared else self
-                    subscriber.ingest.take(route, reply, block=block, payload=payload, sink=sink)
+                    shared.ingest.take(route, reply, block=block, payload=payload, sink=sink)
             elif reply is None:
                 route.partition.append(payload, subject=route.subject)
             else:
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
-        subscriber.messages += messages
+        shared.messages += messages
 
     def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'
-        subscriber = self._subscriber
+        shared = self._shared
         if self.output:
             self.flush()
-        if subscriber.admission.pending_bytes > subscriber.backpressure.pending_high:
-            subscriber.backpressure.hold(self)
+        if shared.admission.pending_bytes > shared.backpressure.pending_high:
+            shared.backpressure.hold(self)
 
     def _find_route(self, table: RouteTable, subject: bytes, reply: bytes | None) -> Route | None:
         """Return the route of a new subject; None if the subject is invalid."""
@@ -204,7 +201,7 @@ class NatsConnection(ServerLink):
     @property
     def answers_leaderless(self) -> bool:
         """Whether this broker answers for partitions without a leader."""
-        return self.is_alone or self._subscriber.is_controller
+        return self.is_alone or self._shared.broker.is_controller
 
     def acked(
         self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
@@ -215,9 +212,9 @@ class NatsConnection(ServerLink):
             self.deliver(reply, pub_ack(partition, offset, duplicate=True))
             return
         if not self.output:
-            self._subscriber.unflushed.append(self)
+            self._shared.unflushed.append(self)
         sequence = offset + 1
-        template = self._subscriber.ack_lines.template(partition, sequence)
+        template = self._shared.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sequence))
 
     def rejected(self, token: object, error: StrandlineError) -> None:
@@ -237,7 +234,7 @@ class NatsConnection(ServerLink):
         if len(payload) > self.parser.payload_max:
             return
         if not self.output:
-            self._subscriber.unflushed.append(self)
+            self._shared.unflushed.append(self)
         self.output.append(encode_publish(to, payload))
 
 
