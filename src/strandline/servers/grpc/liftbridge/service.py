@@ -92,7 +92,7 @@ class LiftbridgeService:
         self._listener = GrpcListener(methods, broker.telemetry, access, metering=self._metering)
         await self._listener.start(broker.config, host.config.port, key="grpc.port")
         host.port = self._listener.port
-        broker.on_answered(self._listener.send_answers)
+        broker.on_answered(self._listener.shared.send_answers)
         if not broker.config.cluster.is_on:
             await ensure_streams(host)
         self._tasks = [
