@@ -8,7 +8,7 @@ import asyncio
 import concurrent.futures
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from strandline.broker.maintenance.cleaner import Cleaner
 from strandline.broker.maintenance.corruption import CorruptionReports
 from strandline.broker.maintenance.reclaimer import SpaceReclaimer
 from strandline.broker.maintenance.scrubber import Scrubber
+from strandline.broker.routing import RouteTable
 from strandline.broker.stream import Stream
 from strandline.broker.stream_keys import StreamKeys
 from strandline.broker.write_path.ack_sink import AckSink
@@ -90,7 +91,9 @@ class BrokerBase(ABC):
         self.data_dir = Path(config.data_dir)
         self.is_ready = False
         self._streams: dict[str, Stream] = {}
-        self._stream_callbacks: list[Callable[[], None]] = []
+        self.routes = RouteTable()
+        """From a subject to the streams here; only ``_announce`` changes it."""
+        self._stream_callbacks: list[Callable[[Collection[str]], None]] = []
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
         self._image_callbacks: list[Callable[[], None]] = []
@@ -243,8 +246,8 @@ class BrokerBase(ABC):
 
     # Front ends
 
-    def on_streams_changed(self, callback: Callable[[], None]) -> None:
-        """Call back, on the loop, after streams were created or deleted."""
+    def on_streams_changed(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Call back, on the loop, with the names of streams that were created or deleted."""
         self._stream_callbacks.append(callback)
 
     def on_image(self, callback: Callable[[], None]) -> None:
@@ -355,9 +358,12 @@ class BrokerBase(ABC):
         for callback in self._image_callbacks:
             callback()
 
-    def _announce(self) -> None:
+    def _announce(self, names: Collection[str]) -> None:
+        """Let publishes and front ends follow streams that have changed."""
+        for name in names:
+            self.routes.replace(name, self._streams.get(name))
         for callback in self._stream_callbacks:
-            callback()
+            callback(names)
 
     async def _wait_until_bound(self, name: str) -> None:
         """A publish right after the creation must find the stream, not overtake its subscription.

@@ -113,6 +113,7 @@ class Broker(BrokerBase):
         self._block_partitions()
         for partition in self.partitions():
             self._keep_transaction_index(partition, partition.log_start_offset)
+        self._announce(self._streams.keys())
 
     async def prepare_stop(self) -> None:
         """Before the front ends stop: let nobody depend on this broker who need not."""
@@ -182,7 +183,7 @@ class Broker(BrokerBase):
                 raise
             self._streams = {**self._streams, config.name: stream}
             self._keep_transaction_indexes(stream)
-            self._announce()
+            self._announce((config.name,))
             self._publish_image()
             await self._wait_until_bound(config.name)
             logger.info("created stream %s on subject %s", config.name, config.subject)
@@ -204,7 +205,7 @@ class Broker(BrokerBase):
             for partition in stream.partitions:
                 partition.close(gone)
                 partition.reject_from((), gone)
-            self._announce()
+            self._announce((name,))
             self._publish_image()
             self._count_streams()
             await self.committer.passed()

@@ -209,6 +209,17 @@ class Quorum:
                 f"no quorum has answered within {timeout_s:.0f} s; are enough brokers up?"
             ) from None
 
+    async def applied(self, index: int) -> None:
+        """Wait until the entry at an index is applied here.
+
+        Raises:
+            UnavailableError: this member has failed meanwhile.
+        """
+        if self.applied_index < index:
+            answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._reads.append(_Read(Index(index), answer))
+            await answer
+
     def hand_over(self, successor: BrokerId) -> None:
         """Let another voter lead, for instance before a stop.
 

@@ -339,7 +339,9 @@ def _watch(
             first = stranded[0]
             raise UnavailableError(
                 f"no broker can take {len(left)} partitions, such as {first.stream}/"
-                f"{first.partition}: add a broker; they then move without another command"
+                f"{first.partition}: add a broker, or, where brokers may open no more files, raise "
+                "that with 'ulimit -n' (systemd: LimitNOFILE) and start them again; the partitions "
+                "then move without another command"
             )
         time.sleep(POLL_S)
 

@@ -17,7 +17,7 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
@@ -122,7 +122,7 @@ class Forwarder:
         self._link: LeaderLinks | None = None
         self._pending: Counter[PartitionName] = Counter()
         self._pending_bytes = 0
-        self._created_ns: dict[str, int] = {}
+        self._created_ns = {name: s.created_ns for name, s in broker.image.streams.items()}
         self._has_room = asyncio.Event()
         self._is_flushing = self._is_stopping = False
         broker.on_streams_changed(self._streams_changed)
@@ -148,13 +148,19 @@ class Forwarder:
         """Return whether publishes are in flight that later ones must not overtake."""
         return partition in self._pending
 
-    def _streams_changed(self) -> None:
+    def _streams_changed(self, names: Collection[str]) -> None:
         """Close the producers of deleted streams, including streams that were recreated."""
-        before = self._created_ns
-        self._created_ns = {each.name: each.created_ns for each in self._broker.streams()}
-        gone = [name for name, at_ns in before.items() if self._created_ns.get(name) != at_ns]
+        gone = [name for name in names if self._is_gone(name)]
         if gone and not self._is_stopping:
             self._thread.submit(self._let_go_of, gone)
+
+    def _is_gone(self, name: str) -> bool:
+        """Whether the stream of a name that was known is not there any longer; note what is."""
+        before = self._created_ns.pop(name, None)
+        now = self._broker.image.streams.get(name)
+        if now is not None:
+            self._created_ns[name] = now.created_ns
+        return before is not None and before != self._created_ns.get(name)
 
     def _image_of(self, name: PartitionName) -> PartitionImage | None:
         """Return a partition of the newest metadata image; None if it has just been deleted."""

@@ -6,7 +6,6 @@ import errno
 import pytest
 
 from strandline.broker.broker import Broker
-from strandline.broker.routing import RouteTable, stream_bindings
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
     CorruptBatchError,
@@ -98,7 +97,7 @@ async def test_ids_that_are_not_utf8_are_told_apart(open_broker, make_stream, an
     """As NATS publishers send them: two records, whose retries are known, live and restarted."""
 
     def publish(broker, token, message_id):
-        routes = RouteTable(stream_bindings(broker.stream("s")))
+        routes = broker.routes
         block = encode_headers([("Nats-Msg-Id", message_id)])
         intake = MessageIngest(broker.clock, routes, broker.admission)
         intake.take(routes.find(b"s"), token, block=block, payload=b"v", sink=answers)
@@ -265,14 +264,16 @@ async def test_a_task_that_dies_of_a_bug_is_reported(broker, kit, caplog, monkey
 async def test_streams_are_announced_and_counted(broker):
     """Front ends hear of every change; the figures follow."""
     changes = []
-    broker.on_streams_changed(lambda: changes.append([s.name for s in broker.streams()]))
+    broker.on_streams_changed(
+        lambda names: changes.append((*names, [s.name for s in broker.streams()]))
+    )
     await broker.create_stream(StreamConfig(name="b", subject="b", partitions=3))
     await broker.create_stream(StreamConfig(name="a", subject="a"))
     broker.refresh_telemetry()
     assert broker.telemetry.streams == 2
     assert broker.telemetry.partitions == 4
     await broker.delete_stream("b")
-    assert changes == [["b"], ["a", "b"], ["a"]]
+    assert changes == [("b", ["b"]), ("a", ["a", "b"]), ("b", ["a"])]
     assert broker.telemetry.partitions == 1
 
 

@@ -5,6 +5,7 @@ one of them. What clients order is proposed to the quorum, and known here when t
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -186,6 +187,7 @@ class ClusterBroker(MetadataApplier):
         self._unopened, self._remembered = {}, {}
         self._parted = set()
         self._followed, self._unsettled = MetadataImage(), set()
+        self._has_moved_on = asyncio.Event()
         self._opening, self._to_open, self._open_failures = {}, [], {}
         self._retry = None
 
@@ -201,7 +203,7 @@ class ClusterBroker(MetadataApplier):
         for partition in leaving:
             partition.is_led = False
         if leaving:
-            self._announce()
+            self._announce({partition.name.stream for partition in leaving})
             await self._wait_until_bound(leaving[0].name.stream)
 
     async def stop(self) -> None:
@@ -413,7 +415,10 @@ class ClusterBroker(MetadataApplier):
         """
         try:
             async with asyncio.timeout(CHANGE_TIMEOUT_S):
-                while not condition():  # noqa: ASYNC110  as simple as it is rare
-                    await asyncio.sleep(POLL_S)
+                while not condition():
+                    self._has_moved_on.clear()
+                    # Some conditions come true without the image, such as deleted files.
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._has_moved_on.wait(), POLL_S)
         except TimeoutError:
             raise RequestTimeoutError("it was decided, and is not known here yet") from None

@@ -18,7 +18,7 @@ another broker may have become the coordinator without our knowing.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from strandline.api.groups import GROUPS_STREAM
@@ -309,7 +309,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """Others count now."""
         self.broker.telemetry.groups = self.broker.telemetry.group_members = 0
 
-    def _streams_changed(self) -> None:
+    def _streams_changed(self, _: Collection[str]) -> None:
         term = self.term
         if term is not None:
             self._step(term, ev.StreamsChanged(self._partitions(), self._created()))

@@ -18,7 +18,7 @@ Must not know what is decided.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from strandline.broker.coordinators.log import read_entries
@@ -60,8 +60,8 @@ class CoordinatorHost(Protocol):
         """Whether there is no other broker."""
         ...
 
-    def on_streams_changed(self, callback: Callable[[], None]) -> None:
-        """Call back after streams were created, deleted or grew."""
+    def on_streams_changed(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Call back with the names of streams that were created, deleted or grew."""
         ...
 
     def stream(self, name: str) -> Stream:

@@ -18,8 +18,9 @@ Rules, in this order:
 
 Invariant: decided again on the image that results, with the same view, there is nothing to do. Time
 alone brings only brokers that are late or back, and the sharing of leaders: the controller looks at
-partitions again when one of these, or the image, is new. An idle cluster costs nothing by their
-number.
+partitions again when one of these, or the image, is new. It looks at those that are not settled,
+and at all only where a broker that stops, is drained or has an impaired disk leads some: neither an
+idle cluster nor the creation of a stream costs more the more partitions there are.
 """
 
 from collections.abc import Mapping
@@ -194,7 +195,7 @@ class _Plan:
         """Rule 2."""
         led = led_partitions(self.image)
         changes = []
-        for name, partition in self.image.partitions():
+        for name, partition in self.image.unsettled():
             if partition.leader is None and partition.replicas:
                 leader = choose_leader(
                     partition, self.image.brokers, led=led, log_ends=self.view.log_ends
@@ -205,23 +206,26 @@ class _Plan:
 
     def hand_over(self) -> None:
         """Rule 3, and who leads a partition it is about to leave."""
-        led = led_partitions(self.image)
+        image = self.image
+        led = led_partitions(image)
         handed: list[LeaderChange] = []
         moved: list[LeaderChange] = []
         failed: list[LeaderChange] = []
-        for name, partition in self.image.partitions():
-            min_isr = self.image.streams[name.stream].config.min_isr
-            among = successors(partition, self.image.brokers, min_isr=min_isr)
+        # A broker may be drained, or its disk fail, for long; what it keeps without leading waits.
+        is_any_leaving = any(count and is_leaving(image.brokers[b]) for b, count in led.items())
+        for name, partition in image.partitions() if is_any_leaving else image.unsettled():
+            min_isr = image.streams[name.stream].config.min_isr
+            among = successors(partition, image.brokers, min_isr=min_isr)
             if not among or partition.leader is None:
                 continue
             leader = choose_leader(
-                partition, self.image.brokers, led=led, log_ends=self.view.log_ends, among=among
+                partition, image.brokers, led=led, log_ends=self.view.log_ends, among=among
             )
             if leader is not None and may_hand_to(partition, leader):
                 change = leader_change(name, partition, leader, led=led)
                 if partition.leader in partition.removing:
                     moved.append(change)
-                elif self.image.brokers[partition.leader].is_impaired:
+                elif image.brokers[partition.leader].is_impaired:
                     failed.append(change)
                 else:
                     handed.append(change)
@@ -243,7 +247,7 @@ class _Plan:
     def finish_moves(self) -> None:
         """Rule 4, the second half."""
         done = []
-        for name, partition in self.image.partitions():
+        for name, partition in self.image.unsettled():
             if partition.is_moving:
                 min_isr = self.image.streams[name.stream].config.min_isr
                 if not why_move_waits(partition, min_isr=min_isr):
@@ -293,6 +297,11 @@ def successors(
     if leader.is_draining:
         return tuple(b for b in healthy if not brokers[b].is_draining)
     return ()
+
+
+def is_leaving(broker: BrokerImage) -> bool:
+    """Whether others are to lead what a broker leads, also where that is settled."""
+    return broker.is_stopping or broker.is_impaired or broker.is_draining
 
 
 def may_hand_to(partition: PartitionImage, leader: BrokerId) -> bool:

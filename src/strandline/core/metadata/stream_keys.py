@@ -43,5 +43,4 @@ def keep_stream_keys(image: MetadataImage, command: KeepStreamKeys) -> MetadataI
                 f"data key {key.number} of stream {command.name!r} is another one: somebody else "
                 "gave the stream a key at the same time; repeat the order",
             )
-    kept = msgspec.structs.replace(stream, keys=tuple(keys))
-    return msgspec.structs.replace(image, streams={**image.streams, command.name: kept})
+    return image.with_streams({command.name: msgspec.structs.replace(stream, keys=tuple(keys))})

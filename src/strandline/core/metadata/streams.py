@@ -49,18 +49,14 @@ def create_stream(image: MetadataImage, command: CreateStream) -> MetadataImage:
     stream = StreamImage(
         config=config, created_ns=command.now_ns, partitions=partitions, keys=command.keys
     )
-    return msgspec.structs.replace(
-        image,
-        next_log_id=log_id_after(image, partitions),
-        streams={**image.streams, config.name: stream},
-    )
+    image = msgspec.structs.replace(image, next_log_id=log_id_after(image, partitions))
+    return image.with_streams({config.name: stream})
 
 
 def delete_stream(image: MetadataImage, command: DeleteStream) -> MetadataImage:
     """Forget a stream; its log ids stay used."""
     image.stream(command.name)
-    streams = {name: s for name, s in image.streams.items() if name != command.name}
-    return without_stream(msgspec.structs.replace(image, streams=streams), command.name)
+    return without_stream(image.with_streams({command.name: None}), command.name)
 
 
 def add_partitions(image: MetadataImage, command: AddPartitions) -> MetadataImage:
@@ -74,12 +70,8 @@ def add_partitions(image: MetadataImage, command: AddPartitions) -> MetadataImag
     check_stream_config(config, is_cluster=bool(image.brokers))
     added = _new_partitions(image, command.assignment, config=config, count=command.count)
     grown = msgspec.structs.replace(stream, config=config, partitions=stream.partitions + added)
-    image = msgspec.structs.replace(
-        image,
-        next_log_id=log_id_after(image, added),
-        streams={**image.streams, command.name: grown},
-    )
-    return with_more_partitions(image, command.name)
+    image = msgspec.structs.replace(image, next_log_id=log_id_after(image, added))
+    return with_more_partitions(image.with_streams({command.name: grown}), command.name)
 
 
 def log_id_after(image: MetadataImage, added: tuple[PartitionImage, ...]) -> int:

@@ -15,7 +15,6 @@ from strandline.api.wire import decode, encode, refuse_body
 from strandline.broker.access import Caller
 from strandline.broker.broker import Broker
 from strandline.broker.internal import check_public
-from strandline.broker.routing import answering_beside
 from strandline.broker.stream import Stream
 from strandline.broker.write_path.partition import Partition
 from strandline.config import StreamConfig, decode_config
@@ -158,7 +157,7 @@ class AdminActions:
         found = stream_info(stream, self._broker)
         if self._broker.config.auth.enabled:  # the caller may not be allowed to see the others
             return found
-        others = tuple(answering_beside(stream, self._broker.streams()))
+        others = tuple(self._broker.routes.answering_beside(stream))
         return msgspec.structs.replace(found, also_answering=others)
 
     def _list_streams(self, body: bytes, _: ActionContext) -> list[Any]:

@@ -8,7 +8,7 @@ again before anything else. A connection that does not answer pings is closed.
 import asyncio
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from strandline.broker.routing import Binding
@@ -80,20 +80,25 @@ class NatsClient:
         self._tls = tls
         self._login = login
         self._servers: list[NatsServerUrl] = []
-        self._bindings: list[Binding] = []
+        self._bindings: dict[str, Sequence[Binding]] = {}
+        """Of each stream that there is, or was when the connection began."""
         self._link: NatsConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_error = "no attempt was made"
         self._connected: asyncio.Future[None] | None = None
 
     async def start(
-        self, servers: Sequence[str], bindings: list[Binding], *, is_awaited: bool = True
+        self,
+        servers: Sequence[str],
+        bindings: Mapping[str, Sequence[Binding]],
+        *,
+        is_awaited: bool = True,
     ) -> None:
         """Connect and subscribe; return when both have happened once.
 
         Args:
             servers: URLs, tried in rotation.
-            bindings: the initial subscriptions.
+            bindings: the initial subscriptions, by stream.
             is_awaited: False returns at once, for a server that may be absent for long.
 
         Raises:
@@ -101,7 +106,7 @@ class NatsClient:
             UnavailableError: no server could be reached in time.
         """
         self._servers = [parse_server_url(url) for url in servers]
-        self._bindings = bindings
+        self._bindings = dict(bindings)
         self._broker.on_answered(self.shared.send_answers)
         self._connected = asyncio.get_running_loop().create_future()
         self._task = start_task(self._run(), "nats-subscriber")
@@ -132,12 +137,19 @@ class NatsClient:
                 logger.warning("nats-server disconnected before the last acks were sent")
         await end_task(self._task)
 
-    def streams_changed(self, bindings: list[Binding]) -> None:
-        """Replace the bindings."""
-        self._bindings = bindings
+    def streams_changed(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
+        """Replace the bindings of streams; of those that are gone there are none."""
+        self._bindings.update(bindings)
         self.shared.ack_lines.clear()
         if self._link is not None:
             self._link.subscribe(bindings)
+            self._forget_deleted(bindings)
+
+    def _forget_deleted(self, names: Iterable[str]) -> None:
+        """Forget streams without subscriptions; a connection being made has to end theirs first."""
+        for name in names:
+            if not self._bindings[name]:
+                del self._bindings[name]
 
     async def synced(self) -> None:
         """Wait until the server knows all subscriptions; return at once without a connection."""
@@ -193,6 +205,7 @@ class NatsClient:
         logger.info("connected to %s", server)
         # The streams may have changed while the connection was being made.
         link.subscribe(self._bindings)
+        self._forget_deleted(list(self._bindings))
         jetstream = self._jetstream
         watching = start_task(jetstream.run(link), "nats-jetstream") if jetstream else None
         try:

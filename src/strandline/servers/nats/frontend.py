@@ -7,11 +7,12 @@ only with access control.
 """
 
 import ssl
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from strandline.broker.access import Access, read_secret
-from strandline.broker.routing import Binding, RouteTable, stream_bindings
+from strandline.broker.routing import Binding
 from strandline.config import BrokerConfig, bracketed
 from strandline.servers.forwarding import ForwarderPort
 from strandline.servers.metering import Metering
@@ -64,7 +65,6 @@ class NatsFrontEnd:
         self._control: SystemAccountClient | None = None
         self._subscriber: NatsClient | None = None
         self._listener: IngestListener | None = None
-        self._routes = RouteTable()
 
     @property
     def nats_port(self) -> int | None:
@@ -91,10 +91,9 @@ class NatsFrontEnd:
         config, broker = self._config, self._broker
         backpressure = Backpressure(config.limits.pending_bytes)
         ingest = MessageIngest(
-            broker.clock, self._routes, broker.admission, forwarder=self._forwarder
+            broker.clock, broker.routes, broker.admission, forwarder=self._forwarder
         )
         broker.on_answered(ingest.read_on)
-        bindings = self._bind()
         broker.on_streams_changed(self._streams_changed)
         broker.on_stream_created(self.synced)
         jetstream = None
@@ -116,12 +115,14 @@ class NatsFrontEnd:
                 tls=tls,
                 login=login,
             )
+            names = [stream.config.name for stream in broker.streams()]
+            bindings = self._subscriptions(names)
             await self._subscriber.start(servers, bindings, is_awaited=self._is_server_there)
             if config.nats.ingest_port >= 0:
                 self._listener = IngestListener(
                     broker,
                     config,
-                    routes=self._routes,
+                    routes=broker.routes,
                     ingest=ingest,
                     backpressure=backpressure,
                     metering=self._metering,
@@ -237,20 +238,19 @@ class NatsFrontEnd:
             return calling_own_context(config.tls) if config.tls.is_on else None
         return calling_context(config.tls, authority=config.nats.authority)
 
-    def _bind(self) -> list[Binding]:
-        """Route by the current streams; return the bindings to subscribe to."""
-        bindings = [
-            binding for stream in self._broker.streams() for binding in stream_bindings(stream)
-        ]
-        self._routes.replace(bindings)
-        return [binding for binding in bindings if binding.is_ours or self._is_server_alone]
+    def _subscriptions(self, names: Iterable[str]) -> dict[str, list[Binding]]:
+        """Return the bindings of streams to subscribe to."""
+        takes_all, routes = self._is_server_alone, self._broker.routes
+        return {
+            name: [each for each in routes.bindings(name) if each.is_ours or takes_all]
+            for name in names
+        }
 
-    def _streams_changed(self) -> None:
-        bindings = self._bind()
+    def _streams_changed(self, names: Collection[str]) -> None:
         if self._listener is not None:
             self._listener.streams_changed()
         if self._subscriber is not None:
-            self._subscriber.streams_changed(bindings)
+            self._subscriber.streams_changed(self._subscriptions(names))
 
 
 def _routes(config: BrokerConfig) -> ServerRoutes | None:

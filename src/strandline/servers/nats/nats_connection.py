@@ -11,7 +11,7 @@ leads.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, cast
 
 from strandline.broker.routing import Binding, Route, RouteTable
@@ -47,7 +47,8 @@ class NatsConnection(ServerLink):
     def __init__(self, shared: IngestState, *, is_alone: bool) -> None:
         super().__init__()
         self._shared = shared
-        self._sids: dict[Binding, bytes] = {}
+        self._sids: dict[str, dict[Binding, bytes]] = {}
+        """Of each stream."""
         self._tables: dict[bytes, RouteTable] = {}
         self._last_sid = 0
         self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
@@ -152,30 +153,34 @@ class NatsConnection(ServerLink):
 
     # Subscriptions
 
-    def subscribe(self, bindings: list[Binding]) -> None:
-        """Subscribe to exactly ``bindings``."""
+    def subscribe(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
+        """Subscribe to exactly these bindings of each stream that is named."""
         lines: list[bytes] = []
-        wanted = dict.fromkeys(bindings)
-        gone = [each for each in self._sids if each not in wanted]
-        for binding in wanted:
-            if binding in self._sids:
-                continue
-            self._last_sid += 1
-            sid = b"%d" % self._last_sid
-            self._sids[binding] = sid
-            self._tables[sid] = RouteTable((binding,))
-            queue = binding.stream.config.queue_group.encode()
-            lines.append(encode_subscribe(binding.pattern.encode(), sid, queue=queue))
+        gone: list[tuple[Binding, bytes]] = []
+        for name, wanted in bindings.items():
+            before = self._sids.pop(name, {})
+            sids = {each: before.get(each) or self._begin(each, lines) for each in wanted}
+            gone += [(each, sid) for each, sid in before.items() if each not in sids]
+            if sids:
+                self._sids[name] = sids
         # Unsubscribe last: where one binding replaces another, no message may be lost between.
         lines += self._forget(gone)
         self.write(b"".join(lines))
 
-    def _forget(self, bindings: list[Binding]) -> list[bytes]:
+    def _begin(self, binding: Binding, lines: list[bytes]) -> bytes:
+        """Return the sid of a new subscription, and add the line that begins it."""
+        self._last_sid += 1
+        sid = b"%d" % self._last_sid
+        self._tables[sid] = RouteTable((binding,))
+        queue = binding.stream.config.queue_group.encode()
+        lines.append(encode_subscribe(binding.pattern.encode(), sid, queue=queue))
+        return sid
+
+    def _forget(self, gone: list[tuple[Binding, bytes]]) -> list[bytes]:
         """Return the lines that end subscriptions; messages in flight to groups are handled."""
         lines: list[bytes] = []
         shared: list[bytes] = []
-        for binding in bindings:
-            sid = self._sids.pop(binding)
+        for binding, sid in gone:
             lines.append(encode_unsubscribe(sid))
             if binding.stream.config.queue_group:
                 shared.append(sid)

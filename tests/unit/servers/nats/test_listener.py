@@ -362,7 +362,6 @@ async def test_streams_that_change_change_the_routes(broker, ingest, client):
     await raw.send(b"SUB _INBOX.i 1\r\nPUB a _INBOX.i 0\r\n\r\n")
     await raw.message()
     broker.drop("S")
-    listener.shared.routes.replace(())
     listener.streams_changed()
     await raw.send(b"PUB a _INBOX.i 0\r\n\r\n")
     words, _ = await raw.message()

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from strandline.api.routing import default_subject
 from strandline.broker.internal import is_internal
-from strandline.broker.routing import PartitionPort, RouteTable, Target, stream_bindings
+from strandline.broker.routing import PartitionPort, Target
 from strandline.broker.write_path.partition import Partition
 from strandline.config import Acks
 from strandline.errors import (
@@ -72,13 +72,7 @@ class PublishCalls:
     def __init__(self, host: Host, forwarder: ForwarderPort | None) -> None:
         self._host = host
         self._forwarder = forwarder
-        self._routes = RouteTable()
-        host.broker.on_streams_changed(self._bind)
-        self._bind()
-
-    def _bind(self) -> None:
-        streams = self._host.broker.streams()
-        self._routes.replace(b for stream in streams for b in stream_bindings(stream))
+        self._routes = host.broker.routes
 
     # To a stream
 
