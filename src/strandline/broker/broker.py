@@ -113,6 +113,7 @@ class Broker(BrokerBase):
         self._block_partitions()
         for partition in self.partitions():
             self._keep_transaction_index(partition, partition.log_start_offset)
+            partition.preload_ids()
 
     async def prepare_stop(self) -> None:
         """Before the front ends stop: let nobody depend on this broker who need not."""
