@@ -1,7 +1,7 @@
 """A partition whose leader still reads its log back: clients of ours wait for it within their time.
 
-Every log counts as long here, and each load takes a while, so the first append to a partition is
-refused with ``still_loading``.
+Every log counts as long here, and each load takes a while: the first append with an id to a
+partition waits, and numbered ones are refused with ``still_loading``.
 """
 
 import functools
@@ -13,7 +13,7 @@ import pytest
 from nats.js.errors import ServiceUnavailableError
 
 import strandline
-from strandline.broker.write_path import log_replay, partition_appends
+from strandline.broker.write_path import held_appends, log_replay, partition_appends
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.producer.accumulator import ProducerRecord
 from strandline.client.producer.conditional_appender import ConditionalAppender
@@ -199,12 +199,27 @@ def test_the_error_comes_at_the_end_of_the_users_own_time(client, loads):
     assert time.monotonic() - began_s >= 1.0
 
 
-async def test_a_nats_publisher_is_told_503(client, server):
+async def test_a_nats_publisher_waits_for_a_leader_that_loads(client, server, loads):
+    """Its publish is answered when the ids are known, since stock clients repeat none."""
+    nc = await nats.connect(server.nats_url)
+    try:
+        ack = await nc.jetstream().publish("s.a", b"v", headers={"Nats-Msg-Id": "m"}, timeout=10)
+    finally:
+        await nc.close()
+    assert (ack.seq, ack.duplicate) == (1, None)
+    assert loads["count"]
+
+
+async def test_a_nats_publisher_is_told_503_when_loading_takes_long(
+    client, server, loads, monkeypatch
+):
     """As by a JetStream that is not ready: stock clients make an error of it that says so."""
+    monkeypatch.setattr(held_appends, "HELD_S_MAX", 0.2)
+    loads["seconds"] = 3.0
     nc = await nats.connect(server.nats_url)
     try:
         with pytest.raises(ServiceUnavailableError, match="read back") as told:
-            await nc.jetstream().publish("s.a", b"v", headers={"Nats-Msg-Id": "m"}, timeout=10)
+            await nc.jetstream().publish("s.a", b"v", headers={"Nats-Msg-Id": "m"}, timeout=2)
         assert told.value.err_code == 10008
     finally:
         await nc.close()

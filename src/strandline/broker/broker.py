@@ -113,6 +113,7 @@ class Broker(BrokerBase):
         self._block_partitions()
         for partition in self.partitions():
             self._keep_transaction_index(partition, partition.log_start_offset)
+            partition.preload_ids()
         self._announce(self._streams.keys())
 
     async def prepare_stop(self) -> None:

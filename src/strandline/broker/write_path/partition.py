@@ -179,6 +179,7 @@ class Partition(PartitionAppends):
         if self.transaction_index is not None:
             self.transaction_index.forget_from(self.next_offset)
         reject_waiting((*chunks, *pending), error)
+        self._held.reject(error)
         for _, each in late:
             each.ack_sink.rejected(each.token, error)
 
@@ -199,6 +200,8 @@ class Partition(PartitionAppends):
         self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
         if self.transaction_index is not None:
             self.keep_transaction_index(log.log_start_offset)
+        if self.replica_hooks is None:
+            self.preload_ids()
         self._wake_waiters()
 
     def keep_transaction_index(self, start: Offset) -> None:
@@ -252,6 +255,7 @@ class Partition(PartitionAppends):
         self.leader_epoch = leader_epoch
         self._drop_window()  # who led before knew other ids
         self.next_offset = self._led_from = self.log_end_offset
+        self.preload_ids()
         self._wake_waiters()
 
     def follow(self) -> None:
@@ -343,6 +347,7 @@ class Partition(PartitionAppends):
         """
         self._closed_by = error
         self._dedup_replay.cancel()
+        self._held.reject(error)
         self._producers_replay.cancel()
         self._index_replay.cancel()
         self._settle()

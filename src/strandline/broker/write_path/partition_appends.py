@@ -8,7 +8,10 @@ Invariants:
 Rules: on the loop's thread; nothing is written here, that is the turn's.
 """
 
+import logging
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 
 import pyarrow as pa
 
@@ -17,8 +20,9 @@ from strandline.broker.read_path.transaction_visibility import marker_attributes
 from strandline.broker.replica_hooks import ReplicaHooks
 from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.admission import Admission
-from strandline.broker.write_path.dedup import DedupWindow, load_window
-from strandline.broker.write_path.log_replay import LogReplay
+from strandline.broker.write_path.dedup import DedupWindow, ends_with_ids, load_window
+from strandline.broker.write_path.held_appends import HeldAppend, HeldAppends
+from strandline.broker.write_path.log_replay import IsWanted, LogReplay
 from strandline.broker.write_path.pending import (
     AckWaiter,
     Chunk,
@@ -39,6 +43,7 @@ from strandline.errors import (
     InvalidRecordError,
     ProducerFencedError,
     RecordTooLargeError,
+    StillLoadingError,
     StrandlineError,
     UnavailableError,
     WrongLastSequenceError,
@@ -47,6 +52,8 @@ from strandline.record.batch import Attributes
 from strandline.record.codec import BATCH_RECORDS_MAX, Headers
 from strandline.storage.log import Log
 from strandline.types import Offset, PartitionName, ProducerStamp, TimestampNs
+
+logger = logging.getLogger(__name__)
 
 RECORD_OVERHEAD_BYTES = 32
 """Counted for a record besides its bytes, so that a flood of empty records is bounded too."""
@@ -62,9 +69,10 @@ class PartitionAppends(PartitionReads):
         self.dedup: DedupWindow | None = None
         self.producers: ProducerStates | None = None
         """None until it is needed, and while only the log knows."""
-        self._dedup_replay: LogReplay[DedupWindow] = LogReplay(
-            self._take_window, what=f"message ids of {name}"
+        self._dedup_replay: LogReplay[DedupWindow | None] = LogReplay(
+            self._take_window, what=f"message ids of {name}", failed=self._window_failed
         )
+        self._held = HeldAppends(name.stream, admission)
         self._producers_replay: LogReplay[ProducerStates] = LogReplay(
             self._take_producers, what=f"producers of {name}"
         )
@@ -138,14 +146,37 @@ class PartitionAppends(PartitionReads):
         if key is not None or headers:
             size += _extra_bytes(key, headers)
         refusal = self._refusal(size)
-        if refusal is None and (message_id is not None or expected_last is not None):
+        is_held = bool(self._held.waiting)
+        if (
+            refusal is None
+            and not is_held
+            and (message_id is not None or expected_last is not None)
+        ):
             # A repeat is recognised first: what it expected was true when it was stored.
             try:
                 if message_id is not None and self._is_duplicate(message_id, ack_sink, token):
                     return
                 self._check_last(message_id, expected_last)
+            except StillLoadingError:
+                is_held = True
             except StrandlineError as error:
                 refusal = error
+        if refusal is None and is_held:
+            again = partial(
+                self.append,
+                value,
+                subject=subject,
+                key=key,
+                headers=headers,
+                ack_sink=ack_sink,
+                token=token,
+                message_id=message_id,
+                expected_last=expected_last,
+                acks=acks,
+            )
+            refusal = self._held.add(HeldAppend(again, ack_sink, token, size))
+            if refusal is None:
+                return
         if refusal is not None:
             admission.reject(refusal, ack_sink, token, stream=self.name.stream)
             return
@@ -186,6 +217,20 @@ class PartitionAppends(PartitionReads):
             is_transactional: they count if the producer's transaction is committed.
         """
         refusal = self._refusal(0) or self._batch_refusal(batch, producer)
+        if refusal is None and self._held.waiting:
+            again = partial(
+                self.append_arrow,
+                batch,
+                ack_sink=ack_sink,
+                token=token,
+                acks=acks,
+                producer=producer,
+                is_transactional=is_transactional,
+            )
+            size = int(batch.nbytes)
+            refusal = self._held.add(HeldAppend(again, ack_sink, token, size, batch.num_rows))
+            if refusal is None:
+                return
         if refusal is None and producer is not None:
             try:
                 if is_transactional:
@@ -368,17 +413,37 @@ class PartitionAppends(PartitionReads):
             UnavailableError: the log cannot be read.
         """
         log, window_ms = self.log, self.config.dedup_window_ms
-        now_ns, steady_ns = self._admission.clock.now_ns(), self._admission.steady.now_ns()
-        since_ns = TimestampNs(now_ns - window_ms * 1_000_000)
+        since_ns = TimestampNs(self._admission.clock.now_ns() - window_ms * 1_000_000)
         self._dedup_replay.read(
-            lambda is_wanted: load_window(
-                log, window_ms, now_ns, steady_ns=steady_ns, is_wanted=is_wanted
-            ),
-            size_bytes=lambda: log.bytes_from(log.offset_since(since_ns)),
+            self._window_loader(), size_bytes=lambda: log.bytes_from(log.offset_since(since_ns))
         )
 
-    def _take_window(self, window: DedupWindow) -> None:
+    def _window_loader(self) -> Callable[[IsWanted], DedupWindow]:
+        """Return a function that reads the message ids back; any thread."""
+        log, window_ms = self.log, self.config.dedup_window_ms
+        now_ns, steady_ns = self._admission.clock.now_ns(), self._admission.steady.now_ns()
+        return lambda is_wanted: load_window(
+            log, window_ms, now_ns, steady_ns=steady_ns, is_wanted=is_wanted
+        )
+
+    def preload_ids(self) -> None:
+        """Begin to read the message ids back, if the newest batch of the log has some.
+
+        So they are likely to be known when the first publish with an id comes. Where nobody uses
+        ids, there would be much to read for nothing.
+        """
+        if self.config.dedup_window_ms == 0 or self.log_end_offset == self.log_start_offset:
+            return
+        log, load = self.log, self._window_loader()
+        self._dedup_replay.begin(lambda is_wanted: load(is_wanted) if ends_with_ids(log) else None)
+
+    def _take_window(self, window: DedupWindow | None) -> None:
         self.dedup = window
+        self._held.release()
+
+    def _window_failed(self, error: StrandlineError) -> None:
+        logger.warning("%s: message ids cannot be read back: %s", self.name, error)
+        self._held.reject(error)
 
     def _load_producers(self) -> None:
         """Read back from the log what is known of producers.
