@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import strandline
-from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.api.cluster import CLUSTER_STATUS
 from strandline.client.connection import BrokerConnection
 from strandline.errors import (
     InvalidRequestError,
@@ -251,7 +251,7 @@ def controller(server):
     """The number of the controller, as a broker knows it; None: it knows of none."""
     connection = BrokerConnection(server.flight, timeout_s=30)
     try:
-        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
+        [found] = connection.action(CLUSTER_STATUS, None)
     finally:
         connection.close()
     return found.controller

@@ -12,7 +12,7 @@ import pyarrow.flight as fl
 import pytest
 
 import strandline
-from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.api.cluster import CLUSTER_STATUS
 from strandline.api.put import BatchTag, PutRequest, put_schema
 from strandline.client.connection import BrokerConnection
 from strandline.client.producer.put_stream import PutStream
@@ -200,7 +200,7 @@ def leader_of(server, name):
     """
     connection = BrokerConnection(server.flight, timeout_s=5)
     try:
-        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
+        [found] = connection.action(CLUSTER_STATUS, None)
     finally:
         connection.close()
     leaders = [part.leader for part in found.partitions if part.stream == name]

@@ -312,12 +312,12 @@ def add_partitions(
     A key may map to another partition afterwards, so records of one key are in order only before
     and after the change. Partitions cannot be removed.
     """
-    from strandline.api.admin import STREAM_INFO, StreamInfo, StreamInfoRequest
+    from strandline.api.admin import STREAM_INFO, StreamInfoRequest
     from strandline.api.cluster import ADD_PARTITIONS, AddPartitionsRequest
     from strandline.cli.cluster_admin import connected
 
     with connected(server) as connection:
-        [info] = connection.action(STREAM_INFO, StreamInfoRequest(name=name), StreamInfo)
+        [info] = connection.action(STREAM_INFO, StreamInfoRequest(name=name))
         more = partitions - len(info.partitions)
         if more < 0:
             raise InvalidRequestError(
@@ -326,7 +326,7 @@ def add_partitions(
             )
         if more:
             order = AddPartitionsRequest(name=name, count=more)
-            [info] = connection.action(ADD_PARTITIONS, order, StreamInfo)
+            [info] = connection.action(ADD_PARTITIONS, order)
     print_done(f"{name} has {len(info.partitions)} partitions", info, output=output)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from strandline.api import admin
+from strandline.api.command import AdminCommand
 from strandline.client.arguments import check_number
 from strandline.client.connection import BrokerConnection
 from strandline.client.deadline import within
@@ -40,7 +41,8 @@ just lost its leadership, other brokers from memory.
 """
 STALE_S = 3.0
 """How long metadata older than what was seen before is refused."""
-T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 Routes = dict[int, admin.PartitionInfo]
 """The leader and the replicas of each partition."""
@@ -119,7 +121,7 @@ class ClusterClient:
             raise InvalidRequestError(
                 f"replica 'this' needs a client of one address, and this one has {len(self._seeds)}"
             )
-        [info] = self._attempt(self._seeds[0], _Call(admin.SERVER_INFO, None, admin.ServerInfo))
+        [info] = self._attempt(self._seeds[0], _Call(admin.SERVER_INFO, None))
         return info.address or self._seeds[0]
 
     def learn(self, info: admin.ServerInfo) -> None:
@@ -137,18 +139,18 @@ class ClusterClient:
 
     # Any broker
 
-    def ask(self, name: str, body: object, kind: type[T], *, wait_s: float = 0.0) -> list[T]:
+    def ask(self, command: AdminCommand[Q, A], request: Q, *, wait_s: float = 0.0) -> list[A]:
         """Run a query at any broker; arguments as ``BrokerConnection.action``.
 
         Raises:
             StrandlineError: the last broker's error, or that none answered in time.
         """
         with within(self._timeout_s + wait_s) as deadline_s:
-            call = _Call(name, body, kind, wait_s)
+            call = _Call(command, request, wait_s)
             return self._run(call, deadline_s=deadline_s, is_change=False)
 
-    def change(self, name: str, body: object, kind: type[T]) -> list[T]:
-        """Run an action that changes something at any broker.
+    def change(self, command: AdminCommand[Q, A], request: Q) -> list[A]:
+        """Run a command that changes something at any broker.
 
         Raises:
             DisconnectedError, RequestTimeoutError: whether it was done is unknown.
@@ -157,11 +159,11 @@ class ClusterClient:
         with within(self._timeout_s) as deadline_s:
             if self.is_cluster:
                 self.server_info()  # finds a broker that answers
-            return self._run(_Call(name, body, kind), deadline_s=deadline_s, is_change=True)
+            return self._run(_Call(command, request), deadline_s=deadline_s, is_change=True)
 
     def server_info(self) -> admin.ServerInfo:
         """Return the version and limits of a broker, and note the brokers it lists."""
-        [info] = self.ask(admin.SERVER_INFO, None, admin.ServerInfo)
+        [info] = self.ask(admin.SERVER_INFO, None)
         self.learn(info)
         return info
 
@@ -173,7 +175,7 @@ class ClusterClient:
             UnavailableError: no broker is in touch with a majority of the cluster.
         """
         body = admin.StreamInfoRequest(name=stream)
-        [info] = self.ask(admin.STREAM_INFO, body, admin.StreamInfo)
+        [info] = self.ask(admin.STREAM_INFO, body)
         # A broker that was starting did not know the others yet.
         copies = {at for each in info.partitions for at in each.in_sync}
         if not copies.issubset(self._known):
@@ -200,7 +202,7 @@ class ClusterClient:
             return dict.fromkeys(routes, self._home)
         return {number: each.leader for number, each in routes.items()}
 
-    def _run(self, call: "_Call[T]", *, deadline_s: float, is_change: bool) -> list[T]:
+    def _run(self, call: "_Call[Q, A]", *, deadline_s: float, is_change: bool) -> list[A]:
         backoff = RetryBackoff()
         while True:
             failure: StrandlineError | None = None
@@ -232,7 +234,7 @@ class ClusterClient:
         yield home
         yield from dict.fromkeys(a for a in (*self._known, *self._seeds) if a != home)
 
-    def _check_newest(self, address: str, found: list[T]) -> None:
+    def _check_newest(self, address: str, found: list[Any]) -> None:
         """Refuse metadata older than what was seen, such as that of a partitioned broker.
 
         Raises:
@@ -256,14 +258,13 @@ class ClusterClient:
         # No broker has newer metadata: a forced recovery has lost it.
         self._newest_index, self._stale_since_s = index, None
 
-    def _attempt(self, address: str, call: "_Call[T]", *, is_change: bool = False) -> list[T]:
+    def _attempt(self, address: str, call: "_Call[Q, A]", *, is_change: bool = False) -> list[A]:
         connection = self.connection(address)
         limit_s = ATTEMPT_S if self.is_cluster and not is_change else self._timeout_s
         try:
             return connection.action(
-                call.name,
-                call.body,
-                call.kind,
+                call.command,
+                call.request,
                 wait_s=call.wait_s,
                 timeout_s=min(limit_s, self._timeout_s),
             )
@@ -287,20 +288,18 @@ class ClusterClient:
     def ask_leaders(
         self,
         stream: str,
-        name: str,
-        kind: type[T],
+        command: AdminCommand[Q, A],
         *,
-        body: Any,
+        request: Callable[[tuple[int, ...]], Q],
         numbers: Collection[int] | None = None,
         must_exist: bool = False,
-    ) -> list[tuple[tuple[int, ...], T]]:
+    ) -> list[tuple[tuple[int, ...], A]]:
         """Ask the leader of each partition; return its partitions with each answer.
 
         Args:
             stream: its name.
-            name: the action, which has one answer.
-            kind: type of the answer.
-            body: makes the body from the numbers of a leader's partitions.
+            command: the command, which has one result.
+            request: makes the request from the numbers of a leader's partitions.
             numbers: the partitions; None: all.
             must_exist: wait for a broker that knows all ``numbers``, which another one has named.
 
@@ -320,7 +319,7 @@ class ClusterClient:
                         )
                     return self._ask_each(
                         {n: at for n, at in leaders.items() if numbers is None or n in numbers},
-                        lambda led: _Call(name, body(led), kind),
+                        lambda led: _Call(command, request(led)),
                         stream=stream,
                     )
                 except StrandlineError as error:
@@ -338,22 +337,21 @@ class ClusterClient:
     def _ask_each(
         self,
         leaders: dict[int, str],
-        call: Callable[[tuple[int, ...]], "_Call[T]"],
+        call: Callable[[tuple[int, ...]], "_Call[Q, A]"],
         *,
         stream: str,
-    ) -> list[tuple[tuple[int, ...], T]]:
+    ) -> list[tuple[tuple[int, ...], A]]:
         by_leader = group(leaders)
         if "" in by_leader:
             raise NotLeaderError(f"{stream}/{by_leader[''][0]} has no leader now; retry")
         return [(led, self._attempt(leader, call(led))[0]) for leader, led in by_leader.items()]
 
 
-class _Call(NamedTuple, Generic[T]):
-    """An action, as ``BrokerConnection.action`` takes it."""
+class _Call(NamedTuple, Generic[Q, A]):
+    """A command, as ``BrokerConnection.action`` takes it."""
 
-    name: str
-    body: Any
-    kind: type[T]
+    command: AdminCommand[Q, A]
+    request: Q
     wait_s: float = 0.0
 
 

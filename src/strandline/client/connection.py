@@ -16,6 +16,7 @@ from typing import Protocol, TypeVar
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from strandline.api.command import AdminCommand
 from strandline.api.put import PutRequest
 from strandline.api.status import from_flight
 from strandline.api.tickets import ReadRequest, check_request
@@ -53,7 +54,8 @@ _ALIGNED = (
     if hasattr(pa.ipc, "Alignment")
     else pa.ipc.IpcReadOptions()
 )
-T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 _has_used_grpc = threading.Event()
 _lacks_threads = threading.Event()
 """Set in a process forked from one that has used gRPC, whose threads do not exist here: calls would
@@ -145,32 +147,30 @@ class BrokerConnection:
 
     def action(
         self,
-        name: str,
-        body: object,
-        kind: type[T],
+        command: AdminCommand[Q, A],
+        request: Q,
         *,
         wait_s: float = 0.0,
         timeout_s: float | None = None,
-    ) -> list[T]:
-        """Run an admin action.
+    ) -> list[A]:
+        """Run an admin command.
 
         Args:
-            name: one of ``protocol.admin.ACTIONS``.
-            body: the request, encoded as JSON; None for no body.
-            kind: type of each result.
+            command: one of ``api.commands.COMMANDS``.
+            request: its request; None if it takes none.
             wait_s: how long the broker was asked to wait before it answers.
             timeout_s: timeout beyond ``wait_s``; None: the connection's.
 
         Raises:
             StrandlineError: the broker's error, or that it did not answer.
         """
-        data = b"" if body is None else encode(body)
+        data = b"" if request is None else encode(request)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         headers = self._credentials.headers
         options = fl.FlightCallOptions(timeout=limited(limit_s + wait_s), headers=headers)
         with self.translated():
-            results = list(self.flight().do_action(fl.Action(name, data), options))
-        return [decode(result.body.to_pybytes(), kind, what="answer") for result in results]
+            results = list(self.flight().do_action(fl.Action(command.name, data), options))
+        return [decode(each.body.to_pybytes(), command.result, what="answer") for each in results]
 
     def read(self, request: ReadRequest) -> fl.FlightStreamReader:
         """Begin a read; its schema has arrived when this returns.

@@ -8,13 +8,15 @@ import time
 from collections.abc import Collection
 from typing import TypeVar
 
+from strandline.api.command import AdminCommand
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.deadline import within
 from strandline.client.retry_policy import RetryBackoff, is_connection_loss
 from strandline.errors import NotLeaderError, StrandlineError, UnknownStreamError
 
 ATTEMPT_S = 5.0
-T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class CoordinatorClient:
@@ -32,19 +34,17 @@ class CoordinatorClient:
 
     def ask(
         self,
-        name: str,
-        body: object,
-        kind: type[T],
+        command: AdminCommand[Q, A],
+        request: Q,
         *,
         timeout_s: float,
         streams: Collection[str] = (),
-    ) -> list[T]:
-        """Run an action at the coordinator.
+    ) -> list[A]:
+        """Run a command at the coordinator.
 
         Args:
-            name: of the action.
-            body: the request.
-            kind: type of each answer.
+            command: the command.
+            request: its request.
             timeout_s: how long to try.
             streams: streams of the request; the coordinator may not know the newest yet.
 
@@ -55,7 +55,7 @@ class CoordinatorClient:
         with within(timeout_s) as deadline_s:
             while True:
                 try:
-                    return self._attempt(name, body, kind)
+                    return self._attempt(command, request)
                 except StrandlineError as error:
                     self._address = ""
                     now_s = time.monotonic()
@@ -71,15 +71,11 @@ class CoordinatorClient:
         is_unknown = isinstance(error, UnknownStreamError) and self._stream not in streams
         return is_unknown and self._brokers.any_broker_knows((stream, 0) for stream in streams)
 
-    def call(self, name: str, body: object, *, timeout_s: float) -> None:
-        """Run an action without an answer; as ``ask``."""
-        self.ask(name, body, object, timeout_s=timeout_s)
-
-    def _attempt(self, name: str, body: object, kind: type[T]) -> list[T]:
+    def _attempt(self, command: AdminCommand[Q, A], request: Q) -> list[A]:
         address = self._address or self._found()
         connection = self._brokers.connection(address)
         try:
-            answers = connection.action(name, body, kind, timeout_s=ATTEMPT_S)
+            answers = connection.action(command, request, timeout_s=ATTEMPT_S)
         except StrandlineError as error:
             if is_connection_loss(error):
                 connection.reset()

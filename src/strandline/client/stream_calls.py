@@ -57,7 +57,7 @@ class StreamAdminCalls(ABC):
         subject = name if subject is None else subject
         values = {"name": name, "subject": subject, "partitions": partitions, **config}
         checked = decode_config(values, StreamConfig)
-        [info] = self._known.change(admin.CREATE_STREAM, checked, admin.StreamInfo)
+        [info] = self._known.change(admin.CREATE_STREAM, checked)
         return info
 
     def delete_stream(self, name: str) -> None:
@@ -67,7 +67,7 @@ class StreamAdminCalls(ABC):
             UnknownStreamError: there is no such stream.
         """
         self._forget_appender(name)
-        self._known.change(admin.DELETE_STREAM, admin.StreamName(name=name), admin.StreamInfo)
+        self._known.change(admin.DELETE_STREAM, admin.StreamName(name=name))
 
     def stream_info(self, name: str, *, of_leaders: bool = True) -> admin.StreamInfo:
         """Return a stream's configuration and its partitions' offsets, as their leaders know them.
@@ -88,8 +88,7 @@ class StreamAdminCalls(ABC):
             found = self._brokers.ask_leaders(
                 name,
                 admin.STREAM_INFO,
-                admin.StreamInfo,
-                body=lambda led: admin.StreamInfoRequest(name=name, led=led),
+                request=lambda led: admin.StreamInfoRequest(name=name, led=led),
             )
         parts = {each.partition: each for each in info.partitions}
         for numbers, answer in found:
@@ -99,12 +98,12 @@ class StreamAdminCalls(ABC):
     def _described(self, name: str) -> admin.StreamInfo:
         """Return a stream as any broker knows it."""
         body = admin.StreamInfoRequest(name=name)
-        [info] = self._known.ask(admin.STREAM_INFO, body, admin.StreamInfo)
+        [info] = self._known.ask(admin.STREAM_INFO, body)
         return info
 
     def list_streams(self) -> list[admin.StreamInfo]:
         """Return all streams, by name; in a cluster with offsets as any broker knows them."""
-        return self._known.ask(admin.LIST_STREAMS, None, admin.StreamInfo)
+        return self._known.ask(admin.LIST_STREAMS, None)
 
     def delete_records(self, stream: str, offset: int, *, partition: int = 0) -> admin.StreamInfo:
         """Delete a partition's records below ``offset``; this cannot be undone.
@@ -116,7 +115,7 @@ class StreamAdminCalls(ABC):
             UnknownStreamError, UnknownPartitionError: there is no such partition.
         """
         body = admin.DeleteRecords(name=stream, partition=partition, offset=offset)
-        [info] = self._known.change(admin.DELETE_RECORDS, body, admin.StreamInfo)
+        [info] = self._known.change(admin.DELETE_RECORDS, body)
         return info
 
     def offsets(self, stream: str, at: OffsetSpec = "latest") -> dict[int, int]:
@@ -143,8 +142,7 @@ class StreamAdminCalls(ABC):
         for _, answer in self._known.ask_leaders(
             stream,
             admin.OFFSETS,
-            admin.Offsets,
-            body=lambda of: admin.OffsetsRequest(
+            request=lambda of: admin.OffsetsRequest(
                 name=stream, at=bound, partitions=of, of_leader=True
             ),
             numbers=numbers,
@@ -212,5 +210,5 @@ class StreamAdminCalls(ABC):
         """Wait at a leader, or at any broker without one; return the high watermarks."""
         body = admin.WaitRequest(name=stream, beyond=dict(beyond), wait_ms_max=int(wait_s * 1e3))
         ask = self._brokers.connection(leader).action if leader else self._brokers.ask
-        [answer] = ask(admin.WAIT_BEYOND, body, admin.Offsets, wait_s=wait_s)
+        [answer] = ask(admin.WAIT_BEYOND, body, wait_s=wait_s)
         return answer.offsets

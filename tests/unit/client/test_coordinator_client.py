@@ -34,7 +34,7 @@ class Cluster(ClusterClient):
     def connection(self, address):
         return self
 
-    def action(self, name, body, kind, *, timeout_s):
+    def action(self, command, request, *, timeout_s):
         if self.left:
             raise self.left.pop()
         return ["done"]
@@ -43,7 +43,7 @@ class Cluster(ClusterClient):
 def join(cluster, *streams):
     body = wire.JoinGroupRequest(group="g", member="m", streams=streams, session_ms=1000)
     office = CoordinatorClient(cluster, GROUPS_STREAM)
-    return office.ask(wire.JOIN_GROUP, body, str, timeout_s=30, streams=streams)
+    return office.ask(wire.JOIN_GROUP, body, timeout_s=30, streams=streams)
 
 
 def test_a_stream_that_the_coordinator_of_groups_does_not_know_yet_is_waited_for():

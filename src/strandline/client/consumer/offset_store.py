@@ -104,7 +104,7 @@ class LogOffsetStore:
             epoch=owner.epoch,
             number=self._commits,
         )
-        self._coordinator.call(wire.COMMIT_OFFSETS, body, timeout_s=self._timeout_s)
+        self._coordinator.ask(wire.COMMIT_OFFSETS, body, timeout_s=self._timeout_s)
 
     def commit_in(
         self, transaction: ProducerRef, group: str, offsets: Offsets, *, owner: Owner
@@ -122,7 +122,7 @@ class LogOffsetStore:
             epoch=owner.epoch,
             transaction=wire.TransactionRef(transaction.producer_id, transaction.epoch),
         )
-        self._coordinator.call(wire.COMMIT_OFFSETS, body, timeout_s=self._timeout_s)
+        self._coordinator.ask(wire.COMMIT_OFFSETS, body, timeout_s=self._timeout_s)
 
     def read(self, group: str) -> dict[PartitionName, int]:
         """Return all committed offsets; see ``OffsetStore``.
@@ -135,7 +135,6 @@ class LogOffsetStore:
             [info] = self._coordinator.ask(
                 wire.GROUP_INFO,
                 wire.GroupRef(group=group, decided=True),
-                wire.GroupInfo,
                 timeout_s=self._timeout_s,
             )
         except UnknownGroupError:

@@ -481,7 +481,7 @@ class ProducerDelivery:
             while len(self._producer_ids) <= producer:
                 sender.waits_since_s = None  # nothing is sent yet, so its broker is not silent
                 try:
-                    [info] = self._brokers.ask(admin.NEW_PRODUCER, None, admin.ProducerInfo)
+                    [info] = self._brokers.ask(admin.NEW_PRODUCER, None)
                 except RequestTimeoutError as error:  # nothing was sent, so it is retried
                     raise UnavailableError(error.message) from error
                 self._producer_ids.append(info.producer_id)

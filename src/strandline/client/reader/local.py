@@ -45,7 +45,7 @@ def begin_read(connection: BrokerConnection, request: ReadRequest) -> BatchStrea
     """
     if not (_is_long(request) and _is_here(connection.address) and _can_decode()):
         return BatchStream(connection, request)
-    [files] = connection.action(LOCAL_FILES, request, LocalFiles)
+    [files] = connection.action(LOCAL_FILES, request)
     if not files.proof or not _reader().is_here(files):
         return BatchStream(connection, request)
     return LocalStream(connection, request, files)

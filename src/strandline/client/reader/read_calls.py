@@ -163,7 +163,7 @@ class ReadCalls(ABC):
         """Return whether a broker has the cluster's metadata; its replicas are readable anyway."""
         body = admin.StreamInfoRequest(name=stream)
         try:
-            self._brokers.connection(address).action(admin.STREAM_INFO, body, admin.StreamInfo)
+            self._brokers.connection(address).action(admin.STREAM_INFO, body)
         except DisconnectedError:
             raise
         except UnavailableError:

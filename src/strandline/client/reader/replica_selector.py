@@ -121,8 +121,7 @@ class ReplicaSelector:
         for _, answer in self._brokers.ask_leaders(
             self._request.stream,
             admin.OFFSETS,
-            admin.Offsets,
-            body=lambda of: admin.OffsetsRequest(
+            request=lambda of: admin.OffsetsRequest(
                 name=self._request.stream, at=at, partitions=of, of_leader=True
             ),
             numbers=numbers,
@@ -210,9 +209,9 @@ class ReplicaSelector:
         self, error: OffsetOutOfRangeError, address: str, numbers: tuple[int, ...]
     ) -> StrandlineError:
         """Return the error, or a retriable one if the offset is only not known there yet."""
-        body = admin.StreamName(name=self._request.stream)
+        body = admin.StreamInfoRequest(name=self._request.stream)
         connection = self._brokers.connection(address)
-        [info] = connection.action(admin.STREAM_INFO, body, admin.StreamInfo)
+        [info] = connection.action(admin.STREAM_INFO, body)
         self._avoided = address
         for number in numbers:
             part = info.partitions[number]

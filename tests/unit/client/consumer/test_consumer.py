@@ -98,10 +98,10 @@ class Coordinator(CoordinatorClient):
         self.committed = {}
         self.began_with = began_with
 
-    def ask(self, name, body, kind, *, timeout_s, streams=()):
-        if name == wire.COMMIT_OFFSETS:
-            self.committed |= body.positions["s"]
-        elif name != wire.LEAVE_GROUP:
+    def ask(self, command, request, *, timeout_s, streams=()):
+        if command is wire.COMMIT_OFFSETS:
+            self.committed |= request.positions["s"]
+        elif command is not wire.LEAVE_GROUP:
             assigned = {"s": (0, 1)}
             answer = wire.Assignment(
                 epoch=1, partitions=assigned, positions={}, began_with=self.began_with
@@ -165,9 +165,9 @@ def test_a_membership_that_ends_by_a_bug_is_told():
     """Whoever polls hears of it: others are given its partitions by and by."""
 
     class Confused(Coordinator):
-        def ask(self, name, body, kind, *, timeout_s, streams=()):
-            answer = super().ask(name, body, kind, timeout_s=timeout_s, streams=streams)
-            return answer if name != wire.GROUP_HEARTBEAT else [None]
+        def ask(self, command, request, *, timeout_s, streams=()):
+            answer = super().ask(command, request, timeout_s=timeout_s, streams=streams)
+            return answer if command is not wire.GROUP_HEARTBEAT else [None]
 
     options = Options(session_timeout_s=0.2)
     consumer = Consumer(Source(), Confused(), "g", streams=["s"], options=options)
@@ -298,10 +298,10 @@ def test_a_partition_that_cannot_be_claimed_now_is_claimed_later(caplog):
     """Even if the coordinator, which may know why, does not answer just then."""
 
     class Away(Coordinator):
-        def ask(self, name, body, kind, *, timeout_s, streams=()):
-            if name == wire.GROUP_HEARTBEAT:
+        def ask(self, command, request, *, timeout_s, streams=()):
+            if command is wire.GROUP_HEARTBEAT:
                 raise UnavailableError("moving")
-            return super().ask(name, body, kind, timeout_s=timeout_s, streams=streams)
+            return super().ask(command, request, timeout_s=timeout_s, streams=streams)
 
     refusals = [StaleMemberError("claimed under epoch 9")]
 

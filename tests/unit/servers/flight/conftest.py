@@ -9,6 +9,7 @@ import pyarrow.flight as fl
 import pytest
 
 from strandline.broker.broker import Broker
+from strandline.broker.routing import RouteTable
 from strandline.clock import SystemClock
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
@@ -169,6 +170,7 @@ class FakeBroker:
         self.has_quorum = True
         self.flight_address = ""
         self.flight_addresses: tuple[str, ...] = ()
+        self.routes = RouteTable()
         self._streams: dict[str, SimpleNamespace] = {}
         self.answered = []
         self.loop = asyncio.new_event_loop()
@@ -197,6 +199,7 @@ class FakeBroker:
             name=name, config=settings, created_ns=1, partitions=made, partition=partition
         )
         self._streams[name] = stream
+        self.routes.replace(name, stream)
         return stream
 
     def stream(self, name: str) -> SimpleNamespace:
