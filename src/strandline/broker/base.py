@@ -99,6 +99,9 @@ class BrokerBase(ABC):
         self._image_callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
+        self._opening_lock = asyncio.Lock()
+        """Held while a thread opens new logs: recovery must not open the same files meanwhile, and
+        the directory must not be released."""
         self._producer_ids: dict[str, range] = {}
         """Reserved and not given out, by owner."""
         self._producer_lock = asyncio.Lock()
@@ -476,7 +479,7 @@ class BrokerBase(ABC):
         """Reopen the data directory as after a crash, verifying it; repeat until it works."""
         while True:
             await asyncio.sleep(HEAL_INTERVAL_S)
-            async with self._admin, self._checkpoints.lock:
+            async with self._admin, self._checkpoints.lock, self._opening_lock:
                 await self.committer.passed()
                 await self.reclaimer.drained()
                 try:

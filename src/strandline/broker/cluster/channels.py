@@ -110,8 +110,31 @@ class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=10):
     failure: str = ""
 
 
-Answer = Decided | Failed | MarkerWritten | LogEndsResponse | ReadIndexResponse
-Request = Propose | BrokerHeartbeat | WriteMarker | LogEndsRequest | ReadIndexRequest | Answer
+class StreamOpenRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """To a leader: do you receive what is published to this stream? Answered once it does."""
+
+    number: int
+    name: str
+    created_ns: int
+    partitions: int
+
+
+class StreamOpened(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """The answer: it does."""
+
+    number: int
+
+
+Answer = Decided | Failed | MarkerWritten | LogEndsResponse | ReadIndexResponse | StreamOpened
+Request = (
+    Propose
+    | BrokerHeartbeat
+    | WriteMarker
+    | LogEndsRequest
+    | ReadIndexRequest
+    | StreamOpenRequest
+    | Answer
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
