@@ -377,7 +377,9 @@ class MetadataApplier(Broker):
             wanted, self._to_open = self._to_open, []
             storage = self._storage
             try:
-                sequence = await self.committer.sync()
+                # Only what the journal has of an older log of the same id has to be on disk first.
+                was_used = any(each.was_used for each in wanted)
+                sequence = await self.committer.sync() if was_used else 0
                 outcomes = await asyncio.to_thread(
                     open_logs, wanted, disk=self.disk, synced_sequence=sequence
                 )
