@@ -8,7 +8,7 @@ import asyncio
 import concurrent.futures
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -199,9 +199,16 @@ class BrokerBase(ABC):
 
     # Streams
 
-    def streams(self) -> list[Stream]:
-        """All streams, by name."""
-        return [self._streams[name] for name in sorted(self._streams)]
+    def streams(self, names: Iterable[str] | None = None) -> list[Stream]:
+        """Return streams in the order of their names: all, or those of these that there are."""
+        streams = self._streams
+        there = streams if names is None else [name for name in names if name in streams]
+        return [streams[name] for name in sorted(there)]
+
+    @property
+    def stream_count(self) -> int:
+        """How many streams there are; any thread."""
+        return len(self._streams)
 
     def stream(self, name: str) -> Stream:
         """The stream called ``name``; from any thread.

@@ -150,8 +150,7 @@ class RiggedDisk(Disk):
 
 SHORT = {
     "JournalSync": "the sync that publishers wait for",
-    "Journal._roll": "a journal file is full and none is spare",
-    "GroupCommitter.sync": "what was answered without a sync: little, as the next turn takes it",
+    "Journal.sync": "what was answered without a sync: little, as the next turn takes it",
     "Segment._write": "a segment's first bytes make its file",
     "MetadataStore._append": "one line, of one command of an operator or an application",
     "ReplicaWrites.undo": "a turn is taken back out",

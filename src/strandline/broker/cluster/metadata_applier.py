@@ -380,7 +380,9 @@ class MetadataApplier(Broker):
                 # A recovery may have opened some meanwhile, and closed what was there before.
                 wanted = [each for each in queued if each.log is storage.logs.get(each.log_id)]
                 try:
-                    sequence = await self.committer.sync()
+                    # Only what the journal has of an older log of the same id has to be on disk.
+                    was_used = any(each.was_used for each in wanted)
+                    sequence = await self.committer.sync() if was_used else 0
                     outcomes = await asyncio.to_thread(
                         open_logs, wanted, disk=self.disk, synced_sequence=sequence
                     )

@@ -68,8 +68,8 @@ class CoordinatorHost(Protocol):
         """The stream of this name, or ``UnknownStreamError``."""
         ...
 
-    def streams(self) -> list[Stream]:
-        """All streams."""
+    def streams(self, names: Iterable[str] | None = None) -> list[Stream]:
+        """All streams, or those of these that there are."""
         ...
 
     async def create_internal_stream(self, config: StreamConfig) -> None:

@@ -101,6 +101,11 @@ class Partition(PartitionAppends):
         self._admission.dirty.append(self)
         self._admission.wake()
 
+    @property
+    def pending(self) -> Sequence[Chunk]:
+        """What was accepted and no turn has taken yet."""
+        return self._chunks
+
     def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
         """The chunks for this turn, at least one, up to so many bytes and records.
 

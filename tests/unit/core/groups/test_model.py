@@ -185,13 +185,17 @@ class Groups(RuleBasedStateMachine):
         self.step(ev.TimePassed())
         self.store(len(self.unstored))
 
-    @rule(a=st.integers(0, 4), b=st.integers(0, 3))
-    def streams_change(self, a, b):
-        """Streams grow, and are deleted and made again."""
+    @rule(a=st.integers(0, 4), b=st.integers(0, 3), is_whole=st.booleans())
+    def streams_change(self, a, b, is_whole):
+        """Streams grow, and are deleted and made again; all are named, or those that changed."""
+        before = self.partitions
         self.partitions = {name: count for name, count in (("a", a), ("b", b)) if count}
         self.partitions.setdefault("a", 1)
         self.partitions.setdefault("b", 1)
-        self.step(ev.StreamsChanged(self.partitions, self.created))
+        changed = {name for name in before if before[name] != self.partitions[name]}
+        told = {name: self.partitions[name] for name in changed}
+        names = None if is_whole else changed
+        self.step(ev.StreamsChanged(self.partitions if is_whole else told, self.created, names))
 
     @rule(keep=st.integers(0, 3), number=members)
     def crash_while_committing(self, keep, number):
