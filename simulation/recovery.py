@@ -355,7 +355,7 @@ class RecoveryRun:
 
     def _open(self) -> None:
         self._recover()
-        self._check_damage()
+        self._check_corruption()
         for model in self.models:
             if model.is_made and model.log_id not in self.storage.logs:
                 raise ViolationError(f"the directory of log {model.log_id} is gone")
@@ -386,13 +386,13 @@ class RecoveryRun:
                 log.delete()
             self.doomed.remove(log_id)
 
-    def _check_damage(self) -> None:
-        """Nothing was damaged, or lost; logs that were cut may be missed some of."""
+    def _check_corruption(self) -> None:
+        """Nothing was corrupt, or lost; logs that were cut may be missed some of."""
         excused = {str(model.log_id) for model in self.models if model.was_cut}
         excused |= {str(log_id) for log_id in self.doomed}
-        for damage in self.storage.report.damage:
-            if damage.file.parent.name not in excused:
-                raise ViolationError(f"damage is told that is none: {damage}")
+        for corruption in self.storage.report.corruption:
+            if corruption.file.parent.name not in excused:
+                raise ViolationError(f"corruption is told that is none: {corruption}")
 
     # A whole life
 
@@ -470,12 +470,12 @@ class LyingDiskRun(RecoveryRun):
         self._close()
         self._lose_power()
         self._recover()
-        is_told = bool(self.storage.report.damage)
+        is_told = bool(self.storage.report.corruption)
         self.world.counts["lies told"] += is_told
         for model in self.models:
             log = self.storage.logs.get(model.log_id)
             if log is not None:
-                check_after_lies(model, log, is_damage_told=is_told)
+                check_after_lies(model, log, is_corruption_told=is_told)
                 self.world.note(f"{model.log_id} {log.log_start_offset} {log.log_end_offset}")
 
 

@@ -125,9 +125,9 @@ class SimBroker:
         ]
         for number, hosted in enumerate(self.hosted):
             hosted.exposed = hosted.replica.log.high_watermark
-            for base in sorted(hosted.log.damaged):
+            for base in sorted(hosted.log.corrupt):
                 after = hosted.log.seen.batches[base].ref.next_offset
-                self.take(number, ev.Damaged(Offset(base), after))
+                self.take(number, ev.CorruptionFound(Offset(base), after))
 
     def _replica(self, log: SimLog, number: int, trace: Trace | None) -> Replica:
         state = LogState(
@@ -352,16 +352,16 @@ class SimBroker:
         log = hosted.log
         found: list[StoredKey] = []
         size, offset = 0, int(effect.from_offset)
-        while offset < log.seen.end and offset not in log.damaged and size < effect.bytes_max:
+        while offset < log.seen.end and offset not in log.corrupt and size < effect.bytes_max:
             stored = log.seen.at(offset)
             if stored is None:
                 break
             found.append(stored)
             size += stored.ref.size
             offset = stored.ref.next_offset
-        if offset in log.damaged and not found:
+        if offset in log.corrupt and not found:
             after = log.seen.batches[offset].ref.next_offset
-            self.take(number, ev.Damaged(Offset(offset), after))
+            self.take(number, ev.CorruptionFound(Offset(offset), after))
         refs, payloads = _split(found)
         self.take(
             number,
@@ -372,7 +372,7 @@ class SimBroker:
         if effect.first_offset < log.seen.start:
             return  # retention was quicker than the replica heard of it: nothing to lend
         found = log.seen.between(effect.first_offset, effect.next_offset)
-        if not any(stored.ref.base_offset in log.damaged for stored in found):
+        if not any(stored.ref.base_offset in log.corrupt for stored in found):
             refs, payloads = _split(found)
             self.take(number, ev.RangeRead(effect.to, effect.first_offset, refs, payloads))
 

@@ -203,12 +203,12 @@ class Cluster:
                 self.start(broker)
 
     def scrub(self) -> None:
-        """Read every log through: damage that nobody met is found."""
+        """Read every log through: corruption that nobody met is found."""
         for broker in self.brokers.values():
             for number, hosted in enumerate(broker.hosted):
-                for base in sorted(hosted.log.damaged):
+                for base in sorted(hosted.log.corrupt):
                     after = hosted.log.seen.batches[base].ref.next_offset
-                    broker.take(number, ev.Damaged(Offset(base), after))
+                    broker.take(number, ev.CorruptionFound(Offset(base), after))
 
     def check_settled(self) -> None:
         """Check what must be true after all faults have healed."""

@@ -9,8 +9,8 @@ saying only what matters · ``deliver [a->b]`` · ``drop|repeat|reverse|hold|unh
 ``cut|mend b``: all links of a broker · ``crash b``: lose what is unsynced · ``wipe b`` ·
 ``start b`` · ``lost|back a b``: a notices its link to b · ``decide|refuse``: metadata on the oldest
 proposal · ``isr 1,2``: metadata by itself · ``forget b``: it is told that a disk was lost ·
-``time n`` · ``damage b first`` · ``retain b offset`` · ``resign b`` · ``status`` · ``put b v v``: a
-batch of numbered records, of which ``v % 101`` is the key, and every fourth deletes it ·
+``time n`` · ``corrupt b first`` · ``retain b offset`` · ``resign b`` · ``status`` · ``put b v
+v``: a batch of numbered records, of which ``v % 101`` is the key, and every fourth deletes it ·
 ``compact b``: what it holds then, as far as all replicas have its null values.
 """
 
@@ -334,10 +334,10 @@ class Story:
                 self.step(number, ev.TimePassed())
                 self.step(number, ev.Flush())
 
-    def damage(self, number, first):
+    def corrupt(self, number, first):
         number = int(number)
         ref = self.logs[number].seen.batches[int(first)].ref
-        self.step(number, ev.Damaged(ref.base_offset, ref.next_offset))
+        self.step(number, ev.CorruptionFound(ref.base_offset, ref.next_offset))
 
     def retain(self, number, offset):
         self.logs[int(number)].truncate_before(int(offset))

@@ -129,7 +129,7 @@ def good_put() -> list[bytes]:
 
 
 def test_the_forgery_is_good(server):
-    """Undamaged, these bytes are a put: so the damaged ones get as far as they can."""
+    """Uncorrupt, these bytes are a put: so the corrupt ones get as far as they can."""
     assert put(server, good_put()) == "OK"
 
 
@@ -138,15 +138,15 @@ def test_flipped_bytes_in_ipc_metadata_and_bodies(server, seed):
     """Schema, dictionary and batch messages with random bytes overwritten."""
     source = random.Random(seed)
     messages = ipc_messages(batch())
-    damaged = []
+    corrupt = []
     for header, body in messages:
         parts = [bytearray(header), bytearray(body)]
         for _ in range(source.randrange(1, 6)):
             part = source.choice([p for p in parts if p])
             part[source.randrange(len(part))] = source.randrange(256)
-        damaged.append((bytes(parts[0]), bytes(parts[1])))
+        corrupt.append((bytes(parts[0]), bytes(parts[1])))
     kept = source.randrange(len(messages) + 1)
-    mixed = messages[:kept] + damaged[kept:]
+    mixed = messages[:kept] + corrupt[kept:]
     put(
         server,
         [

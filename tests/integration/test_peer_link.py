@@ -650,8 +650,8 @@ def test_a_flood_of_strangers_makes_room(run):
     run(scenario())
 
 
-def test_a_damaged_frame_ends_the_session(run):
-    """Damage on the wire is noticed; both ends begin anew."""
+def test_a_corrupt_frame_ends_the_session(run):
+    """Corruption on the wire is noticed; both ends begin anew."""
 
     async def scenario():
         async with cluster(ONE, TWO) as (one, two):

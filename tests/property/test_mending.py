@@ -63,14 +63,14 @@ def hit(log, places):
 
 
 def read(log):
-    """Every intact batch, and the ranges that are damaged."""
+    """Every intact batch, and the ranges that are corrupt."""
     found, holes, offset = {}, [], log.log_start_offset
     while offset < log.log_end_offset:
         try:
             part = log.read(offset, 1)
-        except CorruptBatchError as damage:
-            holes.append((damage.first_offset, damage.next_offset))
-            offset = damage.next_offset
+        except CorruptBatchError as corruption:
+            holes.append((corruption.first_offset, corruption.next_offset))
+            offset = corruption.next_offset
             continue
         found[part.base_offset] = bytes(part.buffer)
         offset = part.next_offset
@@ -104,7 +104,7 @@ def test_a_log_is_whole_again_after_its_holes_were_mended(directory, shape, plac
 @settings(max_examples=15)
 @given(shape=shapes, other=shapes, places=hits)
 def test_the_batches_of_another_log_are_refused(directory, shape, other, places):
-    """If they do not fit to the byte, the damage stays what it was."""
+    """If they do not fit to the byte, the corruption stays what it was."""
     log, _ = make_log(directory, shape)
     _, strange = make_log(directory, [(count, size + 1000) for count, size in other])
     hit(log, places)

@@ -9,7 +9,7 @@ on other threads, too. So may ``truncate_to`` and ``restart_at``, as long as not
 What is removed leaves the segments at once; its files go by ``reclaim``, since a file system takes
 long to free gigabytes.
 
-Rules: a batch is served only if its checksum is right; damage raises ``CorruptBatchError`` that
+Rules: a batch is served only if its checksum is right; corruption raises ``CorruptBatchError`` that
 says where reading can go on. A failed write or sync poisons the log; a full disk does not, and
 leaves it as it was. Does not decode records. ``log_durability`` says what survives what.
 """

@@ -46,7 +46,7 @@ def birth_of(directory: Path, *, disk: Disk) -> int:
     """The journal's sequence when the log was made; ``UNUSED`` if its id never was used before.
 
     Raises:
-        CorruptBatchError: the file is damaged.
+        CorruptBatchError: the file is corrupt.
     """
     path = directory / BIRTH_NAME
     data = disk.read_bytes(path)
@@ -55,7 +55,7 @@ def birth_of(directory: Path, *, disk: Disk) -> int:
     number, _, _ = data.partition(b" ")
     if not number.isdigit() or data != b"%b %08x\n" % (number, crc32c(number)):
         raise CorruptBatchError(
-            "the note of when a log was made is damaged: records of an older copy may be in it; "
+            "the note of when a log was made is corrupt: records of an older copy may be in it; "
             "move this broker's copy away and back",
             file=str(path),
         )

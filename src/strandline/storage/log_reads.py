@@ -1,7 +1,7 @@
 """A log as readers see it: its segments at a moment, and batches from an offset on.
 
 Any thread may use it while another writes: readers take the tuple of segments once and keep what
-they hold alive. A batch is served only if its checksum is right; damage raises
+they hold alive. A batch is served only if its checksum is right; corruption raises
 ``CorruptBatchError`` that says where reading can go on. Must not know how segments come and go.
 """
 
@@ -126,11 +126,11 @@ class LogReads:
             verify: check every batch's checksum.
 
         Returns:
-            Batches that end before damage, if there is any; of sealed segments without a copy.
+            Batches that end before corruption, if there is any; of sealed segments without a copy.
 
         Raises:
             OffsetOutOfRangeError: the offset is not in the log.
-            CorruptBatchError: the offset is in a damaged batch; says where reading can go on.
+            CorruptBatchError: the offset is in a corrupt batch; says where reading can go on.
         """
         return self._as_it_is(
             lambda layout: self._read(layout, offset, bytes_max, below=below, verify=verify)
@@ -233,7 +233,7 @@ class LogReads:
             start: looked for from here on; None: in the whole log.
 
         Returns:
-            The log end offset if there is none. Damaged batches are passed over; of one that does
+            The log end offset if there is none. Corrupt batches are passed over; of one that does
             not open the first offset is taken, which is not too late.
         """
         first = max(start or 0, self.log_start_offset)
@@ -272,7 +272,7 @@ def _collect(
     if header.base_offset >= below:
         whole = segment.view(position, min(header.length, rest))
         if verify and intact_at(whole, 0) is None:
-            return None  # a damaged offset must not pass for one that is not committed yet
+            return None  # a corrupt offset must not pass for one that is not committed yet
         following = Offset(below)
         return LogSlice(memoryview(b""), following, following, segment.path, Position(position))
     if len(view) < header.length <= rest:

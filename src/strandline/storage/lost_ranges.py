@@ -58,7 +58,7 @@ def durable_part(
     """Return the part of a log that must be in its files; None if nothing has to be.
 
     Raises:
-        CorruptBatchError: a note of the log is damaged.
+        CorruptBatchError: a note of the log is corrupt.
     """
     at, sequence = checkpoint.logs.get(log_id), checkpoint.sequence
     if birth_of(directory, disk=disk) >= sequence:

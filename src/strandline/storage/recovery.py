@@ -2,7 +2,7 @@
 
 Recovery = load the checkpoint, take each log as it was then, redo the journal after it, take a new
 checkpoint. Rules: doing it twice changes nothing; log ids without a plan are skipped, because their
-streams were deleted and ids are never reused; damage is reported by file and position and never
+streams were deleted and ids are never reused; corruption is reported by file and position and never
 stops what can be read from being read. A full disk stops neither recovery nor the broker as long
 as nothing has to be written. Knows nothing of streams; the caller says which log is where.
 """
@@ -49,7 +49,7 @@ class RecoveryReport:
     bytes_replayed: int = 0
     torn_bytes: int = 0
     """Of an entry that was being written and was never acknowledged."""
-    damage: list[JournalCorruption] = field(default_factory=list)
+    corruption: list[JournalCorruption] = field(default_factory=list)
     checkpointed: bool = False
     """False if the disk was too full for a new checkpoint; the journal keeps what it has."""
 
@@ -150,7 +150,7 @@ def recover(
         after_sequence=checkpoint.sequence if checkpoint else 0,
     )
     report.torn_bytes = journal.torn_bytes
-    report.damage += journal.damage
+    report.corruption += journal.corruption
     births = _births(plans, disk=disk, report=report)
     states = _states(checkpoint, births, is_whole=journal.first_sequence == 1)
     cuts = _cuts(plans, disk=disk, report=report)
@@ -176,24 +176,24 @@ def recover(
             redo,
             disk=disk,
             segment_age_ms=plans[log_id].segment_age_ms,
-            keep_lost=bool(journal.damage),
+            keep_lost=bool(journal.corruption),
         )
         logs[log_id].journal = journal
         logs[log_id].cuts_noted = cuts[log_id].state.cuts if log_id in cuts else 0
         report.records_replayed += redo.records
         report.bytes_replayed += redo.bytes
-        report.damage += redo.damage
+        report.corruption += redo.corruption
     checkpointer = Checkpointer(directory, disk=disk, journal=journal)
     _checkpoint(checkpointer, logs, report)
     return Recovered(journal, logs, report, checkpointer)
 
 
 def _load(directory: Path, *, disk: Disk, report: RecoveryReport) -> Checkpoint | None:
-    """The checkpoint; a damaged one is reported and done without."""
+    """The checkpoint; a corrupt one is reported and done without."""
     try:
         return load_checkpoint(directory, disk=disk)
     except CorruptBatchError as error:
-        report.damage.append(JournalCorruption(directory / FILE_NAME, Position(0), str(error)))
+        report.corruption.append(JournalCorruption(directory / FILE_NAME, Position(0), str(error)))
         return None
 
 
@@ -207,7 +207,7 @@ def _births(
             births[log_id] = birth_of(plan.directory, disk=disk)
         except CorruptBatchError as error:
             births[log_id] = UNUSED
-            report.damage.append(
+            report.corruption.append(
                 JournalCorruption(plan.directory / BIRTH_NAME, Position(0), str(error))
             )
     return births
@@ -222,7 +222,7 @@ def _cuts(
         try:
             cut = cut_of(plan.directory, disk=disk)
         except CorruptBatchError as error:
-            report.damage.append(
+            report.corruption.append(
                 JournalCorruption(plan.directory / CUT_NAME, Position(0), str(error))
             )
         else:

@@ -44,7 +44,7 @@ def cut_of(directory: Path, *, disk: Disk) -> TruncationMarker | None:
     """The last cut that was noted; None if there was none.
 
     Raises:
-        CorruptBatchError: the file is damaged.
+        CorruptBatchError: the file is corrupt.
     """
     path = directory / CUT_NAME
     data = disk.read_bytes(path)

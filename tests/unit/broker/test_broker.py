@@ -221,7 +221,7 @@ async def test_a_stop_while_reopening_stays_stopped(broker, partition, answers, 
     assert answers.codes == {"late": "shutting_down"}
 
 
-async def test_damage_found_at_the_start_is_logged_with_its_place(
+async def test_corruption_found_at_the_start_is_logged_with_its_place(
     open_broker, make_stream, answers, kit, data_dir, caplog
 ):
     """File and byte position are in the log, and counted; the other records are served."""
@@ -237,8 +237,8 @@ async def test_damage_found_at_the_start_is_logged_with_its_place(
     content[at + 5] ^= 0x10
     journal.write_bytes(content)
     second = await open_broker()
-    assert f"damage in {journal} at byte" in caplog.text
-    assert second.telemetry.damaged_batches == 1
+    assert f"corruption in {journal} at byte" in caplog.text
+    assert second.telemetry.corrupt_batches == 1
     found = second.stream("s").partition(0)
     with pytest.raises(CorruptBatchError) as caught:
         found.read(1, 1 << 20)

@@ -217,16 +217,16 @@ def test_a_deletion_needs_no_space(store, tmp_path, disk, monkeypatch):
 
 @pytest.mark.parametrize("name", [FILE_NAME, LOG_NAME])
 def test_every_flipped_bit_is_found(store, tmp_path, disk, name):
-    """Damage anywhere in a file is an error that names it, never another image."""
+    """Corruption anywhere in a file is an error that names it, never another image."""
     store.apply(create("a"))
     store.apply(create("b"))
     path = tmp_path / name
     intact = path.read_bytes()
     for position in range(len(intact)):
         for bit in (0x01, 0x20, 0x80):
-            damaged = bytearray(intact)
-            damaged[position] ^= bit
-            path.write_bytes(damaged)
+            corrupt = bytearray(intact)
+            corrupt[position] ^= bit
+            path.write_bytes(corrupt)
             with contextlib.suppress(CorruptBatchError):
                 found = opened(tmp_path, disk).image
                 assert found == store.image, "only the file's trimmings may differ"

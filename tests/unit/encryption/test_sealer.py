@@ -119,7 +119,7 @@ def test_a_session_ends_before_its_key_is_worn_out(keys, monkeypatch):
     assert len({(seal.salt, seal.nonce) for seal in seals}) == 7
 
 
-def test_a_flipped_bit_is_damage_and_needs_no_key(keys):
+def test_a_flipped_bit_is_corruption_and_needs_no_key(keys):
     """The checksum covers the stored bytes, wherever the bit is."""
     sealed = keys.sealer().seal(batch())
     for position in range(len(sealed)):

@@ -1,4 +1,4 @@
-"""Damage is mended with exactly the batches that were there, and with nothing else."""
+"""Corruption is mended with exactly the batches that were there, and with nothing else."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from strandline.storage.repair import mend
 
 
 @pytest.fixture
-def damaged_log(open_log, fill):
+def corrupt_log(open_log, fill):
     """A log of 60 batches of two records in segments, all on disk, and its batches."""
     log = open_log(segment_bytes=3000)
     batches = fill(log, 60)
@@ -27,8 +27,8 @@ def flip(log, offset, *, bits=0x40, at=80):
         file.write(bytes([byte ^ bits]))
 
 
-def damage(log, offset, *, at):
-    """As ``flip``, of a batch that may be damaged already."""
+def corrupt(log, offset, *, at):
+    """As ``flip``, of a batch that may be corrupt already."""
     segment = next(s for s in log.segments if s.base_offset <= offset < s.next_offset)
     length = segment.size // ((segment.next_offset - segment.base_offset) // 2)
     place = (offset - segment.base_offset) // 2 * length + at
@@ -41,9 +41,9 @@ def damage(log, offset, *, at):
 
 @pytest.mark.parametrize("at", [0, 4, 8, 16, 71, 72, 90])
 @pytest.mark.parametrize("offset", [0, 40, 118])
-def test_a_batch_comes_back_as_it_was(damaged_log, read_all, offset, at):
+def test_a_batch_comes_back_as_it_was(corrupt_log, read_all, offset, at):
     """Whichever byte is hit, in a sealed or the active segment, reading gives all bytes again."""
-    log, batches = damaged_log
+    log, batches = corrupt_log
     flip(log, offset, at=at)
     with pytest.raises(CorruptBatchError):
         log.read(offset, 1)
@@ -51,9 +51,9 @@ def test_a_batch_comes_back_as_it_was(damaged_log, read_all, offset, at):
     assert read_all(log) == b"".join(batches)
 
 
-def test_what_was_mended_is_on_disk(damaged_log, disk, open_log, read_all):
+def test_what_was_mended_is_on_disk(corrupt_log, disk, open_log, read_all):
     """A power loss right after it takes nothing back."""
-    log, batches = damaged_log
+    log, batches = corrupt_log
     flip(log, 40)
     assert mend(log, [batches[20]])
     log.close()
@@ -61,9 +61,9 @@ def test_what_was_mended_is_on_disk(damaged_log, disk, open_log, read_all):
     assert read_all(open_log(segment_bytes=3000)) == b"".join(batches)
 
 
-def test_damaged_neighbours_come_back_together(damaged_log, read_all):
+def test_corrupt_neighbours_come_back_together(corrupt_log, read_all):
     """A hole over several batches is filled at once."""
-    log, batches = damaged_log
+    log, batches = corrupt_log
     for offset in (40, 42, 44):
         flip(log, offset)
     with pytest.raises(CorruptBatchError) as caught:
@@ -75,9 +75,9 @@ def test_damaged_neighbours_come_back_together(damaged_log, read_all):
     assert read_all(log) == b"".join(batches)
 
 
-def test_a_copy_of_the_whole_segment_comes_back(damaged_log, read_all):
+def test_a_copy_of_the_whole_segment_comes_back(corrupt_log, read_all):
     """A segment of zeros is filled hole by hole, as far as each answer reaches."""
-    log, batches = damaged_log
+    log, batches = corrupt_log
     segment = log.segments[1]
     first = segment.base_offset // 2
     with segment.path.open("r+b") as file:
@@ -85,8 +85,8 @@ def test_a_copy_of_the_whole_segment_comes_back(damaged_log, read_all):
     for _ in batches:
         try:
             log.read(first * 2, 1 << 20)
-        except CorruptBatchError as damage:
-            lost = range(damage.first_offset // 2, damage.next_offset // 2)
+        except CorruptBatchError as corruption:
+            lost = range(corruption.first_offset // 2, corruption.next_offset // 2)
         else:
             break
         assert mend(log, [batches[number] for number in lost])
@@ -94,9 +94,9 @@ def test_a_copy_of_the_whole_segment_comes_back(damaged_log, read_all):
     assert read_all(log) == b"".join(batches)
 
 
-def test_what_is_intact_is_left_alone(damaged_log):
+def test_what_is_intact_is_left_alone(corrupt_log):
     """Somebody was quicker: nothing is written."""
-    log, batches = damaged_log
+    log, batches = corrupt_log
     before = log.segments[0].path.read_bytes()
     other = encode_records([b"x"] * 2, ["a.b"], Stamp(0, 0, 1))
     assert not mend(log, [bytes(other)])
@@ -104,9 +104,9 @@ def test_what_is_intact_is_left_alone(damaged_log):
     assert log.segments[0].path.read_bytes() == before
 
 
-def test_what_differs_is_refused(damaged_log):
-    """Another batch at the same offsets, a damaged copy, a gap: the damage stays visible."""
-    log, batches = damaged_log
+def test_what_differs_is_refused(corrupt_log):
+    """Another batch at the same offsets, a corrupt copy, a gap: the corruption stays visible."""
+    log, batches = corrupt_log
     flip(log, 40)
     longer = bytes(encode_records([b"y" * 90] * 2, ["a.b"], Stamp(40, 0, 1)))
     with pytest.raises(InvalidRecordError, match="not what was at byte"):
@@ -120,21 +120,21 @@ def test_what_differs_is_refused(damaged_log):
 
 
 @pytest.mark.parametrize("at", [[0, 71], [8, 30], [72], [90, 100]])
-def test_what_is_certain_to_be_the_same_mends_a_compacted_log(damaged_log, read_all, at):
+def test_what_is_certain_to_be_the_same_mends_a_compacted_log(corrupt_log, read_all, at):
     """Behind the same header, with its checksum, or before the same records, it was that batch."""
-    log, batches = damaged_log
+    log, batches = corrupt_log
     for place in at:
-        damage(log, 40, at=place)
+        corrupt(log, 40, at=place)
     assert mend(log, [batches[20]], is_compacted=True)
     assert read_all(log) == b"".join(batches)
 
 
 @pytest.mark.parametrize("at", [0, 90])
-def test_another_batch_of_the_same_shape_does_not_mend_a_compacted_log(damaged_log, at):
+def test_another_batch_of_the_same_shape_does_not_mend_a_compacted_log(corrupt_log, at):
     """Copies compact on their own: the same offsets and length are not the same records."""
-    log, batches = damaged_log
+    log, batches = corrupt_log
     for offset in (38, 40):
-        damage(log, offset, at=at)
+        corrupt(log, offset, at=at)
     segment = next(s for s in log.segments if s.base_offset <= 38 < s.next_offset)
     before = segment.path.read_bytes()
     other = bytes(encode_records([b"y" * 20] * 2, ["a.b"], Stamp(40, 0, 40)))
@@ -145,27 +145,27 @@ def test_another_batch_of_the_same_shape_does_not_mend_a_compacted_log(damaged_l
     assert mend(log, [batches[19], other]), "copies that are not compacted are the same"
 
 
-def test_a_compacted_log_is_not_mended_where_nothing_is_left_to_compare(damaged_log):
-    """Damage in header and records alike might have been another batch."""
-    log, batches = damaged_log
-    damage(log, 40, at=20)
-    damage(log, 40, at=90)
+def test_a_compacted_log_is_not_mended_where_nothing_is_left_to_compare(corrupt_log):
+    """Corruption in header and records alike might have been another batch."""
+    log, batches = corrupt_log
+    corrupt(log, 40, at=20)
+    corrupt(log, 40, at=90)
     with pytest.raises(InvalidRecordError, match="is not for certain"):
         mend(log, [batches[20]], is_compacted=True)
 
 
-def test_a_failed_write_says_so(damaged_log, disk):
+def test_a_failed_write_says_so(corrupt_log, disk):
     """Nothing is known of the bytes then; the caller has to reopen the log."""
-    log, batches = damaged_log
+    log, batches = corrupt_log
     flip(log, 40)
     disk.fail("sync")
     with pytest.raises(LogPoisonedError):
         mend(log, [batches[20]])
 
 
-def test_there_is_no_place_for_what_a_shorter_file_has_lost(damaged_log, open_log):
+def test_there_is_no_place_for_what_a_shorter_file_has_lost(corrupt_log, open_log):
     """It is said, not taken for mended."""
-    log, batches = damaged_log
+    log, batches = corrupt_log
     segment = log.segments[1]
     lost = segment.next_offset - 2
     log.close()
@@ -176,9 +176,9 @@ def test_there_is_no_place_for_what_a_shorter_file_has_lost(damaged_log, open_lo
         mend(log, [batches[lost // 2]])
 
 
-def test_what_is_removed_meanwhile_is_not_mended(damaged_log, fill):
+def test_what_is_removed_meanwhile_is_not_mended(corrupt_log, fill):
     """Retention may remove the segment while its copy is on the way: an error of ours says so."""
-    log, batches = damaged_log
+    log, batches = corrupt_log
     flip(log, 0)
     log.truncate_before(80)
     assert log.segments[0].base_offset > 0, "the first segment is gone"

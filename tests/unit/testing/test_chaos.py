@@ -65,7 +65,7 @@ def test_what_faults_cause_is_counted(kind):
     ],
 )
 def test_what_no_fault_may_cause_is_a_broken_promise(kind):
-    """Damage, loss, nonsense, or a full disk where one only reads."""
+    """Corruption, loss, nonsense, or a full disk where one only reads."""
     with pytest.raises(ViolationError, match=kind.code):
         expected(kind("so"))
 
@@ -126,9 +126,9 @@ def test_a_reader_goes_on_after_errors(reader, histories):
         [[(0, b"a")], [(0, b"a")]],
         [[(0, b"a"), (2, b"c")]],
         [[(0, b"a")], [(1, b"a")]],
-        [[(0, b"a")], errors.CorruptBatchError("damaged")],
+        [[(0, b"a")], errors.CorruptBatchError("corrupt")],
     ],
-    ids=["left out", "again", "left out within", "twice", "damage"],
+    ids=["left out", "again", "left out within", "twice", "corruption"],
 )
 def test_a_reader_that_sees_what_must_not_be_says_so(reader, served):
     """Gaps, repetitions and errors that nothing here may cause end the run."""

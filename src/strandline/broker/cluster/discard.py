@@ -1,4 +1,4 @@
-"""Discarding a broker's damaged copy of the metadata, which the other brokers have.
+"""Discarding a broker's corrupt copy of the metadata, which the other brokers have.
 
 Offline, on its data directory; records stay. Rule: the broker has forgotten its votes then, so it
 comes back as one that joins: the others must have withdrawn its vote (``replace-disk``), and they
@@ -27,7 +27,7 @@ def corrupt_metadata(
 ) -> CorruptBatchError:
     """The error with what to do about it."""
     return CorruptBatchError(
-        f"{error.message}: this broker's copy of the metadata is damaged, and the others have it. "
+        f"{error.message}: this broker's copy of the metadata is corrupt, and the others have it. "
         f"Run 'strandline cluster replace-disk {broker}' at another broker, then 'strandline "
         f"cluster discard-metadata --data-dir {data_dir}' here, and start this one again: its "
         "records are kept. If no other broker is left, restore the directory from a backup"

@@ -30,7 +30,7 @@ def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:
 
     Raises:
         UnavailableError: a file cannot be read or written.
-        CorruptBatchError: something is damaged that cannot be done without.
+        CorruptBatchError: something is corrupt that cannot be done without.
     """
     quorum = LogPlan(data_dir / QUORUM_NAME, QUORUM_SEGMENT_BYTES, ANY_CONFIG.segment_age_ms)
     plans = {LOG_ID: quorum}

@@ -89,8 +89,8 @@ class RangeServer:
         def read() -> None:
             try:
                 found.extend(read_batches(log, asked, bytes_max, below=end))
-            except CorruptBatchError as damage:
-                self._partition.report_corruption(damage)
+            except CorruptBatchError as corruption:
+                self._partition.report_corruption(corruption)
             except StrandlineError as error:
                 logger.error("%s: no batches for a follower: %s", self._partition.name, error)  # noqa: TRY400  no trace
 
@@ -110,8 +110,8 @@ class RangeServer:
         def read() -> None:
             try:
                 found.extend(read_range(log, first, after))
-            except CorruptBatchError as damage:
-                self._partition.report_corruption(damage)
+            except CorruptBatchError as corruption:
+                self._partition.report_corruption(corruption)
             except StrandlineError as error:
                 logger.error("%s: no batches to lend: %s", self._partition.name, error)  # noqa: TRY400  no trace
 

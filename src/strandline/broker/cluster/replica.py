@@ -298,11 +298,11 @@ class ReplicaDriver:
                 return
             self._change_now(self._deferred.popleft())
 
-    # Damage
+    # Corruption
 
-    def damaged(self, first_offset: Offset, next_offset: Offset) -> None:
+    def corruption_found(self, first_offset: Offset, next_offset: Offset) -> None:
         """Batches here cannot be read: get them from another replica."""
-        self.step(ev.Damaged(first_offset, next_offset))
+        self.step(ev.CorruptionFound(first_offset, next_offset))
 
     def _expose(self, offset: Offset) -> None:
         """Records below ``offset`` are committed."""

@@ -80,7 +80,7 @@ class ReadLog(msgspec.Struct, frozen=True):
 
 
 class ReadRange(msgspec.Struct, frozen=True):
-    """Read the batches that cover a range and answer with ``RangeRead``, or not if damaged."""
+    """Read the batches that cover a range and answer with ``RangeRead``, or not if corrupt."""
 
     to: BrokerId
     first_offset: Offset
@@ -88,7 +88,7 @@ class ReadRange(msgspec.Struct, frozen=True):
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """Put batches, once their checksums were found right, in the place of damaged ones."""
+    """Put batches, once their checksums were found right, in the place of corrupt ones."""
 
     batches: tuple[BatchRef, ...]
     buffers: tuple[Buffer, ...]

@@ -99,7 +99,7 @@ class RangeRead(msgspec.Struct, frozen=True):
     buffers: tuple[Buffer, ...]
 
 
-class Damaged(msgspec.Struct, frozen=True):
+class CorruptionFound(msgspec.Struct, frozen=True):
     """Batches from ``first_offset`` to ``next_offset`` (exclusive) do not match their checksums."""
 
     first_offset: Offset
@@ -149,7 +149,7 @@ Event = (
     | Undone
     | BatchesRead
     | RangeRead
-    | Damaged
+    | CorruptionFound
     | LogStartMoved
     | PeerDisconnected
     | PeerConnected

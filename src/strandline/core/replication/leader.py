@@ -206,7 +206,7 @@ class Leader:
         if not progress.is_reading or progress.next_offset != event.from_offset:
             return []
         if not event.batches:
-            return []  # damaged here: ``is_reading`` until the timer, or we would go in a circle
+            return []  # corrupt here: ``is_reading`` until the timer, or we would go in a circle
         progress.is_reading = False
         return [self._replicate(progress, event.batches, event.buffers, now_ms=now_ms)]
 

@@ -24,7 +24,7 @@ from strandline.core.replication.events import (
     Appended,
     Assigned,
     BatchesRead,
-    Damaged,
+    CorruptionFound,
     Event,
     Flush,
     IsrChanged,
@@ -172,7 +172,7 @@ class Replica:
             case LogStartMoved():
                 self.log.truncate_before(event.log_start_offset)
                 return []
-            case Damaged():
+            case CorruptionFound():
                 self._repairs.note(event.first_offset, event.next_offset)
                 return self._mend(now_ms)
             case RangeRead():
@@ -182,7 +182,7 @@ class Replica:
                 follower = self.follower
                 assert follower is not None, "a leader hears of batches only once they are kept"
                 effects = follower.undone(event.log_end_offset, now_ms)
-                self._forget_damage()
+                self._forget_corruption()
                 return effects
             case Appended() | BatchesRead() | IsrChanged() | IsrRefused() | Resign():
                 return [] if self.leader is None else self._lead(self.leader, event, now_ms)
@@ -266,7 +266,7 @@ class Replica:
         if self._filled_by in (None, before):
             return []
         effects = follower.start_over()
-        self._forget_damage()
+        self._forget_corruption()
         return effects
 
     # Messages
@@ -291,7 +291,7 @@ class Replica:
         if event.sender != follower.leader:
             return []
         effects = _to_follower(follower, message, event.buffers, now_ms=now_ms)
-        self._forget_damage()
+        self._forget_corruption()
         return effects
 
     def _fence(self, event: Received) -> list[Effect]:
@@ -300,20 +300,20 @@ class Replica:
             return [Send(event.sender, Fenced(self.epoch))]
         return []
 
-    # Damage
+    # Corruption
 
     def _mend(self, now_ms: int, *, due_only: bool = False) -> list[Effect]:
-        """Ask for the next damaged range, of a replica that is known to hold it."""
+        """Ask for the next corrupt range, of a replica that is known to hold it."""
         deadline_ms = self._repairs.deadline_ms
         if due_only and (deadline_ms is None or now_ms < deadline_ms):
             return []
-        self._forget_damage()
+        self._forget_corruption()
         wanted = self._repairs.wanted
         sources = [] if wanted is None else self._holders(wanted[1])
         return self._repairs.ask(sources, self.epoch, now_ms)
 
-    def _forget_damage(self) -> None:
-        """Before the log grows again: what comes in the place of damage that was cut is sound."""
+    def _forget_corruption(self) -> None:
+        """Forget corruption that was truncated, before the log grows there again."""
         self._repairs.forget_outside(self.log.log_start_offset, self.log.log_end_offset)
 
     def _holders(self, next_offset: Offset) -> list[BrokerId]:
@@ -332,7 +332,7 @@ class Replica:
         return first + [b for b in self._replicas if b not in (self.me, follower.leader)]
 
     def _serve_range(self, to: BrokerId, message: FetchRange) -> list[Effect]:
-        """Send batches to a replica whose own are damaged, if they are here and the same."""
+        """Send batches to a replica whose own are corrupt, if they are here and the same."""
         log, follower = self.log, self.follower
         first, after = message.first_offset, message.next_offset
         if not log.log_start_offset <= first < after <= log.log_end_offset:

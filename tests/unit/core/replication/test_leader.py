@@ -216,7 +216,7 @@ def test_who_does_not_gain_on_publishers_is_spared_no_longer(make, assigned):
 
 
 def test_a_batch_that_cannot_be_read_is_not_tried_in_a_circle(leader):
-    """Damage here: the read is repeated after a while, not at once."""
+    """Corruption here: the read is repeated after a while, not at once."""
     told(leader, 2, Fetch(2, 5, 4, 1))
     leader.step(ev.Flush(), 0)
     leader.step(ev.BatchesRead(2, 5, 4, (), ()), 0)
