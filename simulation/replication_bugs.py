@@ -218,7 +218,7 @@ def _let_join(self: Oracle, broker: BrokerId, incarnation: str) -> bool:
     return broker not in self._fenced
 
 
-def _mend_with_anything(*_: object) -> bool:
+def _repair_with_anything(*_: object) -> bool:
     return False
 
 
@@ -307,7 +307,7 @@ REPLICATION_BUGS: Final = (
     Replacement("a broker leads on after a restart", "beat", _lead_on_after_a_restart, (Oracle,)),
     Replacement("anybody is elected", "_electable", _elect_anybody, (Oracle,)),
     Replacement("any incarnation may join", "_may_join", _let_join, (Oracle,)),
-    Replacement("a repair is never taken", "_covers", _mend_with_anything, (repair_module,)),
+    Replacement("a repair is never taken", "_covers", _repair_with_anything, (repair_module,)),
     Replacement(
         "null values go before every replica has them",
         "min_replica_offset",

@@ -6,7 +6,7 @@ A line that begins with ``>`` is a command, the lines after it are what came of 
 Commands: ``brokers 1 2 3 [min_isr=n] [reads=one]`` · ``elect b [isr=..] [to=..] [unclean]`` ·
 ``append b n`` · ``flush b`` · ``sync b`` · ``run``: flush, sync and deliver until all is quiet,
 saying only what matters · ``deliver [a->b]`` · ``drop|repeat|reverse|hold|unhold a->b`` ·
-``cut|mend b``: all links of a broker · ``crash b``: lose what is unsynced · ``wipe b`` ·
+``cut|heal b``: all links of a broker · ``crash b``: lose what is unsynced · ``wipe b`` ·
 ``start b`` · ``lost|back a b``: a notices its link to b · ``decide|refuse``: metadata on the oldest
 proposal · ``isr 1,2``: metadata by itself · ``forget b``: it is told that a disk was lost ·
 ``time n`` · ``corrupt b first`` · ``retain b offset`` · ``resign b`` · ``status`` · ``put b v
@@ -286,7 +286,7 @@ class Story:
     def cut_(self, number):
         self.cut.add(int(number))
 
-    def mend(self, number):
+    def heal(self, number):
         self.cut.discard(int(number))
 
     def crash(self, number):

@@ -46,7 +46,7 @@ def corrupt(server):
     return corrupt
 
 
-def test_corrupt_files_of_followers_and_leaders_are_mended(cluster, kit):
+def test_corrupt_files_of_followers_and_leaders_are_repaired(cluster, kit):
     """Each broker in turn, leader or not, finds its corruption by serving, and then serves all."""
     values = load(cluster, kit)
     leader = leader_of(cluster)

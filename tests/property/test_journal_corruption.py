@@ -280,7 +280,7 @@ def test_what_precedes_corruption_is_kept_and_nothing_is_made_up(
 def test_of_corrupt_batches_only_those_are_missing(
     directory, turns, checkpoint_at, is_written, data
 ):
-    """Bits flipped in batches that were synced: all others are served, those not, or mended."""
+    """Bits flipped in batches that were synced: all others are served, those not, or repaired."""
     life = begin(directory, turns, checkpoint_at=checkpoint_at, is_written=is_written)
     corrupt, touched = Corrupt(life), set()
     for number in data.draw(st.sets(st.integers(0, len(life.places) - 2), min_size=1, max_size=3)):

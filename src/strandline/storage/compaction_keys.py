@@ -3,7 +3,7 @@
 Rules: records replace others only if they count and are committed. A null value may go only if
 nothing older of its key is in the log any more when the run begins, or a deleted key would come
 back: after a crash between two segments, from a batch that was kept whole, or from corruption that
-is mended later. Reads, and changes nothing; any thread.
+is repaired later. Reads, and changes nothing; any thread.
 """
 
 from collections.abc import Callable, Sequence

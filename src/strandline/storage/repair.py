@@ -21,7 +21,7 @@ from strandline.storage.segment_reads import CorruptRange
 from strandline.types import Offset
 
 
-def mend(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False) -> bool:
+def repair_log(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False) -> bool:
     """Put batches in the place of corrupt ones, as far as the first hole among them goes.
 
     Args:
@@ -40,7 +40,7 @@ def mend(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False) -> b
         ShuttingDownError: the log was closed or deleted.
     """
     headers = [check_batch(memoryview(batch), 0) for batch in batches]
-    assert headers, "an answer without batches mends nothing"
+    assert headers, "an answer without batches repairs nothing"
     for before, after in pairwise(headers):
         if before.next_offset != after.base_offset:
             raise InvalidRecordError(f"no batch from {before.next_offset} on among the copies")

@@ -2,7 +2,7 @@
 
 Rules: an active segment grows at its end only and gathers batches in memory until it is told to
 write them (the journal has them already, and nobody has to wait for it); a sealed one is
-memory-mapped and never changes, but for corruption that is mended. One thread appends;
+memory-mapped and never changes, but for corruption that is repaired. One thread appends;
 ``segment_reads`` says what others may do meanwhile. Knows nothing of others.
 """
 

@@ -141,7 +141,7 @@ def test_a_failed_write_leaves_the_old_image(
     with pytest.raises(kind):
         store.apply(create("b"))
     assert store.image is image
-    disk.mend()
+    disk.heal()
     found = opened(tmp_path, disk).image
     assert found in (image, store.preview(create("b")))
     assert store.is_certain or operation in ("sync", "names", "write")
@@ -187,7 +187,7 @@ def test_what_cannot_be_taken_back_is_not_certain(store, tmp_path, disk):
     assert not store.is_certain
     with pytest.raises(LogPoisonedError):
         store.restore()
-    disk.mend()
+    disk.heal()
     store.restore()
     assert store.is_certain
     assert opened(tmp_path, disk).image == store.image

@@ -241,7 +241,7 @@ async def test_a_member_with_a_full_disk_takes_part_again_when_there_is_space(ne
     words = [b"x" * 3000 + b"%d" % n for n in range(40)]
     await net.say(*words)
     assert len(net.members[number].machine.words) < 41, "there was no room for all of them"
-    net.disks[number].mend()
+    net.disks[number].heal()
     await net.say(b"after")
     await net.agree([b"before", *words, b"after"])
 

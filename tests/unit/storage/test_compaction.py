@@ -214,7 +214,7 @@ def test_a_null_value_waits_for_every_replica(log, compact):
     assert rows(log) == [(1, b"b", b"1" + VALUE)]
 
 
-def test_null_values_wait_for_corruption_to_be_mended(log, compact):
+def test_null_values_wait_for_corruption_to_be_repaired(log, compact):
     """Nobody knows what a corrupt batch holds: an older record of a deleted key may be in it."""
     put(log, [(b"a", b"1" + VALUE)])
     settle(log)

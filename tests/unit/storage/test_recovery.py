@@ -21,7 +21,7 @@ from strandline.storage.faulty_disk import keep_all
 from strandline.storage.log import Log
 from strandline.storage.log_generation import BIRTH_NAME, note_birth
 from strandline.storage.recovery import LogPlan, recover
-from strandline.storage.repair import mend
+from strandline.storage.repair import repair_log
 from strandline.types import LogId
 
 FILE_BYTES = 64 << 10
@@ -754,7 +754,7 @@ def test_a_recovery_that_is_cut_short_finds_its_own_segments(data):
 
 
 def test_offsets_of_corrupt_batches_before_an_empty_segment_are_not_used_again(data):
-    """They stay told as corrupt, and can be mended, as corruption anywhere else."""
+    """They stay told as corrupt, and can be repaired, as corruption anywhere else."""
     for _ in range(3):
         data.turn(A)
     data.now.logs[A].roll()
@@ -766,7 +766,7 @@ def test_offsets_of_corrupt_batches_before_an_empty_segment_are_not_used_again(d
     assert log.log_end_offset == 3
     with pytest.raises(CorruptBatchError, match="records 2 to 2 are corrupt"):
         log.read(2, 1000)
-    assert mend(log, data.written[A][2:])
+    assert repair_log(log, data.written[A][2:])
     data.turn(A)
     data.check(A)
 

@@ -1,10 +1,10 @@
-"""Corruption is mended with exactly the batches that were there, and with nothing else."""
+"""Corruption is repaired with exactly the batches that were there, and with nothing else."""
 
 import pytest
 
 from strandline.errors import CorruptBatchError, InvalidRecordError, LogPoisonedError
 from strandline.record.codec import Stamp, encode_records
-from strandline.storage.repair import mend
+from strandline.storage.repair import repair_log
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_a_batch_comes_back_as_it_was(corrupt_log, read_all, offset, at):
     flip(log, offset, at=at)
     with pytest.raises(CorruptBatchError):
         log.read(offset, 1)
-    assert mend(log, [batches[offset // 2]])
+    assert repair_log(log, [batches[offset // 2]])
     assert read_all(log) == b"".join(batches)
 
 
@@ -55,7 +55,7 @@ def test_what_was_mended_is_on_disk(corrupt_log, disk, open_log, read_all):
     """A power loss right after it takes nothing back."""
     log, batches = corrupt_log
     flip(log, 40)
-    assert mend(log, [batches[20]])
+    assert repair_log(log, [batches[20]])
     log.close()
     disk.crash()
     assert read_all(open_log(segment_bytes=3000)) == b"".join(batches)
@@ -70,8 +70,8 @@ def test_corrupt_neighbours_come_back_together(corrupt_log, read_all):
         log.read(40, 1)
     assert (caught.value.first_offset, caught.value.next_offset) == (40, 46)
     with pytest.raises(InvalidRecordError, match="not what was at byte"):
-        mend(log, batches[20:22])
-    assert mend(log, batches[18:25]), "what is intact around it does no harm"
+        repair_log(log, batches[20:22])
+    assert repair_log(log, batches[18:25]), "what is intact around it does no harm"
     assert read_all(log) == b"".join(batches)
 
 
@@ -89,7 +89,7 @@ def test_a_copy_of_the_whole_segment_comes_back(corrupt_log, read_all):
             lost = range(corruption.first_offset // 2, corruption.next_offset // 2)
         else:
             break
-        assert mend(log, [batches[number] for number in lost])
+        assert repair_log(log, [batches[number] for number in lost])
         first = lost.stop
     assert read_all(log) == b"".join(batches)
 
@@ -99,8 +99,8 @@ def test_what_is_intact_is_left_alone(corrupt_log):
     log, batches = corrupt_log
     before = log.segments[0].path.read_bytes()
     other = encode_records([b"x"] * 2, ["a.b"], Stamp(0, 0, 1))
-    assert not mend(log, [bytes(other)])
-    assert not mend(log, [batches[0]])
+    assert not repair_log(log, [bytes(other)])
+    assert not repair_log(log, [batches[0]])
     assert log.segments[0].path.read_bytes() == before
 
 
@@ -110,27 +110,27 @@ def test_what_differs_is_refused(corrupt_log):
     flip(log, 40)
     longer = bytes(encode_records([b"y" * 90] * 2, ["a.b"], Stamp(40, 0, 1)))
     with pytest.raises(InvalidRecordError, match="not what was at byte"):
-        mend(log, [longer])
+        repair_log(log, [longer])
     with pytest.raises(CorruptBatchError, match="checksum"):
-        mend(log, [batches[20][:-1] + b"\xff"])
+        repair_log(log, [batches[20][:-1] + b"\xff"])
     with pytest.raises(InvalidRecordError, match="no batch from 42"):
-        mend(log, [batches[20], batches[22]])
+        repair_log(log, [batches[20], batches[22]])
     with pytest.raises(CorruptBatchError):
         log.read(40, 1)
 
 
 @pytest.mark.parametrize("at", [[0, 71], [8, 30], [72], [90, 100]])
-def test_what_is_certain_to_be_the_same_mends_a_compacted_log(corrupt_log, read_all, at):
+def test_what_is_certain_to_be_the_same_repairs_a_compacted_log(corrupt_log, read_all, at):
     """Behind the same header, with its checksum, or before the same records, it was that batch."""
     log, batches = corrupt_log
     for place in at:
         corrupt(log, 40, at=place)
-    assert mend(log, [batches[20]], is_compacted=True)
+    assert repair_log(log, [batches[20]], is_compacted=True)
     assert read_all(log) == b"".join(batches)
 
 
 @pytest.mark.parametrize("at", [0, 90])
-def test_another_batch_of_the_same_shape_does_not_mend_a_compacted_log(corrupt_log, at):
+def test_another_batch_of_the_same_shape_does_not_repair_a_compacted_log(corrupt_log, at):
     """Copies compact on their own: the same offsets and length are not the same records."""
     log, batches = corrupt_log
     for offset in (38, 40):
@@ -140,9 +140,9 @@ def test_another_batch_of_the_same_shape_does_not_mend_a_compacted_log(corrupt_l
     other = bytes(encode_records([b"y" * 20] * 2, ["a.b"], Stamp(40, 0, 40)))
     assert len(other) == len(batches[20])
     with pytest.raises(InvalidRecordError, match="records 40 to 41 fits, but is not for certain"):
-        mend(log, [batches[19], other], is_compacted=True)
+        repair_log(log, [batches[19], other], is_compacted=True)
     assert segment.path.read_bytes() == before
-    assert mend(log, [batches[19], other]), "copies that are not compacted are the same"
+    assert repair_log(log, [batches[19], other]), "copies that are not compacted are the same"
 
 
 def test_a_compacted_log_is_not_mended_where_nothing_is_left_to_compare(corrupt_log):
@@ -151,7 +151,7 @@ def test_a_compacted_log_is_not_mended_where_nothing_is_left_to_compare(corrupt_
     corrupt(log, 40, at=20)
     corrupt(log, 40, at=90)
     with pytest.raises(InvalidRecordError, match="is not for certain"):
-        mend(log, [batches[20]], is_compacted=True)
+        repair_log(log, [batches[20]], is_compacted=True)
 
 
 def test_a_failed_write_says_so(corrupt_log, disk):
@@ -160,11 +160,11 @@ def test_a_failed_write_says_so(corrupt_log, disk):
     flip(log, 40)
     disk.fail("sync")
     with pytest.raises(LogPoisonedError):
-        mend(log, [batches[20]])
+        repair_log(log, [batches[20]])
 
 
 def test_there_is_no_place_for_what_a_shorter_file_has_lost(corrupt_log, open_log):
-    """It is said, not taken for mended."""
+    """It is said, not taken for repaired."""
     log, batches = corrupt_log
     segment = log.segments[1]
     lost = segment.next_offset - 2
@@ -173,14 +173,14 @@ def test_there_is_no_place_for_what_a_shorter_file_has_lost(corrupt_log, open_lo
         file.truncate(segment.size - len(batches[lost // 2]))
     log = open_log(segment_bytes=3000)
     with pytest.raises(InvalidRecordError, match="there is no place for them"):
-        mend(log, [batches[lost // 2]])
+        repair_log(log, [batches[lost // 2]])
 
 
-def test_what_is_removed_meanwhile_is_not_mended(corrupt_log, fill):
+def test_what_is_removed_meanwhile_is_not_repaired(corrupt_log, fill):
     """Retention may remove the segment while its copy is on the way: an error of ours says so."""
     log, batches = corrupt_log
     flip(log, 0)
     log.truncate_before(80)
     assert log.segments[0].base_offset > 0, "the first segment is gone"
     with pytest.raises(InvalidRecordError, match="offset 0 is below all that is kept"):
-        mend(log, [batches[0]])
+        repair_log(log, [batches[0]])

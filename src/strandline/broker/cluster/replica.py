@@ -164,7 +164,7 @@ class ReplicaDriver:
             case fx.Refusing() | fx.AskMetadata():
                 pass  # the refusal is looked at after each step; metadata comes by itself
             case fx.Repair():
-                self._range_server.mend(effect)
+                self._range_server.repair(effect)
             case _:
                 assert_never(effect)
 

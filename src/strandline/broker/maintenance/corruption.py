@@ -1,4 +1,4 @@
-"""Corruption that somebody has met: said once, counted, and handed to the replica that can mend it.
+"""Corruption that was met: logged once, counted, and reported to the replica that can repair it.
 
 Rules: whoever reads a log reports what it met here, from any thread, and goes on; what follows
 happens on the loop. The same corruption is told to the replica each time, which asks for a copy

@@ -2,7 +2,7 @@
 
 Rules: a range is asked only from a replica that is known to hold the same batches, and answered
 only in the same epoch; one range at a time, the lowest first; asked again, of the next replica,
-until it is mended. The log is never cut for corruption: what is behind it may be committed. The
+until it is repaired. The log is never cut for corruption: what is behind it may be committed. The
 broker checks the checksums of what came before it puts it in place.
 """
 
@@ -26,7 +26,7 @@ class Repairs:
 
     @property
     def wanted(self) -> tuple[Offset, Offset] | None:
-        """The range to be mended next."""
+        """The range to be repaired next."""
         return self._corrupt[0] if self._corrupt else None
 
     def note(self, first_offset: Offset, next_offset: Offset) -> None:
@@ -58,7 +58,7 @@ class Repairs:
         return [Send(source, FetchRange(epoch, *self.wanted))]
 
     def take(self, message: Range, buffers: tuple[Buffer, ...]) -> list[Effect]:
-        """Batches came; they mend the range if they cover it."""
+        """Batches came; they repair the range if they cover it."""
         if self.wanted is None or not _covers(message.batches, *self.wanted):
             return []
         self._corrupt.pop(0)

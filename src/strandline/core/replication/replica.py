@@ -168,13 +168,13 @@ class Replica:
             case PeerConnected():
                 return self._role.peer_connected(event.broker, now_ms)
             case TimePassed():
-                return self._role.time_passed(now_ms) + self._mend(now_ms, due_only=True)
+                return self._role.time_passed(now_ms) + self._repair(now_ms, due_only=True)
             case LogStartMoved():
                 self.log.truncate_before(event.log_start_offset)
                 return []
             case CorruptionFound():
                 self._repairs.note(event.first_offset, event.next_offset)
-                return self._mend(now_ms)
+                return self._repair(now_ms)
             case RangeRead():
                 answer = Range(self.epoch, event.first_offset, event.batches)
                 return [Send(event.to, answer, event.buffers)]
@@ -282,7 +282,7 @@ class Replica:
         if isinstance(message, FetchRange):
             return self._serve_range(event.sender, message)
         if isinstance(message, Range):
-            return self._repairs.take(message, event.buffers) + self._mend(now_ms)
+            return self._repairs.take(message, event.buffers) + self._repair(now_ms)
         leader = self.leader
         if leader is not None:
             return _to_leader(leader, event.sender, message, now_ms=now_ms)
@@ -302,7 +302,7 @@ class Replica:
 
     # Corruption
 
-    def _mend(self, now_ms: int, *, due_only: bool = False) -> list[Effect]:
+    def _repair(self, now_ms: int, *, due_only: bool = False) -> list[Effect]:
         """Ask for the next corrupt range, of a replica that is known to hold it."""
         deadline_ms = self._repairs.deadline_ms
         if due_only and (deadline_ms is None or now_ms < deadline_ms):

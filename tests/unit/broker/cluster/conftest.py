@@ -171,5 +171,5 @@ async def cluster(tmp_path, kit, monkeypatch):
     made = Cluster(tmp_path, kit)
     yield made
     for number in list(made.brokers):
-        made.disks[number].mend()
+        made.disks[number].heal()
         await made.kill(number)

@@ -132,7 +132,7 @@ def test_a_broker_starts_on_a_full_disk(tmp_path, disk):
     disk.fail("write", "broker.json", code=errno.ENOSPC)
     with pytest.raises(DiskFullError):
         begin_incarnation(tmp_path, "c", 1, disk=disk)
-    disk.mend()
+    disk.heal()
     known = begin_incarnation(tmp_path, "c", 1, disk=disk)
     disk.fail("write", "broker.json", code=errno.ENOSPC)
     assert begin_incarnation(tmp_path, "c", 1, disk=disk).directory_id == known.directory_id

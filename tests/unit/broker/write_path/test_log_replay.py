@@ -144,7 +144,7 @@ def put(partition, answers, token, numbers, *values):
 
 
 async def test_a_new_leader_reads_beside_the_loop(open_broker, make_stream, kit, long_log):
-    """Publishes with ids wait, numbers are refused until it knows them; it finds repeats then."""
+    """Until it has read the log, publishes with ids wait; afterwards it recognizes repeats."""
     answers = kit.Answers()
     broker = await open_broker()
     partition = await make_stream(broker)

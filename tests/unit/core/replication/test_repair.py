@@ -18,7 +18,7 @@ def follower(make, assigned):
     return replica
 
 
-def test_corruption_is_asked_for_until_it_is_mended(follower):
+def test_corruption_is_asked_for_until_it_is_repaired(follower):
     """Of the leader first, then of the others; what comes must cover it."""
     ask = FetchRange(2, 3, 5)
     assert follower.step(ev.CorruptionFound(3, 5), 0) == [fx.Send(1, ask)]

@@ -201,17 +201,17 @@ def test_corruption_that_is_mended_meanwhile_is_not_told(broker, stream, partiti
     partition.store(b"b")
     partition.corrupt, partition.has_copies = {1}, True
     session = Session(broker, stream)
-    mending = threading.Timer(0.1, partition.corrupt.clear)
-    mending.start()
+    repairing = threading.Timer(0.1, partition.corrupt.clear)
+    repairing.start()
     try:
         assert session.values() == [b"a", b"b"]
     finally:
-        mending.join()
+        repairing.join()
 
 
 def test_corruption_that_stays_is_told_after_a_moment(broker, stream, partition, monkeypatch):
     """Nobody waits for ever."""
-    monkeypatch.setattr(reader, "MEND_MS_MAX", 100.0)
+    monkeypatch.setattr(reader, "REPAIR_MS_MAX", 100.0)
     partition.store(b"a")
     partition.corrupt, partition.has_copies = {0}, True
     with pytest.raises(CorruptBatchError):
