@@ -25,7 +25,7 @@ from strandline.errors import DiskFullError, LogPoisonedError
 from strandline.record.batch import header_of
 from strandline.storage.log import Log
 from strandline.storage.log_directory import delete_log_directory
-from strandline.storage.log_generation import note_birth
+from strandline.storage.log_generation import write_generation
 from strandline.storage.recovery import LogPlan, PendingCheckpoint, Recovered, recover
 from strandline.storage.retention import RetentionPolicy, retention_start
 from strandline.testing.history import ViolationError
@@ -289,7 +289,7 @@ class RecoveryRun:
         directory = self._directory(log_id)
         if log_id in self.used:
             delete_log_directory(directory, disk=self.disk)
-            note_birth(directory, self.storage.journal.sync(), disk=self.disk)
+            write_generation(directory, self.storage.journal.sync(), disk=self.disk)
         log = Log.open(directory, disk=self.disk, segment_bytes=SEGMENT_BYTES, segment_age_ms=0)
         self.disk.sync_directory(LOGS)
         return log

@@ -34,8 +34,8 @@ class LogCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     first_timestamp: TimestampNs
     """Of the active segment, for rolling by age."""
     max_timestamp: TimestampNs
-    cuts: int = 0
-    """How many cuts of the log had been noted by then (``log_cut``)."""
+    truncations: int = 0
+    """The number of truncations of the log until then (``truncation_marker``)."""
 
 
 NEW_LOG = LogCheckpoint(

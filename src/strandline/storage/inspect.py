@@ -22,7 +22,7 @@ from strandline.storage.journal_scan import (
     batches_intact,
     scan_directory,
 )
-from strandline.storage.log_generation import BIRTH_NAME, birth_of
+from strandline.storage.log_generation import GENERATION_NAME, read_generation
 from strandline.storage.log_start import START_NAME, parse_start
 from strandline.storage.lost_ranges import (
     QUORUM_LOG,
@@ -36,7 +36,7 @@ from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseInde
 from strandline.storage.recovery import JOURNAL_NAME
 from strandline.storage.segment import Segment
 from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, CorruptRange
-from strandline.storage.truncation_marker import CUT_NAME, cut_of
+from strandline.storage.truncation_marker import MARKER_NAME, read_marker
 from strandline.storage.walk import open_unindexed, walk
 
 Severity = Literal["note", "torn", "corruption"]
@@ -47,8 +47,8 @@ Kind = Literal[
     "index",
     "timeindex",
     "log-start",
-    "log-birth",
-    "log-cut",
+    "log-generation",
+    "truncation-marker",
     "other",
 ]
 
@@ -277,24 +277,24 @@ class _Inspection:
                 report.add("corruption", 0, "not an offset and its checksum")
             else:
                 report.facts = {"log_start_offset": start}
-        elif path.name == BIRTH_NAME:
-            report = self._report(path, "log-birth")
+        elif path.name == GENERATION_NAME:
+            report = self._report(path, "log-generation")
             try:
-                report.facts = {"journal_sequence": birth_of(path.parent, disk=self._disk)}
+                report.facts = {"journal_sequence": read_generation(path.parent, disk=self._disk)}
             except CorruptBatchError as error:
                 report.add("corruption", 0, error.message)
-        elif path.name == CUT_NAME:
-            report = self._report(path, "log-cut")
+        elif path.name == MARKER_NAME:
+            report = self._report(path, "truncation-marker")
             try:
-                cut = cut_of(path.parent, disk=self._disk)
+                marker = read_marker(path.parent, disk=self._disk)
             except CorruptBatchError as error:
                 report.add("corruption", 0, error.message)
             else:
-                assert cut is not None, "the file is there"
+                assert marker is not None, "the file is there"
                 report.facts = {
-                    "journal_sequence": cut.sequence,
-                    "log_end_offset": cut.state.log_end_offset,
-                    "cuts": cut.state.cuts,
+                    "journal_sequence": marker.sequence,
+                    "log_end_offset": marker.state.log_end_offset,
+                    "truncations": marker.state.truncations,
                 }
         else:
             report = self._report(path, "other")

@@ -25,9 +25,9 @@ from strandline.storage.disk import Disk
 from strandline.storage.journal import Journal
 from strandline.storage.journal_scan import JournalCorruption
 from strandline.storage.log import Log
-from strandline.storage.log_generation import BIRTH_NAME, UNUSED, birth_of
+from strandline.storage.log_generation import GENERATION_NAME, UNUSED, read_generation
 from strandline.storage.log_replay import LogReplayer
-from strandline.storage.truncation_marker import CUT_NAME, TruncationMarker, cut_of
+from strandline.storage.truncation_marker import MARKER_NAME, TruncationMarker, read_marker
 from strandline.types import LogId, Position
 
 JOURNAL_NAME = "journal"
@@ -151,12 +151,12 @@ def recover(
     )
     report.torn_bytes = journal.torn_bytes
     report.corruption += journal.corruption
-    births = _births(plans, disk=disk, report=report)
-    states = _states(checkpoint, births, is_whole=journal.first_sequence == 1)
-    cuts = _cuts(plans, disk=disk, report=report)
-    for log_id, cut in cuts.items():
-        if cut.is_newer(states[log_id], journal):
-            states[log_id], births[log_id] = cut.state, cut.sequence
+    generations = _generations(plans, disk=disk, report=report)
+    states = _states(checkpoint, generations, is_whole=journal.first_sequence == 1)
+    markers = _markers(plans, disk=disk, report=report)
+    for log_id, marker in markers.items():
+        if marker.is_newer(states[log_id], journal):
+            states[log_id], generations[log_id] = marker.state, marker.sequence
     redos = {
         log_id: LogReplayer(
             plan.directory,
@@ -169,7 +169,7 @@ def recover(
     }
     for parent in sorted({directory, *(plan.directory.parent for plan in plans.values())}):
         disk.sync_directory(parent)  # a killed broker may not have got to it
-    _replay(journal, redos, births, on_progress=on_progress)
+    _replay(journal, redos, generations, on_progress=on_progress)
     logs: dict[LogId, Log] = {}
     for log_id, redo in redos.items():
         logs[log_id] = Log.redone(
@@ -179,7 +179,7 @@ def recover(
             keep_lost=bool(journal.corruption),
         )
         logs[log_id].journal = journal
-        logs[log_id].cuts_noted = cuts[log_id].state.cuts if log_id in cuts else 0
+        logs[log_id].truncations = markers[log_id].state.truncations if log_id in markers else 0
         report.records_replayed += redo.records
         report.bytes_replayed += redo.bytes
         report.corruption += redo.corruption
@@ -197,42 +197,42 @@ def _load(directory: Path, *, disk: Disk, report: RecoveryReport) -> Checkpoint 
         return None
 
 
-def _births(
+def _generations(
     plans: Mapping[LogId, LogPlan], *, disk: Disk, report: RecoveryReport
 ) -> dict[LogId, int]:
     """Up to where the journal and the checkpoint speak of older logs with the same ids."""
-    births: dict[LogId, int] = {}
+    generations: dict[LogId, int] = {}
     for log_id, plan in plans.items():
         try:
-            births[log_id] = birth_of(plan.directory, disk=disk)
+            generations[log_id] = read_generation(plan.directory, disk=disk)
         except CorruptBatchError as error:
-            births[log_id] = UNUSED
+            generations[log_id] = UNUSED
             report.corruption.append(
-                JournalCorruption(plan.directory / BIRTH_NAME, Position(0), str(error))
+                JournalCorruption(plan.directory / GENERATION_NAME, Position(0), str(error))
             )
-    return births
+    return generations
 
 
-def _cuts(
+def _markers(
     plans: Mapping[LogId, LogPlan], *, disk: Disk, report: RecoveryReport
 ) -> dict[LogId, TruncationMarker]:
     """Read the truncation markers of all logs; corrupt ones are reported."""
-    cuts: dict[LogId, TruncationMarker] = {}
+    markers: dict[LogId, TruncationMarker] = {}
     for log_id, plan in plans.items():
         try:
-            cut = cut_of(plan.directory, disk=disk)
+            marker = read_marker(plan.directory, disk=disk)
         except CorruptBatchError as error:
             report.corruption.append(
-                JournalCorruption(plan.directory / CUT_NAME, Position(0), str(error))
+                JournalCorruption(plan.directory / MARKER_NAME, Position(0), str(error))
             )
         else:
-            if cut is not None:
-                cuts[log_id] = cut
-    return cuts
+            if marker is not None:
+                markers[log_id] = marker
+    return markers
 
 
 def _states(
-    checkpoint: Checkpoint | None, births: Mapping[LogId, int], *, is_whole: bool
+    checkpoint: Checkpoint | None, generations: Mapping[LogId, int], *, is_whole: bool
 ) -> dict[LogId, LogCheckpoint | None]:
     """Each log as the checkpoint has it.
 
@@ -240,11 +240,11 @@ def _states(
     its last segment is scanned.
     """
     unknown = NEW_LOG if checkpoint is not None or is_whole else None
-    states: dict[LogId, LogCheckpoint | None] = dict.fromkeys(births, unknown)
+    states: dict[LogId, LogCheckpoint | None] = dict.fromkeys(generations, unknown)
     if checkpoint is not None:
-        for log_id, birth in births.items():
+        for log_id, generation in generations.items():
             # One as old as the log itself is of the log before.
-            if birth < checkpoint.sequence and log_id in checkpoint.logs:
+            if generation < checkpoint.sequence and log_id in checkpoint.logs:
                 states[log_id] = checkpoint.logs[log_id]
     return states
 
@@ -252,7 +252,7 @@ def _states(
 def _replay(
     journal: Journal,
     redos: Mapping[LogId, LogReplayer],
-    births: Mapping[LogId, int],
+    generations: Mapping[LogId, int],
     *,
     on_progress: Callable[[int], None] | None,
 ) -> None:
@@ -260,7 +260,7 @@ def _replay(
     for entry in journal.replay():
         for log_id, part in entry.parts:
             redo = redos.get(log_id)
-            if redo is not None and entry.sequence > births[log_id]:
+            if redo is not None and entry.sequence > generations[log_id]:
                 redo.apply(part, file=entry.file, position=entry.position)
             done += len(part)
         if on_progress is not None and entry.sequence % 256 == 0:

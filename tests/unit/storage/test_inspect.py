@@ -10,7 +10,7 @@ from strandline.storage.checkpoint import load_checkpoint
 from strandline.storage.disk import Disk
 from strandline.storage.dump import dump_file
 from strandline.storage.inspect import inspect_directory
-from strandline.storage.log_generation import note_birth
+from strandline.storage.log_generation import write_generation
 from strandline.storage.recovery import LogPlan, recover
 from strandline.types import LogId
 
@@ -220,7 +220,7 @@ def test_what_was_removed_on_purpose_is_not_missed(data_dir, make_batch):
     storage.logs[3].truncate_before(30)
     storage.logs[4].restart_at(100)
     storage.logs[5].delete()
-    note_birth(plans[5].directory, storage.journal.sync(), disk=Disk())
+    write_generation(plans[5].directory, storage.journal.sync(), disk=Disk())
     assert corruption(data_dir, known=set(plans)) == []
     for number, turn in ((1, 12), (2, 28), (3, 30), (4, 100)):
         batch = make_batch(turn, size=900)

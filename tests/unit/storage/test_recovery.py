@@ -19,7 +19,7 @@ from strandline.storage.checkpoint import (
 )
 from strandline.storage.faulty_disk import keep_all
 from strandline.storage.log import Log
-from strandline.storage.log_generation import BIRTH_NAME, note_birth
+from strandline.storage.log_generation import GENERATION_NAME, write_generation
 from strandline.storage.recovery import LogPlan, recover
 from strandline.storage.repair import repair_log
 from strandline.types import LogId
@@ -213,7 +213,7 @@ def test_a_log_made_again_under_its_id_is_not_mixed_with_the_one_before(
     data.now.logs.pop(B).delete()
     data.turn(A)
     directory = data.path / "logs" / str(B)
-    note_birth(directory, data.now.journal.sync(), disk=data.disk)
+    write_generation(directory, data.now.journal.sync(), disk=data.disk)
     new = Log.open(directory, disk=data.disk, segment_bytes=2000, segment_age_ms=0)
     if begins_at:
         new.restart_at(begins_at)
@@ -231,14 +231,14 @@ def test_a_log_made_again_under_its_id_is_not_mixed_with_the_one_before(
     data.check(B)
 
 
-def test_a_corrupt_birth_is_reported(data):
+def test_a_corrupt_generation_is_reported(data):
     """Nobody knows then which records are whose: it is said, and everything is tried."""
     shutil.rmtree(data.path / "logs" / str(A))
-    note_birth(data.path / "logs" / str(A), data.now.journal.sync(), disk=data.disk)
-    (data.path / "logs" / str(A) / BIRTH_NAME).write_bytes(b"1 00000000\n")
+    write_generation(data.path / "logs" / str(A), data.now.journal.sync(), disk=data.disk)
+    (data.path / "logs" / str(A) / GENERATION_NAME).write_bytes(b"1 00000000\n")
     data.turn(A)
     [corruption] = data.die().corruption
-    assert corruption.file.name == BIRTH_NAME
+    assert corruption.file.name == GENERATION_NAME
     data.check(A)
 
 
@@ -663,7 +663,7 @@ def test_a_log_that_is_made_anew_has_its_note_from_the_beginning(data):
     data.disk.fail("rename")
     directory = data.path / "logs" / str(B)
     with pytest.raises(LogPoisonedError):
-        note_birth(directory, data.now.journal.sync(), disk=data.disk)
+        write_generation(directory, data.now.journal.sync(), disk=data.disk)
     assert not directory.exists()
 
 
@@ -673,7 +673,7 @@ def test_a_log_that_is_made_anew_keeps_what_takes_the_sequences_of_lost_entries(
     for _ in range(3):
         data.turn(A, sync=False)
     directory = data.path / "logs" / str(B)
-    note_birth(directory, data.now.journal.sync(), disk=data.disk)
+    write_generation(directory, data.now.journal.sync(), disk=data.disk)
     data.written[B] = []
     data.die()
     data.turn(B)

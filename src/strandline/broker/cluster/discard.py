@@ -17,7 +17,7 @@ from strandline.config import JournalConfig
 from strandline.errors import CorruptBatchError, InvalidConfigError
 from strandline.storage.disk import Disk
 from strandline.storage.log_directory import delete_log_directory
-from strandline.storage.log_generation import note_birth
+from strandline.storage.log_generation import write_generation
 from strandline.storage.twin_file import remove_with_twin
 from strandline.types import BrokerId
 
@@ -58,7 +58,7 @@ def discard_metadata(data_dir: Path, *, disk: Disk) -> BrokerId:
         try:
             storage.logs.pop(LOG_ID).close()
             delete_log_directory(data_dir / QUORUM_NAME, disk=disk)
-            note_birth(data_dir / QUORUM_NAME, storage.journal.sync(), disk=disk)
+            write_generation(data_dir / QUORUM_NAME, storage.journal.sync(), disk=disk)
             for name in (VOTE_NAME, SNAPSHOT_NAME):
                 remove_with_twin(data_dir / name, disk=disk)
         finally:

@@ -15,7 +15,7 @@ from strandline.errors import StrandlineError
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.log_directory import delete_log_directory
-from strandline.storage.log_generation import note_birth
+from strandline.storage.log_generation import write_generation
 from strandline.storage.recovery import LogPlan, Recovered, recover
 from strandline.types import LogId, Offset
 
@@ -69,7 +69,7 @@ def open_logs(
     Args:
         wanted: which.
         disk: the file system.
-        synced_sequence: as for ``note_birth``.
+        synced_sequence: as for ``write_generation``.
     """
     outcomes: dict[LogId, Log | StrandlineError] = {}
     for each in wanted:
@@ -84,7 +84,7 @@ def _opened(wanted: LogToOpen, disk: Disk, synced_sequence: int) -> Log:
     plan, log = wanted.plan, wanted.log
     if log is None and wanted.was_used:
         delete_log_directory(plan.directory, disk=disk)
-        note_birth(plan.directory, synced_sequence, disk=disk)
+        write_generation(plan.directory, synced_sequence, disk=disk)
     found = log or Log.open(
         plan.directory,
         disk=disk,
