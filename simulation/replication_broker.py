@@ -17,7 +17,7 @@ from simulation.replication_keys import StoredKey
 from simulation.world import World
 from strandline.core.replication import effects as fx
 from strandline.core.replication import events as ev
-from strandline.core.replication.effects import Effect, Refusal
+from strandline.core.replication.effects import Effect, RejectReason
 from strandline.core.replication.events import Event
 from strandline.core.replication.limits import ReplicationLimits
 from strandline.core.replication.messages import BatchRef, Buffer, Session
@@ -214,10 +214,10 @@ class SimBroker:
             self._carry_out(number, hosted, effect)
 
     def _accept(self, hosted: Hosted, publish: SimPublish) -> None:
-        if hosted.replica.refusal is None:
+        if hosted.replica.reject_reason is None:
             hosted.accepted.append(publish)
         else:
-            self._world.counts[f"refused {hosted.replica.refusal}"] += 1
+            self._world.counts[f"refused {hosted.replica.reject_reason}"] += 1
             publish.answer(NoOffset.REFUSED)
 
     def _write(self, number: int) -> None:
@@ -226,7 +226,7 @@ class SimBroker:
         accepted, hosted.accepted = hosted.accepted, []
         if not accepted:
             return
-        if hosted.replica.refusal is not None:
+        if hosted.replica.reject_reason is not None:
             for publish in accepted:
                 publish.answer(NoOffset.REFUSED)
             return
@@ -314,8 +314,8 @@ class SimBroker:
                     hosted.exposed = effect.offset
             case fx.ProposeIsr():
                 host.propose(self, number, effect)
-            case fx.Refusing():
-                if effect.reason in (Refusal.NOT_LEADER, Refusal.NOT_ENOUGH_REPLICAS):
+            case fx.RejectWrites():
+                if effect.reason in (RejectReason.NOT_LEADER, RejectReason.NOT_ENOUGH_REPLICAS):
                     self._give_up(hosted)
             case fx.TransferLeadership():
                 host.hand_over(self.id, number, effect)

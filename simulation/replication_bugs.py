@@ -166,7 +166,7 @@ def _commit_all_at_the_start(self: Leader) -> list[Effect]:
     effects: list[Effect] = []
     if self.log.advance(self.log.log_end_offset):
         effects.append(Committed(self.log.log_end_offset))
-    return effects + self._tell_refusal()
+    return effects + self._report_reject_reason()
 
 
 def _commit_without_the_silent(self: Leader) -> Offset:

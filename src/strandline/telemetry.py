@@ -150,7 +150,7 @@ class Telemetry(Collector):
     quota_wait_seconds: dict[str, float] = labelled(
         "counter", "principal", "Time for which a quota delayed a principal."
     )
-    quota_refusals: dict[str, int] = labelled(
+    quota_rejections: dict[str, int] = labelled(
         "counter",
         "principal",
         "Requests and connections of a principal refused because of its quota.",

@@ -88,7 +88,7 @@ def shown(effect):
             return f"read @{offset} for {follower}"
         case fx.ReadRange(to, first, after):
             return f"read {first}-{after} for {to}"
-        case fx.Refusing(reason):
+        case fx.RejectWrites(reason):
             return f"refusing: {reason}" if reason else "accepting"
         case fx.TransferLeadership(candidates):
             return f"hand over to {listed(candidates)}"
@@ -204,14 +204,14 @@ class Story:
     def append(self, number, count):
         number = int(number)
         replica, log = self.replicas[number], self.logs[number]
-        if replica.refusal is not None:
-            self.lines.append(f"{number}: refused, {replica.refusal}")
+        if replica.reject_reason is not None:
+            self.lines.append(f"{number}: refused, {replica.reject_reason}")
             return
         self.write(number, f"e{replica.epoch}@{log.seen.end}".encode(), int(count))
 
     def put(self, number, *values):
         number = int(number)
-        assert self.replicas[number].refusal is None, "it takes records"
+        assert self.replicas[number].reject_reason is None, "it takes records"
         self.write(number, ",".join(values).encode(), len(values))
 
     def write(self, number, payload, count):
@@ -325,7 +325,7 @@ class Story:
 
     def refuse(self):
         number, proposal = self.proposals.popleft()
-        self.step(number, ev.IsrRefused(proposal.epoch, proposal.proposal))
+        self.step(number, ev.IsrRejected(proposal.epoch, proposal.proposal))
 
     def time(self, milliseconds):
         self.now += int(milliseconds)

@@ -110,16 +110,16 @@ def put(server: str, messages: list[bytes]) -> str:
 
 def outcome(call) -> str:
     """Drain a call; returns what it ended with. One that hangs, or met a bug, fails the test."""
-    refusals = []
+    rejections = []
     try:
         for answer in call:
-            refusals += re.findall(rb'"code":"(\w+)"', answer)
+            rejections += re.findall(rb'"code":"(\w+)"', answer)
     except grpc.RpcError as error:
         code, details = error.code().name, error.details()
         assert code != "DEADLINE_EXCEEDED", "the call hung"
         assert "internal error" not in details
         return code
-    return refusals[0].decode() if refusals else "OK"
+    return rejections[0].decode() if rejections else "OK"
 
 
 def good_put() -> list[bytes]:

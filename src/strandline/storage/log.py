@@ -132,7 +132,7 @@ class Log(LogDurability):
         """
         with self._names_lock:
             if self._closed:
-                raise self._refusal()
+                raise self._unusable_error()
             yield
 
     # -- writing (one thread) --------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Log(LogDurability):
             LogPoisonedError: now or earlier a write failed.
         """
         if self.poisoned or self._closed:
-            raise self._refusal()
+            raise self._unusable_error()
         if self._is_held_up:
             self.write_pending()
         active = self._layout.segments[-1]
@@ -179,7 +179,7 @@ class Log(LogDurability):
             LogPoisonedError: now or earlier a write failed.
         """
         if self.poisoned or self._closed:
-            raise self._refusal()
+            raise self._unusable_error()
         if not self._cut_lock.acquire(blocking=False):
             return  # it is being cut; whoever finds it too old asks again
         try:

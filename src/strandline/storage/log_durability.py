@@ -79,7 +79,7 @@ class LogDurability(LogReads):
             LogPoisonedError: now or earlier a write failed.
         """
         if self.poisoned:
-            raise self._refusal()
+            raise self._unusable_error()
         try:
             with self._write_lock:
                 self._layout.segments[-1].write_pending()
@@ -163,7 +163,7 @@ class LogDurability(LogReads):
         if not (self.poisoned or self._closed):
             self._sync(with_indexes=False)
         if self.poisoned or self._closed:
-            raise self._refusal()
+            raise self._unusable_error()
 
     def _sync(self, *, with_indexes: bool) -> None:
         try:

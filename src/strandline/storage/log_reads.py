@@ -102,7 +102,7 @@ class LogReads:
                 return look(layout)
             except RetiredSegmentError:
                 if self._closed:
-                    raise self._refusal() from None
+                    raise self._unusable_error() from None
                 if layout is self._layout:
                     raise
 
@@ -140,7 +140,7 @@ class LogReads:
         self, layout: Layout, offset: int, bytes_max: int, *, below: int, verify: bool
     ) -> LogSlice:
         if self._closed:
-            raise self._refusal()
+            raise self._unusable_error()
         limit = layout.segments[-1].next_offset
         if not self.log_start_offset <= offset <= limit:
             raise self._out_of_range(offset)
@@ -254,7 +254,7 @@ class LogReads:
             f" {self.log_start_offset} up to (not including) {self.log_end_offset}"
         )
 
-    def _refusal(self) -> LogPoisonedError | ShuttingDownError:
+    def _unusable_error(self) -> LogPoisonedError | ShuttingDownError:
         if self._closed:
             return ShuttingDownError("the log was closed or deleted")
         return LogPoisonedError(f"a write to {self.directory} failed; reopen the log to verify it")

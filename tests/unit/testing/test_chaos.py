@@ -190,7 +190,7 @@ async def heard(histories, *answers):
 async def test_a_producer_may_give_up_what_met_a_full_disk(histories):
     """Such a record is not stored; the others are, in the order in which they were given."""
     own = await heard(histories, 0, errors.DiskFullError("full"), 3)
-    assert (own.acked.count, own.refusals) == (2, {"disk_full": 1})
+    assert (own.acked.count, own.rejections) == (2, {"disk_full": 1})
     with pytest.raises(ViolationError, match="was refused"):
         histories[0].settled("broker 1", [b"own 0", b"own 1", b"x", b"own 2"])
 

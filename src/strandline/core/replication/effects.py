@@ -23,7 +23,7 @@ from strandline.core.replication.messages import BatchRef, Buffer, Message, Sess
 from strandline.types import BrokerId, LeaderEpoch, Offset
 
 
-class Refusal(StrEnum):
+class RejectReason(StrEnum):
     """Why a partition takes no records now."""
 
     NOT_LEADER = "not_leader"
@@ -112,14 +112,14 @@ class ProposeIsr(msgspec.Struct, frozen=True):
     and not fenced: the disk we heard of may have been replaced since (KIP-903)."""
 
 
-class Refusing(msgspec.Struct, frozen=True):
+class RejectWrites(msgspec.Struct, frozen=True):
     """From now on records are refused for this reason; None: accepted.
 
     Who waits for an ack while there are not enough replicas is told so; whether the record will
     be committed is not known.
     """
 
-    reason: Refusal | None
+    reason: RejectReason | None
 
 
 class TransferLeadership(msgspec.Struct, frozen=True):
@@ -150,7 +150,7 @@ Effect = (
     | Repair
     | Committed
     | ProposeIsr
-    | Refusing
+    | RejectWrites
     | TransferLeadership
     | AskMetadata
     | Halted

@@ -40,7 +40,7 @@ class IsrChanged(msgspec.Struct, frozen=True):
     isr: tuple[BrokerId, ...]
 
 
-class IsrRefused(msgspec.Struct, frozen=True):
+class IsrRejected(msgspec.Struct, frozen=True):
     """A proposal was decided: no. It must never be applied afterwards, not from a repeat either."""
 
     epoch: LeaderEpoch
@@ -142,7 +142,7 @@ class TimePassed(msgspec.Struct, frozen=True):
 Event = (
     Assigned
     | IsrChanged
-    | IsrRefused
+    | IsrRejected
     | Received
     | Appended
     | Synced

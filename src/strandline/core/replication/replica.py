@@ -16,8 +16,8 @@ from strandline.core.replication.effects import (
     AskMetadata,
     Effect,
     ReadRange,
-    Refusal,
-    Refusing,
+    RejectReason,
+    RejectWrites,
     Send,
 )
 from strandline.core.replication.events import (
@@ -28,7 +28,7 @@ from strandline.core.replication.events import (
     Event,
     Flush,
     IsrChanged,
-    IsrRefused,
+    IsrRejected,
     LogStartMoved,
     PeerConnected,
     PeerDisconnected,
@@ -111,10 +111,10 @@ class Replica:
         return self._role if isinstance(self._role, Follower) else None
 
     @property
-    def refusal(self) -> Refusal | None:
+    def reject_reason(self) -> RejectReason | None:
         """Why records are refused now; None: they are accepted."""
         leader = self.leader
-        return Refusal.NOT_LEADER if leader is None else leader.refusal
+        return RejectReason.NOT_LEADER if leader is None else leader.reject_reason
 
     @property
     def can_defer_flush(self) -> bool:
@@ -184,7 +184,7 @@ class Replica:
                 effects = follower.undone(event.log_end_offset, now_ms)
                 self._forget_corruption()
                 return effects
-            case Appended() | BatchesRead() | IsrChanged() | IsrRefused() | Resign():
+            case Appended() | BatchesRead() | IsrChanged() | IsrRejected() | Resign():
                 return [] if self.leader is None else self._lead(self.leader, event, now_ms)
             case _:
                 assert_never(event)
@@ -192,7 +192,7 @@ class Replica:
     def _lead(
         self,
         leader: Leader,
-        event: Appended | BatchesRead | IsrChanged | IsrRefused | Resign,
+        event: Appended | BatchesRead | IsrChanged | IsrRejected | Resign,
         now_ms: int,
     ) -> list[Effect]:
         """Handle events for a leader; those meant for an earlier leadership are dropped."""
@@ -207,8 +207,8 @@ class Replica:
                 return []
             case IsrChanged():
                 return leader.isr_changed(event.version, event.isr, now_ms)
-            case IsrRefused():
-                return leader.isr_refused(event.proposal, now_ms)
+            case IsrRejected():
+                return leader.isr_rejected(event.proposal, now_ms)
             case _:
                 assert_never(event)
 
@@ -219,7 +219,7 @@ class Replica:
         if event.epoch <= self.epoch:
             return self._assigned_again(event, now_ms)
         assert event.epoch >= self.log.epochs.last, "registered before it was assigned"
-        was_accepting = self.refusal is not Refusal.NOT_LEADER
+        was_accepting = self.reject_reason is not RejectReason.NOT_LEADER
         if self.follower is not None:
             self._session = self.follower.session
         self.epoch = event.epoch
@@ -238,7 +238,7 @@ class Replica:
             may_lose=event.unclean,
         )
         self._role = follower
-        refusing: list[Effect] = [Refusing(Refusal.NOT_LEADER)] if was_accepting else []
+        refusing: list[Effect] = [RejectWrites(RejectReason.NOT_LEADER)] if was_accepting else []
         return refusing + self._start_over(follower, event) + follower.start(now_ms)
 
     def _assigned_again(self, event: Assigned, now_ms: int) -> list[Effect]:
