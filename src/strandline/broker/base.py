@@ -128,11 +128,11 @@ class BrokerBase(ABC):
             telemetry=self.telemetry,
             on_poisoned=self.committer.poison,
         )
-        self._damage = CorruptionReports(self.call_soon, telemetry=self.telemetry)
-        self.admission.on_damage = self._damage.met
+        self._corruption = CorruptionReports(self.call_soon, telemetry=self.telemetry)
+        self.admission.on_corruption = self._corruption.met
         self._scrubber = Scrubber(
             self.partitions,
-            self._damage,
+            self._corruption,
             telemetry=self.telemetry,
             interval_ms=self.config.scrub_interval_ms,
             bytes_per_s=self.config.scrub_bytes_per_s,
@@ -402,7 +402,7 @@ class BrokerBase(ABC):
 
         Raises:
             UnavailableError: a file cannot be read or written.
-            CorruptBatchError: something is damaged that cannot be done without.
+            CorruptBatchError: something is corrupt that cannot be done without.
         """
         started_ms = self.clock.monotonic_ms()
         try:
@@ -422,18 +422,18 @@ class BrokerBase(ABC):
             seconds,
             report.torn_bytes,
         )
-        for damage in report.damage:
-            logger.error("damage in %s at byte %d: %s", *damage)
+        for corruption in report.corruption:
+            logger.error("corruption in %s at byte %d: %s", *corruption)
         return storage
 
     def _attach(self, storage: Recovered) -> None:
         """Go on with what was recovered."""
         report = storage.report
-        if report.damage:
+        if report.corruption:
             self._scrubber.hurry()
         self.telemetry.recovery_records = report.records_replayed
         self.telemetry.recovery_torn_bytes = report.torn_bytes
-        self.telemetry.damaged_batches += len(report.damage)
+        self.telemetry.corrupt_batches += len(report.corruption)
         self.telemetry.disk_full = 0
         if not report.checkpointed:
             self.telemetry.count_full_disk()

@@ -67,7 +67,7 @@ class Broker(BrokerBase):
 
         Raises:
             DataDirLockedError: another broker uses the directory.
-            CorruptBatchError: the metadata file is damaged.
+            CorruptBatchError: the metadata file is corrupt.
             UnavailableError: the directory cannot be read or written; nothing is left running.
         """
         self._loop = asyncio.get_running_loop()

@@ -72,7 +72,7 @@ class Journal:
         last_sequence: of the newest entry written.
         synced_sequence: entries up to this one survive a power loss.
         poisoned: a write or sync failed; only reopening helps.
-        damage: entries that were synced once and cannot be read now, by file and position.
+        corruption: entries that were synced once and cannot be read now, by file and position.
         torn_bytes: bytes of a last entry that was being written when the broker died.
     """
 
@@ -83,7 +83,7 @@ class Journal:
         self.last_sequence = scan.last_sequence
         self.synced_sequence = scan.last_sequence
         self.poisoned = False
-        self.damage = scan.damage
+        self.corruption = scan.corruption
         self.torn_bytes = scan.torn_bytes
         self._first_sequence = scan.first_sequence
         self._scan: JournalScan | None = scan

@@ -53,7 +53,7 @@ class RiggedDisk(Disk):
         for operation in ("write", "create", "mkdir"):
             self.fail(operation, pattern, code=errno.ENOSPC)
 
-    def mend(self):
+    def heal(self):
         """No more failures."""
         self.orders.clear()
 
@@ -356,7 +356,7 @@ async def open_broker(tmp_path, disk, clock, monkeypatch):
         return broker
 
     yield start
-    disk.mend()
+    disk.heal()
     for gate in disk.gates:
         gate.released.set()
     for broker in started:

@@ -432,7 +432,7 @@ def test_a_table_that_is_not_there_is_named(tmp_path):
 
 
 def test_a_catalog_without_an_address_is_the_caller_s_mistake():
-    """pyiceberg's own complaint, with the key that mends it."""
+    """pyiceberg's own complaint, with the key that fixes it."""
     with pytest.raises(InvalidConfigError, match="'catalog'"):
         existing_store("lake.t", table_format="iceberg", catalog={"name": "nowhere"})
 

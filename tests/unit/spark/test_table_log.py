@@ -207,7 +207,7 @@ def test_other_columns_are_refused_by_name():
 
 
 def test_manifests_survive_their_file_and_refuse_others():
-    """A manifest reads back as written; damage and later versions are typed errors."""
+    """A manifest reads back as written; corruption and later versions are typed errors."""
     manifest = accepted(None, proposal(file(p0=span(0, 3))))
     data = encode_manifest(manifest)
     assert decode_manifest(data, name="m") == manifest

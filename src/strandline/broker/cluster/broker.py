@@ -298,7 +298,7 @@ class ClusterBroker(MetadataApplier):
         keys = self.keys.first(config)
         command = CreateStream(config=config, now_ns=now_ns, assignment=assignment, keys=keys)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
-        outcome.raise_if_refused()
+        outcome.raise_if_rejected()
         await self._until_open_everywhere(config.name, now_ns, config.partitions)
         return self.stream(config.name)
 
@@ -366,7 +366,7 @@ class ClusterBroker(MetadataApplier):
         """
         self._check_member()
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
-        outcome.raise_if_refused()
+        outcome.raise_if_rejected()
         await self._until(lambda: self.membership.is_fresh)
 
     async def delete_stream(self, name: str) -> None:
@@ -381,7 +381,7 @@ class ClusterBroker(MetadataApplier):
         outcome = await self.membership.admin.propose(
             DeleteStream(name=name), timeout_s=CHANGE_TIMEOUT_S
         )
-        outcome.raise_if_refused()
+        outcome.raise_if_rejected()
         await self._until(lambda: self._created_ns(name) != known)
 
     async def add_partitions(self, name: str, count: int) -> Stream:
@@ -427,7 +427,7 @@ class ClusterBroker(MetadataApplier):
         self._check_member()
         command = AllocateProducerIds(PRODUCER_IDS, owner)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
-        outcome.raise_if_refused()
+        outcome.raise_if_rejected()
         if owner:  # the client comes back here at once, and has to be known
             await self._until(lambda: owner in self._image.producer_owners)
         return outcome.value

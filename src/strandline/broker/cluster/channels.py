@@ -189,7 +189,7 @@ def decode_replication(frame: Frame, sender: BrokerId) -> tuple[LogId, Received]
 
     Raises:
         InvalidRecordError: it is no message, or its batches are not what it says they are.
-        CorruptBatchError: a batch is damaged.
+        CorruptBatchError: a batch is corrupt.
     """
     if len(frame.header) < _LOG_ID.size:
         raise InvalidRecordError("a replication message is cut short")

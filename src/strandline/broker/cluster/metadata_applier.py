@@ -457,7 +457,7 @@ class MetadataApplier(Broker):
         """Remove logs that the metadata has given up, unless it has changed its mind.
 
         A copy that has moved away may move back, under the same log id. Once a checkpoint is past
-        the old log, a recovery takes nothing of it for the new one's; until then ``log_birth``
+        the old log, a recovery takes nothing of it for the new one's; until then ``log_generation``
         sees to that.
         """
         async with self._admin:

@@ -328,7 +328,7 @@ class Partition(PartitionAppends):
 
     def report_corruption(self, error: CorruptBatchError) -> None:
         """Report a corrupt batch; any thread."""
-        self._admission.on_damage(self, error)
+        self._admission.on_corruption(self, error)
 
     def _settle(self) -> None:
         self._refused_by = self._closed_by or self._not_leader_error or self._blocked_by

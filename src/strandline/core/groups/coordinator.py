@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from strandline.core.coordinator_effects import Answer, DecisionLog, Refuse
+from strandline.core.coordinator_effects import Answer, DecisionLog, Reject
 from strandline.core.groups import events as ev
 from strandline.core.groups.assignment import Readers, assign
 from strandline.core.groups.effects import Assigned, Effect, Expired
@@ -127,7 +127,7 @@ class GroupCoordinator:
         try:
             self._log.give(Answer(request.token, self._done(request)))
         except StrandlineError as error:
-            self._log.give(Refuse(request.token, error))
+            self._log.give(Reject(request.token, error))
         self._log.rewrite_if_due()
 
     def _done(self, request: ev.Request) -> object:

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from strandline.core.coordinator_effects import Answer, Refuse, Store
+from strandline.core.coordinator_effects import Answer, Reject, Store
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.state import GroupsState, decode_entry, encode_entry
@@ -65,7 +65,7 @@ class Groups(RuleBasedStateMachine):
                 self.unstored.append(effect)
             elif isinstance(effect, Answer):
                 self.answers[effect.token] = effect.value
-            elif isinstance(effect, Refuse):
+            elif isinstance(effect, Reject):
                 self.answers[effect.token] = effect.error
 
     def store(self, count):
