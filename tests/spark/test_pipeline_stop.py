@@ -45,10 +45,11 @@ class Run:
             reader.start()
 
     def read(self, source, lines):
-        for line in source:
-            with self.changed:
-                lines.append(line)
-                self.changed.notify_all()
+        with source:
+            for line in source:
+                with self.changed:
+                    lines.append(line)
+                    self.changed.notify_all()
 
     def wait_for(self, words, lines):
         """Wait until one of the lines has these words."""
@@ -57,7 +58,7 @@ class Run:
         assert found, (words, self.out, self.err)
 
     def signal(self, number):
-        """Send a signal to the whole group."""
+        """Send a signal to the whole group, as a terminal does."""
         os.killpg(self.process.pid, number)
 
     def end(self, timeout_s=PATIENCE_S):
