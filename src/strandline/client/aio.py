@@ -18,10 +18,12 @@ from strandline.client.aio_admin import AsyncAccessControl, AsyncGroups, AsyncQu
 from strandline.client.aio_consumer import AsyncConsumer
 from strandline.client.aio_reading import AsyncReader, AsyncSubscription
 from strandline.client.aio_transaction import AsyncStage, AsyncTransaction
-from strandline.client.arguments import wait
+from strandline.client.arguments import check_options, options_of, wait
 from strandline.client.client import TIMEOUT_S, Client, connect
+from strandline.client.consumer.consumer import Options
 from strandline.client.deadline import within
-from strandline.client.producer.producer import Headers, Producer
+from strandline.client.producer.producer import APPEND_OPTIONS, Headers, Producer
+from strandline.client.reader.read_calls import check_subscribe_options
 from strandline.client.reader.reading import OffsetSpec
 from strandline.client.reader.results import Ack, BatchAck
 from strandline.client.transactions.transactional import STAGE_TIMEOUT_S
@@ -70,6 +72,10 @@ class AsyncClient:
         return await asyncio.to_thread(
             self._client.create_stream, name, subject=subject, partitions=partitions, **config
         )
+
+    async def add_partitions(self, name: str, partitions: int) -> StreamInfo:
+        """Add partitions to a stream; as ``Client.add_partitions``."""
+        return await asyncio.to_thread(self._client.add_partitions, name, partitions)
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream; as ``Client.delete_stream``."""
@@ -145,6 +151,7 @@ class AsyncClient:
 
     def producer(self, stream: str, **options: Any) -> "AsyncProducer":
         """Return a producer, opened by ``async with``; as ``Client.producer``."""
+        check_options("producer", options, options_of(Client.producer))
         return AsyncProducer(self._client, stream, options)
 
     def transaction(
@@ -171,6 +178,7 @@ class AsyncClient:
         self, transaction_id: str, batch_id: int, refs: Iterable[str], **options: Any
     ) -> StagedPublication:
         """Commit the staged parts of a batch together; as ``Client.commit_staged``."""
+        check_options("commit_staged", options, options_of(Client.commit_staged))
         publish = self._client.commit_staged
         return await asyncio.to_thread(publish, transaction_id, batch_id, refs, **options)
 
@@ -188,10 +196,12 @@ class AsyncClient:
 
     def subscribe(self, stream: str, **options: Any) -> "AsyncSubscription":
         """Iterate records as objects with ``async for``; as ``Client.subscribe``."""
+        check_subscribe_options(options)
         return AsyncSubscription(self._client, stream, options)
 
     def consumer(self, group: str, streams: str | Iterable[str], **options: Any) -> "AsyncConsumer":
         """Return a member of a consumer group, joined by ``async with``; as ``Client.consumer``."""
+        check_options("consumer", options, Options._fields)
         return AsyncConsumer(group, partial(self._client.consumer, group, streams, **options))
 
     @property
@@ -241,6 +251,7 @@ class AsyncProducer:
 
     async def append(self, value: bytes | str | None, **record: Any) -> Ack:
         """Append a record and wait for its ack; as ``Producer.append``. Gather calls to batch."""
+        check_options("append", record, APPEND_OPTIONS)
         producer = await self._ready()
         return await asyncio.wrap_future(producer.append(value, **record))
 

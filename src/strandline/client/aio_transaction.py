@@ -7,12 +7,15 @@ from typing import Any, Self
 
 from strandline.client.aio_consumer import AsyncConsumer
 from strandline.client.aio_thread import start_on_thread
+from strandline.client.arguments import check_options, options_of
 from strandline.client.client import Client
 from strandline.client.consumer.offset_store import Offsets
 from strandline.client.reader.results import Ack, BatchAck
 from strandline.client.transactions.staged_write import StagedPart, StagedWrite
 from strandline.client.transactions.transaction import Transaction
 from strandline.errors import InvalidRequestError, StrandlineError
+
+_APPEND_OPTIONS = options_of(Transaction.append)
 
 
 class AsyncTransaction:
@@ -53,6 +56,7 @@ class AsyncTransaction:
 
     async def append(self, stream: str, value: bytes | str | None, **record: Any) -> Ack:
         """Append a record and wait until it is stored; as ``Transaction.append``."""
+        check_options("append", record, _APPEND_OPTIONS)
         append = self._opened.append
         return await asyncio.wrap_future(await asyncio.to_thread(append, stream, value, **record))
 
