@@ -85,7 +85,7 @@ class StreamAdminCalls(ABC):
             )
         if more:
             order = AddPartitionsRequest(name=name, count=more)
-            [info] = self._known.change(ADD_PARTITIONS, order, admin.StreamInfo)
+            [info] = self._known.change(ADD_PARTITIONS, order)
         return info
 
     def delete_stream(self, name: str) -> None:
