@@ -190,6 +190,7 @@ class ClusterBroker(MetadataApplier):
         self._parted = set()
         self._followed, self._unsettled = MetadataImage(), set()
         self._opening, self._to_open, self._open_failures = {}, [], {}
+        self._next_image = self._loop.create_future()
         self._retry = None
 
     async def prepare_stop(self) -> None:
@@ -443,7 +444,13 @@ class ClusterBroker(MetadataApplier):
         """
         try:
             async with asyncio.timeout(CHANGE_TIMEOUT_S):
-                while not condition():  # noqa: ASYNC110  as simple as it is rare
-                    await asyncio.sleep(POLL_S)
+                while not condition():
+                    # Polled, too: not all that is waited for comes with the image.
+                    await asyncio.wait((self._next_image,), timeout=POLL_S)
         except TimeoutError:
             raise RequestTimeoutError("it was decided, and is not known here yet") from None
+
+    def _publish_image(self) -> None:
+        super()._publish_image()
+        followed, self._next_image = self._next_image, self._loop.create_future()
+        followed.set_result(None)
