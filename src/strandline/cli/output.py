@@ -136,12 +136,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     heads = [name.removeprefix("#").upper() for name in columns]
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    lines = []
     for line in (heads, *cells):
         parts = [
             text.rjust(width) if name.startswith("#") else text.ljust(width)
             for name, text, width in zip(columns, line, widths, strict=True)
         ]
-        print_line("  ".join(parts).rstrip())
+        lines.append("  ".join(parts).rstrip())
+    print_line("\n".join(lines))
 
 
 def print_error(error: StrandlineError, output: OutputFormat) -> None:
