@@ -105,7 +105,7 @@ class GroupCoordinator:
         for name, group in state.groups.items():
             self._retarget(name)
             for member in group.members.values():
-                self._heard(name, member)
+                self._renew_session(name, member)
 
     def step(self, event: ev.Event, now_ms: int) -> list[Effect]:
         """Take an event in; returns what follows, in order."""
@@ -197,7 +197,7 @@ class GroupCoordinator:
             )
             self._log.store(entry)
             self._retarget(request.group)
-        self._heard(request.group, member)
+        self._renew_session(request.group, member)
         return self._reconciled(request.group, member, held=NOTHING)
 
     def _begun(self, group: ConsumerGroup, streams: Iterable[str]) -> _Begun:
@@ -231,7 +231,7 @@ class GroupCoordinator:
         if member is None:
             raise _gone(request.group, group, request.instance)
         _check_owner(request, member)
-        self._heard(request.group, member)
+        self._renew_session(request.group, member)
         if request.epoch == member.epoch and not member.revoking <= request.held:
             # Under an older epoch it may not have heard yet what it is to give up.
             member = msgspec.structs.replace(member, revoking=member.revoking & request.held)
@@ -338,7 +338,7 @@ class GroupCoordinator:
 
     # Members
 
-    def _heard(self, group: str, member: GroupMember) -> None:
+    def _renew_session(self, group: str, member: GroupMember) -> None:
         self._deadlines[group, member.id] = self._now_ms + member.session_ms
 
     def _remove(self, name: str, member: str) -> None:

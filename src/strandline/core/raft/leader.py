@@ -278,13 +278,13 @@ class RaftLeader:
         state.send(follower, append, early=True)
 
     def _check_quorum(self) -> None:
-        """Step down if no quorum was heard from: somebody else may lead by now (thesis 6.2)."""
+        """Step down if no quorum was active from: somebody else may lead by now (thesis 6.2)."""
         self._quorum_ticks = 0
         members, me = self._state.members, self._state.me
-        heard = sum(voter == me or self.followers[voter].active for voter in members.voters)
+        active = sum(voter == me or self.followers[voter].active for voter in members.voters)
         for progress in self.followers.values():
             progress.active = False
-        if heard < members.quorum:
+        if active < members.quorum:
             self.is_deposed = True
 
     def _hand_over_if_ready(self) -> None:

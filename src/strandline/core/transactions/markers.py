@@ -1,4 +1,4 @@
-"""Markers that are owed: which partitions have still to be told, when to tell them again.
+"""Markers that are not written yet: in which partitions, and when to send them again.
 
 Rules: a marker is given again ``RETRY_MS`` after it was not written, until it is or its transaction
 has no more use for it; who waits hears when the last marker of every transaction it waits for is
@@ -73,23 +73,23 @@ class Markers:
         """A place lets records in."""
         debt = self._debts.setdefault(transaction.id, _PendingMarkers())
         debt.begun.add(place)
-        told: list[Effect] = []
+        effects: list[Effect] = []
         for each in debt.adding:
             each.places.discard(place)
             if not each.places:
-                told.append(Answer(each.token))
+                effects.append(Answer(each.token))
         debt.adding = [each for each in debt.adding if each.places]
-        return told
+        return effects
 
     # Ending
 
     def close(self, transaction: TransactionState, rejection: Exception) -> list[Effect]:
         """Owe every place the marker of a decision; who still wanted records let in is refused."""
         debt = self._debts.setdefault(transaction.id, _PendingMarkers())
-        told: list[Effect] = [Reject(each.token, rejection) for each in debt.adding]  # type: ignore[arg-type]  # always ours
+        effects: list[Effect] = [Reject(each.token, rejection) for each in debt.adding]  # type: ignore[arg-type]  # always ours
         debt.adding = []
         debt.owed = set(transaction.places)
-        return [*told, *self.owed(transaction)]
+        return [*effects, *self.owed(transaction)]
 
     def owed(self, transaction: TransactionState) -> list[Effect]:
         """The markers that a decided transaction owes."""
@@ -111,9 +111,9 @@ class Markers:
         self._debts.pop(id_, None)
         for waiter in self._waiters:
             waiter.ids.discard(id_)
-        told: list[Effect] = [Answer(w.token, w.value) for w in self._waiters if not w.ids]
+        effects: list[Effect] = [Answer(w.token, w.value) for w in self._waiters if not w.ids]
         self._waiters = [waiter for waiter in self._waiters if waiter.ids]
-        return told
+        return effects
 
     def answer_when_finished(
         self, token: object, value: object, *, ids: set[str], now_ms: int
@@ -138,6 +138,8 @@ class Markers:
 
     def out_of_patience(self, now_ms: int) -> list[Effect]:
         """Tell who has waited for long enough: the decision stands, the markers follow."""
-        told: list[Effect] = [Answer(w.token, w.value) for w in self._waiters if w.due_ms <= now_ms]
+        effects: list[Effect] = [
+            Answer(w.token, w.value) for w in self._waiters if w.due_ms <= now_ms
+        ]
         self._waiters = [waiter for waiter in self._waiters if waiter.due_ms > now_ms]
-        return told
+        return effects
