@@ -127,7 +127,10 @@ class Zombie:
                 lambda *_: self.later(self.begin),
             )
 
-        self.ask(lambda token: ev.Read(token, lambda s: s.transactions[self.id].producer), told)
+        self.ask(
+            lambda token: ev.QueryTransactions(token, lambda s: s.transactions[self.id].producer),
+            told,
+        )
 
     def _written(self, name: str) -> None:
         """Every record is stored: note a position, mostly, and decide."""

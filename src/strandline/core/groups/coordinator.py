@@ -27,10 +27,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from strandline.core.coordinator_effects import Answer, DecisionLog, Reject
+from strandline.core.coordinator_effects import Answer, DecisionLog, EntriesStored, Reject, Tick
 from strandline.core.groups import events as ev
 from strandline.core.groups.assignment import Readers, assign
-from strandline.core.groups.effects import Assigned, Effect, Expired
+from strandline.core.groups.effects import Effect, Expired, GroupAssignment
 from strandline.core.groups.state import (
     ConsumerGroup,
     GroupEntry,
@@ -38,7 +38,7 @@ from strandline.core.groups.state import (
     GroupsState,
     Partitions,
 )
-from strandline.core.groups.transactions import Mark
+from strandline.core.groups.transactions import TransactionMark
 from strandline.errors import (
     GroupInUseError,
     InvalidRequestError,
@@ -111,9 +111,9 @@ class GroupCoordinator:
         """Take an event in; returns what follows, in order."""
         self._now_ms = now_ms
         match event:
-            case ev.Stored():
+            case EntriesStored():
                 self._log.stored(event.sequence)
-            case ev.TimePassed():
+            case Tick():
                 self._time_passed()
             case ev.StreamsChanged():
                 self._streams_changed(event)
@@ -141,7 +141,7 @@ class GroupCoordinator:
                 return self._join(request)
             case ev.Heartbeat():
                 return self._heartbeat(request)
-            case ev.Read():
+            case ev.QueryGroups():
                 if request.must_confirm:
                     self._log.store(GroupEntry())
                 return request.question(self.state)
@@ -155,7 +155,7 @@ class GroupCoordinator:
                 self._delete(request)
         return None
 
-    def _join(self, request: ev.Join) -> Assigned:
+    def _join(self, request: ev.Join) -> GroupAssignment:
         self._check_join(request)
         group = self.state.groups.get(request.group, ConsumerGroup())
         known = group.members.get(request.member)
@@ -225,7 +225,7 @@ class GroupCoordinator:
         if request.group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
             raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
 
-    def _heartbeat(self, request: ev.Heartbeat) -> Assigned:
+    def _heartbeat(self, request: ev.Heartbeat) -> GroupAssignment:
         group = self.state.groups.get(request.group, ConsumerGroup())
         member = group.members.get(request.member)
         if member is None:
@@ -293,7 +293,7 @@ class GroupCoordinator:
     def _mark(self, request: ev.MarkTransaction) -> None:
         transaction, mark = request.transaction, request.mark
         known = self.state.transactions
-        if mark is Mark.BEGIN:
+        if mark is TransactionMark.BEGIN:
             if known.may_begin(transaction):
                 self._log.store(GroupEntry(transaction=transaction, mark=mark))
         elif not known.has_ended(transaction):
@@ -369,7 +369,7 @@ class GroupCoordinator:
         subscriptions = {id_: member.streams for id_, member in members.items()}
         self._targets[name] = assign(subscriptions, self._partitions, current)
 
-    def _reconciled(self, name: str, member: GroupMember, *, held: Partitions) -> Assigned:
+    def _reconciled(self, name: str, member: GroupMember, *, held: Partitions) -> GroupAssignment:
         """Bring a member closer to what it is to read, as far as others let go; what it has then.
 
         Args:
@@ -394,7 +394,7 @@ class GroupCoordinator:
             entry = GroupEntry(group=name, began_with=begun.partitions, created=begun.created)
             self._log.store(entry)
         streams = sorted({each.stream for each in fresh})
-        return Assigned(
+        return GroupAssignment(
             member.epoch,
             member.assigned,
             group.positions_of(fresh),

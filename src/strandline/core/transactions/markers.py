@@ -9,7 +9,7 @@ written, or after ``PATIENCE_MS``, since what was decided stays decided. Pure; t
 from dataclasses import dataclass, field
 
 from strandline.core.coordinator_effects import Answer, Reject
-from strandline.core.transactions.effects import Effect, Mark, MarkerKind
+from strandline.core.transactions.effects import Effect, MarkerKind, SendMarker
 from strandline.core.transactions.state import TransactionPartition, TransactionState
 
 RETRY_MS = 100
@@ -50,7 +50,7 @@ class Markers:
     def __init__(self) -> None:
         self._debts: dict[str, _PendingMarkers] = {}
         self._waiters: list[_Waiter] = []
-        self._again: list[tuple[int, Mark]] = []
+        self._again: list[tuple[int, SendMarker]] = []
 
     # Beginning
 
@@ -65,7 +65,7 @@ class Markers:
         asked = set().union(*(each.places for each in debt.adding))
         debt.adding.append(_Adding(token, missing))
         return [
-            Mark(transaction.id, transaction.producer, place, MarkerKind.BEGIN)
+            SendMarker(transaction.id, transaction.producer, place, MarkerKind.BEGIN)
             for place in sorted(missing - asked)
         ]
 
@@ -96,7 +96,8 @@ class Markers:
         debt = self._debts.setdefault(transaction.id, _PendingMarkers(owed=set(transaction.places)))
         kind = MarkerKind.COMMIT if transaction.status.is_commit else MarkerKind.ABORT
         return [
-            Mark(transaction.id, transaction.producer, place, kind) for place in sorted(debt.owed)
+            SendMarker(transaction.id, transaction.producer, place, kind)
+            for place in sorted(debt.owed)
         ]
 
     def closed(self, transaction: TransactionState, place: TransactionPartition) -> bool:
@@ -126,11 +127,11 @@ class Markers:
 
     # Time
 
-    def again(self, mark: Mark, now_ms: int) -> None:
+    def again(self, mark: SendMarker, now_ms: int) -> None:
         """It was not written: give it again a little later."""
         self._again.append((now_ms + RETRY_MS, mark))
 
-    def due(self, now_ms: int) -> list[Mark]:
+    def due(self, now_ms: int) -> list[SendMarker]:
         """Markers whose time to be given again has come."""
         due = [mark for when_ms, mark in self._again if when_ms <= now_ms]
         self._again = [each for each in self._again if each[0] > now_ms]
