@@ -244,7 +244,9 @@ def commit_position(
     def noted(outcome: Answer | Reject | None) -> None:
         if client.life != life:
             return
-        is_in_the_way = isinstance(outcome, Reject) and outcome.error.code == "undecided_positions"
+        is_in_the_way = (
+            isinstance(outcome, Reject) and outcome.error.code == "unstable_offset_commit"
+        )
         if outcome is None or is_in_the_way:
             client.later(lambda: history.groups.commit(client.id, offset, producer, answer=noted))
         elif isinstance(outcome, Answer):

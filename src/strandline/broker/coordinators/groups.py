@@ -42,7 +42,7 @@ from strandline.core.groups.state import (
     encode_entry,
 )
 from strandline.core.groups.transactions import PendingOffsets, TransactionMark
-from strandline.errors import StrandlineError, UndecidedPositionsError, UnknownGroupError
+from strandline.errors import StrandlineError, UnknownGroupError, UnstableOffsetCommitError
 from strandline.telemetry import GroupSample
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             NotAllowedError: the member belongs to another principal.
             UnknownMemberError, StaleMemberError: it is not the member's to commit.
             GroupInUseError: there are members, and this is none.
-            UndecidedPositionsError: a transaction is about to commit some of these positions.
+            UnstableOffsetCommitError: a transaction is about to commit some of these positions.
             ProducerFencedError: the transaction is over, or was not let in.
             StrandlineError: as ``CoordinatorRuntime.request``; the outcome may be unknown.
         """
@@ -235,7 +235,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
         Raises:
             UnknownGroupError: there is none.
-            UndecidedPositionsError: positions wait for transactions.
+            UnstableOffsetCommitError: positions wait for transactions.
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
 
@@ -254,7 +254,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             raise UnknownGroupError(f"no group {group!r}; 'strandline group list' names them")
         if must_be_decided and found.undecided:
             names = ", ".join(sorted({str(each.transaction) for each in found.undecided.values()}))
-            raise UndecidedPositionsError(
+            raise UnstableOffsetCommitError(
                 f"transactions are about to commit positions of group {group!r}: {names}; end "
                 "them, or retry when they are over"
             )

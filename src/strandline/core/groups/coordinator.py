@@ -48,10 +48,10 @@ from strandline.errors import (
     StaleMemberError,
     StrandlineError,
     UnavailableError,
-    UndecidedPositionsError,
     UnknownGroupError,
     UnknownMemberError,
     UnknownStreamError,
+    UnstableOffsetCommitError,
 )
 from strandline.types import PartitionName
 
@@ -276,7 +276,7 @@ class GroupCoordinator:
         """Refuse to commit for a transaction that is over, or in the way of another one.
 
         Raises:
-            ProducerFencedError, UndecidedPositionsError: as they say.
+            ProducerFencedError, UnstableOffsetCommitError: as they say.
         """
         ours = request.transaction
         if ours is not None and not self.state.transactions.is_open(ours):
@@ -285,7 +285,7 @@ class GroupCoordinator:
             for number in offsets:
                 known = group.undecided.get(PartitionName(stream, number))
                 if known is not None and known.transaction != ours:
-                    raise UndecidedPositionsError(
+                    raise UnstableOffsetCommitError(
                         f"transaction {known.transaction} is about to commit the position of group "
                         f"{request.group!r} in {stream}/{number}; end it, or retry when it is over"
                     )
@@ -331,7 +331,7 @@ class GroupCoordinator:
                 f"group {request.group!r} has {len(group.members)} members; stop them first"
             )
         if group.undecided:
-            raise UndecidedPositionsError(
+            raise UnstableOffsetCommitError(
                 f"transactions are about to commit positions of group {request.group!r}; end them"
             )
         self._forget_group(request.group)
