@@ -470,12 +470,12 @@ class LyingDiskRun(RecoveryRun):
         self._close()
         self._lose_power()
         self._recover()
-        is_told = bool(self.storage.report.corruption)
-        self.world.counts["lies told"] += is_told
+        is_reported = bool(self.storage.report.corruption)
+        self.world.counts["lies reported"] += is_reported
         for model in self.models:
             log = self.storage.logs.get(model.log_id)
             if log is not None:
-                check_after_lies(model, log, is_corruption_told=is_told)
+                check_after_lies(model, log, is_corruption_reported=is_reported)
                 self.world.note(f"{model.log_id} {log.log_start_offset} {log.log_end_offset}")
 
 

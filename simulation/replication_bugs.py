@@ -37,7 +37,7 @@ _flush, _start = Follower.flush, Follower.start
 
 def _ack_what_is_not_synced(self: Follower, now_ms: int) -> list[Effect]:
     effects: list[Effect] = []
-    self._owes_ack |= self.standing is FollowerState.STREAMING and bool(self.log.log_end_offset)
+    self._owes_ack |= self.state is FollowerState.STREAMING and bool(self.log.log_end_offset)
     for effect in _flush(self, now_ms):
         assert isinstance(effect, Send)
         end = self.log.log_end_offset
@@ -127,7 +127,7 @@ def _cut_where_the_leader_says(self: Follower, message: Diverged) -> Offset:
 
 
 def _cut_on_any_answer(self: Follower, message: Diverged, now_ms: int) -> list[Effect]:
-    self.standing = FollowerState.FETCHING
+    self.state = FollowerState.FETCHING
     return _diverged(self, msgspec.structs.replace(message, session=self.session), now_ms)
 
 
@@ -138,14 +138,14 @@ def _overlook_gaps(
     self: Follower, message: Replicate, buffers: tuple[Buffer, ...], now_ms: int
 ) -> list[Effect]:
     del now_ms
-    if message.session != self.session or self.standing in (
+    if message.session != self.session or self.state in (
         FollowerState.WAITING,
         FollowerState.STUCK,
     ):
         return []
-    self.standing, self.deadline_ms = FollowerState.STREAMING, None
+    self.state, self.deadline_ms = FollowerState.STREAMING, None
     self._owes_ack |= message.wants_ack
-    self._heard = max(self._heard, message.high_watermark)
+    self._leader_high_watermark = max(self._leader_high_watermark, message.high_watermark)
     is_next = message.base_offset == self.log.log_end_offset
     effects = self._append(message.batches, buffers) if is_next else []
     return effects + self._advance()
@@ -172,8 +172,8 @@ def _commit_all_at_the_start(self: Leader) -> list[Effect]:
 def _commit_without_the_silent(self: Leader) -> Offset:
     if len(self.isr.members) < self.min_isr:
         return self.log.high_watermark
-    heard = tuple(b for b in self.isr.counted if b == self.me or self.followers[b].acked)
-    return max(min(_durable(self, heard)), self.log.high_watermark)
+    acked = tuple(b for b in self.isr.counted if b == self.me or self.followers[b].acked)
+    return max(min(_durable(self, acked)), self.log.high_watermark)
 
 
 def _go_back_to_old_epochs(self: Replica, event: Assigned, now_ms: int) -> list[Effect]:

@@ -142,17 +142,17 @@ class Cluster:
             return
         if self.world.now_ms >= broker.paused_until:
             link = (broker.id, METADATA)
-            self.world.send(link, self.heard, broker, life)
+            self.world.send(link, self.receive_heartbeat, broker, life)
         self.world.after(BEAT_MS / broker.clock.rate, self.beat, broker, life)
 
-    def heard(self, broker: SimBroker, life: int) -> None:
-        """Metadata heard a beat, and tells how things stand."""
+    def receive_heartbeat(self, broker: SimBroker, life: int) -> None:
+        """Handle a heartbeat at the metadata: answer with all assignments."""
         if self.oracle.beat(broker.id, life):
             link = (METADATA, broker.id)
             states = [partition.assignment() for partition in self.oracle.partitions]
-            self.world.send(link, self._told, broker, life, states)
+            self.world.send(link, self._receive_assignments, broker, life, states)
 
-    def _told(self, broker: SimBroker, life: int, states: list[ev.Assigned]) -> None:
+    def _receive_assignments(self, broker: SimBroker, life: int, states: list[ev.Assigned]) -> None:
         if broker.life == life:
             for number, state in enumerate(states):
                 broker.take(number, state)

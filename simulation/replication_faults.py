@@ -192,7 +192,7 @@ class Faults:
         self._cluster.oracle.elect_another(number)
         for broker in self._brokers.values():
             if broker.alive:
-                self._cluster.heard(broker, broker.life)
+                self._cluster.receive_heartbeat(broker, broker.life)
 
     def _jump(self) -> None:
         """A clock jumps, and another a little later."""

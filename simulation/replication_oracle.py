@@ -58,7 +58,7 @@ class Oracle:
         self.partitions = partitions
         self._world = world
         self._lives: dict[BrokerId, int] = {}
-        self._heard_ms: dict[BrokerId, float] = {}
+        self._heartbeat_ms: dict[BrokerId, float] = {}
         self._fenced: set[BrokerId] = set()
         self._wiped: set[BrokerId] = set()
 
@@ -67,7 +67,7 @@ class Oracle:
         known = self._lives.get(broker, -1)
         if life < known:
             return False
-        self._heard_ms[broker] = self._world.now_ms
+        self._heartbeat_ms[broker] = self._world.now_ms
         if life > known:
             self._lives[broker] = life
             self._wiped.discard(broker)
@@ -83,8 +83,8 @@ class Oracle:
 
     def fence_silent(self) -> None:
         """Take the dead, or unreachable, out of everything."""
-        for broker in sorted(self._heard_ms):
-            if self._world.now_ms - self._heard_ms[broker] > DEAD_MS:
+        for broker in sorted(self._heartbeat_ms):
+            if self._world.now_ms - self._heartbeat_ms[broker] > DEAD_MS:
                 self._fence(broker)
 
     def _fence(self, broker: BrokerId) -> None:

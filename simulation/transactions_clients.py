@@ -127,7 +127,10 @@ class Zombie:
                 lambda *_: self.later(self.begin),
             )
 
-        self.ask(lambda token: ev.Read(token, lambda s: s.transactions[self.id].producer), told)
+        self.ask(
+            lambda token: ev.QueryTransactions(token, lambda s: s.transactions[self.id].producer),
+            told,
+        )
 
     def _written(self, name: str) -> None:
         """Every record is stored: note a position, mostly, and decide."""
@@ -241,7 +244,9 @@ def commit_position(
     def noted(outcome: Answer | Reject | None) -> None:
         if client.life != life:
             return
-        is_in_the_way = isinstance(outcome, Reject) and outcome.error.code == "undecided_positions"
+        is_in_the_way = (
+            isinstance(outcome, Reject) and outcome.error.code == "unstable_offset_commit"
+        )
         if outcome is None or is_in_the_way:
             client.later(lambda: history.groups.commit(client.id, offset, producer, answer=noted))
         elif isinstance(outcome, Answer):

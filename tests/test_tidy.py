@@ -323,6 +323,19 @@ def test_nothing_local_or_unfinished_is_committed(pattern: re.Pattern[str], inst
     )
 
 
+def test_class_names_are_unique() -> None:
+    """A class name of the product means one thing, and is found by searching for it."""
+    places: dict[str, list[str]] = {}
+    for name, tree in TREES.items():
+        if name.startswith("src/"):
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(f"{name}:{node.lineno}")
+    refuse(
+        [f"{where[1]}: {each} is also in {where[0]}" for each, where in places.items() if where[1:]]
+    )
+
+
 def test_imports_have_no_cycles() -> None:
     """No module of the product imports itself by way of others, for type checking included."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)

@@ -34,7 +34,7 @@ StrandlineError
 │   ├── ShuttingDownError       the broker is stopping
 │   ├── QuotaExceededError      the principal has used up its quota
 │   ├── StillLoadingError       a new leader or coordinator is still loading
-│   ├── UndecidedPositionsError a transaction is about to commit offsets of the group
+│   ├── UnstableOffsetCommitError a transaction is about to commit offsets of the group
 │   ├── PausedError             the partition is paused
 │   ├── EncryptionKeyError      an encryption key is not available
 │   └── DisconnectedError       no connection to the broker
@@ -288,10 +288,10 @@ class StillLoadingError(UnavailableError):
     code = "still_loading"
 
 
-class UndecidedPositionsError(UnavailableError):
+class UnstableOffsetCommitError(UnavailableError):
     """A transaction is about to commit offsets of the consumer group; retry when it has ended."""
 
-    code = "undecided_positions"
+    code = "unstable_offset_commit"
 
 
 class DisconnectedError(UnavailableError):

@@ -349,7 +349,7 @@ class Story:
     def status(self):
         for number, replica in sorted(self.replicas.items()):
             log, leader = replica.log, replica.leader
-            role = f"{replica.follower.standing.value} e{replica.epoch}" if not leader else (
+            role = f"{replica.follower.state.value} e{replica.epoch}" if not leader else (
                 f"leading e{replica.epoch} ISR {listed(leader.isr.counted)}"
             )  # fmt: skip
             due = "no timer" if replica.deadline_ms is None else f"due {replica.deadline_ms}"

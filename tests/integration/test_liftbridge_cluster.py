@@ -400,7 +400,7 @@ def test_without_a_majority_nothing_is_decided(cluster, stream):
         ),
     )
 
-    def is_told(call, request):
+    def is_reported(call, request):
         """Whether the call ends so; until the leader is missed it ends otherwise."""
         try:
             call(request, timeout=TIMEOUT_S)
@@ -412,7 +412,7 @@ def test_without_a_majority_nothing_is_decided(cluster, stream):
         return False
 
     for call, request in refused:
-        until(lambda c=call, r=request: is_told(c, r))
+        until(lambda c=call, r=request: is_reported(c, r))
     assert cluster.metadata(survivors[0]).brokers
 
 

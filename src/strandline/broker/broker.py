@@ -32,7 +32,7 @@ from strandline.core.metadata.commands import (
 )
 from strandline.core.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.core.metadata.internal_streams import copies_wanted, with_copies
-from strandline.core.transactions.effects import Mark
+from strandline.core.transactions.effects import SendMarker
 from strandline.core.transactions.state import TransactionPartition
 from strandline.errors import (
     DiskFullError,
@@ -366,7 +366,7 @@ class Broker(BrokerBase):
 
     def mark_remote(
         self,
-        mark: Mark,
+        mark: SendMarker,
         done: Callable[[StrandlineError | None], None],
     ) -> None:
         """Have another broker write a marker; a broker alone has none to ask."""

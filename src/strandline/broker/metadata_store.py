@@ -48,7 +48,7 @@ _UNWRITTEN: Final = bytes(8)
 _decode = msgspec.json.Decoder(Command).decode
 
 
-class _Stored(NamedTuple):
+class _LoadedMetadata(NamedTuple):
     """The contents of the metadata files."""
 
     image: MetadataImage
@@ -195,14 +195,14 @@ def load_metadata(directory: Path, disk: Disk) -> MetadataImage:
     return _load(directory, disk).image
 
 
-def _load(directory: Path, disk: Disk) -> _Stored:
+def _load(directory: Path, disk: Disk) -> _LoadedMetadata:
     path = directory / FILE_NAME
     data = disk.read_bytes(path)
     lines = disk.read_bytes(directory / LOG_NAME) or b""
     if data is None and lines:
         raise _corrupt(path, f"it is missing, and {LOG_NAME} goes on after it")
     if data is None:
-        return _Stored(MetadataImage(), is_new=True, size=0, mark=0, log_bytes=0)
+        return _LoadedMetadata(MetadataImage(), is_new=True, size=0, mark=0, log_bytes=0)
     try:
         crc, body = data.rstrip(b"\n").split(b"\n", 1)
         if int(crc, 16) != crc32c(body):
@@ -221,7 +221,7 @@ def _load(directory: Path, disk: Disk) -> _Stored:
             break  # of an older file
         image = _applied(image, found, directory / LOG_NAME)
         mark, position = found.mark, found.end
-    return _Stored(image, is_new=False, size=len(data), mark=mark, log_bytes=position)
+    return _LoadedMetadata(image, is_new=False, size=len(data), mark=mark, log_bytes=position)
 
 
 class _Line(NamedTuple):

@@ -38,14 +38,14 @@ _encode = msgspec.msgpack.Encoder().encode
 T = TypeVar("T", HardState, Snapshot)
 
 
-class _Stored(msgspec.Struct, frozen=True, array_like=True):
+class _StoredEntry(msgspec.Struct, frozen=True, array_like=True):
     """An entry as the value of its record."""
 
     kind: Kind
     data: bytes
 
 
-_decode_entry = msgspec.msgpack.Decoder(_Stored).decode
+_decode_entry = msgspec.msgpack.Decoder(_StoredEntry).decode
 
 
 class QuorumStore:
@@ -184,7 +184,7 @@ class QuorumStore:
 def _batch(entry: RaftEntry, now_ns: TimestampNs) -> bytearray:
     """An entry as a batch."""
     stamp = Stamp(Offset(entry.index - 1), LeaderEpoch(entry.term), now_ns, "none")
-    return encode_records([_encode(_Stored(entry.kind, entry.data))], [SUBJECT], stamp)
+    return encode_records([_encode(_StoredEntry(entry.kind, entry.data))], [SUBJECT], stamp)
 
 
 def _entries_of(batch: memoryview) -> list[RaftEntry]:

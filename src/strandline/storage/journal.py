@@ -47,7 +47,7 @@ _MARK_BYTES = 1 << 20
 __all__ = ["Journal", "JournalCorruption", "JournalEntry"]
 
 
-class _File:
+class _JournalFile:
     """A zero-filled file that is or will be written to."""
 
     __slots__ = ("capacity", "file", "last_sequence", "nonce", "number")
@@ -87,11 +87,11 @@ class Journal:
         self.torn_bytes = scan.torn_bytes
         self._first_sequence = scan.first_sequence
         self._scan: JournalScan | None = scan
-        self._current: _File | None = None
+        self._current: _JournalFile | None = None
         self._position = 0
         self._begun_position = 0
-        self._full: list[_File] = []
-        self._spares: list[_File] = []
+        self._full: list[_JournalFile] = []
+        self._spares: list[_JournalFile] = []
         self._number = scan.last_number
         self._slots = itertools.count(scan.last_slot + 1)
         self._total_bytes = 0
@@ -128,7 +128,7 @@ class Journal:
         and what never happened is wiped out, lest it count when the file that bounds it is gone.
         """
         for found in scan.files:
-            file = _File(OpenFile(found.path, disk=self.disk, write=True), found.size)
+            file = _JournalFile(OpenFile(found.path, disk=self.disk, write=True), found.size)
             for position in found.dropped:
                 self.disk.pwrite(file.file.fd, bytes(ENTRY_BYTES), position)
             self.disk.fdatasync(file.file.fd)
@@ -323,7 +323,7 @@ class Journal:
             self._current, self._scan = None, None
             self._full, self._spares = [], []
 
-    def _roll(self, length: int) -> _File:
+    def _roll(self, length: int) -> _JournalFile:
         """Sync the current file and begin the next, with room for an entry of ``length`` bytes."""
         needed = FILE_HEADER_BYTES + length
         fresh = next((spare for spare in self._spares if spare.capacity >= needed), None)
@@ -354,7 +354,7 @@ class Journal:
         self._scan = None
         return fresh
 
-    def _allocate(self, length: int) -> _File:
+    def _allocate(self, length: int) -> _JournalFile:
         """A new file of zeros, its name durable; no trace of it if that fails."""
         path = self.directory / f"{next(self._slots):06d}{SUFFIX}"
         while self.disk.exists(path):  # made by the journal that this one takes over from
@@ -366,7 +366,7 @@ class Journal:
         except StrandlineError:
             self.disk.unlink(path)
             raise
-        return _File(file, length)
+        return _JournalFile(file, length)
 
     def _poisoned_error(self) -> LogPoisonedError:
         return LogPoisonedError(

@@ -465,7 +465,7 @@ class Asker:
         )
 
     async def read(self, question):
-        return await self.office.ask(lambda token: ev.Read(token, question))
+        return await self.office.ask(lambda token: ev.QueryTransactions(token, question))
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from strandline.core.metadata.commands import (
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.metadata.placement import place
 from strandline.core.metadata.streams import check_stream_config
-from strandline.core.transactions.effects import Mark
+from strandline.core.transactions.effects import SendMarker
 from strandline.errors import (
     CorruptBatchError,
     InvalidConfigError,
@@ -413,7 +413,7 @@ class ClusterBroker(MetadataApplier):
         await self._until(lambda: target.log_start_offset >= offset)
         return target.log_start_offset
 
-    def mark_remote(self, mark: Mark, done: MarkerDone) -> None:
+    def mark_remote(self, mark: SendMarker, done: MarkerDone) -> None:
         """Have the broker that leads a partition write a marker."""
         stream = self._image.streams.get(mark.place.stream)
         numbers = stream.partitions if stream is not None else ()

@@ -28,11 +28,11 @@ from strandline.broker.coordinators.runtime import (
     CoordinatorTerm,
     Token,
 )
-from strandline.core.coordinator_effects import restore
+from strandline.core.coordinator_effects import EntriesStored, Tick, restore
 from strandline.core.groups import effects as fx
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
-from strandline.core.groups.effects import Assigned
+from strandline.core.groups.effects import GroupAssignment
 from strandline.core.groups.state import (
     ConsumerGroup,
     GroupsState,
@@ -41,8 +41,8 @@ from strandline.core.groups.state import (
     decode_entry,
     encode_entry,
 )
-from strandline.core.groups.transactions import Mark, PendingOffsets
-from strandline.errors import StrandlineError, UndecidedPositionsError, UnknownGroupError
+from strandline.core.groups.transactions import PendingOffsets, TransactionMark
+from strandline.errors import StrandlineError, UnknownGroupError, UnstableOffsetCommitError
 from strandline.telemetry import GroupSample
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         instance: str = "",
         keeps: bool = False,
         owner: str = "",
-    ) -> Assigned:
+    ) -> GroupAssignment:
         """Become a member; see ``events.Join``.
 
         Raises:
@@ -80,7 +80,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
         names = tuple(streams)
-        assigned: Assigned = await self._ask(
+        assigned: GroupAssignment = await self._ask(
             lambda token: ev.Join(token, group, member, names, session_ms, instance, keeps, owner)
         )
         return assigned
@@ -94,7 +94,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         held: Partitions,
         instance: str = "",
         owner: str = "",
-    ) -> Assigned:
+    ) -> GroupAssignment:
         """Say that a member is still there; see ``events.Heartbeat``.
 
         Raises:
@@ -102,7 +102,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             NotAllowedError: it belongs to another principal.
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
-        assigned: Assigned = await self._ask(
+        assigned: GroupAssignment = await self._ask(
             lambda token: ev.Heartbeat(token, group, member, epoch, held, instance, owner)
         )
         return assigned
@@ -145,7 +145,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             NotAllowedError: the member belongs to another principal.
             UnknownMemberError, StaleMemberError: it is not the member's to commit.
             GroupInUseError: there are members, and this is none.
-            UndecidedPositionsError: a transaction is about to commit some of these positions.
+            UnstableOffsetCommitError: a transaction is about to commit some of these positions.
             ProducerFencedError: the transaction is over, or was not let in.
             StrandlineError: as ``CoordinatorRuntime.request``; the outcome may be unknown.
         """
@@ -180,7 +180,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
     def mark(
         self,
         transaction: PendingOffsets,
-        mark: Mark,
+        mark: TransactionMark,
         done: Callable[[StrandlineError | None], None],
     ) -> None:
         """Let a transaction commit positions, or let count what waits for it.
@@ -235,7 +235,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
         Raises:
             UnknownGroupError: there is none.
-            UndecidedPositionsError: positions wait for transactions.
+            UnstableOffsetCommitError: positions wait for transactions.
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
 
@@ -254,7 +254,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             raise UnknownGroupError(f"no group {group!r}; 'strandline group list' names them")
         if must_be_decided and found.undecided:
             names = ", ".join(sorted({str(each.transaction) for each in found.undecided.values()}))
-            raise UndecidedPositionsError(
+            raise UnstableOffsetCommitError(
                 f"transactions are about to commit positions of group {group!r}: {names}; end "
                 "them, or retry when they are over"
             )
@@ -296,11 +296,11 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
     def stored(self, term: CoordinatorTerm[GroupCoordinator], sequence: int) -> None:
         """Entries up to here are stored."""
-        self._step(term, ev.Stored(sequence))
+        self._step(term, EntriesStored(sequence))
 
     def tick(self, term: CoordinatorTerm[GroupCoordinator]) -> None:
         """Look at the clock."""
-        self._step(term, ev.TimePassed())
+        self._step(term, Tick())
         groups = term.machine.state.groups
         self.broker.telemetry.groups = len(groups)
         self.broker.telemetry.group_members = sum(len(each.members) for each in groups.values())
@@ -333,7 +333,9 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
     async def _read(self, question: Callable[[GroupsState], object]) -> Any:
         is_alone = self.broker.is_alone
-        return await self._ask(lambda token: ev.Read(token, question, must_confirm=not is_alone))
+        return await self._ask(
+            lambda token: ev.QueryGroups(token, question, must_confirm=not is_alone)
+        )
 
     def _step(self, term: CoordinatorTerm[GroupCoordinator], event: ev.Event) -> None:
         for effect in term.machine.step(event, self._now_ms()):

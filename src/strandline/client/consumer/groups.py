@@ -47,7 +47,7 @@ class Groups:
         Waits while a transaction is about to commit offsets of the group.
 
         Raises:
-            UndecidedPositionsError: the transaction is open for too long; end it.
+            UnstableOffsetCommitError: the transaction is open for too long; end it.
         """
         return LogOffsetStore(self._coordinator).read(text(group, "a group"))
 

@@ -128,7 +128,7 @@ class LogOffsetStore:
         """Return all committed offsets; see ``OffsetStore``.
 
         Raises:
-            UndecidedPositionsError: a transaction has kept some of them undecided all the time.
+            UnstableOffsetCommitError: a transaction has kept some of them undecided all the time.
             StrandlineError: the coordinator was not reached.
         """
         try:

@@ -113,14 +113,14 @@ def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
     """Take a broker in, or take note that it started again."""
     _check_registration(image, command)
     known = image.brokers.get(command.broker)
-    told = {name: getattr(command, name) for name in (*_TEXTS, "partitions_max")}
+    reported = {name: getattr(command, name) for name in (*_TEXTS, "partitions_max")}
     if known is None:
-        return image.with_broker(BrokerImage(id=command.broker, **told))
+        return image.with_broker(BrokerImage(id=command.broker, **reported))
     check_directory(known, command)
     if known.incarnation == command.incarnation:
-        return image.with_broker(msgspec.structs.replace(known, **told))
+        return image.with_broker(msgspec.structs.replace(known, **reported))
     check_not_older(known, command)
-    again = msgspec.structs.replace(known, **told, is_fenced=True, is_stopping=False)
+    again = msgspec.structs.replace(known, **reported, is_fenced=True, is_stopping=False)
     return _without_service(image, {known.id}).with_broker(again)
 
 

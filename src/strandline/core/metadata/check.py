@@ -135,10 +135,10 @@ def check_step(before: MetadataImage, after: MetadataImage) -> list[str]:
 
 def _check_changes(before: MetadataImage, after: MetadataImage) -> Iterator[str]:
     """Whoever follows the streams hears of each that has changed."""
-    told = after.table.changed_since(before.table)
+    changed = after.table.changed_since(before.table)
     for name in before.streams.keys() | after.streams.keys():
-        if before.streams.get(name) is not after.streams.get(name) and name not in told:
-            yield f"stream {name} changed, and is not among the changes {told}"
+        if before.streams.get(name) is not after.streams.get(name) and name not in changed:
+            yield f"stream {name} changed, and is not among the changes {changed}"
 
 
 def _check_counters(before: MetadataImage, after: MetadataImage) -> Iterator[str]:

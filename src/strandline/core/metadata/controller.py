@@ -5,8 +5,8 @@ leave it, so that fencing a broker and electing its successors are two commands 
 the number of partitions.
 
 Rules, in this order:
-1. a broker not heard of for ``session_ms`` is fenced, and one whose connections broke after
-   ``away_ms`` without them; one that is heard again is unfenced;
+1. a broker without a heartbeat for ``session_ms`` is fenced, and one whose connections broke after
+   ``away_ms`` without them; one that sends heartbeats again is unfenced;
 2. a partition without a leader gets one, if anybody may lead without a loss; never otherwise;
 3. brokers that stop, are drained or whose disk takes no records hand their leaderships to others
    in the ISR; one that stops and leads no more is fenced, so that no commit waits for it, and one
@@ -70,7 +70,7 @@ class ControllerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LastHeartbeat:
     """The last heartbeat of a broker."""
 
     incarnation: str
@@ -84,9 +84,9 @@ class View:
     """State of the controller besides the image."""
 
     now_ms: float
-    heard: Mapping[BrokerId, Heard]
+    heartbeats: Mapping[BrokerId, LastHeartbeat]
     listening_since_ms: float
-    """Who was silent before counts as heard then: perhaps it was not listened to."""
+    """A broker without a heartbeat since then counts as if it had sent one at that time."""
     settled_since_ms: float
     """When the set of brokers in service changed last."""
     log_ends: LogEnds = field(default_factory=dict)
@@ -119,10 +119,10 @@ def is_late(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
     """Whether a broker has been silent for too long; what an earlier run said does not count."""
     if is_away(broker, view, limits):
         return True
-    heard = view.heard.get(broker.id)
-    if heard is None or heard.incarnation != broker.incarnation:
+    last = view.heartbeats.get(broker.id)
+    if last is None or last.incarnation != broker.incarnation:
         return view.now_ms - view.listening_since_ms > limits.session_ms
-    return view.now_ms - max(heard.at_ms, view.listening_since_ms) > limits.session_ms
+    return view.now_ms - max(last.at_ms, view.listening_since_ms) > limits.session_ms
 
 
 def is_away(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
@@ -132,20 +132,20 @@ def is_away(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
 
 
 def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
-    """Whether a fenced broker is there: this very run of it was heard a moment ago."""
-    heard = view.heard.get(broker.id)
+    """Whether a fenced broker is alive: this incarnation of it has just sent a heartbeat."""
+    last = view.heartbeats.get(broker.id)
     if not broker.incarnation or broker.is_stopping:
         return False  # its directory was forgotten, or it is on its way out: it has to register
-    if heard is None or heard.incarnation != broker.incarnation:
+    if last is None or last.incarnation != broker.incarnation:
         return False
-    return view.now_ms - heard.at_ms <= limits.session_ms and not is_away(broker, view, limits)
+    return view.now_ms - last.at_ms <= limits.session_ms and not is_away(broker, view, limits)
 
 
-def reported_index(broker: BrokerImage, heard: Heard | None) -> int:
+def reported_index(broker: BrokerImage, last: LastHeartbeat | None) -> int:
     """Return how much this very run has on its disk: see ``brokers.check_not_older``."""
-    if heard is None or heard.incarnation != broker.incarnation:
+    if last is None or last.incarnation != broker.incarnation:
         return 0
-    return heard.stored_index
+    return last.stored_index
 
 
 def came_and_went(
@@ -188,7 +188,7 @@ class _Plan:
             self.propose(Unfence(_runs(back), self._stored(back)))
 
     def _stored(self, brokers: list[BrokerImage]) -> tuple[int, ...]:
-        found = tuple(reported_index(b, self.view.heard.get(b.id)) for b in brokers)
+        found = tuple(reported_index(b, self.view.heartbeats.get(b.id)) for b in brokers)
         return found if any(found) else ()
 
     def elect(self) -> None:
@@ -348,7 +348,7 @@ class Controller:
         self._listening_since_ms = now_ms
         self._decided_ms = now_ms
         self._settled_since_ms = now_ms
-        self._heard: dict[BrokerId, Heard] = {}
+        self._heartbeats: dict[BrokerId, LastHeartbeat] = {}
         self._away = dict(away or {})
         self._serving: frozenset[BrokerRun] | None = None
         self._done: _Done | None = None
@@ -366,7 +366,7 @@ class Controller:
             now_ms: the time.
             stored_index: the last entry of the metadata log that is committed and on its disk.
         """
-        self._heard[run.broker] = Heard(run.incarnation, now_ms, stored_index)
+        self._heartbeats[run.broker] = LastHeartbeat(run.incarnation, now_ms, stored_index)
 
     def lost(self, broker: BrokerId, now_ms: float) -> None:
         """The connections with a broker broke."""
@@ -392,7 +392,7 @@ class Controller:
         self._note_changes(image, now_ms)
         view = View(
             now_ms=now_ms,
-            heard=self._heard,
+            heartbeats=self._heartbeats,
             listening_since_ms=self._listening_since_ms,
             settled_since_ms=self._settled_since_ms,
             log_ends=log_ends or {},
@@ -420,4 +420,4 @@ class Controller:
         if serving != self._serving:
             self._serving = serving
             self._settled_since_ms = now_ms
-        self._heard = {b: heard for b, heard in self._heard.items() if b in image.brokers}
+        self._heartbeats = {b: last for b, last in self._heartbeats.items() if b in image.brokers}

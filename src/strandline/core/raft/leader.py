@@ -36,7 +36,7 @@ _SNAPSHOT_WAITS = 4
 
 
 @dataclass(slots=True)
-class _Read:
+class _ReadRequest:
     """A read that waits to be confirmed.
 
     Attributes:
@@ -62,7 +62,7 @@ class RaftLeader:
         self._heartbeat_ticks = 0
         self._quorum_ticks = 0
         self._round = 0
-        self._reads: list[_Read] = []
+        self._reads: list[_ReadRequest] = []
         waiting = state.log.between(state.log.commit_index + 1, state.log.last_index)
         self._pending_bytes = sum(_size(entry) for entry in waiting)
         self._successor: BrokerId | None = None
@@ -109,7 +109,7 @@ class RaftLeader:
         """Confirm, by asking a quorum, that we still lead; then ``context`` is in a ``Ready``."""
         self._round += 1
         index = self._state.log.commit_index if self._has_committed_own_term else None
-        self._reads.append(_Read(context, index, self._round))
+        self._reads.append(_ReadRequest(context, index, self._round))
         self._send_heartbeats()
         self._confirm_reads()
 
@@ -278,13 +278,13 @@ class RaftLeader:
         state.send(follower, append, early=True)
 
     def _check_quorum(self) -> None:
-        """Step down if no quorum was heard from: somebody else may lead by now (thesis 6.2)."""
+        """Step down if no quorum was active from: somebody else may lead by now (thesis 6.2)."""
         self._quorum_ticks = 0
         members, me = self._state.members, self._state.me
-        heard = sum(voter == me or self.followers[voter].active for voter in members.voters)
+        active = sum(voter == me or self.followers[voter].active for voter in members.voters)
         for progress in self.followers.values():
             progress.active = False
-        if heard < members.quorum:
+        if active < members.quorum:
             self.is_deposed = True
 
     def _hand_over_if_ready(self) -> None:

@@ -91,11 +91,11 @@ class Follower:
         self.epoch = epoch
         self.leader = leader
         self.session = session
-        self.standing = FollowerState.WAITING
+        self.state = FollowerState.WAITING
         self.deadline_ms: int | None = None
         self.min_replica_offset = Offset(0)
         """Records below are on the disk of every replica, as the leader said."""
-        self._heard = log.high_watermark
+        self._leader_high_watermark = log.high_watermark
         self._owes_ack = False
         self._limits = limits
         self._incarnation = incarnation
@@ -105,11 +105,11 @@ class Follower:
 
     def start(self, now_ms: int) -> list[Effect]:
         """Open a session with the leader, if there is one."""
-        if self.leader is None or self.standing is FollowerState.STUCK:
+        if self.leader is None or self.state is FollowerState.STUCK:
             return []
         self.session = Session(self.session + 1)
-        self.standing = FollowerState.FETCHING
-        self._heard = self.log.high_watermark
+        self.state = FollowerState.FETCHING
+        self._leader_high_watermark = self.log.high_watermark
         self._owes_ack = False
         return self._fetch(now_ms)
 
@@ -124,8 +124,8 @@ class Follower:
 
     def peer_disconnected(self, broker: BrokerId) -> list[Effect]:
         """Wait for the link; a session does not survive it."""
-        if broker == self.leader and self.standing is not FollowerState.STUCK:
-            self.standing = FollowerState.WAITING
+        if broker == self.leader and self.state is not FollowerState.STUCK:
+            self.state = FollowerState.WAITING
             self.deadline_ms = None
         return []
 
@@ -144,9 +144,9 @@ class Follower:
         assert log_end_offset <= self.log.log_end_offset, "less was kept, not more"
         if log_end_offset < self.log.log_end_offset:
             self.log.truncate_to(log_end_offset)
-        if self.leader is not None and self.standing is not FollowerState.STUCK:
+        if self.leader is not None and self.state is not FollowerState.STUCK:
             self.session = Session(self.session + 1)
-            self.standing = FollowerState.FETCHING
+            self.state = FollowerState.FETCHING
             self.deadline_ms = now_ms + self._limits.resend_ms
         return []
 
@@ -165,17 +165,17 @@ class Follower:
         self, message: Replicate, buffers: tuple[Buffer, ...], now_ms: int
     ) -> list[Effect]:
         """Append what is new; expose what is committed."""
-        if message.session != self.session or self.standing in (
+        if message.session != self.session or self.state in (
             FollowerState.WAITING,
             FollowerState.STUCK,
         ):
             return []
-        self.standing = FollowerState.STREAMING
+        self.state = FollowerState.STREAMING
         self.deadline_ms = None
         if message.base_offset > self.log.log_end_offset:
             return self.start(now_ms)  # something was lost on the way
         self._owes_ack |= message.wants_ack
-        self._heard = max(self._heard, message.high_watermark)
+        self._leader_high_watermark = max(self._leader_high_watermark, message.high_watermark)
         self.min_replica_offset = message.min_replica_offset
         effects = self._append(message.batches, buffers)
         return effects + self._advance()
@@ -204,25 +204,25 @@ class Follower:
 
     def _advance(self) -> list[Effect]:
         """Raise the high watermark as far as is committed, and durable here."""
-        if self.standing is not FollowerState.STREAMING:
+        if self.state is not FollowerState.STREAMING:
             return []
-        offset = min(self._heard, self.log.durable_offset)
+        offset = min(self._leader_high_watermark, self.log.durable_offset)
         return [Committed(offset)] if self.log.advance(offset) else []
 
     def flush(self, _now_ms: int) -> list[Effect]:
         """Ack once for all that was synced since the last turn."""
-        if not self._owes_ack or self.standing is not FollowerState.STREAMING:
+        if not self._owes_ack or self.state is not FollowerState.STREAMING:
             return []
         assert self.leader is not None, "we stream from it"
         self._owes_ack = False
-        ack = Acked(self.epoch, self.session, self.log.durable_offset, self._heard)
+        ack = Acked(self.epoch, self.session, self.log.durable_offset, self._leader_high_watermark)
         return [Send(self.leader, ack)]
 
     # Agreeing with the leader
 
     def diverged(self, message: Diverged, now_ms: int) -> list[Effect]:
         """Cut what the leader does not have, as far as one answer tells, and ask again."""
-        if message.session != self.session or self.standing is not FollowerState.FETCHING:
+        if message.session != self.session or self.state is not FollowerState.FETCHING:
             return []
         log = self.log
         target = self._parting(message)
@@ -253,13 +253,10 @@ class Follower:
     def start_at(self, message: StartAt, now_ms: int) -> list[Effect]:
         """Drop a log that cannot be compared: the leader keeps nothing that old."""
         is_current = message.session == self.session
-        if not is_current or self.standing in (FollowerState.WAITING, FollowerState.STUCK):
+        if not is_current or self.state in (FollowerState.WAITING, FollowerState.STUCK):
             return []
         log = self.log
-        if (
-            self.standing is FollowerState.STREAMING
-            and log.log_end_offset >= message.log_start_offset
-        ):
+        if self.state is FollowerState.STREAMING and log.log_end_offset >= message.log_start_offset:
             return self.start(now_ms)  # we have more than the leader heard of: say so
         if message.log_start_offset < log.high_watermark and not self._may_lose:
             return self._get_stuck(DivergenceError.BELOW_HIGH_WATERMARK)
@@ -269,6 +266,6 @@ class Follower:
 
     def _get_stuck(self, trouble: DivergenceError) -> list[Effect]:
         """Stop, and say why."""
-        self.standing = FollowerState.STUCK
+        self.state = FollowerState.STUCK
         self.deadline_ms = None
         return [Halted(trouble)]

@@ -270,7 +270,7 @@ class Leader:
             bytes_max = min(room, self._limits.read_bytes)
             reader = progress.broker, progress.session, progress.next_offset
             effects.append(ReadLog(*reader, bytes_max))
-        has_news = has_all and progress.told_high_watermark < log.high_watermark
+        has_news = has_all and progress.sent_high_watermark < log.high_watermark
         if has_news or progress.wants_ack:
             effects.append(self._replicate(progress, (), (), now_ms=now_ms))
         return effects

@@ -38,12 +38,12 @@ class Progress:
         "_in_flight",
         "_lag_before",
         "acked",
+        "acked_high_watermark",
         "broker",
         "caught_up_ms",
         "durable_offset",
         "goal_ms",
         "goal_offset",
-        "heard_high_watermark",
         "in_flight_bytes",
         "incarnation",
         "is_gaining",
@@ -51,8 +51,8 @@ class Progress:
         "next_offset",
         "phase",
         "resend_ms",
+        "sent_high_watermark",
         "session",
-        "told_high_watermark",
         "wants_ack",
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ class Progress:
         self._lag_before: int | None = None
         self.is_reading = False
         self.wants_ack = False
-        self.told_high_watermark = self.heard_high_watermark = Offset(0)
+        self.sent_high_watermark = self.acked_high_watermark = Offset(0)
         self.resend_ms: int | None = None
         self.in_flight_bytes = 0
         self._in_flight: deque[tuple[Offset, int]] = deque()
@@ -103,7 +103,7 @@ class Progress:
     def _stop(self) -> None:
         self.phase = Phase.SILENT
         self.acked = self.is_reading = self.wants_ack = False
-        self.told_high_watermark = self.heard_high_watermark = Offset(0)
+        self.sent_high_watermark = self.acked_high_watermark = Offset(0)
         self.resend_ms = None
         self.in_flight_bytes = 0
         self._in_flight.clear()
@@ -117,7 +117,7 @@ class Progress:
             self.next_offset = batch.next_offset
             self.in_flight_bytes += batch.size
             self._in_flight.append((batch.next_offset, batch.size))
-        self.told_high_watermark = high_watermark
+        self.sent_high_watermark = high_watermark
         self.wants_ack = False
 
     @property
@@ -132,7 +132,7 @@ class Progress:
                 not self.acked
                 or self.is_reading
                 or self.durable_offset < self.next_offset
-                or self.heard_high_watermark < self.told_high_watermark
+                or self.acked_high_watermark < self.sent_high_watermark
             )
         )
 
@@ -147,7 +147,7 @@ class Progress:
         self.acked = True
         durable = min(ack.durable_offset, self.next_offset)
         self.durable_offset = max(self.durable_offset, durable)
-        self.heard_high_watermark = max(self.heard_high_watermark, ack.high_watermark)
+        self.acked_high_watermark = max(self.acked_high_watermark, ack.high_watermark)
         while self._in_flight and self._in_flight[0][0] <= self.durable_offset:
             self.in_flight_bytes -= self._in_flight.popleft()[1]
 

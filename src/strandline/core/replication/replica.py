@@ -325,7 +325,7 @@ class Replica:
         if leader is not None:
             return [b for b in leader.followers if leader.holds_range(b, next_offset)]
         assert follower is not None, "one or the other"
-        is_streaming = follower.standing is FollowerState.STREAMING
+        is_streaming = follower.state is FollowerState.STREAMING
         first = [follower.leader] if is_streaming and follower.leader is not None else []
         if next_offset > self.log.high_watermark:
             return first
@@ -339,7 +339,7 @@ class Replica:
             return []
         # Whoever streams has the same log as its leader; others only share what is committed.
         is_shared = follower is None or (
-            follower.leader == to and follower.standing is FollowerState.STREAMING
+            follower.leader == to and follower.state is FollowerState.STREAMING
         )
         if after > log.high_watermark and not is_shared:
             return []

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from strandline.api import groups as wire
-from strandline.core.groups.effects import Assigned
+from strandline.core.groups.effects import GroupAssignment
 from strandline.core.groups.state import GroupMember, Partitions
 from strandline.core.groups.transactions import PendingOffsets
 from strandline.servers.flight.actions import ActionContext, handles
@@ -95,7 +95,7 @@ def _delete(context: ActionContext, request: wire.GroupRef) -> list[None]:
     return []
 
 
-def _assignment(assigned: Assigned) -> wire.Assignment:
+def _assignment(assigned: GroupAssignment) -> wire.Assignment:
     return wire.Assignment(
         epoch=assigned.epoch,
         partitions=_by_stream(assigned.partitions),

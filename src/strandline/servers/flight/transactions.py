@@ -27,7 +27,7 @@ def _ask(context: ActionContext, make: Callable[[object], ev.Request]) -> Any:
 
 
 def _read(context: ActionContext, question: Callable[[CoordinatorState], Any]) -> Any:
-    return _ask(context, lambda token: ev.Read(token, question))
+    return _ask(context, lambda token: ev.QueryTransactions(token, question))
 
 
 @handles(wire.BEGIN_TRANSACTION)

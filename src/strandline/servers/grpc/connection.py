@@ -77,7 +77,7 @@ IDENTIFY_S: Final = 5.0
 
 
 class GrpcState:
-    """What the connections of one listener share.
+    """The state that all connections of one listener share.
 
     Args:
         server: serves calls.

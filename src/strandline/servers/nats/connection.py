@@ -93,7 +93,7 @@ class ClientOptions(msgspec.Struct, frozen=True):
 
 
 class PublisherState(IngestState):
-    """What publishers' connections share: also access rules, meters, and the connections.
+    """The state that all publishers' connections share, with access rules and meters.
 
     Args:
         broker: the broker that stores records.

@@ -1,4 +1,4 @@
-"""What the connections of one NATS listener share: where messages go, limits, and queued acks.
+"""The state that all connections of one NATS listener share: path, limits and queued acks.
 
 Rules: a connection gets this state when it is made, and knows neither the listener that accepts it
 nor the client that connects it.

@@ -120,9 +120,9 @@ def test_the_caller_hears_why_it_was_refused():
     assert caught.value.reason is HandshakeRejection.UNKNOWN_BROKER
 
 
-def test_a_reason_of_a_later_version_is_understood_as_a_refusal():
+def test_a_reason_of_a_later_version_is_understood_as_a_rejection():
     """A reason we do not know does not break the reader."""
-    fields = {"kind": "refused", "magic": MAGIC, "version": VERSION, "reason": "new", "text": "t"}
+    fields = {"kind": "rejected", "magic": MAGIC, "version": VERSION, "reason": "new", "text": "t"}
     frame = frame_of(encode_frame(0, msgspec.msgpack.encode(fields)))
     with pytest.raises(HandshakeError, match="refused by broker 1: t"):
         accept_answer(frame, PEER, BrokerId(1), certified=None)

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from strandline.core.coordinator_effects import Answer, Reject, Store
+from strandline.core.coordinator_effects import Answer, EntriesStored, Reject, Store, Tick
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.state import GroupsState, decode_entry, encode_entry
@@ -72,7 +72,7 @@ class Groups(RuleBasedStateMachine):
         now, self.unstored = self.unstored[:count], self.unstored[count:]
         self.stored += [encode_entry(each.entry) for each in now]
         if now:
-            self.step(ev.Stored(now[-1].sequence))
+            self.step(EntriesStored(now[-1].sequence))
 
     def ask(self, make, *, is_lost=False):
         """Ask, let everything be stored, and return the answer; None if that was lost."""
@@ -182,7 +182,7 @@ class Groups(RuleBasedStateMachine):
     def time_passes(self, ms):
         """Who is silent for too long is removed."""
         self.now_ms += ms
-        self.step(ev.TimePassed())
+        self.step(Tick())
         self.store(len(self.unstored))
 
     @rule(a=st.integers(0, 4), b=st.integers(0, 3), is_whole=st.booleans())
@@ -254,7 +254,7 @@ class Groups(RuleBasedStateMachine):
                         ),
                     )
             self.now_ms += SESSION_MS // 6
-            self.step(ev.TimePassed())
+            self.step(Tick())
             self.store(len(self.unstored))
         there = [client for client in self.clients.values() if client.is_member]
         group = self.coordinator.state.groups.get(GROUP)

@@ -82,7 +82,7 @@ def test_batches_that_cannot_be_right_stop_the_follower(follower, refs, epochs):
     assert told(follower, stream(*refs, base=9), (b"x",)) == [
         fx.Halted(fx.DivergenceError.MISALIGNED)
     ]
-    assert follower.follower.standing is FollowerState.STUCK
+    assert follower.follower.state is FollowerState.STUCK
     assert follower.deadline_ms is None
 
 
