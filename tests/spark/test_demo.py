@@ -44,9 +44,9 @@ def wait_for(demo, words):
     raise AssertionError(f"it did not say {words!r}, but:\n{''.join(said)}")
 
 
-def interrupt(demo, directory):
-    """Ctrl-C at the terminal, which is SIGINT for the whole group; nothing runs on."""
-    os.killpg(demo.pid, signal.SIGINT)
+def interrupt(demo, directory, number=signal.SIGINT):
+    """Ctrl-C at the terminal, which is SIGINT for the whole group, or SIGTERM; nothing runs on."""
+    os.killpg(demo.pid, number)
     assert demo.wait(PATIENCE_S) == 130
     wait_until_gone(directory)
 
@@ -109,7 +109,7 @@ def test_the_demo_ends_clean_and_runs_again(importable_by_workers, tmp_path):
     with start(directory, *COMMAND) as third:
         wait_for(third, "publishing to NATS")
         assert not (directory / "delays.png").exists()
-        interrupt(third, directory)
+        interrupt(third, directory, signal.SIGTERM)
 
 
 def test_the_demo_empties_no_directory_but_its_own(tmp_path):
