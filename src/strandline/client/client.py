@@ -10,14 +10,13 @@ import weakref
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from strandline.api import admin
 from strandline.api.groups import GROUPS_STREAM
 from strandline.client.access import AccessControl
 from strandline.client.arguments import wait
-from strandline.client.close_on_exit import close_on_exit
+from strandline.client.close_on_exit import ClosesOnExit
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.consumer.consumer import Consumer, Options
 from strandline.client.consumer.groups import Groups
@@ -81,7 +80,7 @@ def connect(
     return client
 
 
-class Client(StreamAdminCalls, ReadCalls, TransactionalClient):
+class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
     """A client of a broker or a cluster. Use it as a context manager, or ``close`` it.
 
     Args:
@@ -336,16 +335,8 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient):
             producer.abandon()
         self._brokers.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        close_on_exit(self.close, error, otherwise="records failed")
+    def _end_context(self, _: BaseException | None, /) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         """Return the address it is connected to."""

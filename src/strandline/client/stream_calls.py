@@ -16,7 +16,6 @@ from strandline.client.arguments import offsets_by_number, wait
 from strandline.client.cluster_client import ClusterClient, group
 from strandline.client.deadline import within
 from strandline.client.reader.reading import OffsetSpec, bound_of
-from strandline.client.retry_policy import is_worth_a_retry
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import StrandlineError
 
@@ -175,7 +174,7 @@ class StreamAdminCalls(ABC):
                 with within(left_s + self._brokers.timeout_s):
                     found = self._wait_once(stream, beyond, wait_s=left_s)
             except StrandlineError as error:
-                is_passing = is_worth_a_retry(error) and self._brokers.is_cluster
+                is_passing = error.passes_soon and self._brokers.is_cluster
                 if not is_passing or time.monotonic() >= deadline_s:
                     raise
                 time.sleep(min(RETRY_S, left_s))

@@ -20,7 +20,6 @@ from strandline.client.reader.local import begin_read
 from strandline.client.reader.reading import BatchStream, EndlessReader, OffsetSpec, read_request
 from strandline.client.reader.replica_selector import Replica
 from strandline.client.reader.subscription import SUBSCRIPTION_COLUMNS, Subscription
-from strandline.client.retry_policy import is_connection_loss
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
@@ -155,7 +154,7 @@ class ReadCalls(ABC):
             try:
                 return begin_read(connection, request)
             except StrandlineError as error:
-                if is_connection_loss(error):
+                if error.is_connection_loss:
                     connection.reset()
                 raise
 
