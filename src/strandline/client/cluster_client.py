@@ -9,12 +9,15 @@ Rule: a change that may have happened is never sent again. Safe to use from seve
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
+
+import msgspec
 
 from strandline.api import admin
 from strandline.api.command import AdminCommand
+from strandline.api.tickets import ReadRequest
 from strandline.client.arguments import check_number
-from strandline.client.connection import BrokerConnection
+from strandline.client.connection import BrokerConnection, ResolvedRange, ResolvedRead
 from strandline.client.deadline import has_passed, within
 from strandline.client.metadata import ClusterMetadata, Routes
 from strandline.client.retry_policy import call_with_retries, is_passing
@@ -34,6 +37,9 @@ just lost its leadership, other brokers from memory.
 """
 Q = TypeVar("Q")
 A = TypeVar("A")
+R = TypeVar("R")
+Call = Callable[[BrokerConnection, float], list[A]]
+"""A call to a broker, with a timeout."""
 
 
 class ClusterClient:
@@ -104,7 +110,7 @@ class ClusterClient:
             raise InvalidRequestError(
                 f"replica 'this' needs a client of one address, and this one has {len(seeds)}"
             )
-        [info] = self._attempt(seeds[0], _Call(admin.SERVER_INFO, None))
+        [info] = self._attempt(seeds[0], _action(admin.SERVER_INFO, None))
         return info.address or seeds[0]
 
     def close(self) -> None:
@@ -123,8 +129,8 @@ class ClusterClient:
         Raises:
             StrandlineError: the last broker's error, or that none answered in time.
         """
-        call = _Call(command, request, wait_s)
-        return self._run(call, timeout_s=self._timeout_s + wait_s, is_change=False)
+        call = _action(command, request, wait_s=wait_s)
+        return self._run(call, timeout_s=self._timeout_s + wait_s)
 
     def change(self, command: AdminCommand[Q, A], request: Q) -> list[A]:
         """Run a command that changes something at any broker.
@@ -136,7 +142,7 @@ class ClusterClient:
         with within(self._timeout_s):
             if self.is_cluster:
                 self.server_info()  # finds a broker that answers
-            call = _Call(command, request)
+            call = _action(command, request)
             return self._run(call, timeout_s=self._timeout_s, is_change=True)
 
     def server_info(self) -> admin.ServerInfo:
@@ -179,7 +185,7 @@ class ClusterClient:
             return dict.fromkeys(routes, self.home)
         return {number: each.leader for number, each in routes.items()}
 
-    def _run(self, call: "_Call[Q, A]", *, timeout_s: float, is_change: bool) -> list[A]:
+    def _run(self, call: Call[A], *, timeout_s: float, is_change: bool = False) -> list[A]:
         return call_with_retries(
             lambda: self._ask_each_broker(call, is_change=is_change),
             timeout_s=timeout_s,
@@ -189,7 +195,7 @@ class ClusterClient:
             ),
         )
 
-    def _ask_each_broker(self, call: "_Call[Q, A]", *, is_change: bool) -> list[A]:
+    def _ask_each_broker(self, call: Call[A], *, is_change: bool) -> list[A]:
         """Ask one broker after another, until one answers."""
         failure: StrandlineError | None = None
         for address in self.metadata.order():
@@ -210,16 +216,11 @@ class ClusterClient:
         assert failure is not None, "at least one was asked"
         raise failure
 
-    def _attempt(self, address: str, call: "_Call[Q, A]", *, is_change: bool = False) -> list[A]:
+    def _attempt(self, address: str, call: Call[A], *, is_change: bool = False) -> list[A]:
         connection = self.connection(address)
         limit_s = ATTEMPT_S if self.is_cluster and not is_change else self._timeout_s
         try:
-            return connection.action(
-                call.command,
-                call.request,
-                wait_s=call.wait_s,
-                timeout_s=min(limit_s, self._timeout_s),
-            )
+            return call(connection, min(limit_s, self._timeout_s))
         except StrandlineError as error:
             if error.is_connection_loss and self.is_cluster:
                 connection.reset()
@@ -243,7 +244,6 @@ class ClusterClient:
         *,
         request: Callable[[tuple[int, ...]], Q],
         numbers: Collection[int] | None = None,
-        must_exist: bool = False,
     ) -> list[tuple[tuple[int, ...], A]]:
         """Ask the leader of each partition; return its partitions with each answer.
 
@@ -252,7 +252,6 @@ class ClusterClient:
             command: the command, which has one result.
             request: makes the request from the numbers of a leader's partitions.
             numbers: the partitions; None: all.
-            must_exist: wait for a broker that knows all ``numbers``, which another one has named.
 
         Raises:
             NotLeaderError: a partition has had no leader for too long.
@@ -261,16 +260,52 @@ class ClusterClient:
 
         def attempt() -> list[tuple[tuple[int, ...], A]]:
             leaders = self.leaders(self.routes(stream))
-            if must_exist and numbers is not None and not leaders.keys() >= set(numbers):
-                raise UnknownPartitionError(
-                    f"{self.home} does not know all of partitions {list(numbers)} of "
-                    f"stream {stream!r} yet; retry"
-                )
             return self._ask_each(
                 {n: at for n, at in leaders.items() if numbers is None or n in numbers},
-                lambda led: _Call(command, request(led)),
+                lambda led: _action(command, request(led)),
                 stream=stream,
             )
+
+        return self._retried(attempt)
+
+    def resolve(
+        self, request: ReadRequest, numbers_of: Callable[[Routes], list[int]]
+    ) -> dict[int, ResolvedRange]:
+        """Resolve the range of each partition of a read at its leader, with one call to each.
+
+        Args:
+            request: the stream, a partition or all, and bounds.
+            numbers_of: chooses the partitions that are needed.
+
+        Raises:
+            NotLeaderError: a partition has had no leader for too long.
+            StrandlineError: a leader's error.
+        """
+        asked = msgspec.structs.replace(request, of_leaders=True)
+
+        def call(connection: BrokerConnection, timeout_s: float) -> list[ResolvedRead]:
+            return [connection.resolve(asked, timeout_s=timeout_s)]
+
+        [first] = self._run(call, timeout_s=self._timeout_s)
+        numbers = numbers_of(self.metadata.take(first.stream))
+        answers = [first]
+
+        def attempt() -> dict[int, ResolvedRange]:
+            found = answers.pop() if answers else self._run(call, timeout_s=self._timeout_s)[0]
+            routes, ranges = self.metadata.take(found.stream), dict(found.ranges)
+            left = {n: self.leaders(routes).get(n, "") for n in numbers if n not in ranges}
+            for _, answer in self._ask_each(left, lambda _: call, stream=request.stream):
+                ranges |= answer.ranges
+            if missing := [number for number in numbers if number not in ranges]:
+                raise NotLeaderError(
+                    f"{request.stream}/{missing[0]} is not led by {left[missing[0]]} now; retry"
+                )
+            return ranges
+
+        return self._retried(attempt)
+
+    def _retried(self, attempt: Callable[[], R]) -> R:
+        """Repeat a call to leaders while it may be that they move."""
 
         def should_retry(error: StrandlineError) -> bool:
             # New streams and partitions are not known everywhere yet.
@@ -287,7 +322,7 @@ class ClusterClient:
     def _ask_each(
         self,
         leaders: dict[int, str],
-        call: Callable[[tuple[int, ...]], "_Call[Q, A]"],
+        call: Callable[[tuple[int, ...]], Call[A]],
         *,
         stream: str,
     ) -> list[tuple[tuple[int, ...], A]]:
@@ -297,12 +332,11 @@ class ClusterClient:
         return [(led, self._attempt(leader, call(led))[0]) for leader, led in by_leader.items()]
 
 
-class _Call(NamedTuple, Generic[Q, A]):
-    """A command, as ``BrokerConnection.action`` takes it."""
-
-    command: AdminCommand[Q, A]
-    request: Q
-    wait_s: float = 0.0
+def _action(command: AdminCommand[Q, A], request: Q, *, wait_s: float = 0.0) -> Call[A]:
+    """Return a call that runs a command."""
+    return lambda connection, timeout_s: connection.action(
+        command, request, wait_s=wait_s, timeout_s=timeout_s
+    )
 
 
 def _metadata_index(found: list[Any]) -> int:

@@ -1,0 +1,109 @@
+"""What a read costs, counted at the brokers: one resolve per leader, one DoGet per partition."""
+
+import asyncio
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+
+from strandline.client.client import Client
+from strandline.config import BrokerConfig
+from strandline.errors import NotLeaderError
+from strandline.servers.flight.server import FlightFrontEnd, FlightServer
+
+PARTITIONS = 64
+COUNTED = ("do_get", "do_action", "get_flight_info", "do_put")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often each call has reached a broker; of actions by name."""
+    counts = Counter()
+
+    def counted(name):
+        method = getattr(FlightServer, name)
+
+        def wrapper(server, context, *arguments):
+            counts[arguments[0].type if name == "do_action" else name] += 1
+            return method(server, context, *arguments)
+
+        monkeypatch.setattr(FlightServer, name, wrapper)
+
+    for name in COUNTED:
+        counted(name)
+    return counts
+
+
+@pytest.fixture
+def cluster(make_broker, calls):
+    """Makes brokers of a cluster, which lead a stream of 64 partitions in turn."""
+    servers = []
+
+    def make(size):
+        brokers = [make_broker() for _ in range(size)]
+        streams = [broker.make_stream("s", partitions=PARTITIONS) for broker in brokers]
+        for broker in brokers:
+            server = FlightFrontEnd(broker, BrokerConfig(flight_port=0))
+            asyncio.run(server.start())
+            servers.append(server)
+        addresses = tuple(f"127.0.0.1:{server.port}" for server in servers)
+        for me, (broker, stream) in enumerate(zip(brokers, streams, strict=True)):
+            broker.flight_addresses, broker.flight_address = addresses, addresses[me]
+            for number, partition in enumerate(stream.partitions):
+                partition.leader_address = addresses[number % size]
+                partition.in_sync_addresses = addresses
+                partition.is_led = number % size == me
+                if partition.is_led:  # the copies lag behind
+                    partition.store(b"a", b"b")
+        return brokers, addresses
+
+    yield make
+    for server in servers:
+        asyncio.run(server.stop())
+
+
+def numbers_of(table: pa.Table) -> list[int]:
+    return sorted(set(table["partition"].to_pylist()))
+
+
+@pytest.mark.parametrize(("size", "resolves"), [(1, 1), (3, 3)])
+def test_a_read_of_64_partitions_costs_a_resolve_per_leader_and_64_reads(
+    cluster, calls, size, resolves
+):
+    """The leader of each resolves its end, so that no lagging copy cuts the read short."""
+    _, addresses = cluster(size)
+    with Client(addresses[0], timeout_s=60) as client:
+        client.server_info()
+        calls.clear()
+        table = client.read("s").read_all()
+    assert table.num_rows == 2 * PARTITIONS
+    assert numbers_of(table) == list(range(PARTITIONS))
+    assert calls == {"get_flight_info": resolves, "do_get": PARTITIONS}
+
+
+def test_the_last_records_of_each_partition_cost_no_more(cluster, calls):
+    """Both ends are resolved by the same call."""
+    _, addresses = cluster(1)
+    with Client(addresses[0], timeout_s=60) as client:
+        client.server_info()
+        calls.clear()
+        assert client.read("s", start=-1).read_all().num_rows == PARTITIONS
+    assert calls == {"get_flight_info": 1, "do_get": PARTITIONS}
+
+
+def test_a_leader_that_moved_is_looked_up_again(cluster, calls):
+    """The broker that was named refuses, and what is known of the stream is dropped."""
+    brokers, addresses = cluster(3)
+    with Client(addresses[0], timeout_s=60) as client:
+        client.server_info()
+        stream = brokers[1].stream("s")
+        moved = stream.partitions[1]
+        heir = brokers[2].stream("s").partitions[1]
+        heir.store(b"a", b"b", b"c")
+        moved.is_led, heir.is_led = False, True
+        for number in (1, 2):  # the first broker does not know yet
+            brokers[number].stream("s").partitions[1].leader_address = addresses[2]
+        moved.remote_error = NotLeaderError("broker 3 leads s/1")
+        table = client.read("s", partition=1).read_all()
+    assert table.num_rows == 3
+    assert calls["get_flight_info"] >= 2
