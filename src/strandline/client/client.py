@@ -34,6 +34,8 @@ from strandline.config import Acks
 from strandline.errors import RequestTimeoutError
 
 TIMEOUT_S = 10.0
+APPEND_TIMEOUT_S = 35.0
+"""A little longer than a producer tries."""
 R = TypeVar("R")
 
 
@@ -143,7 +145,7 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
         headers: Headers | None = None,
         partition: int | None = None,
         message_id: str | None = None,
-        timeout_s: float = 35.0,
+        timeout_s: float = APPEND_TIMEOUT_S,
     ) -> Ack:
         """Append one record and wait for its ack; return its offset.
 
@@ -348,6 +350,9 @@ def _wait(future: AckFuture[R], deadline_s: float, *, timeout_s: float) -> R:
     try:
         return future.result(max(0.0, deadline_s - time.monotonic()))
     except TimeoutError as error:
-        raise RequestTimeoutError(
-            f"no ack within {timeout_s:g} s; whether it was stored is unknown"
-        ) from error
+        raise no_ack(timeout_s) from error
+
+
+def no_ack(timeout_s: float) -> RequestTimeoutError:
+    """Return the error of an append whose ack did not arrive in time."""
+    return RequestTimeoutError(f"no ack within {timeout_s:g} s; whether it was stored is unknown")

@@ -39,7 +39,7 @@ class StreamAdminCalls(ABC):
         """Close the appender of a stream that is about to be deleted."""
 
     def create_stream(
-        self, name: str, *, subject: str | None = None, partitions: int = 1, **config: Any
+        self, /, name: str, *, subject: str | None = None, partitions: int = 1, **config: Any
     ) -> admin.StreamInfo:
         """Create a stream.
 

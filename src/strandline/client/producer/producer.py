@@ -11,7 +11,7 @@ This module checks and routes records; ``delivery`` sends them.
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 import msgspec
 import pyarrow as pa
@@ -47,6 +47,21 @@ RECORD_OVERHEAD_BYTES = 64
 """Buffer space counted for a record's Python objects."""
 KNOWN_SUBJECTS_MAX = 10_000
 IDEMPOTENT_TIMEOUT_S_MAX = PRODUCER_MEMORY_S // 2
+
+
+class RecordOptions(TypedDict, total=False):
+    """The optional arguments of an append; see ``Producer.append``."""
+
+    key: bytes | str | None
+    subject: str | None
+    headers: Headers | None
+    partition: int | None
+
+
+class AppendOptions(RecordOptions, total=False):
+    """``RecordOptions`` of an append outside of transactions."""
+
+    message_id: str | None
 
 
 class Producer(ClosesOnExit):

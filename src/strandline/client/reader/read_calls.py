@@ -173,6 +173,7 @@ class ReadCalls(ABC):
 
     def subscribe(
         self,
+        /,
         stream: str,
         *,
         partition: int | None = None,

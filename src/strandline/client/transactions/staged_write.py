@@ -38,7 +38,7 @@ class StagedWrite(ClosesOnExit):
         """Return whether the batch is already committed, so that nothing is stored."""
         return self._writer is None
 
-    def append(self, stream: str, value: bytes | str | None, **record: Any) -> None:
+    def append(self, /, stream: str, value: bytes | str | None, **record: Any) -> None:
         """Append a record; as ``Transaction.append``, but ``finish`` raises its failure.
 
         Raises:
