@@ -189,13 +189,13 @@ class LogModel:
         return ViolationError(f"log {self.log_id} ({there}; of {ours}) {what}")
 
 
-def check_after_lies(model: LogModel, log: Log, *, is_damage_told: bool) -> None:
+def check_after_lies(model: LogModel, log: Log, *, is_corruption_told: bool) -> None:
     """A log of a disk that has lied: what is served was written, and a gap in it is told.
 
     Raises:
         ViolationError: neither.
     """
-    offset, is_told = int(log.log_start_offset), is_damage_told
+    offset, is_told = int(log.log_start_offset), is_corruption_told
     while offset < log.log_end_offset:
         try:
             part = log.read(offset, READ_BYTES)

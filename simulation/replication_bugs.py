@@ -166,7 +166,7 @@ def _commit_all_at_the_start(self: Leader) -> list[Effect]:
     effects: list[Effect] = []
     if self.log.advance(self.log.log_end_offset):
         effects.append(Committed(self.log.log_end_offset))
-    return effects + self._tell_refusal()
+    return effects + self._report_reject_reason()
 
 
 def _commit_without_the_silent(self: Leader) -> Offset:
@@ -218,7 +218,7 @@ def _let_join(self: Oracle, broker: BrokerId, incarnation: str) -> bool:
     return broker not in self._fenced
 
 
-def _mend_with_anything(*_: object) -> bool:
+def _repair_with_anything(*_: object) -> bool:
     return False
 
 
@@ -307,7 +307,7 @@ REPLICATION_BUGS: Final = (
     Replacement("a broker leads on after a restart", "beat", _lead_on_after_a_restart, (Oracle,)),
     Replacement("anybody is elected", "_electable", _elect_anybody, (Oracle,)),
     Replacement("any incarnation may join", "_may_join", _let_join, (Oracle,)),
-    Replacement("a repair is never taken", "_covers", _mend_with_anything, (repair_module,)),
+    Replacement("a repair is never taken", "_covers", _repair_with_anything, (repair_module,)),
     Replacement(
         "null values go before every replica has them",
         "min_replica_offset",

@@ -177,7 +177,7 @@ class Cluster:
         self.checkers[ballot.number].joined(self.isr(ballot.number))
         self.world.send((METADATA, ballot.broker.id), self._decided, ballot, outcome)
 
-    def _decided(self, ballot: "_Ballot", outcome: ev.IsrChanged | ev.IsrRefused) -> None:
+    def _decided(self, ballot: "_Ballot", outcome: ev.IsrChanged | ev.IsrRejected) -> None:
         ballot.is_answered = True
         if not ballot.is_over:
             ballot.broker.take(ballot.number, outcome)
@@ -203,12 +203,12 @@ class Cluster:
                 self.start(broker)
 
     def scrub(self) -> None:
-        """Read every log through: damage that nobody met is found."""
+        """Read every log through: corruption that nobody met is found."""
         for broker in self.brokers.values():
             for number, hosted in enumerate(broker.hosted):
-                for base in sorted(hosted.log.damaged):
+                for base in sorted(hosted.log.corrupt):
                     after = hosted.log.seen.batches[base].ref.next_offset
-                    broker.take(number, ev.Damaged(Offset(base), after))
+                    broker.take(number, ev.CorruptionFound(Offset(base), after))
 
     def check_settled(self) -> None:
         """Check what must be true after all faults have healed."""
@@ -216,7 +216,9 @@ class Cluster:
             partition = self.oracle.partitions[number]
             if set(partition.isr) != set(partition.replicas):
                 checker.fail(f"the ISR did not heal: {partition.isr}")
-            if not any(b.hosted[number].replica.refusal is None for b in self.brokers.values()):
+            if not any(
+                b.hosted[number].replica.reject_reason is None for b in self.brokers.values()
+            ):
                 checker.fail("nobody takes records")
             checker.settled({b.id: b.hosted[number].exposed for b in self.brokers.values()})
 

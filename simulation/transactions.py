@@ -20,7 +20,7 @@ from strandline.broker.read_path.transaction_visibility import (
     PartitionTransactions,
     marker_attributes,
 )
-from strandline.core.coordinator_effects import Answer, Forget, Refuse, Store, restore
+from strandline.core.coordinator_effects import Answer, Forget, Reject, Store, restore
 from strandline.core.transactions import effects as fx
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.coordinator import Coordinator
@@ -247,7 +247,7 @@ class TransactionHistory:
                     runtime.waiting[-1 - sequence] = entry
                 case Answer(token, value):
                     self._tell(runtime, token, (True, value))
-                case Refuse(token, error):
+                case Reject(token, error):
                     self._tell(runtime, token, (False, error))
                 case fx.Mark():
                     delay_ms = world.rng.uniform(0.1, 8.0) * world.rng.choice((1, 1, 1, 20))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.transactions_check import ABORTED, COMMITTED, UNKNOWN
 from simulation.transactions_groups import GROUPS_PLACE
-from strandline.core.coordinator_effects import Answer, Refuse
+from strandline.core.coordinator_effects import Answer, Reject
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.effects import Begun
 from strandline.core.transactions.state import TransactionalProducer, TransactionPartition
@@ -238,10 +238,10 @@ def commit_position(
         else:
             client.later(client.begin)
 
-    def noted(outcome: Answer | Refuse | None) -> None:
+    def noted(outcome: Answer | Reject | None) -> None:
         if client.life != life:
             return
-        is_in_the_way = isinstance(outcome, Refuse) and outcome.error.code == "undecided_positions"
+        is_in_the_way = isinstance(outcome, Reject) and outcome.error.code == "undecided_positions"
         if outcome is None or is_in_the_way:
             client.later(lambda: history.groups.commit(client.id, offset, producer, answer=noted))
         elif isinstance(outcome, Answer):

@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, Final
 
 from simulation.world import World
-from strandline.core.coordinator_effects import Answer, Refuse, Store, restore
+from strandline.core.coordinator_effects import Answer, Reject, Store, restore
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.state import GroupEntry, GroupsState
@@ -60,7 +60,7 @@ class SimGroups:
         who, kind = _transaction(mark.producer), GroupMark(mark.kind.value)
 
         def answered(outcome: object) -> None:
-            assert not isinstance(outcome, Refuse), outcome
+            assert not isinstance(outcome, Reject), outcome
             done("lost" if outcome is None else "ok")
 
         self._ask(lambda token: ev.MarkTransaction(token, who, kind), answered)
@@ -101,7 +101,7 @@ class SimGroups:
                     self._unstored.append(entry)
                     delay_ms = self.world.rng.uniform(0.1, STORE_MS_MAX)
                     self.world.after(delay_ms, self._store, coordinator, sequence)
-                case Answer(token, _) | Refuse(token, _):
+                case Answer(token, _) | Reject(token, _):
                     waiting = self._waiting.pop(token, None)
                     if waiting is not None:
                         waiting(effect)

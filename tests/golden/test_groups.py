@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.core.coordinator_effects import Answer, Forget, Refuse, Store
+from strandline.core.coordinator_effects import Answer, Forget, Reject, Store
 from strandline.core.groups import effects as fx
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
@@ -81,7 +81,7 @@ class Story:
                     lines.append(f"{token}: {self.assigned(token.split()[1], assigned)}")
                 case Answer(token, value):
                     lines.append(f"{token}: " + ("done" if value is None else str(value)))
-                case Refuse(token, error):
+                case Reject(token, error):
                     lines.append(f"{token}: {error.code}")
                 case fx.Expired(_, member):
                     lines.append(f"{member} expired")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.core.coordinator_effects import Answer, Forget, Refuse, Store
+from strandline.core.coordinator_effects import Answer, Forget, Reject, Store
 from strandline.core.transactions import effects as fx
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.coordinator import Coordinator
@@ -117,7 +117,7 @@ class Story:
                     lines.append(f"{token}: {how}, fingerprint {publication.fingerprint}")
                 case Answer(token, value):
                     lines.append(f"{token}: " + ("done" if value is None else str(value)))
-                case Refuse(token, error):
+                case Reject(token, error):
                     lines.append(f"{token}: {error.code}")
                 case fx.TimedOut(name):
                     lines.append(f"{name} timed out")

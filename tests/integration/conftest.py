@@ -78,7 +78,7 @@ class Publisher:
         self.open = []
         """Numbers sent and not acked yet."""
         self.sent = 0
-        self.refusals = defaultdict(int)
+        self.rejections = defaultdict(int)
         """Error description → how often."""
         self.is_stopping = False
 
@@ -119,10 +119,10 @@ class Publisher:
                 self.subject, payload, timeout=self.timeout_s, headers=headers
             )
         except APIError as error:
-            self.refusals[error.description] += 1
+            self.rejections[error.description] += 1
             return False
         except (nats.errors.Error, OSError):
-            self.refusals["no answer"] += 1
+            self.rejections["no answer"] += 1
             return False
         self.acked[number] = ack.seq - 1
         return True

@@ -81,9 +81,9 @@ def test_an_unknown_stream_tells_nobody_of_others(admin, newcomer):
     admin.create_stream("secret-plans")
     _, client = newcomer(("read", "stream", "secret-plan"))
     for call in (client.stream_info, client.read, client.subscribe):
-        with pytest.raises(UnknownStreamError) as refusal:
+        with pytest.raises(UnknownStreamError) as rejection:
             list(call("secret-plan"))
-        assert "secret-plans" not in refusal.value.message
+        assert "secret-plans" not in rejection.value.message
     admin.delete_stream("secret-plans")
 
 

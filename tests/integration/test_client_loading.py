@@ -140,7 +140,7 @@ def test_clients_wait_for_a_leader_that_loads(client, loads, numbers, path):
 
 
 @pytest.fixture
-def refusals(loads, monkeypatch):
+def rejections(loads, monkeypatch):
     """The first five records with ids are refused: loading ends between two that are under way."""
     left = [5]
     monkeypatch.setattr(log_replay, "INLINE_BYTES", 1 << 30)
@@ -156,27 +156,27 @@ def refusals(loads, monkeypatch):
     return left
 
 
-def test_records_with_ids_keep_their_order(client, refusals):
+def test_records_with_ids_keep_their_order(client, rejections):
     """Records after a refused one are not stored before it, although it has no number."""
     expected = [b"%d" % number for number in range(60)]
     with client.producer("s", linger_ms=0, batch_bytes=1) as producer:
         for number, value in enumerate(expected):
             producer.append(value, message_id=f"m{number}" if number % 10 else None)
     assert values(client) == expected
-    assert refusals == [0]
+    assert rejections == [0]
 
 
-def test_the_rows_of_a_batch_with_ids_keep_their_order(client, refusals):
+def test_the_rows_of_a_batch_with_ids_keep_their_order(client, rejections):
     """Rows are appended one by one; none is stored before one that is sent again."""
     expected = [b"%d" % number for number in range(1000)]
     ids = [f"m{number}" for number in range(1000)]
     client.append_batch("s", pa.table({"value": expected, "message_id": ids}))
     assert values(client) == expected
-    assert refusals == [0]
+    assert rejections == [0]
 
 
 def test_an_expected_offset_waits_for_a_leader_that_loads(client, server, loads):
-    """A refusal says for certain that nothing was stored, so it is sent again."""
+    """A rejection says for certain that nothing was stored, so it is sent again."""
     appender = ConditionalAppender(ClusterClient(str(server), timeout_s=20), timeout_s=20)
     try:
         ack = appender.append(

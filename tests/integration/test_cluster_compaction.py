@@ -108,4 +108,4 @@ def test_compacted_copies_say_the_same_after_kills(cluster, kit):
     for server in cluster.values():
         kit.persist(lambda server=server: judge(server))
     for server in cluster.values():
-        assert metric(server, "strandline_damaged_batches") == 0
+        assert metric(server, "strandline_corrupt_batches") == 0

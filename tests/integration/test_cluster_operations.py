@@ -482,6 +482,9 @@ def find_partitions(brokers, number):
         while producer.append("k", key=KEY_OF_THE_SECOND).result(PATIENCE_S).partition != 1:
             assert time.monotonic() < deadline_s, "it keeps to the partition that it found"
             time.sleep(0.1)
+        assert len(client.add_partitions("grown", 3).partitions) == 3
+        assert len(client.add_partitions("grown", 3).partitions) == 3, "it has as many"
+        assert len(client.stream_info("grown").partitions) == 3
 
 
 def elect_one_that_lacks_records(brokers):

@@ -163,7 +163,7 @@ class Machine(RuleBasedStateMachine):
         for command in decide(self.image, view, LIMITS):
             outcome = self.apply(command)
             assert outcome.is_applied, outcome
-            assert not outcome.refused
+            assert not outcome.rejected
         assert decide(self.image, view, LIMITS) == ()
         assert check_settled(self.image) == []
 

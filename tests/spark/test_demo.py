@@ -116,8 +116,8 @@ def test_the_demo_empties_no_directory_but_its_own(tmp_path):
     """A directory with other files is left alone, as is a file, and a line says so."""
     (tmp_path / "letter.txt").write_text("dear")
     for place, why in ((tmp_path, "not the demo's"), (tmp_path / "letter.txt", "File exists")):
-        with start(place, "strandline.spark.demo") as demo:
+        with start(place, *COMMAND) as demo:
             output, _ = demo.communicate(timeout=PATIENCE_S)
         assert demo.returncode == 1
-        assert re.fullmatch(rf"\s*the demo failed: .*{why}.*\n", output)
+        assert re.fullmatch(rf"error: .*{why}.*\n", output)
     assert (tmp_path / "letter.txt").read_text() == "dear"

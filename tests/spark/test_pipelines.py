@@ -143,6 +143,8 @@ def test_columns_of_an_aggregate_stay_what_they_are(run, log):
         run("aggregate", **config | {"key": "key"})
     with pytest.raises(InvalidConfigError, match=r"columns are n, but the states in .* have group"):
         run("aggregate", "another", **config | {"columns": {"n": "count()"}})
+    with pytest.raises(InvalidConfigError, match="made with another key, or other functions"):
+        run("aggregate", "another-2", **config | {"columns": names | {"group": "sum(offset)"}})
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import asyncio
 import concurrent.futures
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -99,6 +99,9 @@ class BrokerBase(ABC):
         self._image_callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
+        self._opening_lock = asyncio.Lock()
+        """Held while a thread opens new logs: recovery must not open the same files meanwhile, and
+        the directory must not be released."""
         self._producer_ids: dict[str, range] = {}
         """Reserved and not given out, by owner."""
         self._producer_lock = asyncio.Lock()
@@ -125,11 +128,11 @@ class BrokerBase(ABC):
             telemetry=self.telemetry,
             on_poisoned=self.committer.poison,
         )
-        self._damage = CorruptionReports(self.call_soon, telemetry=self.telemetry)
-        self.admission.on_damage = self._damage.met
+        self._corruption = CorruptionReports(self.call_soon, telemetry=self.telemetry)
+        self.admission.on_corruption = self._corruption.met
         self._scrubber = Scrubber(
             self.partitions,
-            self._damage,
+            self._corruption,
             telemetry=self.telemetry,
             interval_ms=self.config.scrub_interval_ms,
             bytes_per_s=self.config.scrub_bytes_per_s,
@@ -196,9 +199,16 @@ class BrokerBase(ABC):
 
     # Streams
 
-    def streams(self) -> list[Stream]:
-        """All streams, by name."""
-        return [self._streams[name] for name in sorted(self._streams)]
+    def streams(self, names: Iterable[str] | None = None) -> list[Stream]:
+        """Return streams in the order of their names: all, or those of these that there are."""
+        streams = self._streams
+        there = streams if names is None else [name for name in names if name in streams]
+        return [streams[name] for name in sorted(there)]
+
+    @property
+    def stream_count(self) -> int:
+        """How many streams there are; any thread."""
+        return len(self._streams)
 
     def stream(self, name: str) -> Stream:
         """The stream called ``name``; from any thread.
@@ -392,7 +402,7 @@ class BrokerBase(ABC):
 
         Raises:
             UnavailableError: a file cannot be read or written.
-            CorruptBatchError: something is damaged that cannot be done without.
+            CorruptBatchError: something is corrupt that cannot be done without.
         """
         started_ms = self.clock.monotonic_ms()
         try:
@@ -412,18 +422,18 @@ class BrokerBase(ABC):
             seconds,
             report.torn_bytes,
         )
-        for damage in report.damage:
-            logger.error("damage in %s at byte %d: %s", *damage)
+        for corruption in report.corruption:
+            logger.error("corruption in %s at byte %d: %s", *corruption)
         return storage
 
     def _attach(self, storage: Recovered) -> None:
         """Go on with what was recovered."""
         report = storage.report
-        if report.damage:
+        if report.corruption:
             self._scrubber.hurry()
         self.telemetry.recovery_records = report.records_replayed
         self.telemetry.recovery_torn_bytes = report.torn_bytes
-        self.telemetry.damaged_batches += len(report.damage)
+        self.telemetry.corrupt_batches += len(report.corruption)
         self.telemetry.disk_full = 0
         if not report.checkpointed:
             self.telemetry.count_full_disk()
@@ -476,7 +486,7 @@ class BrokerBase(ABC):
         """Reopen the data directory as after a crash, verifying it; repeat until it works."""
         while True:
             await asyncio.sleep(HEAL_INTERVAL_S)
-            async with self._admin, self._checkpoints.lock:
+            async with self._admin, self._checkpoints.lock, self._opening_lock:
                 await self.committer.passed()
                 await self.reclaimer.drained()
                 try:

@@ -67,7 +67,7 @@ class Broker(BrokerBase):
 
         Raises:
             DataDirLockedError: another broker uses the directory.
-            CorruptBatchError: the metadata file is damaged.
+            CorruptBatchError: the metadata file is corrupt.
             UnavailableError: the directory cannot be read or written; nothing is left running.
         """
         self._loop = asyncio.get_running_loop()
@@ -127,7 +127,7 @@ class Broker(BrokerBase):
         stopping = ShuttingDownError("the broker is stopping; retry later")
         self.is_ready = False
         self.admission.refusal = stopping
-        async with self._admin, self._checkpoints.lock:
+        async with self._admin, self._checkpoints.lock, self._opening_lock:
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()

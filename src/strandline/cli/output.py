@@ -6,6 +6,7 @@ line on standard error in both formats, with the stable code from docs/errors.md
 
 import contextlib
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.optional_dependencies import install_hint
+from strandline.process.logs import TEXT_FORMAT, JsonFormatter
 
 EXIT_ERROR = 1
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -105,6 +107,25 @@ def note(text: str) -> None:
     """Print one line on standard error, apart from the results."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
+
+
+@contextmanager
+def logged_to_stderr(output: OutputFormat) -> Iterator[None]:
+    """Print our log on standard error: bare messages at a terminal, log lines elsewhere."""
+    handler = logging.StreamHandler(sys.stderr)
+    if output is OutputFormat.json:
+        handler.setFormatter(JsonFormatter())
+    elif not sys.stderr.isatty():
+        handler.setFormatter(logging.Formatter(TEXT_FORMAT))
+    ours = logging.getLogger("strandline")
+    level = ours.level
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        ours.setLevel(level)
+        ours.removeHandler(handler)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

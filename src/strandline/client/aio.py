@@ -15,18 +15,26 @@ from strandline.client.access import AccessControl
 from strandline.client.aio_consumer import AsyncConsumer
 from strandline.client.aio_forward import ContextOnThread, OnThread, awaited, opened_later
 from strandline.client.aio_reading import AsyncReader, AsyncSubscription
-from strandline.client.arguments import wait
+from strandline.client.arguments import check_options, options_of, wait
 from strandline.client.client import APPEND_TIMEOUT_S, Client, connect, no_ack
+from strandline.client.consumer.consumer import Options
 from strandline.client.consumer.groups import Groups
 from strandline.client.consumer.offset_store import Offsets
 from strandline.client.deadline import within
-from strandline.client.producer.producer import AppendOptions, Producer, RecordOptions
+from strandline.client.producer.producer import (
+    APPEND_OPTIONS,
+    AppendOptions,
+    Producer,
+    RecordOptions,
+)
 from strandline.client.quotas import Quotas
+from strandline.client.reader.read_calls import check_subscribe_options
 from strandline.client.reader.results import Ack, BatchAck
 from strandline.client.transactions.staged_write import StagedWrite
 from strandline.client.transactions.transaction import Transaction
 
 P = ParamSpec("P")
+TRANSACTION_APPEND_OPTIONS = options_of(Transaction.append)
 
 
 class AsyncGroups(OnThread[Groups]):
@@ -73,6 +81,7 @@ class AsyncProducer:
 
     async def append(self, value: bytes | str | None, **record: Unpack[AppendOptions]) -> Ack:
         """Append a record and wait for its ack; as ``Producer.append``. Gather calls to batch."""
+        check_options("append", record, APPEND_OPTIONS)
         producer = await self._ready()
         return await asyncio.wrap_future(producer.append(value, **record))
 
@@ -148,6 +157,7 @@ class AsyncTransaction(ContextOnThread[Transaction]):
         self, stream: str, value: bytes | str | None, **record: Unpack[RecordOptions]
     ) -> Ack:
         """Append a record and wait until it is stored; as ``Transaction.append``."""
+        check_options("append", record, TRANSACTION_APPEND_OPTIONS)
         future = await self._call(lambda begun: begun.append(stream, value, **record))
         return await asyncio.wrap_future(future)
 
@@ -186,6 +196,7 @@ class AsyncClient(OnThread[Client]):
     """A client of brokers for asyncio. Use it as an ``async with`` context, or ``close`` it."""
 
     create_stream = awaited(Client.create_stream)
+    add_partitions = awaited(Client.add_partitions)
     delete_stream = awaited(Client.delete_stream)
     stream_info = awaited(Client.stream_info)
     list_streams = awaited(Client.list_streams)
@@ -206,7 +217,7 @@ class AsyncClient(OnThread[Client]):
     producer = opened_later(Client.producer, AsyncProducer)
     transaction = opened_later(Client.transaction, AsyncTransaction)
     stage = opened_later(Client.stage, AsyncStage)
-    subscribe = opened_later(Client.subscribe, AsyncSubscription)
+    subscribe = opened_later(Client.subscribe, AsyncSubscription, check=check_subscribe_options)
 
     @property
     def address(self) -> str:
@@ -222,6 +233,7 @@ class AsyncClient(OnThread[Client]):
         **record: Unpack[AppendOptions],
     ) -> Ack:
         """Append one record; as ``Client.append``. Concurrent calls share batches."""
+        check_options("append", record, APPEND_OPTIONS)
         with within(wait(timeout_s, "timeout_s")) as deadline_s:
             future = await self._call(lambda sync: sync.appender(stream).append(value, **record))
         try:
@@ -236,6 +248,7 @@ class AsyncClient(OnThread[Client]):
 
     def consumer(self, group: str, streams: str | Iterable[str], **options: Any) -> AsyncConsumer:
         """Return a member of a consumer group, joined by ``async with``; as ``Client.consumer``."""
+        check_options("consumer", options, Options._fields)
         join = functools.partial(self._target.consumer, group, streams, **options)
         return AsyncConsumer(group, join)
 

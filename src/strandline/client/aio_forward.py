@@ -8,12 +8,14 @@ modules.
 
 import asyncio
 import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from strandline.client.aio_thread import start_on_thread
+from strandline.client.arguments import check_options, options_of
 from strandline.client.close_on_exit import ClosesOnExit
 from strandline.errors import InvalidRequestError
 
@@ -37,12 +39,33 @@ def awaited(
     method: Callable[Concatenate[S, P], R],
 ) -> Callable[Concatenate[Forwarding[S], P], Coroutine[Any, Any, R]]:
     """Return the asynchronous form of a method: the same parameters, to be awaited."""
+    check = _check_of(method)
 
     async def forward(self: Forwarding[S], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        check(kwargs)
         return await self._call(lambda target: method(target, *args, **kwargs))
 
     functools.update_wrapper(forward, method)
     return forward
+
+
+def _check_of(
+    method: Callable[..., Any], check: Callable[[Mapping[str, Any]], None] | None = None
+) -> Callable[[Mapping[str, Any]], None]:
+    """Return a check of the options given to a method, with a hint at the nearest one it has."""
+    parameters = inspect.signature(method).parameters.values()
+    named = {each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    known = options_of(method)
+
+    def check_given(given: Mapping[str, Any]) -> None:
+        options = {name: given[name] for name in given if name not in named}
+        if check is not None:
+            check(options)
+        elif not takes_any:
+            check_options(method.__name__, options, known)
+
+    return check_given
 
 
 class OnThread(Forwarding[S_co]):
@@ -60,16 +83,23 @@ class OnThread(Forwarding[S_co]):
 
 
 def opened_later(
-    method: Callable[Concatenate[S, P], R], make: Callable[[Callable[[], R]], A]
+    method: Callable[Concatenate[S, P], R],
+    make: Callable[[Callable[[], R]], A],
+    *,
+    check: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Callable[Concatenate[OnThread[S], P], A]:
     """Return a method that makes an asynchronous object, which calls ``method`` when it is opened.
 
     Args:
         method: opens the synchronous object; blocks.
         make: makes the asynchronous object from that call.
+        check: refuses options at the call, instead of when the object is opened; by default those
+            that ``method`` does not have.
     """
+    check = _check_of(method, check)
 
     def forward(self: OnThread[S], /, *args: P.args, **kwargs: P.kwargs) -> A:
+        check(kwargs)
         return make(lambda: method(self._target, *args, **kwargs))
 
     functools.update_wrapper(forward, method)

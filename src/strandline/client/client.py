@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from strandline.api import admin
 from strandline.api.groups import GROUPS_STREAM
 from strandline.client.access import AccessControl
-from strandline.client.arguments import wait
+from strandline.client.arguments import check_options, wait
 from strandline.client.close_on_exit import ClosesOnExit
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.consumer.consumer import Consumer, Options
@@ -283,6 +283,7 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
             UnknownStreamError: there is no such stream.
             StrandlineError: the group's coordinator refuses, or cannot be reached.
         """
+        check_options("consumer", options, Options._fields)
         names = [streams] if isinstance(streams, str) else streams
         return Consumer(
             self, self.group_coordinator, group, streams=names, options=Options(**options)

@@ -11,13 +11,14 @@ from typing import Any
 import msgspec
 
 from strandline.api import admin
+from strandline.api.cluster import ADD_PARTITIONS, AddPartitionsRequest
 from strandline.api.tickets import WAIT_MS_MAX
-from strandline.client.arguments import offsets_by_number, wait
+from strandline.client.arguments import offsets_by_number, wait, whole_number
 from strandline.client.cluster_client import ClusterClient, group
 from strandline.client.deadline import within
 from strandline.client.reader.reading import OffsetSpec, bound_of
 from strandline.config import StreamConfig, decode_config
-from strandline.errors import StrandlineError
+from strandline.errors import InvalidRequestError, StrandlineError
 
 RETRY_S = 0.1
 WAIT_SLICE_S = 0.25
@@ -57,6 +58,33 @@ class StreamAdminCalls(ABC):
         values = {"name": name, "subject": subject, "partitions": partitions, **config}
         checked = decode_config(values, StreamConfig)
         [info] = self._known.change(admin.CREATE_STREAM, checked)
+        return info
+
+    def add_partitions(self, name: str, partitions: int) -> admin.StreamInfo:
+        """Give a stream of a cluster more partitions; has no effect when it has as many.
+
+        A key may map to another partition afterwards, so records of one key are in order only
+        before and after the change. Partitions cannot be removed.
+
+        Args:
+            name: of the stream.
+            partitions: its new number of partitions.
+
+        Raises:
+            UnknownStreamError: there is no such stream.
+            InvalidRequestError: it has more partitions, or the broker is not one of a cluster.
+        """
+        info = self._described(name)
+        has = len(info.partitions)
+        more = whole_number(partitions, "partitions") - has
+        if more < 0:
+            raise InvalidRequestError(
+                f"stream {name} has {has} partitions, which cannot be removed; partitions must be "
+                f"at least {has}, got {partitions}"
+            )
+        if more:
+            order = AddPartitionsRequest(name=name, count=more)
+            [info] = self._known.change(ADD_PARTITIONS, order)
         return info
 
     def delete_stream(self, name: str) -> None:

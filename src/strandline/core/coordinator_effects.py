@@ -37,7 +37,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class Reject:
     """The request was not, or no more, possible."""
 
     token: object
@@ -51,7 +51,7 @@ class Forget:
     before: int
 
 
-Decision = Store[EntryT] | Answer | Refuse | Forget
+Decision = Store[EntryT] | Answer | Reject | Forget
 
 
 class CoordinatorMachine(Protocol[EntryT]):

@@ -101,7 +101,7 @@ class LocalPartition:
 
         Raises:
             UnavailableError: a file is not there any more, or is not what it was.
-            CorruptBatchError: the next batch is damaged.
+            CorruptBatchError: the next batch is corrupt.
         """
         while not (self._has_hidden and self._next_offset >= self.last_stable_offset):
             view = self._next_batches(offset, bytes_max)

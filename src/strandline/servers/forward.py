@@ -126,7 +126,7 @@ class Forwarder:
         self._link: LeaderLinks | None = None
         self._pending: Counter[PartitionName] = Counter()
         self._pending_bytes = 0
-        self._created_ns = {name: s.created_ns for name, s in broker.image.streams.items()}
+        self._created_ns: dict[str, int] = {}
         self._has_room = asyncio.Event()
         self._is_flushing = self._is_stopping = False
         broker.on_streams_changed(self._streams_changed)

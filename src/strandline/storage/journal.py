@@ -60,6 +60,11 @@ class _File:
         self.last_sequence = 0
 
 
+def entry_bytes(parts: Sequence[tuple[LogId, Bytes]]) -> int:
+    """Return the length of an entry with these parts."""
+    return ENTRY_BYTES + sum(2 * PART_BYTES + len(data) for _, data in parts)
+
+
 class Journal:
     """Entries in order of sequence, from 1.
 
@@ -67,7 +72,7 @@ class Journal:
         last_sequence: of the newest entry written.
         synced_sequence: entries up to this one survive a power loss.
         poisoned: a write or sync failed; only reopening helps.
-        damage: entries that were synced once and cannot be read now, by file and position.
+        corruption: entries that were synced once and cannot be read now, by file and position.
         torn_bytes: bytes of a last entry that was being written when the broker died.
     """
 
@@ -78,7 +83,7 @@ class Journal:
         self.last_sequence = scan.last_sequence
         self.synced_sequence = scan.last_sequence
         self.poisoned = False
-        self.damage = scan.damage
+        self.corruption = scan.corruption
         self.torn_bytes = scan.torn_bytes
         self._first_sequence = scan.first_sequence
         self._scan: JournalScan | None = scan
@@ -144,7 +149,7 @@ class Journal:
 
     @property
     def spares(self) -> int:
-        """Files ready for use; with none, the next roll creates one while its caller waits."""
+        """Files ready for use; with none, the next roll creates one: see ``has_room``."""
         return len(self._spares)
 
     @property
@@ -159,6 +164,13 @@ class Journal:
             return False
         current = self._current
         return current is None or not self._full or self._position > current.capacity // 2
+
+    def has_room(self, length: int) -> bool:
+        """Whether an entry of so many bytes can be written without making a file for it."""
+        current = self._current
+        if current is not None and self._position + length <= current.capacity:
+            return True
+        return any(spare.capacity >= FILE_HEADER_BYTES + length for spare in self._spares)
 
     def append(self, parts: Sequence[tuple[LogId, Bytes]]) -> int:
         """Write one entry; it survives a power loss only once synced.
@@ -285,13 +297,17 @@ class Journal:
             self._recycled_bytes = self._marks[passed - 1][1]
             del self._marks[:passed]
 
-    def allocate_spare(self) -> None:
+    def allocate_spare(self, length: int = 0) -> None:
         """Create a file ahead of need; may run on another thread, takes about 4 ms per MiB.
+
+        Args:
+            length: of an entry that it has to have room for.
 
         Raises:
             DiskFullError: no space; nothing is left behind.
+            LogPoisonedError: the disk fails.
         """
-        self._spares.append(self._allocate(self.file_bytes))
+        self._spares.append(self._allocate(max(self.file_bytes, FILE_HEADER_BYTES + length)))
 
     def close(self) -> None:
         """Sync and let go of the files; poisons the object.
@@ -310,8 +326,9 @@ class Journal:
     def _roll(self, length: int) -> _File:
         """Sync the current file and begin the next, with room for an entry of ``length`` bytes."""
         needed = FILE_HEADER_BYTES + length
-        if needed <= self.file_bytes and self._spares:
-            fresh = self._spares.pop()
+        fresh = next((spare for spare in self._spares if spare.capacity >= needed), None)
+        if fresh is not None:
+            self._spares.remove(fresh)
         else:
             try:
                 fresh = self._allocate(max(self.file_bytes, needed))

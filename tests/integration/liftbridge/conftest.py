@@ -309,7 +309,7 @@ class Lift:
         """A subscription at one broker, whether it serves it or not."""
         return Subscription(call, looks_again=False)
 
-    def refusal(self, call, request):
+    def rejection(self, call, request):
         """The code and text that a call ends with."""
         with pytest.raises(grpc.RpcError) as caught:
             call(request, timeout=TIMEOUT_S)

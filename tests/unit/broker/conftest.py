@@ -53,7 +53,7 @@ class RiggedDisk(Disk):
         for operation in ("write", "create", "mkdir"):
             self.fail(operation, pattern, code=errno.ENOSPC)
 
-    def mend(self):
+    def heal(self):
         """No more failures."""
         self.orders.clear()
 
@@ -150,8 +150,7 @@ class RiggedDisk(Disk):
 
 SHORT = {
     "JournalSync": "the sync that publishers wait for",
-    "Journal._roll": "a journal file is full and none is spare",
-    "GroupCommitter.sync": "what was answered without a sync: little, as the next turn takes it",
+    "Journal.sync": "what was answered without a sync: little, as the next turn takes it",
     "Segment._write": "a segment's first bytes make its file",
     "MetadataStore._append": "one line, of one command of an operator or an application",
     "ReplicaWrites.undo": "a turn is taken back out",
@@ -357,7 +356,7 @@ async def open_broker(tmp_path, disk, clock, monkeypatch):
         return broker
 
     yield start
-    disk.mend()
+    disk.heal()
     for gate in disk.gates:
         gate.released.set()
     for broker in started:

@@ -1,4 +1,4 @@
-"""Discarding a broker's damaged copy of the metadata, which the other brokers have.
+"""Discarding a broker's corrupt copy of the metadata, which the other brokers have.
 
 Offline, on its data directory; records stay. Rule: the broker has forgotten its votes then, so it
 comes back as one that joins: the others must have withdrawn its vote (``replace-disk``), and they
@@ -15,7 +15,7 @@ from strandline.broker.quorum_store import LOG_ID, SNAPSHOT_NAME, VOTE_NAME
 from strandline.errors import CorruptBatchError
 from strandline.storage.disk import Disk
 from strandline.storage.log_directory import delete_log_directory
-from strandline.storage.log_generation import note_birth
+from strandline.storage.log_generation import write_generation
 from strandline.storage.twin_file import remove_with_twin
 from strandline.types import BrokerId
 
@@ -25,7 +25,7 @@ def corrupt_metadata(
 ) -> CorruptBatchError:
     """The error with what to do about it."""
     return CorruptBatchError(
-        f"{error.message}: this broker's copy of the metadata is damaged, and the others have it. "
+        f"{error.message}: this broker's copy of the metadata is corrupt, and the others have it. "
         f"Run 'strandline cluster replace-disk {broker}' at another broker, then 'strandline "
         f"cluster discard-metadata --data-dir {data_dir}' here, and start this one again: its "
         "records are kept. If no other broker is left, restore the directory from a backup"
@@ -48,7 +48,7 @@ def discard_metadata(data_dir: Path, *, disk: Disk) -> BrokerId:
         save_identity(data_dir, msgspec.structs.replace(identity, founders=()), disk=disk)
         storage.logs.pop(LOG_ID).close()
         delete_log_directory(data_dir / QUORUM_NAME, disk=disk)
-        note_birth(data_dir / QUORUM_NAME, storage.journal.sync(), disk=disk)
+        write_generation(data_dir / QUORUM_NAME, storage.journal.sync(), disk=disk)
         for name in (VOTE_NAME, SNAPSHOT_NAME):
             remove_with_twin(data_dir / name, disk=disk)
     return identity.broker

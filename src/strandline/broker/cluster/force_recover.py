@@ -43,7 +43,7 @@ def force_recover(data_dir: Path, *, disk: Disk) -> ForcedRecovery:
         InvalidConfigError: no broker of a cluster has used the directory.
         InvalidRequestError: it is the only voter already, or was never a voter.
         DataDirLockedError: the broker is running.
-        CorruptBatchError: what it has of the metadata is damaged.
+        CorruptBatchError: what it has of the metadata is corrupt.
         UnavailableError: a file cannot be read or written; nothing changed.
     """
     with opened_offline(data_dir, disk=disk) as (identity, storage):

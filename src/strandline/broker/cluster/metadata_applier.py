@@ -374,23 +374,27 @@ class MetadataApplier(Broker):
     async def _open_beside(self) -> None:
         """Open what is to be opened, and follow the image with it."""
         while self._to_open:
-            wanted, self._to_open = self._to_open, []
-            storage = self._storage
-            try:
-                sequence = await self.committer.sync()
-                outcomes = await asyncio.to_thread(
-                    open_logs, wanted, disk=self.disk, synced_sequence=sequence
-                )
-            except StrandlineError as error:
-                outcomes = dict.fromkeys((each.log_id for each in wanted), error)
-            for log_id, outcome in outcomes.items():
-                del self._opening[log_id]
-                if isinstance(outcome, StrandlineError):
-                    self._open_failures[log_id] = outcome
-                elif storage is not self._storage:
-                    outcome.close()  # all was reopened meanwhile, this one perhaps with it
-                elif log_id not in storage.logs:
-                    self._keep(log_id, outcome)
+            async with self._opening_lock:
+                storage = self._storage
+                queued, self._to_open = self._to_open, []
+                # A recovery may have opened some meanwhile, and closed what was there before.
+                wanted = [each for each in queued if each.log is storage.logs.get(each.log_id)]
+                try:
+                    # Only what the journal has of an older log of the same id has to be on disk.
+                    was_used = any(each.was_used for each in wanted)
+                    sequence = await self.committer.sync() if was_used else 0
+                    outcomes = await asyncio.to_thread(
+                        open_logs, wanted, disk=self.disk, synced_sequence=sequence
+                    )
+                except StrandlineError as error:
+                    outcomes = dict.fromkeys((each.log_id for each in wanted), error)
+                for each in queued:
+                    del self._opening[each.log_id]
+                for log_id, outcome in outcomes.items():
+                    if isinstance(outcome, StrandlineError):
+                        self._open_failures[log_id] = outcome
+                    elif log_id not in storage.logs:
+                        self._keep(log_id, outcome)
             if self.membership.is_registered:
                 self._follow(self._image)
                 unwanted = outcomes.keys() - self.membership.replicas.drivers.keys()
@@ -453,7 +457,7 @@ class MetadataApplier(Broker):
         """Remove logs that the metadata has given up, unless it has changed its mind.
 
         A copy that has moved away may move back, under the same log id. Once a checkpoint is past
-        the old log, a recovery takes nothing of it for the new one's; until then ``log_birth``
+        the old log, a recovery takes nothing of it for the new one's; until then ``log_generation``
         sees to that.
         """
         async with self._admin:

@@ -18,7 +18,7 @@ from strandline.errors import InvalidConfigError, StrandlineError
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.log_directory import delete_log_directory
-from strandline.storage.log_generation import note_birth
+from strandline.storage.log_generation import write_generation
 from strandline.storage.recovery import LogPlan, Recovered, recover
 from strandline.types import LogId, Offset
 
@@ -33,7 +33,7 @@ def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:
 
     Raises:
         UnavailableError: a file cannot be read or written.
-        CorruptBatchError: something is damaged that cannot be done without.
+        CorruptBatchError: something is corrupt that cannot be done without.
     """
     quorum = LogPlan(data_dir / QUORUM_NAME, QUORUM_SEGMENT_BYTES, ANY_CONFIG.segment_age_ms)
     plans = {LOG_ID: quorum}
@@ -101,7 +101,7 @@ def open_logs(
     Args:
         wanted: which.
         disk: the file system.
-        synced_sequence: as for ``note_birth``.
+        synced_sequence: as for ``write_generation``.
     """
     outcomes: dict[LogId, Log | StrandlineError] = {}
     for each in wanted:
@@ -116,7 +116,7 @@ def _opened(wanted: LogToOpen, disk: Disk, synced_sequence: int) -> Log:
     plan, log = wanted.plan, wanted.log
     if log is None and wanted.was_used:
         delete_log_directory(plan.directory, disk=disk)
-        note_birth(plan.directory, synced_sequence, disk=disk)
+        write_generation(plan.directory, synced_sequence, disk=disk)
     found = log or Log.open(
         plan.directory,
         disk=disk,

@@ -179,7 +179,7 @@ class Session:
         async with self._lock:
             if not self._client_id:
                 opened = await self._requests.propose(OpenSession(), timeout_s=timeout_s)
-                opened.raise_if_refused()
+                opened.raise_if_rejected()
                 self._client_id, self._sequence = opened.value, 0
             # One that was given up keeps its number: should it come late, it is refused.
             self._sequence += 1

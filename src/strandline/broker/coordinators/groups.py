@@ -28,7 +28,6 @@ from strandline.broker.coordinators.runtime import (
     CoordinatorTerm,
     Token,
 )
-from strandline.broker.stream import Stream
 from strandline.core.coordinator_effects import restore
 from strandline.core.groups import effects as fx
 from strandline.core.groups import events as ev
@@ -274,7 +273,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
     def maker(self) -> Callable[[Iterable[bytes], int], GroupCoordinator]:
         """Return the factory of the coordinator's state machine."""
-        partitions, created = self._partitions(), self._created()
+        partitions, created = self._streams()
 
         def make(entries: Iterable[bytes], sequence: int) -> GroupCoordinator:
             state = GroupsState()
@@ -292,7 +291,8 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
     def begun(self, term: CoordinatorTerm[GroupCoordinator]) -> None:
         """Begin a term; streams may have changed in the meantime."""
-        self._step(term, ev.StreamsChanged(self._partitions(), self._created()))
+        partitions, created = self._streams()
+        self._step(term, ev.StreamsChanged(partitions, created))
 
     def stored(self, term: CoordinatorTerm[GroupCoordinator], sequence: int) -> None:
         """Entries up to here are stored."""
@@ -309,22 +309,21 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """Others count now."""
         self.broker.telemetry.groups = self.broker.telemetry.group_members = 0
 
-    def _streams_changed(self, _: Collection[str]) -> None:
+    def _streams_changed(self, names: Collection[str]) -> None:
         term = self.term
         if term is not None:
-            self._step(term, ev.StreamsChanged(self._partitions(), self._created()))
+            partitions, created = self._streams(names)
+            self._step(term, ev.StreamsChanged(partitions, created, names))
 
-    def _partitions(self) -> dict[str, int]:
-        """Return the number of partitions of each stream."""
-        return {stream.name: len(stream.partitions) for stream in self._streams()}
+    def _streams(self, names: Collection[str] | None = None) -> tuple[dict[str, int], ...]:
+        """Return the number of partitions and the creation time of streams groups can consume.
 
-    def _created(self) -> dict[str, int]:
-        """Return the creation time of each stream."""
-        return {stream.name: stream.created_ns for stream in self._streams()}
-
-    def _streams(self) -> list[Stream]:
-        """Return the streams that groups can consume; the internal one is not among them."""
-        return [each for each in self.broker.streams() if each.name != GROUPS_STREAM]
+        Args:
+            names: of the streams; None: all. The internal one is not among them.
+        """
+        found = [each for each in self.broker.streams(names) if each.name != GROUPS_STREAM]
+        partitions = {stream.name: len(stream.partitions) for stream in found}
+        return partitions, {stream.name: stream.created_ns for stream in found}
 
     async def _ask(self, make: Callable[[Token], ev.Request]) -> Any:
         def ask(term: CoordinatorTerm[GroupCoordinator], token: Token) -> None:

@@ -1,7 +1,8 @@
-"""Damage that somebody has met: said once, counted, and handed to the replica that can mend it.
+"""Corruption that was met: logged once, counted, and reported to the replica that can repair it.
 
 Rules: whoever reads a log reports what it met here, from any thread, and goes on; what follows
-happens on the loop. The same damage is told to the replica each time, which asks for a copy once.
+happens on the loop. The same corruption is told to the replica each time, which asks for a copy
+once.
 """
 
 import logging
@@ -29,19 +30,21 @@ class CorruptionReports:
         self._said: set[tuple[LogId, int]] = set()
 
     def met(self, partition: Partition, error: CorruptBatchError) -> None:
-        """Somebody met damage; any thread."""
+        """Somebody met corruption; any thread."""
         self._call_soon(self._note, partition, error)
 
     def _note(self, partition: Partition, error: CorruptBatchError) -> None:
         place = partition.log_id, error.first_offset
         if place not in self._said:
             self._said.add(place)
-            self._telemetry.damaged_batches += 1
-            logger.error("damage in %s: %s", partition.name, error)
+            self._telemetry.corrupt_batches += 1
+            logger.error("corruption in %s: %s", partition.name, error)
         has_place = 0 <= error.first_offset < error.next_offset
         if partition.replica_hooks is not None and not partition.closed and has_place:
-            partition.replica_hooks.damaged(Offset(error.first_offset), Offset(error.next_offset))
+            partition.replica_hooks.corruption_found(
+                Offset(error.first_offset), Offset(error.next_offset)
+            )
 
     def forget(self) -> None:
-        """A new look at everything begins: say again what is still damaged."""
+        """A new look at everything begins: say again what is still corrupt."""
         self._said.clear()

@@ -99,7 +99,7 @@ class PartitionReads(ABC):
 
         Raises:
             OffsetOutOfRangeError: below the log start offset or beyond the stable offset.
-            CorruptBatchError: the batch at ``offset`` is damaged; it says where the next one is.
+            CorruptBatchError: the batch at ``offset`` is corrupt; it says where the next one is.
             StillLoadingError: which transactions there are is still read back.
             EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
         """

@@ -144,8 +144,8 @@ class PartitionTransactions:
         while offset < end and is_wanted():
             try:
                 found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
-            except CorruptBatchError as damage:  # a marker in it is given again by nobody
-                offset = Offset(max(damage.next_offset, offset + 1))
+            except CorruptBatchError as corruption:  # a marker in it is given again by nobody
+                offset = Offset(max(corruption.next_offset, offset + 1))
                 continue
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:

@@ -34,7 +34,7 @@ class Admission:
         """Records that were refused or given up, by error code."""
         self.now_ns = TimestampNs(0)
         self.dirty: list[Partition] = []
-        self.on_damage: Callable[[Partition, CorruptBatchError], None] = _unheard
+        self.on_corruption: Callable[[Partition, CorruptBatchError], None] = _unheard
         """Told, on any thread, what readers met."""
         self._throttle = LogThrottle()
 

@@ -104,8 +104,8 @@ class DedupWindow:
         while offset < log.log_end_offset and is_wanted():
             try:
                 found = log.read(offset, LOAD_READ_BYTES)
-            except CorruptBatchError as damage:  # ids in it cannot be known any more
-                offset = Offset(max(damage.next_offset, offset + 1))
+            except CorruptBatchError as corruption:  # ids in it cannot be known any more
+                offset = Offset(max(corruption.next_offset, offset + 1))
                 continue
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:

@@ -8,10 +8,11 @@ What other replicas have committed meanwhile is answered while the disk syncs, n
 (docs/adr/0035).
 
 Rules: only one turn is between write and answer at a time, so at most one journal entry is
-unsynced. Nothing is answered before the sync, except what asked for acks 'memory'. Whoever is taken
-into a turn is answered exactly once, whatever happens in it. A failed journal write or sync
-poisons: everything waiting is rejected and nothing more is accepted until it is reopened; so does
-a bug in a turn, because what it left behind is anybody's guess.
+unsynced. A turn waits until the journal has a file with room for it; what it will take is still
+pending meanwhile. Nothing is answered before the sync, except what asked for acks 'memory'. Whoever
+is taken into a turn is answered exactly once, whatever happens in it. A failed journal write or
+sync poisons: everything waiting is rejected and nothing more is accepted until it is reopened; so
+does a bug in a turn, because what it left behind is anybody's guess.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.storage.disk import Bytes
-from strandline.storage.journal import Journal
+from strandline.storage.journal import Journal, entry_bytes
 from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset
@@ -107,6 +108,7 @@ class GroupCommitter:
             end_with=self._end_with,
         )
         self._is_busy = False
+        self._is_making_file = False
         self._passing: list[asyncio.Future[None]] = []
         self._met_full_disk = False
         self.answered_callbacks: list[Callable[[], None]] = []
@@ -132,14 +134,14 @@ class GroupCommitter:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
-        if self._is_busy or not self.append_queue.is_empty:
+        if self._is_busy or self._is_making_file or not self.append_queue.is_empty:
             return False
         return self._raw.is_idle and self._bulk.is_idle
 
     async def passed(self) -> None:
         """Wait until the turn that is under way, and what is done beside it, is answered."""
         await self._bulk.passed()
-        if self._is_busy:
+        if self._is_busy or self._is_making_file:
             await self._answered()
 
     async def _answered(self) -> None:
@@ -207,12 +209,46 @@ class GroupCommitter:
     def _run(self) -> None:
         """One turn, unless one is still syncing: its end starts the next."""
         self._is_scheduled = False
-        if self._is_busy:
+        if self._is_busy or self._is_making_file or not self._has_room():
             self.send_answers()
             return
+        self._take_turn()
+
+    def _has_room(self) -> bool:
+        """Whether the journal has room for the next entry; if not, a file is being made."""
+        assert self._journal is not None, "attached before the first record"
+        waiting, queue = self._raw.waiting_bytes, self.append_queue
+        # What is pending is looked at only where this is near the end of the last file.
+        if self._journal.has_room(waiting + queue.bytes_max):
+            return True
+        length = waiting + queue.bytes_ahead()
+        if not length or self._journal.has_room(length):
+            return True
+        self._is_making_file = True
+        # Beside the loop: to fill it with zeros takes a quarter of a second.
+        made = self._loop.run_in_executor(None, self._journal.allocate_spare, length)
+        made.add_done_callback(self._file_made)
+        return False
+
+    def _file_made(self, made: asyncio.Future[None]) -> None:
+        """Go on with the turn that waited for a file; without one it may still fit."""
+        self._is_making_file = False
+        error = made.exception()
+        if isinstance(error, UnavailableError) and not isinstance(error, LogPoisonedError):
+            self._take_turn(error)
+            return
+        self._guarded(made.result)
+        self._run()
+
+    def _take_turn(self, no_file: UnavailableError | None = None) -> None:
+        """Begin a turn.
+
+        Args:
+            no_file: why the journal could make no file, if the entry needs one.
+        """
         self._admission.now_ns = self._clock.now_ns()
         self._met_full_disk = False
-        self._guarded(self._begin)
+        self._guarded(lambda: self._begin(no_file))
         if not self._is_busy:
             self._end()
 
@@ -228,7 +264,7 @@ class GroupCommitter:
             self._end()
             raise
 
-    def _begin(self) -> None:
+    def _begin(self, no_file: UnavailableError | None) -> None:
         """Take, write, and sync or have it done beside the loop."""
         self._is_busy = True
         self._under_way = self.append_queue.take()
@@ -236,7 +272,7 @@ class GroupCommitter:
         parts = self._raw.write()
         written = self._write()
         parts += [(item.partition.log_id, item.batch) for item in written]
-        if parts and self._journal_write(parts):
+        if parts and self._journal_write(parts, no_file):
             self._note_logs(written)
             for item in written:
                 if item.chunk.early:
@@ -281,7 +317,9 @@ class GroupCommitter:
             error = UnavailableError("a record before this one could not be stored; retry")
         self._reject(partition, lost, error)
 
-    def _journal_write(self, parts: Sequence[tuple[LogId, Bytes]]) -> bool:
+    def _journal_write(
+        self, parts: Sequence[tuple[LogId, Bytes]], no_file: UnavailableError | None
+    ) -> bool:
         """Write the turn's entry; False if there is no room for it, and everything is undone.
 
         Raises:
@@ -289,6 +327,8 @@ class GroupCommitter:
         """
         assert self._journal is not None, "attached before the first record"
         try:
+            if no_file is not None and not self._journal.has_room(entry_bytes(parts)):
+                raise no_file
             self._journal.append(parts)
         except LogPoisonedError:
             raise

@@ -101,6 +101,11 @@ class Partition(PartitionAppends):
         self._admission.dirty.append(self)
         self._admission.wake()
 
+    @property
+    def pending(self) -> Sequence[Chunk]:
+        """What was accepted and no turn has taken yet."""
+        return self._chunks
+
     def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
         """The chunks for this turn, at least one, up to so many bytes and records.
 
@@ -323,7 +328,7 @@ class Partition(PartitionAppends):
 
     def report_corruption(self, error: CorruptBatchError) -> None:
         """Report a corrupt batch; any thread."""
-        self._admission.on_damage(self, error)
+        self._admission.on_corruption(self, error)
 
     def _settle(self) -> None:
         self._refused_by = self._closed_by or self._not_leader_error or self._blocked_by

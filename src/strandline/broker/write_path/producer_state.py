@@ -252,8 +252,8 @@ def load_producers(
     while offset < end and is_wanted():
         try:
             found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
-        except CorruptBatchError as damage:  # who was in it cannot be known any more
-            offset = Offset(max(damage.next_offset, offset + 1))
+        except CorruptBatchError as corruption:  # who was in it cannot be known any more
+            offset = Offset(max(corruption.next_offset, offset + 1))
             continue
         except OffsetOutOfRangeError:
             if offset >= log.log_start_offset:

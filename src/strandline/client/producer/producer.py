@@ -19,7 +19,7 @@ import pyarrow as pa
 from strandline.api.admin import ServerInfo, StreamInfo
 from strandline.api.put import PRODUCER_MEMORY_S, PutRequest
 from strandline.api.routing import Router
-from strandline.client.arguments import check_number, utf8, whole_number
+from strandline.client.arguments import check_number, options_of, utf8, whole_number
 from strandline.client.close_on_exit import ClosesOnExit
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.producer.accumulator import ProducerRecord
@@ -361,3 +361,6 @@ def _size_of(record: ProducerRecord) -> int:
     for name, value in record.headers or ():
         size += len(name.encode()) + len(value)
     return size
+
+
+APPEND_OPTIONS = options_of(Producer.append)

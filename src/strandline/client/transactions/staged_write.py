@@ -5,9 +5,10 @@ Rules: as ``transactional_writer``. A part of a batch that is already committed 
 
 from typing import Any, NamedTuple
 
-from strandline.client.arguments import offsets_by_partition, text
+from strandline.client.arguments import check_options, offsets_by_partition, text
 from strandline.client.close_on_exit import ClosesOnExit
 from strandline.client.consumer.offset_store import Offsets, Owner
+from strandline.client.producer.producer import APPEND_OPTIONS
 from strandline.client.producer.table_batches import arrow_batches
 from strandline.client.transactions.transactional_writer import TransactionalWriter
 
@@ -44,6 +45,7 @@ class StagedWrite(ClosesOnExit):
         Raises:
             StrandlineError: as ``Transaction.append``.
         """
+        check_options("append", record, APPEND_OPTIONS)
         if self._writer is not None:
             self._writer.watch(self._writer.producer_of(stream).append(value, **record))
         self._rows += 1

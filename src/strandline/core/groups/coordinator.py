@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from strandline.core.coordinator_effects import Answer, DecisionLog, Refuse
+from strandline.core.coordinator_effects import Answer, DecisionLog, Reject
 from strandline.core.groups import events as ev
 from strandline.core.groups.assignment import Readers, assign
 from strandline.core.groups.effects import Assigned, Effect, Expired
@@ -127,7 +127,7 @@ class GroupCoordinator:
         try:
             self._log.give(Answer(request.token, self._done(request)))
         except StrandlineError as error:
-            self._log.give(Refuse(request.token, error))
+            self._log.give(Reject(request.token, error))
         self._log.rewrite_if_due()
 
     def _done(self, request: ev.Request) -> object:
@@ -413,15 +413,18 @@ class GroupCoordinator:
 
     def _streams_changed(self, event: ev.StreamsChanged) -> None:
         """Members hear of what they gain and lose with their next heartbeats."""
-        changed = {
-            stream
-            for stream in {*self._partitions, *event.partitions}
-            if self._partitions.get(stream) != event.partitions.get(stream)
-        }
-        self._partitions, self._created = dict(event.partitions), dict(event.created)
-        for name, group in self.state.groups.items():
+        names = {*self._partitions, *event.partitions} if event.names is None else event.names
+        changed = set[str]()
+        for name in names:
+            count = event.partitions.get(name)
+            if count != self._partitions.pop(name, None):
+                changed.add(name)
+            self._created.pop(name, None)
+            if count is not None:
+                self._partitions[name], self._created[name] = count, event.created[name]
+        for group_id, group in self.state.groups.items():
             if any(not changed.isdisjoint(m.streams) for m in group.members.values()):
-                self._retarget(name)
+                self._retarget(group_id)
 
     def _time_passed(self) -> None:
         late = [at for at, due_ms in self._deadlines.items() if due_ms <= self._now_ms]

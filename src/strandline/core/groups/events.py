@@ -3,7 +3,7 @@
 A request's ``token`` comes back with its answer. Rules: plain values.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from strandline.core.groups.state import GroupsState, Partitions, Positions
@@ -131,10 +131,12 @@ class StreamsChanged:
     Attributes:
         partitions: how many each has.
         created: when each was made.
+        names: streams that may have changed, those that are gone included; None: any may have.
     """
 
     partitions: Mapping[str, int]
     created: Mapping[str, int]
+    names: Collection[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

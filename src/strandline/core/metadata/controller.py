@@ -176,7 +176,7 @@ class _Plan:
         """Add a command that applies; one that does not would be a bug here."""
         self.image, outcome = apply_entry(self.image, command)
         assert outcome.is_applied, outcome
-        assert not outcome.refused, outcome
+        assert not outcome.rejected, outcome
         self.commands.append(command)
 
     def fence_and_unfence(self) -> None:

@@ -23,7 +23,7 @@ from strandline.core.replication.messages import BatchRef, Buffer, Message, Sess
 from strandline.types import BrokerId, LeaderEpoch, Offset
 
 
-class Refusal(StrEnum):
+class RejectReason(StrEnum):
     """Why a partition takes no records now."""
 
     NOT_LEADER = "not_leader"
@@ -80,7 +80,7 @@ class ReadLog(msgspec.Struct, frozen=True):
 
 
 class ReadRange(msgspec.Struct, frozen=True):
-    """Read the batches that cover a range and answer with ``RangeRead``, or not if damaged."""
+    """Read the batches that cover a range and answer with ``RangeRead``, or not if corrupt."""
 
     to: BrokerId
     first_offset: Offset
@@ -88,7 +88,7 @@ class ReadRange(msgspec.Struct, frozen=True):
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """Put batches, once their checksums were found right, in the place of damaged ones."""
+    """Put batches, once their checksums were found right, in the place of corrupt ones."""
 
     batches: tuple[BatchRef, ...]
     buffers: tuple[Buffer, ...]
@@ -112,14 +112,14 @@ class ProposeIsr(msgspec.Struct, frozen=True):
     and not fenced: the disk we heard of may have been replaced since (KIP-903)."""
 
 
-class Refusing(msgspec.Struct, frozen=True):
+class RejectWrites(msgspec.Struct, frozen=True):
     """From now on records are refused for this reason; None: accepted.
 
     Who waits for an ack while there are not enough replicas is told so; whether the record will
     be committed is not known.
     """
 
-    reason: Refusal | None
+    reason: RejectReason | None
 
 
 class TransferLeadership(msgspec.Struct, frozen=True):
@@ -150,7 +150,7 @@ Effect = (
     | Repair
     | Committed
     | ProposeIsr
-    | Refusing
+    | RejectWrites
     | TransferLeadership
     | AskMetadata
     | Halted

@@ -61,7 +61,7 @@ class InSync:
         self.proposed = self.hold_ms = None
         return True
 
-    def refused(self, proposal: int, *, hold_ms: int) -> None:
+    def rejected(self, proposal: int, *, hold_ms: int) -> None:
         """Metadata decided against the proposal."""
         if self.proposed is not None and proposal == self._proposals:
             self.proposed = None

@@ -23,8 +23,8 @@ from strandline.core.replication.effects import (
     Committed,
     Effect,
     ReadLog,
-    Refusal,
-    Refusing,
+    RejectReason,
+    RejectWrites,
     Send,
     TransferLeadership,
 )
@@ -82,21 +82,21 @@ class Leader:
         self._deposed = False
         self._resigning = False
         self._handed_over = False
-        self._told_refusal: Refusal | None = Refusal.NOT_LEADER
+        self._reported_reason: RejectReason | None = RejectReason.NOT_LEADER
         self._tail: list[tuple[BatchRef, Buffer]] = []
         self._published_ms: int | None = None
 
     # What the broker may ask
 
     @property
-    def refusal(self) -> Refusal | None:
+    def reject_reason(self) -> RejectReason | None:
         """Why records are refused now; None: they are accepted."""
         if self._deposed:
-            return Refusal.NOT_LEADER
+            return RejectReason.NOT_LEADER
         if self._resigning:
-            return Refusal.RESIGNING
+            return RejectReason.RESIGNING
         if len(self.isr.members) < self.min_isr:
-            return Refusal.NOT_ENOUGH_REPLICAS
+            return RejectReason.NOT_ENOUGH_REPLICAS
         return None
 
     @property
@@ -206,7 +206,7 @@ class Leader:
         if not progress.is_reading or progress.next_offset != event.from_offset:
             return []
         if not event.batches:
-            return []  # damaged here: ``is_reading`` until the timer, or we would go in a circle
+            return []  # corrupt here: ``is_reading`` until the timer, or we would go in a circle
         progress.is_reading = False
         return [self._replicate(progress, event.batches, event.buffers, now_ms=now_ms)]
 
@@ -350,15 +350,15 @@ class Leader:
         """Metadata decided."""
         return self._settle(now_ms) if self.isr.changed(version, isr) else []
 
-    def isr_refused(self, proposal: int, now_ms: int) -> list[Effect]:
+    def isr_rejected(self, proposal: int, now_ms: int) -> list[Effect]:
         """Metadata decided against it: the candidate is not alive, or the version was passed."""
-        self.isr.refused(proposal, hold_ms=now_ms + self._limits.resend_ms)
+        self.isr.rejected(proposal, hold_ms=now_ms + self._limits.resend_ms)
         return self._settle(now_ms)
 
     def depose(self) -> list[Effect]:
         """Somebody knows a newer epoch."""
         self._deposed = True
-        return self._tell_refusal()
+        return self._report_reject_reason()
 
     def resign(self, now_ms: int) -> list[Effect]:
         """Take no more records, and hand over when all that was taken is committed."""
@@ -367,7 +367,7 @@ class Leader:
 
     def start(self) -> list[Effect]:
         """The first effects: what is committed if nobody else is in sync, and who may publish."""
-        return [*self._commit(), *self._tell_refusal()]
+        return [*self._commit(), *self._report_reject_reason()]
 
     def _settle(self, now_ms: int) -> list[Effect]:
         """Draw the conclusions from what changed."""
@@ -375,7 +375,7 @@ class Leader:
             return []
         effects: list[Effect] = []
         self._adjust_isr(effects, now_ms)
-        effects += [*self._commit(), *self._tell_refusal()]
+        effects += [*self._commit(), *self._report_reject_reason()]
         self._hand_over(effects)
         return effects
 
@@ -421,12 +421,12 @@ class Leader:
             now_ms=now_ms,
         )
 
-    def _tell_refusal(self) -> list[Effect]:
+    def _report_reject_reason(self) -> list[Effect]:
         """Whether records are accepted, if that changed."""
-        if self.refusal is self._told_refusal:
+        if self.reject_reason is self._reported_reason:
             return []
-        self._told_refusal = self.refusal
-        return [Refusing(self.refusal)]
+        self._reported_reason = self.reject_reason
+        return [RejectWrites(self.reject_reason)]
 
     def _hand_over(self, effects: list[Effect]) -> None:
         """Name successors once, when they have everything."""

@@ -16,19 +16,19 @@ from strandline.core.replication.effects import (
     AskMetadata,
     Effect,
     ReadRange,
-    Refusal,
-    Refusing,
+    RejectReason,
+    RejectWrites,
     Send,
 )
 from strandline.core.replication.events import (
     Appended,
     Assigned,
     BatchesRead,
-    Damaged,
+    CorruptionFound,
     Event,
     Flush,
     IsrChanged,
-    IsrRefused,
+    IsrRejected,
     LogStartMoved,
     PeerConnected,
     PeerDisconnected,
@@ -111,10 +111,10 @@ class Replica:
         return self._role if isinstance(self._role, Follower) else None
 
     @property
-    def refusal(self) -> Refusal | None:
+    def reject_reason(self) -> RejectReason | None:
         """Why records are refused now; None: they are accepted."""
         leader = self.leader
-        return Refusal.NOT_LEADER if leader is None else leader.refusal
+        return RejectReason.NOT_LEADER if leader is None else leader.reject_reason
 
     @property
     def can_defer_flush(self) -> bool:
@@ -168,13 +168,13 @@ class Replica:
             case PeerConnected():
                 return self._role.peer_connected(event.broker, now_ms)
             case TimePassed():
-                return self._role.time_passed(now_ms) + self._mend(now_ms, due_only=True)
+                return self._role.time_passed(now_ms) + self._repair(now_ms, due_only=True)
             case LogStartMoved():
                 self.log.truncate_before(event.log_start_offset)
                 return []
-            case Damaged():
+            case CorruptionFound():
                 self._repairs.note(event.first_offset, event.next_offset)
-                return self._mend(now_ms)
+                return self._repair(now_ms)
             case RangeRead():
                 answer = Range(self.epoch, event.first_offset, event.batches)
                 return [Send(event.to, answer, event.buffers)]
@@ -182,9 +182,9 @@ class Replica:
                 follower = self.follower
                 assert follower is not None, "a leader hears of batches only once they are kept"
                 effects = follower.undone(event.log_end_offset, now_ms)
-                self._forget_damage()
+                self._forget_corruption()
                 return effects
-            case Appended() | BatchesRead() | IsrChanged() | IsrRefused() | Resign():
+            case Appended() | BatchesRead() | IsrChanged() | IsrRejected() | Resign():
                 return [] if self.leader is None else self._lead(self.leader, event, now_ms)
             case _:
                 assert_never(event)
@@ -192,7 +192,7 @@ class Replica:
     def _lead(
         self,
         leader: Leader,
-        event: Appended | BatchesRead | IsrChanged | IsrRefused | Resign,
+        event: Appended | BatchesRead | IsrChanged | IsrRejected | Resign,
         now_ms: int,
     ) -> list[Effect]:
         """Handle events for a leader; those meant for an earlier leadership are dropped."""
@@ -207,8 +207,8 @@ class Replica:
                 return []
             case IsrChanged():
                 return leader.isr_changed(event.version, event.isr, now_ms)
-            case IsrRefused():
-                return leader.isr_refused(event.proposal, now_ms)
+            case IsrRejected():
+                return leader.isr_rejected(event.proposal, now_ms)
             case _:
                 assert_never(event)
 
@@ -219,7 +219,7 @@ class Replica:
         if event.epoch <= self.epoch:
             return self._assigned_again(event, now_ms)
         assert event.epoch >= self.log.epochs.last, "registered before it was assigned"
-        was_accepting = self.refusal is not Refusal.NOT_LEADER
+        was_accepting = self.reject_reason is not RejectReason.NOT_LEADER
         if self.follower is not None:
             self._session = self.follower.session
         self.epoch = event.epoch
@@ -238,7 +238,7 @@ class Replica:
             may_lose=event.unclean,
         )
         self._role = follower
-        refusing: list[Effect] = [Refusing(Refusal.NOT_LEADER)] if was_accepting else []
+        refusing: list[Effect] = [RejectWrites(RejectReason.NOT_LEADER)] if was_accepting else []
         return refusing + self._start_over(follower, event) + follower.start(now_ms)
 
     def _assigned_again(self, event: Assigned, now_ms: int) -> list[Effect]:
@@ -266,7 +266,7 @@ class Replica:
         if self._filled_by in (None, before):
             return []
         effects = follower.start_over()
-        self._forget_damage()
+        self._forget_corruption()
         return effects
 
     # Messages
@@ -282,7 +282,7 @@ class Replica:
         if isinstance(message, FetchRange):
             return self._serve_range(event.sender, message)
         if isinstance(message, Range):
-            return self._repairs.take(message, event.buffers) + self._mend(now_ms)
+            return self._repairs.take(message, event.buffers) + self._repair(now_ms)
         leader = self.leader
         if leader is not None:
             return _to_leader(leader, event.sender, message, now_ms=now_ms)
@@ -291,7 +291,7 @@ class Replica:
         if event.sender != follower.leader:
             return []
         effects = _to_follower(follower, message, event.buffers, now_ms=now_ms)
-        self._forget_damage()
+        self._forget_corruption()
         return effects
 
     def _fence(self, event: Received) -> list[Effect]:
@@ -300,20 +300,20 @@ class Replica:
             return [Send(event.sender, Fenced(self.epoch))]
         return []
 
-    # Damage
+    # Corruption
 
-    def _mend(self, now_ms: int, *, due_only: bool = False) -> list[Effect]:
-        """Ask for the next damaged range, of a replica that is known to hold it."""
+    def _repair(self, now_ms: int, *, due_only: bool = False) -> list[Effect]:
+        """Ask for the next corrupt range, of a replica that is known to hold it."""
         deadline_ms = self._repairs.deadline_ms
         if due_only and (deadline_ms is None or now_ms < deadline_ms):
             return []
-        self._forget_damage()
+        self._forget_corruption()
         wanted = self._repairs.wanted
         sources = [] if wanted is None else self._holders(wanted[1])
         return self._repairs.ask(sources, self.epoch, now_ms)
 
-    def _forget_damage(self) -> None:
-        """Before the log grows again: what comes in the place of damage that was cut is sound."""
+    def _forget_corruption(self) -> None:
+        """Forget corruption that was truncated, before the log grows there again."""
         self._repairs.forget_outside(self.log.log_start_offset, self.log.log_end_offset)
 
     def _holders(self, next_offset: Offset) -> list[BrokerId]:
@@ -332,7 +332,7 @@ class Replica:
         return first + [b for b in self._replicas if b not in (self.me, follower.leader)]
 
     def _serve_range(self, to: BrokerId, message: FetchRange) -> list[Effect]:
-        """Send batches to a replica whose own are damaged, if they are here and the same."""
+        """Send batches to a replica whose own are corrupt, if they are here and the same."""
         log, follower = self.log, self.follower
         first, after = message.first_offset, message.next_offset
         if not log.log_start_offset <= first < after <= log.log_end_offset:

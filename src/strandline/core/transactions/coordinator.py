@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from strandline.core.coordinator_effects import Answer, DecisionLog, Refuse
+from strandline.core.coordinator_effects import Answer, DecisionLog, Reject
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.effects import (
     Begun,
@@ -131,7 +131,7 @@ class Coordinator:
                 case ev.Read():
                     self._log.give(Answer(request.token, request.question(self.state)))
         except StrandlineError as error:
-            self._log.give(Refuse(request.token, error))
+            self._log.give(Reject(request.token, error))
         self._log.rewrite_if_due()
 
     def _begin(self, request: ev.Begin) -> None:
@@ -167,7 +167,7 @@ class Coordinator:
         before = self._queued.pop(request.id, None)
         if before is not None and before.nonce != request.nonce:
             error = ProducerFencedError(f"another producer has taken {request.id!r} over")
-            self._log.give(Refuse(before.token, error))
+            self._log.give(Reject(before.token, error))
         self._queued[request.id] = request
 
     def _begin_now(self, request: ev.Begin, known: TransactionState | None) -> None:

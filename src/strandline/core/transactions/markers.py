@@ -8,7 +8,7 @@ written, or after ``PATIENCE_MS``, since what was decided stays decided. Pure; t
 
 from dataclasses import dataclass, field
 
-from strandline.core.coordinator_effects import Answer, Refuse
+from strandline.core.coordinator_effects import Answer, Reject
 from strandline.core.transactions.effects import Effect, Mark, MarkerKind
 from strandline.core.transactions.state import TransactionPartition, TransactionState
 
@@ -83,10 +83,10 @@ class Markers:
 
     # Ending
 
-    def close(self, transaction: TransactionState, refusal: Exception) -> list[Effect]:
+    def close(self, transaction: TransactionState, rejection: Exception) -> list[Effect]:
         """Owe every place the marker of a decision; who still wanted records let in is refused."""
         debt = self._debts.setdefault(transaction.id, _PendingMarkers())
-        told: list[Effect] = [Refuse(each.token, refusal) for each in debt.adding]  # type: ignore[arg-type]  # always ours
+        told: list[Effect] = [Reject(each.token, rejection) for each in debt.adding]  # type: ignore[arg-type]  # always ours
         debt.adding = []
         debt.owed = set(transaction.places)
         return [*told, *self.owed(transaction)]

@@ -144,7 +144,7 @@ def put(partition, answers, token, numbers, *values):
 
 
 async def test_a_new_leader_reads_beside_the_loop(open_broker, make_stream, kit, long_log):
-    """Publishes with ids wait, numbers are refused until it knows them; it finds repeats then."""
+    """Publishes with ids wait and numbers are refused until it knows them; repeats are found."""
     answers = kit.Answers()
     broker = await open_broker()
     partition = await make_stream(broker)

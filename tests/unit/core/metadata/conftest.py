@@ -43,7 +43,7 @@ class Cluster:
         """Apply a command that has to be applied."""
         outcome = self.do(command)
         assert outcome.is_applied, outcome
-        assert not outcome.refused, outcome
+        assert not outcome.rejected, outcome
 
     def register(self, broker, *, run="r1", directory=None, rack=""):
         """A broker presents itself."""

@@ -316,7 +316,7 @@ def test_a_drain_goes_to_brokers_with_room_and_names_what_stays(cluster):
 
 
 def test_a_rebalance_fills_up_brokers_with_room_or_says_who_has_none(cluster):
-    """It does not move what could not be opened; the refusal says what to do about it."""
+    """It does not move what could not be opened; the rejection says what to do about it."""
     made = cluster(4)
     made.create("s", *[(1,)] * 6)
     made.edit(2, partitions_max=1)

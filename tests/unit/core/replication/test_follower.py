@@ -208,7 +208,7 @@ def test_a_session_number_is_never_used_again(follower, assigned):
     follower.step(assigned(3, 2), 0)
     assert follower.leader is not None
     [refusing, fetch] = follower.step(assigned(4, 1), 0)
-    assert refusing == fx.Refusing(fx.Refusal.NOT_LEADER)
+    assert refusing == fx.RejectWrites(fx.RejectReason.NOT_LEADER)
     assert fetch.message.session == FIRST + 2
 
 
@@ -217,7 +217,7 @@ def test_without_a_leader_it_waits(make, assigned):
     replica = make(2, 10)
     assert replica.step(assigned(2, None), 0) == []
     assert replica.deadline_ms is None
-    assert replica.refusal is fx.Refusal.NOT_LEADER
+    assert replica.reject_reason is fx.RejectReason.NOT_LEADER
 
 
 def test_what_is_everywhere_is_what_the_leader_said_last(follower, assigned):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.core.coordinator_effects import Refuse, Store
+from strandline.core.coordinator_effects import Reject, Store
 from strandline.core.transactions import coordinator as coordinator_module
 from strandline.core.transactions import events as ev
 from strandline.core.transactions import state as state_module
@@ -49,7 +49,7 @@ class Run:
         self.fresh += 1
         request = ev.Begin(id_, id_, after, f"nonce {self.fresh}", 1000, self.fresh, **options)
         [answer] = self.step(request)
-        if isinstance(answer, Refuse):
+        if isinstance(answer, Reject):
             raise answer.error
         return answer.value.producer
 

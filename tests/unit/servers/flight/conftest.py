@@ -35,7 +35,7 @@ class FakePartition:
         self.name = name
         self.config = config
         self.batches: list[bytes] = []
-        self.damaged: set[int] = set()
+        self.corrupt: set[int] = set()
         self.has_copies = False
         self.log_start_offset = 0
         self.high_watermark = 0
@@ -97,7 +97,7 @@ class FakePartition:
             header = read_header(batch)
             if header.next_offset <= offset:
                 continue
-            if place in self.damaged:
+            if place in self.corrupt:
                 if taken:
                     break
                 error = CorruptBatchError("checksum mismatch", file="0.log", position=place)
@@ -219,6 +219,11 @@ class FakeBroker:
     def copy_of(self, name: str) -> SimpleNamespace:
         """By name, also where it is not known which streams there are."""
         return self._streams[name]
+
+    @property
+    def stream_count(self) -> int:
+        """The number of streams."""
+        return len(self.streams())
 
     def streams(self) -> list[SimpleNamespace]:
         """All."""

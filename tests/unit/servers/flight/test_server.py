@@ -71,18 +71,18 @@ def test_following_sends_the_schema_before_any_record(client, stream):
 
 
 def test_errors_have_codes_before_and_within_a_stream(client, partition):
-    """A wrong ticket, an unknown stream, and damage after good records."""
+    """A wrong ticket, an unknown stream, and corruption after good records."""
     assert isinstance(error_of(lambda: read(client, stream="x").schema), UnknownStreamError)
     bad = error_of(lambda: client.do_get(fl.Ticket(b"\xff")).schema)
     assert isinstance(bad, InvalidRequestError)
     partition.store(b"a")
     partition.store(b"b")
-    partition.damaged = {1}
+    partition.corrupt = {1}
     reader = read(client, stream="s")
     assert reader.read_chunk().data.num_rows == 1
-    damage = error_of(reader.read_chunk)
-    assert damage.code == "corrupt_batch"
-    assert damage.next_offset == 2
+    corruption = error_of(reader.read_chunk)
+    assert corruption.code == "corrupt_batch"
+    assert corruption.next_offset == 2
 
 
 def test_a_fault_of_ours_tells_no_secrets(client, partition, monkeypatch):
