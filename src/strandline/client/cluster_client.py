@@ -244,6 +244,7 @@ class ClusterClient:
         *,
         request: Callable[[tuple[int, ...]], Q],
         numbers: Collection[int] | None = None,
+        routes: Routes | None = None,
     ) -> list[tuple[tuple[int, ...], A]]:
         """Ask the leader of each partition; return its partitions with each answer.
 
@@ -252,14 +253,16 @@ class ClusterClient:
             command: the command, which has one result.
             request: makes the request from the numbers of a leader's partitions.
             numbers: the partitions; None: all.
+            routes: where they are led, if that was looked up just now.
 
         Raises:
             NotLeaderError: a partition has had no leader for too long.
             StrandlineError: a leader's error.
         """
+        looked_up = [routes] if routes is not None else []
 
         def attempt() -> list[tuple[tuple[int, ...], A]]:
-            leaders = self.leaders(self.routes(stream))
+            leaders = self.leaders(looked_up.pop() if looked_up else self.routes(stream))
             return self._ask_each(
                 {n: at for n, at in leaders.items() if numbers is None or n in numbers},
                 lambda led: _action(command, request(led)),

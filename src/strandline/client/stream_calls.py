@@ -116,6 +116,7 @@ class StreamAdminCalls(ABC):
                 name,
                 admin.STREAM_INFO,
                 request=lambda led: admin.StreamInfoRequest(name=name, led=led),
+                routes=self._brokers.metadata.take(info),
             )
         parts = {each.partition: each for each in info.partitions}
         for numbers, answer in found:
@@ -202,6 +203,7 @@ class StreamAdminCalls(ABC):
                 with within(left_s + self._brokers.timeout_s):
                     found = self._wait_once(stream, beyond, wait_s=left_s)
             except StrandlineError as error:
+                self._brokers.metadata.forget(stream)
                 is_passing = error.passes_soon and self._brokers.is_cluster
                 if not is_passing or time.monotonic() >= deadline_s:
                     raise
@@ -228,7 +230,7 @@ class StreamAdminCalls(ABC):
         """Group partitions by leader; "" groups those that have none now."""
         if not self._known.is_cluster or not partitions:
             return {self._brokers.home: tuple(partitions)}
-        leaders = self._brokers.leaders(self._brokers.routes(stream))
+        leaders = self._brokers.leaders(self._brokers.known_routes(stream))
         return group({number: leaders.get(number, "") for number in partitions})
 
     def _wait_at(

@@ -21,6 +21,7 @@ from strandline.errors import (
     InvalidRequestError,
     NotLeaderError,
     RequestTimeoutError,
+    StrandlineError,
     UnknownPartitionError,
 )
 
@@ -64,11 +65,16 @@ class ConditionalAppender:
         )
         pending.records.append(record)
         tag = BatchTag(sequence=0, partition=partition, expected_offset=expected_offset)
-        # Only after a refusal it is certainly not stored.
+
+        def should_retry(error: StrandlineError) -> bool:
+            if error.retriable:
+                self._brokers.metadata.forget(stream)
+            return error.is_refusal  # otherwise it may be stored
+
         return call_with_retries(
             lambda: self._attempt(stream, pending, tag),
             timeout_s=self._timeout_s,
-            should_retry=lambda error: error.is_refusal,
+            should_retry=should_retry,
             before_retry=self._brokers.metadata.ask_another,
         )
 
@@ -124,7 +130,9 @@ class ConditionalAppender:
             NotLeaderError: it has none now.
             StrandlineError: there is no such partition, or no broker answers.
         """
-        leaders = self._brokers.leaders(self._brokers.routes(stream))
+        leaders = self._brokers.leaders(self._brokers.known_routes(stream))
+        if partition not in leaders:  # it may have been added
+            leaders = self._brokers.leaders(self._brokers.routes(stream))
         if partition not in leaders:
             raise UnknownPartitionError(f"stream {stream!r} has no partition {partition}")
         if not leaders[partition]:

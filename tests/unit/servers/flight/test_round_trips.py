@@ -1,6 +1,8 @@
 """What a read costs, counted at the brokers: one resolve per leader, one DoGet per partition."""
 
 import asyncio
+import sys
+import threading
 from collections import Counter
 
 import pyarrow as pa
@@ -9,7 +11,9 @@ import pytest
 from strandline.client.client import Client
 from strandline.config import BrokerConfig
 from strandline.errors import NotLeaderError
+from strandline.reading.cursor import Cursor
 from strandline.servers.flight.server import FlightFrontEnd, FlightServer
+from tests.unit.broker.cluster.test_walks import Trace, check_walk, traced
 
 PARTITIONS = 64
 COUNTED = ("do_get", "do_action", "get_flight_info", "do_put")
@@ -66,6 +70,28 @@ def numbers_of(table: pa.Table) -> list[int]:
     return sorted(set(table["partition"].to_pylist()))
 
 
+def test_a_description_costs_a_lookup_and_a_call_per_leader(cluster, calls):
+    """The leaders are those that the lookup has named; they are not looked up again."""
+    _, addresses = cluster(3)
+    with Client(addresses[0], timeout_s=60) as client:
+        client.server_info()
+        calls.clear()
+        described = client.stream_info("s")
+    assert [part.high_watermark for part in described.partitions] == [2] * PARTITIONS
+    assert calls == {"stream_info": 1 + 3}
+
+
+def test_waiting_looks_up_leaders_once(cluster, calls):
+    """They are known from then on, until one of them fails."""
+    _, addresses = cluster(3)
+    with Client(addresses[0], timeout_s=60) as client:
+        client.server_info()
+        calls.clear()
+        for _ in range(3):
+            assert client.wait_for("s", {0: 2, 1: 2, 2: 2}, timeout_s=0) == {0: 2, 1: 2, 2: 2}
+    assert calls == {"stream_info": 1, "wait_beyond": 9}
+
+
 @pytest.mark.parametrize(("size", "resolves"), [(1, 1), (3, 3)])
 def test_a_read_of_64_partitions_costs_a_resolve_per_leader_and_64_reads(
     cluster, calls, size, resolves
@@ -107,3 +133,25 @@ def test_a_leader_that_moved_is_looked_up_again(cluster, calls):
         table = client.read("s", partition=1).read_all()
     assert table.num_rows == 3
     assert calls["get_flight_info"] >= 2
+
+
+def test_a_read_from_a_cluster_takes_the_walk(cluster, monkeypatch):
+    """From the client to the brokers' logs and back, as docs/explanation/walks.md says."""
+    trace = Trace()
+    for owner, name in (
+        (FlightServer, "get_flight_info"),
+        (FlightServer, "do_get"),
+        (Cursor, "read"),
+    ):
+        monkeypatch.setattr(owner, name, traced(getattr(owner, name), trace))
+    _, addresses = cluster(1)
+    with Client(addresses[0], timeout_s=60) as client:
+        client.server_info()
+        threading.setprofile(trace.note)
+        sys.setprofile(trace.note)
+        try:
+            calls = trace.during(lambda: client.read("s").read_all())
+        finally:
+            threading.setprofile(None)
+            sys.setprofile(None)
+    check_walk("A clustered read", calls)
