@@ -11,6 +11,9 @@ from strandline.api.required_permissions import stream
 from strandline.api.tickets import ReadRequest, decode_ticket
 from strandline.api.wire import WireAnswer
 
+WORTH_BYTES: Final = 4 << 20
+"""With less in files than this, a read is as quick through the broker."""
+
 
 class LocalFile(WireAnswer, frozen=True):
     """A run of whole batches in one segment file."""

@@ -11,15 +11,16 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from strandline.api.admin import PartitionInfo, StreamInfo
 from strandline.api.command import AdminCommand
 from strandline.api.put import PutRequest
 from strandline.api.status import from_flight
-from strandline.api.tickets import ReadRequest, check_request
+from strandline.api.tickets import Bound, ReadRequest, check_request
 from strandline.api.wire import decode, encode
 from strandline.client.deadline import limited
 from strandline.client.tls import Credentials, token_given
@@ -95,6 +96,28 @@ def parse_address(address: str) -> tuple[str, str]:
         raise InvalidRequestError(f"port {port} of {address!r} is not between 1 and 65535")
     scheme = "grpc+tls" if found["scheme"] in ("grpc+tls", "tls") else "grpc+tcp"
     return f"{host}:{port}", f"{scheme}://{host}:{port}"
+
+
+class ResolvedRange(NamedTuple):
+    """The range of a partition as a broker resolved it."""
+
+    start: Bound
+    stop: Bound | None
+    """None: the read follows."""
+    partition: PartitionInfo
+
+
+class ResolvedRead(NamedTuple):
+    """The answer of GetFlightInfo."""
+
+    stream: StreamInfo
+    ranges: dict[int, ResolvedRange]
+    """By partition."""
+
+    @property
+    def metadata_index(self) -> int:
+        """Return the index of the broker's newest metadata entry."""
+        return self.stream.metadata_index
 
 
 class ActiveRead(Protocol):
@@ -203,6 +226,25 @@ class BrokerConnection:
                 raise RequestTimeoutError(
                     f"{self.address} did not answer a read within {limit_s:.3g} s"
                 ) from error
+
+    def resolve(self, request: ReadRequest, *, timeout_s: float) -> ResolvedRead:
+        """Resolve a read: the ranges of its partitions, and what the broker knows of the stream.
+
+        Raises:
+            StrandlineError: the broker's error, or that it did not answer.
+        """
+        headers = self._credentials.headers
+        options = fl.FlightCallOptions(timeout=limited(timeout_s), headers=headers)
+        descriptor = fl.FlightDescriptor.for_command(encode(request))
+        with self.translated():
+            info = self.flight().get_flight_info(descriptor, options)
+        stream = decode(bytes(info.app_metadata), StreamInfo, what="answer")
+        ranges = {}
+        for endpoint in info.endpoints:
+            part = decode(bytes(endpoint.app_metadata), PartitionInfo, what="answer")
+            ticket = decode(endpoint.ticket.ticket, ReadRequest, what="answer")
+            ranges[part.partition] = ResolvedRange(ticket.start, ticket.stop, part)
+        return ResolvedRead(stream, ranges)
 
     def put(
         self, request: PutRequest, schema: pa.Schema

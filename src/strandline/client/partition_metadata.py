@@ -13,7 +13,8 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
-from strandline.client.cluster_client import ClusterClient, Routes
+from strandline.client.cluster_client import ClusterClient
+from strandline.client.metadata import Routes
 from strandline.client.retry_policy import RetryBackoff
 from strandline.errors import (
     ClientClosedError,
@@ -106,7 +107,7 @@ class PartitionMetadata:
         self._note_loss(error)
         if not self._waiting:
             self._backoff.failed(time.monotonic())
-            self._brokers.ask_another()
+            self._brokers.metadata.ask_another()
         self._waiting.update(partitions)
         self._start_lookup()
 
@@ -192,7 +193,7 @@ class PartitionMetadata:
                     self._is_looking = False
                     return
                 self._backoff.failed(time.monotonic())
-            self._brokers.ask_another()
+            self._brokers.metadata.ask_another()
 
     def _ask(self) -> dict[int, str]:
         """Return the current leaders; the only broker leads everything."""

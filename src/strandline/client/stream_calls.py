@@ -17,7 +17,6 @@ from strandline.client.arguments import offsets_by_number, wait, whole_number
 from strandline.client.cluster_client import ClusterClient, group
 from strandline.client.deadline import within
 from strandline.client.reader.reading import OffsetSpec, bound_of
-from strandline.client.retry_policy import is_worth_a_retry
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import InvalidRequestError, StrandlineError
 
@@ -41,7 +40,7 @@ class StreamAdminCalls(ABC):
         """Close the appender of a stream that is about to be deleted."""
 
     def create_stream(
-        self, name: str, *, subject: str | None = None, partitions: int = 1, **config: Any
+        self, /, name: str, *, subject: str | None = None, partitions: int = 1, **config: Any
     ) -> admin.StreamInfo:
         """Create a stream.
 
@@ -117,6 +116,7 @@ class StreamAdminCalls(ABC):
                 name,
                 admin.STREAM_INFO,
                 request=lambda led: admin.StreamInfoRequest(name=name, led=led),
+                routes=self._brokers.metadata.take(info),
             )
         parts = {each.partition: each for each in info.partitions}
         for numbers, answer in found:
@@ -203,7 +203,8 @@ class StreamAdminCalls(ABC):
                 with within(left_s + self._brokers.timeout_s):
                     found = self._wait_once(stream, beyond, wait_s=left_s)
             except StrandlineError as error:
-                is_passing = is_worth_a_retry(error) and self._brokers.is_cluster
+                self._brokers.metadata.forget(stream)
+                is_passing = error.passes_soon and self._brokers.is_cluster
                 if not is_passing or time.monotonic() >= deadline_s:
                     raise
                 time.sleep(min(RETRY_S, left_s))
@@ -229,7 +230,7 @@ class StreamAdminCalls(ABC):
         """Group partitions by leader; "" groups those that have none now."""
         if not self._known.is_cluster or not partitions:
             return {self._brokers.home: tuple(partitions)}
-        leaders = self._brokers.leaders(self._brokers.routes(stream))
+        leaders = self._brokers.leaders(self._brokers.known_routes(stream))
         return group({number: leaders.get(number, "") for number in partitions})
 
     def _wait_at(

@@ -41,9 +41,13 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
-from strandline.servers.forwarding import PendingForward
 from strandline.servers.own_token import own_token, wait_until_known
-from strandline.servers.resume_forwarder import ForwardedPublish, Outcome, ResumeForwarder
+from strandline.servers.resume_forwarder import (
+    ForwardedPublish,
+    Outcome,
+    PendingForward,
+    ResumeForwarder,
+)
 from strandline.types import BrokerId, Offset, PartitionName
 
 logger = logging.getLogger(__name__)

@@ -18,6 +18,7 @@ class Brokers:
 
     def __init__(self, *answers):
         self.is_cluster = True
+        self.metadata = self
         self.answers = list(answers)
         self.named_broker = self.asked_another = 0
 

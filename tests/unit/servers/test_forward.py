@@ -14,7 +14,7 @@ from strandline.core.metadata.image import MetadataImage, PartitionImage, Stream
 from strandline.errors import DisconnectedError, NotEnoughReplicasError, UnavailableError
 from strandline.servers import forward
 from strandline.servers.forward import Forwarder, LeaderLinks
-from strandline.servers.forwarding import PendingForward
+from strandline.servers.resume_forwarder import PendingForward
 from strandline.types import PartitionName
 
 HERE, THERE = PartitionName("s", 0), PartitionName("s", 1)

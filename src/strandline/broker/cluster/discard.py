@@ -9,12 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.broker.cluster.identity import load_identity, save_identity
-from strandline.broker.cluster.opening import QUORUM_NAME, open_all_logs
-from strandline.broker.lock import DataDirLock
+from strandline.broker.cluster.identity import save_identity
+from strandline.broker.cluster.opening import QUORUM_NAME, opened_offline
 from strandline.broker.quorum_store import LOG_ID, SNAPSHOT_NAME, VOTE_NAME
-from strandline.config import JournalConfig
-from strandline.errors import CorruptBatchError, InvalidConfigError
+from strandline.errors import CorruptBatchError
 from strandline.storage.disk import Disk
 from strandline.storage.log_directory import delete_log_directory
 from strandline.storage.log_generation import write_generation
@@ -45,26 +43,12 @@ def discard_metadata(data_dir: Path, *, disk: Disk) -> BrokerId:
         DataDirLockedError: the broker is running.
         UnavailableError: a file cannot be read or written.
     """
-    identity = load_identity(data_dir, disk=disk)
-    if identity is None:
-        raise InvalidConfigError(
-            f"{data_dir} is not the data directory of a broker of a cluster; name another one"
-        )
-    lock = DataDirLock(data_dir)
-    try:
+    with opened_offline(data_dir, disk=disk) as (identity, storage):
         # First: one that founded the cluster would take its empty log for the beginning.
         save_identity(data_dir, msgspec.structs.replace(identity, founders=()), disk=disk)
-        storage = open_all_logs(data_dir, disk=disk, file_bytes=JournalConfig().file_bytes)
-        try:
-            storage.logs.pop(LOG_ID).close()
-            delete_log_directory(data_dir / QUORUM_NAME, disk=disk)
-            write_generation(data_dir / QUORUM_NAME, storage.journal.sync(), disk=disk)
-            for name in (VOTE_NAME, SNAPSHOT_NAME):
-                remove_with_twin(data_dir / name, disk=disk)
-        finally:
-            storage.journal.close()
-            for log in storage.logs.values():
-                log.close()
-    finally:
-        lock.release()
+        storage.logs.pop(LOG_ID).close()
+        delete_log_directory(data_dir / QUORUM_NAME, disk=disk)
+        write_generation(data_dir / QUORUM_NAME, storage.journal.sync(), disk=disk)
+        for name in (VOTE_NAME, SNAPSHOT_NAME):
+            remove_with_twin(data_dir / name, disk=disk)
     return identity.broker

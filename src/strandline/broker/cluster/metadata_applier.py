@@ -79,9 +79,6 @@ class MetadataApplier(Broker):
     _open_failures: dict[LogId, StrandlineError]
     """Why logs could not be opened just now."""
 
-    _next_image: asyncio.Future[None]
-    """Resolved when the broker goes by another image, or by more of it."""
-
     @property
     def _image(self) -> MetadataImage:
         return self.membership.machine.image

@@ -4,14 +4,17 @@ The image that says which streams exist lies in one of them, so all are recovere
 then shows to be deleted is removed by whoever follows it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from strandline.broker.cluster.identity import DirectoryIdentity, load_identity
+from strandline.broker.lock import DataDirLock
 from strandline.broker.opening import LOGS_NAME, log_directories, log_plan
 from strandline.broker.quorum_store import LOG_ID
-from strandline.config import StreamConfig
-from strandline.errors import StrandlineError
+from strandline.config import JournalConfig, StreamConfig
+from strandline.errors import InvalidConfigError, StrandlineError
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.log_directory import delete_log_directory
@@ -41,6 +44,35 @@ def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:
         else:
             delete_log_directory(plan.directory, disk=disk)
     return recover(data_dir, plans, disk=disk, file_bytes=file_bytes, are_only_copies=False)
+
+
+@contextmanager
+def opened_offline(data_dir: Path, *, disk: Disk) -> Iterator[tuple[DirectoryIdentity, Recovered]]:
+    """Lock and open the data directory of a stopped broker of a cluster; close it afterwards.
+
+    Yields whose directory it is, and its journal and logs.
+
+    Raises:
+        InvalidConfigError: no broker of a cluster has used the directory.
+        DataDirLockedError: the broker is running.
+        StrandlineError: as ``open_all_logs``.
+    """
+    identity = load_identity(data_dir, disk=disk)
+    if identity is None:
+        raise InvalidConfigError(
+            f"{data_dir} is not the data directory of a broker of a cluster; name another one"
+        )
+    lock = DataDirLock(data_dir)
+    try:
+        storage = open_all_logs(data_dir, disk=disk, file_bytes=JournalConfig().file_bytes)
+        try:
+            yield identity, storage
+        finally:
+            storage.journal.close()
+            for log in storage.logs.values():
+                log.close()
+    finally:
+        lock.release()
 
 
 class LogToOpen(NamedTuple):

@@ -240,7 +240,7 @@ class GroupMembership:
             wire.JOIN_GROUP,
             body,
             timeout_s=JOIN_TIMEOUT_S,
-            streams=self._streams,
+            partitions=[(stream, 0) for stream in self._streams],
         )
         with self._lock:
             self._member = member

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 from strandline.api import admin
 from strandline.api.put import NUMBERED_RECORDS_MAX, PutAck, PutRequest
 from strandline.api.status import from_body
-from strandline.client.cluster_client import ClusterClient, Routes
+from strandline.client.cluster_client import ClusterClient
 from strandline.client.deadline import limited
+from strandline.client.metadata import Routes
 from strandline.client.partition_metadata import FAILED, PartitionMetadata
 from strandline.client.producer.accumulator import ProducerRecord, RecordAccumulator
 from strandline.client.producer.broker_sender import BrokerSender
@@ -32,7 +33,7 @@ from strandline.client.producer.table_batches import (
     resolve,
 )
 from strandline.client.reader.results import Ack, AckFuture
-from strandline.client.retry_policy import is_worth_a_retry, unknown_outcome
+from strandline.client.retry_policy import unknown_outcome
 from strandline.client.transactions.transaction_context import TransactionContext
 from strandline.errors import (
     DisconnectedError,
@@ -493,7 +494,7 @@ class ProducerDelivery:
         is_unknown = self._brokers.is_cluster and isinstance(error, UnknownStreamError)
         if sender.is_over:
             return
-        if is_worth_a_retry(error) or is_unknown:
+        if error.passes_soon or is_unknown:
             with self._changed:
                 self._in_flight.lost(sender)
                 sender.waits_since_s = None

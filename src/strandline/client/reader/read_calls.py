@@ -21,7 +21,6 @@ from strandline.client.reader.local import begin_read
 from strandline.client.reader.reading import BatchStream, EndlessReader, OffsetSpec, read_request
 from strandline.client.reader.replica_selector import Replica
 from strandline.client.reader.subscription import SUBSCRIPTION_COLUMNS, Subscription
-from strandline.client.retry_policy import is_connection_loss
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
@@ -164,7 +163,7 @@ class ReadCalls(ABC):
             try:
                 return begin_read(connection, request)
             except StrandlineError as error:
-                if is_connection_loss(error):
+                if error.is_connection_loss:
                     connection.reset()
                 raise
 
@@ -183,6 +182,7 @@ class ReadCalls(ABC):
 
     def subscribe(
         self,
+        /,
         stream: str,
         *,
         partition: int | None = None,

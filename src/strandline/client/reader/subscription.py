@@ -17,7 +17,7 @@ from strandline.api.tickets import ReadRequest
 from strandline.client.reader.cluster_reader import ClusterReader
 from strandline.client.reader.reading import BatchStream
 from strandline.client.reader.results import Record
-from strandline.client.retry_policy import RetryBackoff, is_connection_loss
+from strandline.client.retry_policy import RetryBackoff
 from strandline.errors import StrandlineError
 from strandline.record.schema import COLUMNS
 
@@ -99,7 +99,7 @@ class Subscription:
             except StrandlineError as error:
                 if self._is_closed.is_set() or self._left == 0:
                     return
-                if self._stream.resumes or not is_connection_loss(error):
+                if self._stream.resumes or not error.is_connection_loss:
                     raise
             else:
                 return
@@ -128,7 +128,7 @@ class Subscription:
                 return self._begin(self._resumed())
             except StrandlineError as error:
                 now_s = time.monotonic()
-                if not is_connection_loss(error) or now_s >= deadline_s:
+                if not error.is_connection_loss or now_s >= deadline_s:
                     raise
                 backoff.failed(now_s)
                 self._is_closed.wait(backoff.wait_s(now_s))

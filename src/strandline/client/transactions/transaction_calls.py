@@ -4,21 +4,14 @@ Rules: every call may be repeated after a lost answer, since the coordinator rem
 done. The coordinator is the leader of its stream, which moves.
 """
 
-import logging
 import secrets
-import time
 from typing import TypeVar
 
 from strandline.api import transactions as wire
 from strandline.api.command import AdminCommand
 from strandline.client.arguments import milliseconds
 from strandline.client.cluster_client import ClusterClient
-from strandline.client.coordinator_client import ATTEMPT_S
-from strandline.client.deadline import within
-from strandline.client.retry_policy import RetryBackoff, is_connection_loss, is_passing
-from strandline.errors import StrandlineError, UnknownPartitionError, UnknownStreamError
-
-logger = logging.getLogger(__name__)
+from strandline.client.coordinator_client import CoordinatorClient
 
 ANSWER_TIMEOUT_S = 60.0
 Q = TypeVar("Q")
@@ -34,9 +27,8 @@ class CoordinatorCalls:
     """
 
     def __init__(self, brokers: ClusterClient, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        self._brokers = brokers
+        self._coordinator = CoordinatorClient(brokers, wire.COORDINATOR_STREAM)
         self._timeout_s = timeout_s
-        self._address: str | None = None
 
     def begin(
         self,
@@ -105,42 +97,6 @@ class CoordinatorCalls:
         *,
         partitions: tuple[wire.PartitionRef, ...] = (),
     ) -> list[A]:
-        """Ask until there is an answer.
-
-        Args:
-            command: the command.
-            request: its request.
-            partitions: partitions of the request; the coordinator may not know the newest yet.
-
-        Raises:
-            StrandlineError: the coordinator's refusal, or why it was not reached in time.
-        """
-        backoff = RetryBackoff()
-        with within(self._timeout_s) as deadline_s:
-            while True:
-                connection = self._brokers.connection(self._address or self._brokers.home)
-                try:
-                    return connection.action(command, request, timeout_s=ATTEMPT_S)
-                except StrandlineError as error:
-                    now_s = time.monotonic()
-                    backoff.failed(now_s)
-                    may_pass = is_passing(error)
-                    if isinstance(error, UnknownStreamError | UnknownPartitionError):
-                        names = ((at.stream, at.partition) for at in partitions)
-                        may_pass = self._brokers.any_broker_knows(names)
-                    if not may_pass or backoff.not_before_s >= deadline_s:
-                        raise
-                    if is_connection_loss(error):
-                        connection.reset()
-                self._brokers.ask_another()
-                time.sleep(backoff.wait_s(now_s))
-                self._address = self._find()
-
-    def _find(self) -> str | None:
-        """Return the coordinator's address as any broker knows it; None if unknown."""
-        try:
-            leaders = self._brokers.leaders(self._brokers.routes(wire.COORDINATOR_STREAM))
-        except StrandlineError as error:
-            logger.debug("cannot look up the transaction coordinator: %s", error)
-            return None
-        return leaders.get(0) or None
+        names = [(each.stream, each.partition) for each in partitions]
+        ask = self._coordinator.ask
+        return ask(command, request, timeout_s=self._timeout_s, partitions=names)

@@ -6,7 +6,14 @@ the broker only.
 
 from collections.abc import Iterator
 
-from strandline.api.local import LOCAL_FILES, AbortedRange, LocalFile, LocalFiles, LocalPart
+from strandline.api.local import (
+    LOCAL_FILES,
+    WORTH_BYTES,
+    AbortedRange,
+    LocalFile,
+    LocalFiles,
+    LocalPart,
+)
 from strandline.api.tickets import ReadRequest
 from strandline.broker.write_path.partition import Partition
 from strandline.errors import CorruptBatchError, UnavailableError
@@ -16,8 +23,6 @@ from strandline.servers.flight.plan import ends_needed, plan_read
 from strandline.storage.segment import Segment
 from strandline.types import Offset
 
-WORTH_BYTES = 4 << 20
-"""With less in files than this, a read is as quick through the broker."""
 FILES_MAX = 4096
 ABORTED_MAX = 4096
 NOTHING = LocalFiles(proof_file="", proof="", has_partition_column=False, parts=())

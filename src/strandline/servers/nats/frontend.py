@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from strandline.broker.access import Access, read_secret
 from strandline.broker.routing import Binding
 from strandline.config import BrokerConfig, bracketed
-from strandline.servers.forwarding import ForwarderPort
 from strandline.servers.metering import Metering
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.client import NatsClient
@@ -27,6 +26,10 @@ from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.nats.routes import ServerRoutes
 from strandline.servers.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url
 from strandline.servers.tls import calling_context, calling_own_context
+
+if TYPE_CHECKING:
+    # Loads the client, which a broker alone does not need.
+    from strandline.servers.forward import Forwarder
 
 if TYPE_CHECKING:
     from strandline.servers.nats.accounts import Accounts
@@ -52,7 +55,7 @@ class NatsFrontEnd:
         config: BrokerConfig,
         metering: Metering | None = None,
         *,
-        forwarder: ForwarderPort | None = None,
+        forwarder: "Forwarder | None" = None,
     ) -> None:
         self._forwarder = forwarder
         self._broker = broker

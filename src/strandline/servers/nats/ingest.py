@@ -17,7 +17,7 @@ counted, malformed headers included, and logged where no publisher is answered. 
 other broker receives is forwarded to its partition's leader. No sockets here.
 """
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -26,11 +26,15 @@ from strandline.clock import Clock
 from strandline.errors import InvalidRecordError, InvalidRequestError, StreamMismatchError
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
-from strandline.servers.forwarding import ForwarderPort, PendingForward
 from strandline.servers.nats.backpressure import FORWARDING, Backpressure
 from strandline.servers.nats.headers import parse_headers
 from strandline.servers.nats.ports import AdmissionPort
 from strandline.servers.nats.replies import EnvelopeResponder, ReplySink, is_left_to_others
+from strandline.servers.resume_forwarder import PendingForward
+
+if TYPE_CHECKING:
+    # Loads the client, which a broker alone does not need.
+    from strandline.servers.forward import Forwarder
 
 KEY_HEADER: Final = "Strandline-Key"
 TOMBSTONE_HEADER: Final = "Strandline-Tombstone"
@@ -147,7 +151,7 @@ class MessageIngest:
         routes: RouteTable,
         admission: AdmissionPort,
         *,
-        forwarder: ForwarderPort | None = None,
+        forwarder: "Forwarder | None" = None,
     ) -> None:
         self._clock = clock
         self._routes = routes

@@ -98,7 +98,7 @@ class Coordinator(CoordinatorClient):
         self.committed = {}
         self.began_with = began_with
 
-    def ask(self, command, request, *, timeout_s, streams=()):
+    def ask(self, command, request, *, timeout_s, partitions=()):
         if command is wire.COMMIT_OFFSETS:
             self.committed |= request.positions["s"]
         elif command is not wire.LEAVE_GROUP:
@@ -165,8 +165,8 @@ def test_a_membership_that_ends_by_a_bug_is_told():
     """Whoever polls hears of it: others are given its partitions by and by."""
 
     class Confused(Coordinator):
-        def ask(self, command, request, *, timeout_s, streams=()):
-            answer = super().ask(command, request, timeout_s=timeout_s, streams=streams)
+        def ask(self, command, request, *, timeout_s, partitions=()):
+            answer = super().ask(command, request, timeout_s=timeout_s, partitions=partitions)
             return answer if command is not wire.GROUP_HEARTBEAT else [None]
 
     options = Options(session_timeout_s=0.2)
@@ -298,10 +298,10 @@ def test_a_partition_that_cannot_be_claimed_now_is_claimed_later(caplog):
     """Even if the coordinator, which may know why, does not answer just then."""
 
     class Away(Coordinator):
-        def ask(self, command, request, *, timeout_s, streams=()):
+        def ask(self, command, request, *, timeout_s, partitions=()):
             if command is wire.GROUP_HEARTBEAT:
                 raise UnavailableError("moving")
-            return super().ask(command, request, timeout_s=timeout_s, streams=streams)
+            return super().ask(command, request, timeout_s=timeout_s, partitions=partitions)
 
     refusals = [StaleMemberError("claimed under epoch 9")]
 

@@ -220,6 +220,11 @@ class FakeBroker:
         """By name, also where it is not known which streams there are."""
         return self._streams[name]
 
+    @property
+    def stream_count(self) -> int:
+        """The number of streams."""
+        return len(self.streams())
+
     def streams(self) -> list[SimpleNamespace]:
         """All."""
         return list(self._streams.values())
