@@ -201,7 +201,7 @@ class NatsClient:
         self._link = link
         if self._connected is not None and not self._connected.done():
             self._connected.set_result(None)
-        telemetry.nats_connected = 1
+        telemetry.nats_connections += 1
         logger.info("connected to %s", server)
         # The streams may have changed while the connection was being made.
         link.subscribe(self._bindings)
@@ -215,7 +215,7 @@ class NatsClient:
             if jetstream is not None:
                 jetstream.disconnected()
             await end_task(watching)
-            telemetry.nats_connected = 0
+            telemetry.nats_connections -= 1
             link.abort()
         logger.warning("lost the connection to %s: %s", server, link.failure or "closed")
 

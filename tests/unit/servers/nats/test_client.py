@@ -137,7 +137,7 @@ async def test_handshake(broker, server, subscribe):
         b"b": (b"", b"2"),
         b"b.1": (b"", b"3"),
     }
-    assert broker.telemetry.nats_connected == 1
+    assert broker.telemetry.nats_connections == 1
 
 
 async def test_messages_are_stored_and_acked(broker, server, subscribe):
@@ -389,7 +389,7 @@ async def test_stop_drains(broker, server, subscribe):
     await stopping
     assert link.published == [(b"r", b'{"stream":"A","seq":1}')]
     assert len(partition.records) == 1
-    assert broker.telemetry.nats_connected == 0
+    assert broker.telemetry.nats_connections == 0
 
 
 async def test_stop_without_a_server(broker, server, subscribe):
