@@ -4,8 +4,7 @@ import pytest
 
 import strandline
 from strandline.record.batch import read_header
-
-from .clusters import figure, in_sync, leader_of, read_at
+from tests.kit.clusters import figure, in_sync, leader_of, read_at
 
 COUNT = 400
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
