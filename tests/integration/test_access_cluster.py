@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import pyarrow as pa
@@ -23,6 +24,7 @@ from strandline.errors import (
 from strandline.process.ports import free_ports
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer
+from tests.kit.waiting import until as wait_until
 
 ADMIN = "an-administrators-token-made-for-this-test"
 AUTH = {"STRANDLINE_AUTH__ENABLED": "true", "STRANDLINE_AUTH__ADMIN_TOKEN": ADMIN}
@@ -94,17 +96,7 @@ def bearing(token):
     return {"timeout": TIMEOUT_S, "metadata": [("authorization", f"Bearer {token}")]}
 
 
-def until(condition):
-    """Wait for something to become true; a failing call means not yet."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            if condition():
-                return
-        except (grpc.RpcError, StrandlineError):
-            pass  # not yet
-        time.sleep(0.05)
-    pytest.fail("it did not happen in time")
+until = partial(wait_until, seconds=PATIENCE_S, retried=(grpc.RpcError, StrandlineError))
 
 
 def publish(api, value, token):

@@ -5,8 +5,7 @@ import os
 import pytest
 
 import strandline
-
-from .clusters import figure, in_sync, leader_of, read_at
+from tests.kit.clusters import figure, in_sync, leader_of, read_at
 
 COUNT = 200
 RECORD_BYTES = 64 << 10

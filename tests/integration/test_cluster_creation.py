@@ -7,8 +7,7 @@ import pytest
 
 import strandline
 from strandline.process.ports import free_ports
-
-from .clusters import IDS, three_brokers
+from tests.kit.clusters import IDS, three_brokers
 
 STREAMS = 30
 pytestmark = pytest.mark.slow

@@ -27,8 +27,7 @@ from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.storage.disk import Disk
 from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
-
-from .clusters import IDS, three_brokers
+from tests.kit.clusters import IDS, three_brokers
 
 SOON_S = 20
 """For an ack that waits for nobody, on a busy machine."""

@@ -14,8 +14,7 @@ import pytest
 import strandline
 from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
-
-from .clusters import leader_of, status, three_brokers
+from tests.kit.clusters import leader_of, status, three_brokers
 
 SECONDS = 3.0
 PAIRS_MAX = 3

@@ -13,8 +13,7 @@ from strandline.process.ports import free_ports
 from strandline.servers.nats.embedded_server import find_binary
 from strandline.servers.nats.frontend import CONNECTIONS
 from strandline.testing import ProcessServer
-
-from .clusters import figure
+from tests.kit.clusters import figure
 
 COVERED = "strandline_jetstream_covered_streams"
 CONFIGURATION = """\

@@ -9,8 +9,7 @@ import pytest
 
 import strandline
 from strandline.testing import ProcessServer
-
-from .clusters import IDS, leader_of, status, three_brokers
+from tests.kit.clusters import IDS, leader_of, status, three_brokers
 
 pytestmark = pytest.mark.slow
 RECORDS = 20_000

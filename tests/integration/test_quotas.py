@@ -30,6 +30,7 @@ from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc._generated import logspec_pb2
 from strandline.servers.nats import connection
 from strandline.testing.server import Server
+from tests.kit.waiting import until as wait_until
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
 RATE = 200_000
@@ -86,12 +87,7 @@ def publish(client, bytes_total):
             producer.append(VALUE)
 
 
-def until(condition):
-    """Wait for something to become so."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not become so"
-        time.sleep(0.02)
+until = partial(wait_until, seconds=PATIENCE_S)
 
 
 def test_publishing_through_flight_is_held_up(admin, shop):

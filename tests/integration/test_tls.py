@@ -9,6 +9,7 @@ import ssl
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import nats
@@ -25,6 +26,7 @@ from strandline.servers.nats import client as subscriber
 from strandline.servers.nats import connection
 from strandline.servers.nats.embedded_server import EmbeddedNatsServer
 from strandline.testing import ProcessServer, Server
+from tests.kit.waiting import until as wait_until
 
 
 class Papers:
@@ -424,11 +426,7 @@ def test_nothing_said_in_clear_text_counts(server, papers):
     until(lambda: ingest_connections(server, papers) == 0, "connections that failed are forgotten")
 
 
-def until(condition, what):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+until = partial(wait_until, seconds=30)
 
 
 def ingest_connections(server, papers):

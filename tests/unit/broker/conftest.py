@@ -24,6 +24,7 @@ from strandline.core.transactions.state import BatchOfProducer, TransactionalPro
 from strandline.record.codec import decode_batches
 from strandline.storage.disk import Disk, failed_sync, translated
 from strandline.types import ProducerStamp
+from tests.kit.waiting import until_async as until
 
 FILE_BYTES = 64 << 10
 FOR_EVER = 1 << 30
@@ -260,13 +261,6 @@ def values(partition):
                     found.append(value)
                     offset += 1
     return found
-
-
-async def until(condition, *, seconds=60):
-    """Wait for something to become true."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - conditions of all kinds
-            await asyncio.sleep(0.002)
 
 
 def wait_beyond(partition, offset, timeout_s):

@@ -26,17 +26,17 @@ class Repairs:
 
     @property
     def wanted(self) -> tuple[Offset, Offset] | None:
-        """The range to be repaired next."""
+        """The range to repair next; None if there is none."""
         return self._corrupt[0] if self._corrupt else None
 
     def note(self, first_offset: Offset, next_offset: Offset) -> None:
-        """Corruption was found."""
+        """Add a corrupt range."""
         found = (first_offset, next_offset)
         if found not in self._corrupt:
             self._corrupt = sorted([*self._corrupt, found])
 
     def forget_outside(self, log_start_offset: Offset, log_end_offset: Offset) -> None:
-        """The log was cut: what is gone needs no repair."""
+        """Forget ranges that are no longer in the log."""
         self._corrupt = [
             (max(first, log_start_offset), min(after, log_end_offset))
             for first, after in self._corrupt
@@ -46,19 +46,19 @@ class Repairs:
             self.deadline_ms = None
 
     def ask(self, sources: list[BrokerId], epoch: LeaderEpoch, now_ms: int) -> list[Effect]:
-        """Ask one of ``sources`` for the lowest range; each time the next of them."""
+        """Request the lowest range from one of ``sources``, another one each time."""
         if self.wanted is None:
             self.deadline_ms = None
             return []
         self.deadline_ms = now_ms + self._resend_ms
         if not sources:
-            return []  # nobody is known to hold it now; that may change
+            return []  # no replica is known to have it now; that may change
         source = sources[self._asked % len(sources)]
         self._asked += 1
         return [Send(source, FetchRange(epoch, *self.wanted))]
 
     def take(self, message: Range, buffers: tuple[Buffer, ...]) -> list[Effect]:
-        """Batches came; they repair the range if they cover it."""
+        """Repair the range with received batches, if they cover it."""
         if self.wanted is None or not _covers(message.batches, *self.wanted):
             return []
         self._corrupt.pop(0)
@@ -67,7 +67,7 @@ class Repairs:
 
 
 def _covers(refs: tuple[BatchRef, ...], first_offset: Offset, next_offset: Offset) -> bool:
-    """Whether batches in a row hold all of the range."""
+    """Return whether contiguous batches cover the range."""
     if not refs:
         return False
     return refs[0].base_offset <= first_offset and refs[-1].next_offset >= next_offset

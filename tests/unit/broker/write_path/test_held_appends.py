@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pyarrow as pa
 import pytest
 
 from strandline.broker.write_path import held_appends, log_replay, partition_appends
 from strandline.errors import NotLeaderError, UnavailableError
+from tests.kit.waiting import until_async
 
 
 @pytest.fixture
@@ -41,11 +43,7 @@ async def partition(open_broker, make_stream, load):
     return await make_stream(await open_broker())
 
 
-async def until(condition):
-    """Wait for something to become true."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  a test may poll
-            await asyncio.sleep(0.01)
+until = partial(until_async, seconds=30)
 
 
 def append(partition, answers, token, message_id=None):

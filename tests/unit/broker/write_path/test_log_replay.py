@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -17,6 +18,7 @@ from strandline.core.transactions.state import TransactionalProducer
 from strandline.errors import StillLoadingError, UnavailableError
 from strandline.record.codec import decode_batches
 from strandline.types import ProducerStamp
+from tests.kit.waiting import until_async
 
 
 def much():
@@ -52,11 +54,7 @@ class Slow:
         return self.result
 
 
-async def until(condition):
-    """Wait for something to become true."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  a test may poll
-            await asyncio.sleep(0.01)
+until = partial(until_async, seconds=30)
 
 
 async def test_a_little_is_read_at_once(replay, taken):

@@ -14,6 +14,7 @@ from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.listener import IngestListener
 from strandline.telemetry import Telemetry
 from strandline.types import Offset, PartitionName
+from tests.kit.waiting import until_async
 
 
 class FakePartition:
@@ -189,12 +190,7 @@ def broker():
 def until():
     """A function that waits for something to become true."""
 
-    async def wait(condition):
-        async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - conditions have no events
-                await asyncio.sleep(0.002)
-
-    return wait
+    return until_async
 
 
 @pytest.fixture
