@@ -306,7 +306,7 @@ class ClusterClient:
                 raise NotLeaderError(
                     f"{request.stream}/{missing[0]} is not led by {left[missing[0]]} now; retry"
                 )
-            return ranges
+            return {number: ranges[number] for number in numbers}
 
         return self._retried(attempt)
 
