@@ -166,9 +166,12 @@ class ClusterClient:
         """Return the leaders of a stream's partitions as they were looked up last.
 
         Raises:
-            StrandlineError: as ``routes``, if they were not looked up yet.
+            StrandlineError: as ``routes``, if they were not looked up yet, or one had no leader.
         """
-        return self.metadata.routes(stream) or self.routes(stream)
+        known = self.metadata.routes(stream)
+        if known is None or "" in self.leaders(known).values():
+            return self.routes(stream)
+        return known
 
     def any_broker_knows(self, partitions: Iterable[tuple[str, int]]) -> bool:
         """Return whether a broker knows these partitions, which others may not know yet."""
@@ -303,7 +306,7 @@ class ClusterClient:
                 raise NotLeaderError(
                     f"{request.stream}/{missing[0]} is not led by {left[missing[0]]} now; retry"
                 )
-            return ranges
+            return {number: ranges[number] for number in numbers}
 
         return self._retried(attempt)
 

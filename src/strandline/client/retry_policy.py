@@ -38,6 +38,7 @@ def call_with_retries(
     timeout_s: float,
     should_retry: Callable[[StrandlineError], bool],
     before_retry: Callable[[], None] = lambda: None,
+    pause: Callable[[float], object] = time.sleep,
 ) -> T:
     """Call until it succeeds, with growing pauses.
 
@@ -46,6 +47,7 @@ def call_with_retries(
         timeout_s: how long to try; the caller's deadline may be earlier.
         should_retry: whether to try again after an error.
         before_retry: called before the pause.
+        pause: waits for a time, or until something else ends the wait.
 
     Raises:
         StrandlineError: the last error.
@@ -61,7 +63,7 @@ def call_with_retries(
                 if not should_retry(error) or backoff.not_before_s >= deadline_s:
                     raise
                 before_retry()
-                time.sleep(backoff.wait_s(now_s))
+                pause(backoff.wait_s(now_s))
 
 
 def unknown_outcome(error: StrandlineError) -> StrandlineError:

@@ -121,12 +121,13 @@ class ReplicaSelector:
             stream=request.stream,
             partition=request.partition,
             start="earliest" if has_start else start,
+            starts=request.starts,
             stop=None if has_stop else stop,
             follow=has_stop,  # then no end has to be known
         )
         ranges = brokers.resolve(asked, self._numbers)
         starts = {n: start if has_start else each.start for n, each in ranges.items()}
-        self._positions = starts | (request.starts or {})
+        self._positions = {**starts, **(request.starts or {})}
         self._stops = {n: stop if has_stop else each.stop for n, each in ranges.items()}
         self._sizes = {n: each.partition.size_bytes for n, each in ranges.items()}
 

@@ -117,6 +117,20 @@ def test_the_last_records_of_each_partition_cost_no_more(cluster, calls):
     assert calls == {"get_flight_info": 1, "do_get": PARTITIONS}
 
 
+def test_only_the_partitions_that_were_asked_for_are_resolved_and_read(cluster, calls):
+    """Another one, whose new leader does not know its end, holds nobody up."""
+    brokers, addresses = cluster(3)
+    for broker in brokers:
+        broker.stream("s").partitions[6].knows_end = False
+    with Client(addresses[0], timeout_s=60) as client:
+        client.server_info()
+        calls.clear()
+        table = client.read("s", starts={3: 0, 4: 1}).read_all()
+    assert numbers_of(table) == [3, 4]
+    assert table.num_rows == 3
+    assert calls == {"get_flight_info": 2, "do_get": 2}
+
+
 def test_a_leader_that_moved_is_looked_up_again(cluster, calls):
     """The broker that was named refuses, and what is known of the stream is dropped."""
     brokers, addresses = cluster(3)
