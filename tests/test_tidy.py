@@ -336,6 +336,23 @@ def test_class_names_are_unique() -> None:
     )
 
 
+def test_constants_are_assigned_once() -> None:
+    """A merge that keeps both sides leaves two values, of which the last one counts."""
+    offences = []
+    for name, tree in TREES.items():
+        lines: dict[str, int] = {}
+        for node in tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", 0)]
+            for target in targets:
+                if isinstance(target, ast.Name) and target.id.isupper():
+                    if target.id in lines:
+                        offences.append(
+                            f"{name}:{node.lineno}: {target.id}, see {lines[target.id]}"
+                        )
+                    lines[target.id] = node.lineno
+    refuse(offences)
+
+
 def test_imports_have_no_cycles() -> None:
     """No module of the product imports itself by way of others, for type checking included."""
     graph = grimp.build_graph(*PACKAGES, cache_dir=None)
