@@ -9,6 +9,7 @@ import builtins
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -336,21 +337,25 @@ def test_class_names_are_unique() -> None:
     )
 
 
+def constants(tree: ast.Module) -> Iterator[str]:
+    """The constants that a module assigns, each as often as it does."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            yield from (ast.unparse(each) for each in node.targets)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield ast.unparse(node.target)
+
+
 def test_constants_are_assigned_once() -> None:
     """A merge that keeps both sides leaves two values, of which the last one counts."""
-    offences = []
-    for name, tree in TREES.items():
-        lines: dict[str, int] = {}
-        for node in tree.body:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", 0)]
-            for target in targets:
-                if isinstance(target, ast.Name) and target.id.isupper():
-                    if target.id in lines:
-                        offences.append(
-                            f"{name}:{node.lineno}: {target.id}, see {lines[target.id]}"
-                        )
-                    lines[target.id] = node.lineno
-    refuse(offences)
+    refuse(
+        [
+            f"{name}: {constant} is assigned {count} times"
+            for name, tree in TREES.items()
+            for constant, count in Counter(constants(tree)).items()
+            if constant.isupper() and count > 1
+        ]
+    )
 
 
 def test_imports_have_no_cycles() -> None:
