@@ -48,7 +48,7 @@ async def test_without_space_for_a_file_records_are_refused(broker, partition, a
     await answers.wait(2)
     assert answers.codes == {"large": "disk_full"}
     assert (partition.next_offset, partition.log_end_offset) == (1, 1)
-    disk.mend()
+    disk.heal()
     kit.put(partition, answers, "again", value=bytes(40_000))
     await answers.wait(3)
     assert answers.acks == {"a": 0, "again": 1}

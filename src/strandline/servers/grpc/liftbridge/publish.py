@@ -52,9 +52,9 @@ HEADERS_MAX: Final = 4096
 FINISH_TIMEOUT_S: Final = 5.0
 """How long a stream of publishes waits for its last acks."""
 UNANSWERED_MAX: Final = 100_000
-"""Publishes of one stream whose ack is due; no more are taken until some are answered."""
+"""The limit of unacknowledged publishes of one stream; above it nothing more is received."""
 UNCHECKED: Final = -1
-"""The expected offset of who expects nothing."""
+"""The expected offset of a publish without such a check."""
 
 
 class PublishTarget(NamedTuple):
