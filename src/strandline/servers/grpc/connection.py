@@ -113,7 +113,7 @@ class GrpcState:
             self.messages = 0
 
     def warn_oversize(self, error: OversizeError) -> None:
-        """Log the refusal of an oversized message, with throttling."""
+        """Log the rejection of an oversized message, with throttling."""
         if self._warnings.is_due("oversize", asyncio.get_running_loop().time()):
             text = "refused on gRPC port %d: %s (the client may repeat it for ever)"
             logger.warning(text, self.port, error.text)
