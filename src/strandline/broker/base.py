@@ -107,7 +107,10 @@ class BrokerBase(ABC):
         self.reclaimer = SpaceReclaimer()
         self._reserve = Reserve(self.data_dir, self.disk)
         self._load_metadata()
-        self.admission = Admission(self.config.limits, clock=self.clock, wake=self._wake)
+        self._corruption = CorruptionReports(self.call_soon, telemetry=self.telemetry)
+        self.admission: Admission[Partition] = Admission(
+            self.config.limits, clock=self.clock, wake=self._wake, corruption=self._corruption
+        )
         self.admission.now_ns = self.clock.now_ns()
         self.committer = GroupCommitter(
             self._loop,
@@ -122,11 +125,9 @@ class BrokerBase(ABC):
             telemetry=self.telemetry,
             on_poisoned=self.committer.poison,
         )
-        self._damage = CorruptionReports(self.call_soon, telemetry=self.telemetry)
-        self.admission.on_damage = self._damage.met
         self._scrubber = Scrubber(
             self.partitions,
-            self._damage,
+            self._corruption,
             telemetry=self.telemetry,
             interval_ms=self.config.scrub_interval_ms,
             bytes_per_s=self.config.scrub_bytes_per_s,

@@ -96,7 +96,7 @@ class Scrubber:
                     raise
                 offset = log.log_start_offset  # retention was quicker
             except CorruptBatchError as damage:
-                self._reports.met(partition, damage)
+                partition.report_corruption(damage)
                 offset = Offset(max(damage.next_offset, offset + 1))
             else:
                 size, offset = len(found.buffer), found.next_offset

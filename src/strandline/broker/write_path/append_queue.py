@@ -33,7 +33,7 @@ class AppendQueue:
         admission: its ``dirty`` list is the line they stand in.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, admission: Admission) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, admission: Admission[Partition]) -> None:
         self._loop = loop
         self._admission = admission
         self._gathering: set[Partition] = set()
@@ -41,7 +41,7 @@ class AppendQueue:
     @property
     def is_empty(self) -> bool:
         """Whether no partition has anything for a turn."""
-        gathering = any(partition.has_pending for partition in self._gathering)
+        gathering = any(partition.pending.batches for partition in self._gathering)
         return not (self._admission.dirty or gathering)
 
     @property
@@ -68,7 +68,7 @@ class AppendQueue:
             room -= taken_bytes
             records -= taken_records
             taken.append(DrainedBatch(partition, chunks))
-            if partition.has_pending:
+            if partition.pending.batches:
                 admission.dirty.append(partition)
         return taken
 

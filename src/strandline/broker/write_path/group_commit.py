@@ -75,7 +75,7 @@ class GroupCommitter:
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        admission: Admission,
+        admission: Admission[Partition],
         clock: Clock,
         telemetry: Telemetry,
         on_poisoned: Callable[[StrandlineError], None],

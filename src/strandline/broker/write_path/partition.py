@@ -1,56 +1,74 @@
-"""A partition as its leader sees it: accept records, write them in the turn, expose what is safe.
+"""A partition: accepts records, writes them in the group commit, exposes what is committed.
 
 In a cluster a replica is attached to it, which says whether records are accepted and how far they
-are committed; without one, what is synced here is committed. ``partition_appends`` accepts,
-``partition_reads`` is for readers.
+are committed; without one, what is synced here is committed.
 
 Invariants:
 - ``log_start_offset <= high_watermark <= log_end_offset <= next_offset``;
 - ``next_offset - log_end_offset`` records are pending, in the order in which they were accepted;
-- a record below the high watermark is durable as the stream promises and never changes.
+- a record below the high watermark is durable as the stream promises and never changes;
+- the outcome of each append reaches its ack sink, once, and never the caller.
 
-Threads: everything runs on the loop's thread, but what readers use.
+Threads: any may use ``read``, ``watch``, ``offset_for_timestamp`` and the offsets; the rest is for
+the loop's.
 """
 
-import asyncio
-import contextlib
-import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import pyarrow as pa
+
 from strandline.broker.read_path.transaction_visibility import (
-    Noted,
     PartitionTransactions,
     has_transactions,
+    marker_attributes,
 )
+from strandline.broker.read_path.visible import read_visible, stored_time
 from strandline.broker.replica_hooks import ReplicaHooks
-from strandline.broker.write_path.admission import Admission
-from strandline.broker.write_path.log_replay import LogReplay
-from strandline.broker.write_path.partition_appends import RECORD_OVERHEAD_BYTES, PartitionAppends
-from strandline.broker.write_path.pending import Chunk, reject_waiting
-from strandline.broker.write_path.producer_state import NotedMeanwhile, ProducerStates, note_batches
-from strandline.config import StreamConfig
-from strandline.errors import CorruptBatchError, StillLoadingError, StrandlineError
-from strandline.record.batch import Buffer, Extent
-from strandline.record.codec import Stamp
+from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission, Waiter
+from strandline.broker.write_path.duplicates import Duplicates
+from strandline.broker.write_path.pending import (
+    AckWaiter,
+    Chunk,
+    PendingArrowBatch,
+    PendingMarker,
+    PendingQueue,
+    reject_waiting,
+)
+from strandline.config import Acks, StreamConfig
+from strandline.core.transactions.effects import MarkerKind
+from strandline.core.transactions.state import TransactionalProducer
+from strandline.errors import (
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    ProducerFencedError,
+    StrandlineError,
+    UnavailableError,
+    WrongLastSequenceError,
+)
+from strandline.record.batch import Attributes, BatchHeader, Buffer, Extent
+from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
 from strandline.record.sealed import Sealer
+from strandline.record.visible import always_counts
 from strandline.storage.log import Log
-from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
+from strandline.types import (
+    LeaderEpoch,
+    LogId,
+    Offset,
+    PartitionName,
+    ProducerStamp,
+    TimestampNs,
+)
 
-logger = logging.getLogger(__name__)
-
-STAMP_AHEAD_NS_MAX = 1_000_000_000
+STAMP_AHEAD_NS_MAX: Final = 1_000_000_000
 """How far timestamps may run ahead of a clock that was set back; beyond that they go back too."""
-
-__all__ = ["RECORD_OVERHEAD_BYTES", "Admission", "Partition"]
-
 STAMPS_KEPT: Final = 64
-RETRY_S: Final = 1.0
 
 
-class Partition(PartitionAppends):
-    """One partition, led by this broker."""
+class Partition:
+    """One partition of a stream on this broker."""
 
     def __init__(
         self,
@@ -60,23 +78,76 @@ class Partition(PartitionAppends):
         *,
         log_id: LogId,
         leader_epoch: LeaderEpoch,
-        admission: Admission,
+        admission: "Admission[Partition]",
         sealer: Sealer | None = None,
     ) -> None:
-        super().__init__(name, config, log, admission=admission)
+        self.name = name
+        self.config = config
+        self.log = log
         log.sealer = sealer
         self.log_id = log_id
         self.leader_epoch = leader_epoch
-        self._led_from: Offset | None = Offset(0)
-        """Where the log ended when this broker began to lead; None: it does not lead."""
-        self._index_replay: LogReplay[list[Noted]] = LogReplay(
-            self._take_transaction_index,
-            what=f"transactions of {name}",
-            failed=self._transaction_index_failed,
+        self._admission = admission
+        self.high_watermark = log.log_end_offset
+        self.next_offset = log.log_end_offset
+        self.pending = PendingQueue()
+        """Accepted, and not taken by a group commit."""
+        self._is_dirty = False
+        self._late: list[tuple[Offset, AckWaiter]] = []
+        """Repeats of what is written and not committed, with the last offset of it."""
+        self.duplicates = Duplicates(
+            name,
+            log,
+            clock=admission.clock,
+            steady=admission.steady,
         )
+        self.transaction_index: PartitionTransactions | None = None
+        """None as long as nobody has used transactions."""
+        self._waiters: list[Waiter] = []
         self._last_timestamp = TimestampNs(0)
         self._stamps: deque[tuple[Offset, Offset, TimestampNs]] = deque(maxlen=STAMPS_KEPT)
         """Offsets, half-open, and time of the batches written last."""
+        self._closed_by: StrandlineError | None = None
+        self._not_leader_error: StrandlineError | None = None
+        self._blocked_by: StrandlineError | None = None
+        self._refused_by: StrandlineError | None = None
+        """Of these three the one that matters most."""
+        self.needs_sync = config.acks_in_force != "memory"
+        """Whether a group commit with its records has to sync."""
+        self.replica_hooks: ReplicaHooks | None = None
+        self._led_from: Offset | None = Offset(0)
+        """Where the log ended when this broker began to lead; None: it does not lead."""
+        self.is_led = True
+        """Whether this broker leads it, as far as the metadata here says."""
+        self.addresses: tuple[str, ...] = ()
+        """In a cluster: where Flight reads it, the leader first."""
+        self.leader_address = ""
+        """In a cluster: Flight of its leader, if it has one."""
+        self.in_sync_addresses: tuple[str, ...] = ()
+        """In a cluster: Flight of the in-sync replicas in service."""
+        self.remote_error: StrandlineError | None = None
+        """In a cluster: why it cannot be read here at all; None: it can."""
+
+    # State
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """Offset of the first record kept."""
+        return self.log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """Offset after the last record in the log, committed or not."""
+        return self.log.log_end_offset
+
+    @property
+    def last_stable_offset(self) -> Offset:
+        """The end for readers: the high watermark, or the first open transaction below it."""
+        return (
+            self.high_watermark
+            if self.transaction_index is None
+            else self.transaction_index.last_stable_offset
+        )
 
     @property
     def has_copies(self) -> bool:
@@ -94,12 +165,240 @@ class Partition(PartitionAppends):
         led_from = self._led_from
         return not self.is_led or (led_from is not None and self.high_watermark >= led_from)
 
-    # The turn
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more records: the stream was deleted or the broker stops."""
+        return self._closed_by is not None
+
+    @property
+    def closed_by(self) -> StrandlineError | None:
+        """Why it is closed."""
+        return self._closed_by
+
+    @property
+    def blocked_by(self) -> StrandlineError | None:
+        """Why the metadata lets it take no records: it is readonly or paused."""
+        return self._blocked_by
+
+    @property
+    def refusal(self) -> StrandlineError | None:
+        """Why it takes no records now, such as who leads it instead; None: it does."""
+        return self._admission.refusal or self._refused_by or self.key_refusal
+
+    @property
+    def unavailable_reason(self) -> StrandlineError | None:
+        """Why it is not led here now; markers are taken although it is readonly or paused."""
+        return (
+            self._admission.refusal or self._closed_by or self._not_leader_error or self.key_refusal
+        )
+
+    @property
+    def key_refusal(self) -> StrandlineError | None:
+        """Why its records cannot be encrypted, if they are to be."""
+        return None if self.log.sealer is None else self.log.sealer.why_not()
+
+    # Accepting
+
+    def append(
+        self,
+        value: bytes | None,
+        *,
+        subject: str,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        ack_sink: AckSink | None = None,
+        token: object = None,
+        message_id: str | None = None,
+        expected_last: int | None = None,
+        acks: Acks | None = None,
+    ) -> None:
+        """Accept a record; the outcome reaches ``ack_sink``, never the caller.
+
+        Args:
+            value: the payload; None deletes its key when the stream is compacted.
+            subject: NATS subject.
+            key: key for compaction and partitioning.
+            headers: kept as they are.
+            ack_sink: whom to tell; None: nobody.
+            token: handed back to the responder.
+            message_id: deduplicates within the stream's window.
+            expected_last: reject unless the last record's sequence (offset + 1) is this.
+            acks: less than the stream's, to be told sooner.
+        """
+        admission = self._admission
+        size = RECORD_OVERHEAD_BYTES
+        if value is not None:
+            size += len(value)
+        if key is not None or headers:
+            size += _extra_bytes(key, headers)
+        refusal = self._refusal(size)
+        if refusal is None and (message_id is not None or expected_last is not None):
+            # A repeat is recognised first: what it expected was true when it was stored.
+            try:
+                if message_id is not None:
+                    known = self.duplicates.find_message(message_id, self.config.dedup_window_ms)
+                    if known is not None:
+                        self._answer_repeat(known, ack_sink, token, last=known)
+                        return
+                self._check_last(message_id, expected_last)
+            except StrandlineError as error:
+                refusal = error
+        if refusal is not None:
+            admission.reject(refusal, ack_sink, token, stream=self.name.stream)
+            return
+        chunk = self.pending.open_batch(self.next_offset)
+        chunk.add(value, subject)
+        if key is not None or headers:
+            chunk.decorate(key, headers)
+        if ack_sink is not None:
+            waiting = AckWaiter(ack_sink, token, self.next_offset)
+            (chunk.waiting if acks is None else self._waiting(chunk, acks)).append(waiting)
+        chunk.size += size
+        admission.pending_bytes += size
+        self.next_offset = Offset(self.next_offset + 1)
+        if not self._is_dirty:
+            self._mark_dirty()
+
+    def append_arrow(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        ack_sink: AckSink | None = None,
+        token: object = None,
+        acks: Acks | None = None,
+        producer: ProducerStamp | None = None,
+        is_transactional: bool = False,
+    ) -> None:
+        """Accept the rows of an Arrow batch, in order; told once, with the offset of the first.
+
+        Args:
+            batch: column ``value`` and perhaps ``key``, ``subject``, ``headers``; not empty.
+            ack_sink: whom to tell when all rows are safe.
+            token: handed back to the responder.
+            acks: less than the stream's, to be told sooner.
+            producer: who numbered the rows; they become one batch, and are stored once.
+            is_transactional: they count if the producer's transaction is committed.
+        """
+        is_numbered = producer is not None
+        refusal = self._refusal(0) or self._admission.batch_error(batch, is_numbered=is_numbered)
+        if refusal is None and producer is not None:
+            try:
+                if is_transactional:
+                    if self.transaction_index is None:
+                        raise ProducerFencedError(f"no transaction is open in {self.name}")
+                    transactional = TransactionalProducer(producer.producer_id, producer.epoch)
+                    self.transaction_index.check(transactional)
+                known = self.duplicates.find_batch(producer, batch.num_rows)
+                if known is not None:
+                    last = Offset(known + batch.num_rows - 1)
+                    self._answer_repeat(known, ack_sink, token, last=last)
+                    return
+            except StrandlineError as error:
+                refusal = error
+        if refusal is not None:
+            rows, stream = batch.num_rows, self.name.stream
+            self._admission.reject(refusal, ack_sink, token, stream=stream, records=rows)
+            return
+        first = self.next_offset
+        for start in range(0, batch.num_rows, BATCH_RECORDS_MAX):
+            piece = batch.slice(start, BATCH_RECORDS_MAX)
+            chunk = PendingArrowBatch(self.next_offset, piece, self.config.subject)
+            self.pending.add(chunk)
+            self.next_offset = Offset(self.next_offset + piece.num_rows)
+            self._admission.pending_bytes += chunk.size
+        if ack_sink is not None:
+            waiting = AckWaiter(ack_sink, token, first)
+            if acks is None or is_transactional:
+                chunk.waiting.append(waiting)
+            else:
+                self._waiting(chunk, acks).append(waiting)
+        if producer is not None:  # then there is one piece, and its offsets are certain now
+            chunk.producer = producer
+            chunk.attributes = Attributes.TRANSACTIONAL if is_transactional else 0
+            self.duplicates.note_batch(producer, chunk.count, chunk.base_offset)
+        if not self._is_dirty:
+            self._mark_dirty()
+
+    def mark(
+        self, kind: MarkerKind, producer: TransactionalProducer, *, ack_sink: AckSink, token: object
+    ) -> None:
+        """Accept the beginning or the end of a transaction; told when it is committed."""
+        refusal = self.unavailable_reason
+        if refusal is None and self.transaction_index is None:
+            refusal = UnavailableError(f"{self.name} does not know of transactions yet; retry")
+        if refusal is None and self.transaction_index is not None:
+            refusal = self.transaction_index.why_loading
+        if refusal is not None:
+            ack_sink.rejected(token, refusal)
+            return
+        assert self.transaction_index is not None, "else it was refused"
+        if not self.transaction_index.needs(kind, producer):
+            ack_sink.acked(token, self.name, self.high_watermark, duplicate=True)
+            return
+        self.needs_sync = True
+        stamp = ProducerStamp(producer.producer_id, producer.epoch, -1)
+        chunk = PendingMarker(self.next_offset, stamp, marker_attributes(kind))
+        chunk.waiting.append(AckWaiter(ack_sink, token, self.next_offset))
+        self.pending.add(chunk)
+        self.next_offset = Offset(self.next_offset + 1)
+        if not self._is_dirty:
+            self._mark_dirty()
 
     def _mark_dirty(self) -> None:
         self._is_dirty = True
         self._admission.dirty.append(self)
         self._admission.wake()
+
+    def _waiting(self, chunk: Chunk, acks: Acks) -> list[AckWaiter]:
+        """Return the waiters that are notified at the level ``acks`` of a batch."""
+        if acks == "memory":
+            return chunk.early
+        is_less = (
+            acks == "disk"
+            and self.replica_hooks is not None
+            and self.config.acks_in_force == "replicated"
+        )
+        return chunk.on_disk if is_less else chunk.waiting
+
+    def _refusal(self, size: int) -> StrandlineError | None:
+        """Why a record of ``size`` bytes is not accepted, or None."""
+        admission = self._admission
+        if admission.refusal is not None:
+            return admission.refusal
+        if self._refused_by is not None:
+            return self._refused_by
+        if self.log.sealer is not None and (missing := self.log.sealer.why_not()) is not None:
+            return missing
+        return admission.record_error(size)
+
+    def _check_last(self, message_id: str | None, expected_last: int | None) -> None:
+        """Check the last sequence; a record that passes is certain of its offset, so note its id.
+
+        Raises:
+            WrongLastSequenceError: somebody else was first.
+        """
+        if expected_last is not None and expected_last != self.next_offset:
+            raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
+        if message_id is not None:
+            self.duplicates.note_message(message_id, self.next_offset)
+
+    def _answer_repeat(
+        self, known: Offset, ack_sink: AckSink | None, token: object, *, last: Offset
+    ) -> None:
+        """Tell who repeats what is, or will be, from ``known`` to ``last``, once that is safe."""
+        self._admission.duplicates += 1
+        if ack_sink is None:
+            return
+        waiting = AckWaiter(ack_sink, token, known, duplicate=True)
+        if last < self.high_watermark:
+            ack_sink.acked(token, self.name, known, duplicate=True)
+            self._admission.wake()
+        elif last < self.log_end_offset:
+            self._late.append((last, waiting))
+        else:
+            self.pending.holder_of(last).waiting.append(waiting)
+
+    # The group commit
 
     def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
         """The chunks for this turn, at least one, up to so many bytes and records.
@@ -107,16 +406,8 @@ class Partition(PartitionAppends):
         Returns:
             The chunks, how many bytes they have and how many records.
         """
-        taken, size, records = 0, 0, 0
-        for chunk in self._chunks:
-            next_size, next_records = size + chunk.size, records + chunk.count
-            if taken and (next_size > bytes_max or next_records > records_max):
-                break
-            taken, size, records = taken + 1, next_size, next_records
-        chunks, self._chunks = self._chunks[:taken], self._chunks[taken:]
-        if not self._chunks:
-            self._open = None
-            self._is_dirty = False
+        chunks, size, records = self.pending.take(bytes_max, records_max)
+        self._is_dirty = bool(self.pending.batches)
         self._admission.pending_bytes -= size
         return chunks, size, records
 
@@ -169,18 +460,17 @@ class Partition(PartitionAppends):
     def reject_from(self, chunks: Iterable[Chunk], error: StrandlineError) -> None:
         """Give up chunks that were taken but not stored, and everything accepted after them."""
         late, self._late = self._late, []
-        pending, self._chunks = self._chunks, []
+        pending = self.pending.clear()
         self._admission.pending_bytes -= sum(chunk.size for chunk in pending)
-        self._open = None
         self.next_offset = self.log_end_offset
-        if self.dedup is not None:
-            self.dedup.forget_from(self.next_offset)
-        self._forget_producers()
+        self.duplicates.forget_from(self.next_offset)
         if self.transaction_index is not None:
             self.transaction_index.forget_from(self.next_offset)
         reject_waiting((*chunks, *pending), error)
         for _, each in late:
             each.ack_sink.rejected(each.token, error)
+
+    # The log and the role
 
     def rebind(self, log: Log, high_watermark: Offset | None = None) -> None:
         """Continue on a log that was reopened after a failure; nothing is pending.
@@ -189,12 +479,11 @@ class Partition(PartitionAppends):
             log: as reopened.
             high_watermark: as far as it is committed; None: all of it.
         """
-        assert not self._chunks, "everything was rejected when the storage failed"
+        assert not self.pending.batches, "everything was rejected when the storage failed"
         log.sealer = self.log.sealer
         self.log = log
         self._led_from = Offset(0) if self.replica_hooks is None else None  # who leads next says so
-        self._drop_window()
-        self._drop_producers()
+        self.duplicates.rebind(log)
         self.next_offset = log.log_end_offset
         self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
         if self.transaction_index is not None:
@@ -207,31 +496,12 @@ class Partition(PartitionAppends):
         Raises:
             UnavailableError: the log cannot be read.
         """
-        self._index_replay.cancel()
+        if self.transaction_index is not None:
+            self.transaction_index.close()
         hw = self.high_watermark
         self.transaction_index = PartitionTransactions(self.log, start=start, high_watermark=hw)
-        self._load_transaction_index()
-
-    def _load_transaction_index(self) -> None:
-        transaction_index, log = self.transaction_index, self.log
-        if self.closed or transaction_index is None or not transaction_index.is_loading:
-            return
-        with contextlib.suppress(StillLoadingError):  # who reads meanwhile is told so
-            self._index_replay.read(
-                transaction_index.read_back,
-                size_bytes=lambda: log.bytes_from(transaction_index.start),
-            )
-
-    def _take_transaction_index(self, noted: list[Noted]) -> None:
-        assert self.transaction_index is not None, "whoever drops it cancels the load"
-        self.transaction_index.take(noted)
-        self._wake_waiters()
-
-    def _transaction_index_failed(self, error: StrandlineError) -> None:
-        logger.warning("%s: transactions cannot be read back, will try again: %s", self.name, error)
-        asyncio.get_running_loop().call_later(RETRY_S, self._load_transaction_index)
-
-    # The seat
+        if not self.closed:
+            self.transaction_index.load(self.name, self._wake_waiters)
 
     def attach_replica(self, replica_hooks: ReplicaHooks, high_watermark: Offset) -> None:
         """Be a replica of a cluster from now on; committed is what the seat says is.
@@ -248,9 +518,9 @@ class Partition(PartitionAppends):
 
     def lead(self, leader_epoch: LeaderEpoch) -> None:
         """Accept records in a new leadership, behind what the log holds; nothing is pending."""
-        assert not self._chunks, "a follower accepts nothing"
+        assert not self.pending.batches, "a follower accepts nothing"
         self.leader_epoch = leader_epoch
-        self._drop_window()  # who led before knew other ids
+        self.duplicates.forget_messages()  # the leader before knew other ids
         self.next_offset = self._led_from = self.log_end_offset
         self._wake_waiters()
 
@@ -262,7 +532,6 @@ class Partition(PartitionAppends):
 
     def copied(self, batches: Sequence[Buffer]) -> None:
         """Copies of batches were stored: know of producers what their leader knew."""
-        now_ns = self._admission.steady.now_ns()
         if self.transaction_index is not None:
             for batch in batches:
                 self.transaction_index.written(batch)
@@ -270,34 +539,7 @@ class Partition(PartitionAppends):
             self.keep_transaction_index(
                 self.high_watermark
             )  # the leader has heard of transactions before us
-        noted: ProducerStates | NotedMeanwhile | None = self.producers
-        if noted is None:
-            if not self._producers_replay.is_under_way:
-                self._begin_to_know_producers()
-                return  # these are in the log by now
-            noted = self._noted_meanwhile
-        for batch in batches:
-            note_batches(noted, batch, now_ns)
-
-    def _begin_to_know_producers(self) -> None:
-        try:
-            self._load_producers()
-        except StillLoadingError:
-            logger.debug("%s: producers are read back beside the loop", self.name)
-        except StrandlineError as error:  # who publishes here later asks again, and is told
-            logger.warning("%s: producers cannot be read back: %s", self.name, error)
-
-    def _forget_producers(self) -> None:
-        """Forget what is not in the log, or everything if the log alone can tell what was."""
-        end = self.log_end_offset
-        is_empty = end == self.log_start_offset
-        if self.producers is None or is_empty or not self.producers.forget_from(end):
-            self._drop_producers()
-
-    def _drop_window(self) -> None:
-        """Forget all message ids: the log alone can tell what was stored."""
-        self.dedup = None
-        self._dedup_replay.cancel()
+        self.duplicates.copied(batches)
 
     def refuse(self, error: StrandlineError | None) -> None:
         """Refuse records with this error from now on; None: accept them."""
@@ -312,14 +554,15 @@ class Partition(PartitionAppends):
         self._settle()
         self._wake_waiters()
 
-    @property
-    def blocked_by(self) -> StrandlineError | None:
-        """Why the metadata lets it take no records: it is readonly or paused."""
-        return self._blocked_by
-
     def report_corruption(self, error: CorruptBatchError) -> None:
         """Report a corrupt batch; any thread."""
-        self._admission.on_damage(self, error)
+        if self._admission.corruption is not None:
+            self._admission.corruption.report(self.name, self.log_id, error, repair=self._repair)
+
+    def _repair(self, first_offset: Offset, next_offset: Offset) -> None:
+        """Get batches that cannot be read here from another replica."""
+        if self.replica_hooks is not None and not self.closed:
+            self.replica_hooks.damaged(first_offset, next_offset)
 
     def _settle(self) -> None:
         self._refused_by = self._closed_by or self._not_leader_error or self._blocked_by
@@ -327,7 +570,7 @@ class Partition(PartitionAppends):
     def move(self, high_watermark: Offset) -> None:
         """The log was restarted elsewhere: what is committed there may be read."""
         self.next_offset = self.log_end_offset
-        self._forget_producers()
+        self.duplicates.forget_producers_from(self.log_end_offset)
         self.high_watermark = high_watermark
         if self.transaction_index is not None and self.transaction_index.is_stale(high_watermark):
             self.keep_transaction_index(self.log_start_offset)
@@ -342,8 +585,105 @@ class Partition(PartitionAppends):
         The log stays usable for those that are reading.
         """
         self._closed_by = error
-        self._dedup_replay.cancel()
-        self._producers_replay.cancel()
-        self._index_replay.cancel()
+        self.duplicates.close()
+        if self.transaction_index is not None:
+            self.transaction_index.close()
         self._settle()
         self._wake_waiters()
+
+    # Reading
+
+    @property
+    def hidden_offsets(self) -> int:
+        """Offsets below the high watermark that no reader ever sees anything at."""
+        return self.hidden_between(self.log_start_offset, self.high_watermark)
+
+    def hidden_between(self, start: int, stop: int) -> int:
+        """Count committed offsets of markers and aborted transactions; any thread."""
+        return (
+            0
+            if self.transaction_index is None
+            else self.transaction_index.hidden_between(start, stop)
+        )
+
+    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
+        """Whole batches from the one that holds ``offset``, up to the stable offset.
+
+        Committed batches: none that a transaction in doubt or an aborted one has written, and no
+        markers. The caller drops records below ``offset``.
+
+        Returns:
+            Batches in order; empty if there is nothing to see from ``offset`` to the stable offset.
+
+        Raises:
+            OffsetOutOfRangeError: below the log start offset or beyond the stable offset.
+            CorruptBatchError: the batch at ``offset`` is damaged; it says where the next one is.
+            StillLoadingError: which transactions there are is still read back.
+            EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
+        """
+        if self.transaction_index is not None:
+            self.transaction_index.check_loaded()
+        end = self.last_stable_offset
+        if not self.log_start_offset <= offset <= end:
+            name = "high watermark" if end == self.high_watermark else "first open transaction"
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {self.name} is outside {self.log_start_offset} (log start) to "
+                f"{end} ({name})"
+            )
+        try:
+            if self.transaction_index is not None:
+                return self.log.opened(
+                    self.transaction_index.readable(offset, bytes_max, below=end)
+                )
+            if self.config.compact:
+                seen = read_visible(self.log, offset, bytes_max, below=end, counts=always_counts)
+                return self.log.opened(seen)
+            return self.log.opened(self.log.read_dense(offset, bytes_max, below=end).buffer)
+        except CorruptBatchError as error:
+            self.report_corruption(error)
+            raise
+
+    def counts(self, header: BatchHeader) -> bool:
+        """Whether the records of a batch below the stable offset do; any thread."""
+        if self.transaction_index is None or not header.attributes & Attributes.TRANSACTIONAL:
+            return True
+        return self.transaction_index.counts(header.producer_id, header.base_offset)
+
+    def watch(self, waiter: Waiter) -> None:
+        """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``.
+
+        Look at what you wait for after this, for it may have come before.
+        """
+        self._waiters.append(waiter)
+
+    def unwatch(self, waiter: Waiter) -> None:
+        """Set it no more."""
+        self._waiters.remove(waiter)
+
+    def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
+        """The first offset stored at or after a time; the stable offset if there is none."""
+        return min(self.log.offset_for_timestamp(timestamp_ns), self.last_stable_offset)
+
+    def stored_ns(self, offset: int) -> TimestampNs | None:
+        """About when the record at an offset, or the next one, was stored: its batch's time.
+
+        Returns:
+            None if there is nothing to read from there, or not now.
+        """
+        end = self.last_stable_offset
+        if offset >= end:
+            return None
+        return stored_time(self.log, max(offset, self.log_start_offset), below=end)
+
+    def _wake_waiters(self) -> None:
+        """Wake who waits for records; they leave the list meanwhile, on their own threads."""
+        for waiter in tuple(self._waiters):
+            waiter.set()
+
+
+def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:
+    """Bytes of key and headers."""
+    size = len(key) if key is not None else 0
+    for name, value in headers or ():
+        size += len(name) + len(value)
+    return size

@@ -202,6 +202,56 @@ class PendingMarker:
 Chunk = PendingRecords | PendingArrowBatch | PendingMarker
 
 
+class PendingQueue:
+    """The accepted records of one partition that no group commit has taken yet, in order."""
+
+    __slots__ = ("_open", "batches")
+
+    def __init__(self) -> None:
+        self.batches: list[Chunk] = []
+        self._open: PendingRecords | None = None
+
+    def open_batch(self, base_offset: Offset) -> PendingRecords:
+        """Return the batch that the record at ``base_offset`` joins, or begins."""
+        batch = self._open
+        if batch is None or batch.is_full:
+            batch = self._open = PendingRecords(base_offset)
+            self.batches.append(batch)
+        return batch
+
+    def add(self, batch: Chunk) -> None:
+        """Add a batch that no further record joins."""
+        self.batches.append(batch)
+        self._open = None
+
+    def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
+        """Take batches for a group commit, at least one, up to so many bytes and records.
+
+        Returns:
+            The batches, how many bytes they have and how many records.
+        """
+        taken, size, records = 0, 0, 0
+        for batch in self.batches:
+            next_size, next_records = size + batch.size, records + batch.count
+            if taken and (next_size > bytes_max or next_records > records_max):
+                break
+            taken, size, records = taken + 1, next_size, next_records
+        batches, self.batches = self.batches[:taken], self.batches[taken:]
+        if not self.batches:
+            self._open = None
+        return batches, size, records
+
+    def clear(self) -> list[Chunk]:
+        """Take everything."""
+        batches, self.batches = self.batches, []
+        self._open = None
+        return batches
+
+    def holder_of(self, offset: Offset) -> Chunk:
+        """Return the batch with the record at ``offset``, which is pending."""
+        return next(batch for batch in reversed(self.batches) if batch.base_offset <= offset)
+
+
 def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:
     """Tell everyone who waits for the chunks, and forget them: nobody is told twice."""
     for chunk in chunks:

@@ -24,7 +24,7 @@ async def test_a_turn_ends_at_its_limits(open_broker, make_stream, answers, kit,
         for name, partition in (("one", one), ("two", two)):
             kit.put(partition, answers, f"{name} {number}", value=bytes(4000))
             kit.put(partition, answers, *(f"{name} {number}.{n}" for n in range(4)))
-            partition._open = None  # the next record begins another chunk
+            partition.pending._open = None  # the next record begins another chunk
     await answers.wait(40)
     assert broker.telemetry.turns >= 3
     assert not answers.errors

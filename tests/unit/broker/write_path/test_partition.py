@@ -6,7 +6,8 @@ import threading
 import pyarrow as pa
 import pytest
 
-from strandline.broker.write_path.partition import RECORD_OVERHEAD_BYTES, Admission, Partition
+from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission
+from strandline.broker.write_path.partition import Partition
 from strandline.broker.write_path.pending import PendingMarker
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import (
@@ -83,7 +84,7 @@ async def test_everything_is_refused_for_the_reason_of_the_broker(
     partition.append_arrow(pa.record_batch({"value": [b"x"]}), ack_sink=answers, token="arrow")
     assert set(answers.codes.values()) == {"shutting_down"}
     partition.append(b"nobody asks", subject="s")
-    assert not partition.has_pending
+    assert not partition.pending.batches
     assert admission.pending_bytes == 0
 
 
@@ -321,10 +322,10 @@ async def test_a_turn_takes_whole_chunks_within_its_limits(partition, answers, k
         partition.append_arrow(
             pa.record_batch({"value": [bytes(90)] * size}), ack_sink=answers, token=object()
         )
-    one = partition._chunks[0].size
+    one = partition.pending.batches[0].size
     assert partition.take(1, 1)[1:] == (one, 10)
     assert len(partition.take(2 * one, 19)[0]) == 1
-    assert partition.has_pending
+    assert partition.pending.batches
     assert len(partition.take(1 << 30, 1 << 30)[0]) == 1
     assert partition.take(1, 1) == ([], 0, 0)
 
