@@ -20,7 +20,7 @@ from strandline.broker.peers.frame import Frame
 from strandline.broker.peers.link import PeerLinks
 from strandline.broker.write_path.group_commit import GroupCommitter
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.pending import AckWaiter
+from strandline.broker.write_path.pending import Waiting, acknowledge
 from strandline.clock import Clock
 from strandline.core.metadata.commands import BrokerRun
 from strandline.core.metadata.image import MetadataImage, PartitionImage
@@ -314,13 +314,9 @@ class Replicas:
             self._links.flush()
         return has_sent
 
-    def answer(self, partition: Partition, waiting: list[AckWaiter]) -> None:
+    def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
         """Tell publishers, and let the front ends send it."""
-        name = partition.name
-        self.telemetry.acks += len(waiting)
-        for ack_sink, token, offset, duplicate in waiting:
-            ack_sink.acked(token, name, offset, duplicate=duplicate)
-        waiting.clear()
+        self.telemetry.acks += acknowledge(waiting, partition.name)
         self._wake()
 
     def committed(self, partition: Partition) -> None:

@@ -24,7 +24,7 @@ from strandline.broker.write_path.append_queue import AppendQueue, DrainedBatch
 from strandline.broker.write_path.catch_up_writes import CatchUpWrites
 from strandline.broker.write_path.journal_sync import JournalSync
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.pending import AckWaiter, Chunk, reject_waiting
+from strandline.broker.write_path.pending import Chunk, Waiting, acknowledge, reject_waiting
 from strandline.broker.write_path.replica_writes import Done, ReplicaWrite, ReplicaWrites
 from strandline.broker.write_path.segment_writeback import SegmentWriteback
 from strandline.broker.write_path.sync_policy import SyncPolicy
@@ -367,16 +367,9 @@ class GroupCommitter:
         """
         return self.replication is not None and self.replication()
 
-    def _answer(self, partition: Partition, waiting: list[AckWaiter]) -> None:
-        """Tell each responder where its record is; who was told leaves the list."""
-        name = partition.name
-        self._telemetry.acks += len(waiting)
-        rest = iter(waiting)
-        try:
-            for ack_sink, token, offset, duplicate in rest:
-                ack_sink.acked(token, name, offset, duplicate=duplicate)
-        finally:
-            waiting[:] = rest
+    def _answer(self, partition: Partition, waiting: list[Waiting]) -> None:
+        """Acknowledge records."""
+        self._telemetry.acks += acknowledge(waiting, partition.name)
 
     def _end(self) -> None:
         """Go on if more was accepted meanwhile, and flush the front ends."""

@@ -13,9 +13,8 @@ Threads: any may use ``read``, ``watch``, ``offset_for_timestamp`` and the offse
 the loop's.
 """
 
-from collections import deque
+import itertools
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 import pyarrow as pa
 
@@ -26,15 +25,19 @@ from strandline.broker.read_path.transaction_visibility import (
 )
 from strandline.broker.read_path.visible import read_visible, stored_time
 from strandline.broker.replica_hooks import ReplicaHooks
-from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
 from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission, Waiter
 from strandline.broker.write_path.duplicates import Duplicates
 from strandline.broker.write_path.pending import (
+    AckRun,
     AckWaiter,
+    BatchTimes,
     Chunk,
     PendingArrowBatch,
     PendingMarker,
     PendingQueue,
+    Waiting,
+    extra_bytes,
     reject_waiting,
 )
 from strandline.config import Acks, StreamConfig
@@ -61,10 +64,6 @@ from strandline.types import (
     ProducerStamp,
     TimestampNs,
 )
-
-STAMP_AHEAD_NS_MAX: Final = 1_000_000_000
-"""How far timestamps may run ahead of a clock that was set back; beyond that they go back too."""
-STAMPS_KEPT: Final = 64
 
 
 class Partition:
@@ -104,9 +103,7 @@ class Partition:
         self.transaction_index: PartitionTransactions | None = None
         """None as long as nobody has used transactions."""
         self._waiters: list[Waiter] = []
-        self._last_timestamp = TimestampNs(0)
-        self._stamps: deque[tuple[Offset, Offset, TimestampNs]] = deque(maxlen=STAMPS_KEPT)
-        """Offsets, half-open, and time of the batches written last."""
+        self._times = BatchTimes()
         self._closed_by: StrandlineError | None = None
         self._not_leader_error: StrandlineError | None = None
         self._blocked_by: StrandlineError | None = None
@@ -143,11 +140,8 @@ class Partition:
     @property
     def last_stable_offset(self) -> Offset:
         """The end for readers: the high watermark, or the first open transaction below it."""
-        return (
-            self.high_watermark
-            if self.transaction_index is None
-            else self.transaction_index.last_stable_offset
-        )
+        index = self.transaction_index
+        return self.high_watermark if index is None else index.last_stable_offset
 
     @property
     def has_copies(self) -> bool:
@@ -230,7 +224,7 @@ class Partition:
         if value is not None:
             size += len(value)
         if key is not None or headers:
-            size += _extra_bytes(key, headers)
+            size += extra_bytes(key, headers)
         refusal = self._refusal(size)
         if refusal is None and (message_id is not None or expected_last is not None):
             # A repeat is recognised first: what it expected was true when it was stored.
@@ -240,7 +234,10 @@ class Partition:
                     if known is not None:
                         self._answer_repeat(known, ack_sink, token, last=known)
                         return
-                self._check_last(message_id, expected_last)
+                if expected_last is not None and expected_last != self.next_offset:
+                    raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
+                if message_id is not None:  # the record is certain of its offset now
+                    self.duplicates.note_message(message_id, self.next_offset)
             except StrandlineError as error:
                 refusal = error
         if refusal is not None:
@@ -256,6 +253,45 @@ class Partition:
         chunk.size += size
         admission.pending_bytes += size
         self.next_offset = Offset(self.next_offset + 1)
+        if not self._is_dirty:
+            self._mark_dirty()
+
+    def append_many(
+        self,
+        values: Sequence[bytes],
+        *,
+        subjects: Sequence[str],
+        ack_sink: ChunkAckSink,
+        tokens: Sequence[object],
+    ) -> None:
+        """Accept plain records, in order, as ``append`` does each.
+
+        Args:
+            values: their payloads.
+            subjects: one for each, or one for all.
+            ack_sink: receives the outcomes.
+            tokens: one for each; None: nobody asked for its outcome.
+        """
+        admission, limits, count = self._admission, self._admission.limits, len(values)
+        size = sum(map(len, values)) + RECORD_OVERHEAD_BYTES * count
+        if (
+            self._refusal(0) is not None
+            or max(map(len, values)) > limits.record_bytes
+            or admission.pending_bytes + size > limits.pending_bytes
+        ):
+            # Some of them are refused, perhaps not all.
+            each = subjects if len(subjects) == count else itertools.repeat(subjects[0])
+            for value, subject, token in zip(values, each, tokens, strict=False):
+                sink = None if token is None else ack_sink
+                self.append(value, subject=subject, ack_sink=sink, token=token)
+            return
+        chunk = self.pending.open_batch(self.next_offset, count)
+        chunk.add_many(values, subjects)
+        if tokens.count(None) < count:
+            chunk.waiting.append(AckRun(ack_sink, tokens, self.next_offset))
+        chunk.size += size
+        admission.pending_bytes += size
+        self.next_offset = Offset(self.next_offset + count)
         if not self._is_dirty:
             self._mark_dirty()
 
@@ -349,7 +385,7 @@ class Partition:
         self._admission.dirty.append(self)
         self._admission.wake()
 
-    def _waiting(self, chunk: Chunk, acks: Acks) -> list[AckWaiter]:
+    def _waiting(self, chunk: Chunk, acks: Acks) -> list[Waiting]:
         """Return the waiters that are notified at the level ``acks`` of a batch."""
         if acks == "memory":
             return chunk.early
@@ -370,17 +406,6 @@ class Partition:
         if self.log.sealer is not None and (missing := self.log.sealer.why_not()) is not None:
             return missing
         return admission.record_error(size)
-
-    def _check_last(self, message_id: str | None, expected_last: int | None) -> None:
-        """Check the last sequence; a record that passes is certain of its offset, so note its id.
-
-        Raises:
-            WrongLastSequenceError: somebody else was first.
-        """
-        if expected_last is not None and expected_last != self.next_offset:
-            raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
-        if message_id is not None:
-            self.duplicates.note_message(message_id, self.next_offset)
 
     def _answer_repeat(
         self, known: Offset, ack_sink: AckSink | None, token: object, *, last: Offset
@@ -421,9 +446,7 @@ class Partition:
             DiskFullError: nothing of the chunk was kept.
             LogPoisonedError: a write failed.
         """
-        if 0 < self._last_timestamp - now_ns <= STAMP_AHEAD_NS_MAX:
-            now_ns = self._last_timestamp  # a clock that was set back a little
-        self._last_timestamp = now_ns
+        now_ns = self._times.next(now_ns)
         stamp = Stamp(chunk.base_offset, self.leader_epoch, now_ns, self.config.compression)
         batch = chunk.encode(stamp)
         if self.log.sealer is not None:
@@ -431,17 +454,14 @@ class Partition:
         base = chunk.base_offset
         extent = Extent(base, Offset(base + chunk.count), len(batch), now_ns, now_ns)
         self.log.append(batch, extent)
-        self._stamps.append((base, extent.next_offset, now_ns))
+        self._times.note(base, extent.next_offset, now_ns)
         if self.transaction_index is not None:
             self.transaction_index.written(batch)
         return batch
 
     def stamp_of(self, offset: Offset) -> TimestampNs | None:
         """Return the timestamp of a record that was written here; None if it cannot be read."""
-        for base, end, stamp_ns in reversed(self._stamps):
-            if base <= offset < end:
-                return stamp_ns
-        return self.stored_ns(offset)
+        return self._times.find(offset) or self.stored_ns(offset)
 
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""
@@ -455,7 +475,7 @@ class Partition:
             due = [late for last, late in self._late if last < offset]
             self._late = [each for each in self._late if each[0] >= offset]
             for late in due:
-                late.ack_sink.acked(late.token, self.name, late.offset, duplicate=True)
+                late.acked(self.name)
 
     def reject_from(self, chunks: Iterable[Chunk], error: StrandlineError) -> None:
         """Give up chunks that were taken but not stored, and everything accepted after them."""
@@ -468,7 +488,7 @@ class Partition:
             self.transaction_index.forget_from(self.next_offset)
         reject_waiting((*chunks, *pending), error)
         for _, each in late:
-            each.ack_sink.rejected(each.token, error)
+            each.rejected(error)
 
     # The log and the role
 
@@ -593,18 +613,10 @@ class Partition:
 
     # Reading
 
-    @property
-    def hidden_offsets(self) -> int:
-        """Offsets below the high watermark that no reader ever sees anything at."""
-        return self.hidden_between(self.log_start_offset, self.high_watermark)
-
     def hidden_between(self, start: int, stop: int) -> int:
         """Count committed offsets of markers and aborted transactions; any thread."""
-        return (
-            0
-            if self.transaction_index is None
-            else self.transaction_index.hidden_between(start, stop)
-        )
+        index = self.transaction_index
+        return 0 if index is None else index.hidden_between(start, stop)
 
     def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
         """Whole batches from the one that holds ``offset``, up to the stable offset.
@@ -679,11 +691,3 @@ class Partition:
         """Wake who waits for records; they leave the list meanwhile, on their own threads."""
         for waiter in tuple(self._waiters):
             waiter.set()
-
-
-def _extra_bytes(key: bytes | None, headers: Headers | None) -> int:
-    """Bytes of key and headers."""
-    size = len(key) if key is not None else 0
-    for name, value in headers or ():
-        size += len(name) + len(value)
-    return size

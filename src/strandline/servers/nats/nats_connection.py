@@ -22,6 +22,7 @@ from strandline.servers.nats.connection import PING
 from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
 from strandline.servers.nats.protocol import (
     Event,
+    are_messages,
     encode_publish,
     encode_subscribe,
     encode_unsubscribe,
@@ -62,6 +63,8 @@ class NatsConnection(ServerLink):
 
     def _take(self, events: Sequence[Event]) -> None:
         """Handle events. The hot path: plain payloads go straight to their partition."""
+        if len(events) > 1 and self._take_many(events):
+            return
         tables = self._tables
         subscriber = self._subscriber
         is_forwarding = subscriber.ingest.is_forwarding
@@ -96,6 +99,21 @@ class NatsConnection(ServerLink):
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
         subscriber.messages += messages
+
+    def _take_many(self, events: Sequence[Event]) -> bool:
+        """Append what one read brought, if it is nothing but plain messages; else return False."""
+        if not are_messages(events) or len({message[1] for message in events}) > 1:
+            return False
+        subject, sid, *_ = events[0]
+        table = self._tables.get(sid)
+        route = table.remembered.get(subject) if table is not None else None
+        if table is None or route is None:
+            return False
+        sink: ReplySink = self._sole if route.is_shared else self
+        if not self._subscriber.ingest.append_many(table, events, sink):
+            return False
+        self._subscriber.messages += len(events)
+        return True
 
     def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'
         subscriber = self._subscriber
@@ -220,6 +238,22 @@ class NatsConnection(ServerLink):
         template = self._subscriber.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sequence))
 
+    def acked_many(
+        self, tokens: Sequence[object], partition: PartitionName, offset: Offset
+    ) -> None:
+        """Queue the PubAcks of records in a row."""
+        if not self.output:
+            self._subscriber.unflushed.append(self)
+        first, count = offset + 1, len(tokens)
+        templates = self._subscriber.ack_lines.templates(partition, first, count)
+        self.output += [
+            template % (reply, sequence)
+            for template, reply, sequence in zip(
+                templates, tokens, range(first, first + count), strict=True
+            )
+            if reply is not None
+        ]
+
     def rejected(self, token: object, error: StrandlineError) -> None:
         """Queue an error reply, unless another broker that receives every message answers."""
         if is_left_to_others(error, self):
@@ -252,6 +286,7 @@ class QueueGroupResponder:
 
     def __init__(self, link: NatsConnection) -> None:
         self.acked = link.acked
+        self.acked_many = link.acked_many
         self.deliver = link.deliver
         self.hold_reading = link.hold_reading
         self.release_reading = link.release_reading
