@@ -270,11 +270,11 @@ class BrokerBase(ABC):
 
     def on_answered(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, when responders were told something, and after each turn."""
-        self.committer.answered_callbacks.append(callback)
+        self.admission.outbox.add_answers(callback)
 
     def send_answers(self) -> None:
         """Let the front ends send what responders were told between turns; loop thread."""
-        self.committer.send_answers()
+        self.admission.outbox.send_answers()
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
         """Run a function on the loop; from any thread."""

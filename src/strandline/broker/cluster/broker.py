@@ -158,7 +158,6 @@ class ClusterBroker(MetadataApplier):
                 identity=self._identity,
                 clock=self.clock,
                 telemetry=self.telemetry,
-                wake=self._wake,
                 on_image=self._follow,
                 on_removed=self._removed,
             )

@@ -69,7 +69,6 @@ class ClusterMembership:
         identity: of the data directory.
         clock: the time.
         telemetry: counters.
-        wake: lets a turn end soon.
         on_image: told of each image that streams and replicas may go by.
         on_removed: told that the cluster has removed this broker.
     """
@@ -86,7 +85,6 @@ class ClusterMembership:
         identity: DirectoryIdentity,
         clock: Clock,
         telemetry: Telemetry,
-        wake: Callable[[], None],
         on_image: Callable[[MetadataImage], None],
         on_removed: Callable[[], None],
     ) -> None:
@@ -141,7 +139,6 @@ class ClusterMembership:
             committer,
             clock=clock,
             telemetry=telemetry,
-            wake=wake,
             session=Session(self._requests),
             move_rate=_move_rate(config),
         )

@@ -10,6 +10,7 @@ import pyarrow as pa
 from strandline.broker.log_throttle import LogThrottle
 from strandline.broker.maintenance.corruption import CorruptionReports
 from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.outbox import Outbox
 from strandline.clock import Clock, SteadyTime
 from strandline.config import LimitsConfig
 from strandline.errors import (
@@ -38,6 +39,7 @@ class Admission(Generic[PartitionT]):
         clock: the time.
         wake: asks for a group commit.
         corruption: gets reports of corrupt batches; None: only their readers see them.
+        outbox: where answers wait to be sent.
     """
 
     def __init__(
@@ -47,9 +49,11 @@ class Admission(Generic[PartitionT]):
         clock: Clock,
         wake: Callable[[], None],
         corruption: CorruptionReports | None = None,
+        outbox: Outbox | None = None,
     ) -> None:
         self.limits = limits
         self.corruption = corruption
+        self.outbox = outbox or Outbox()
         self.clock = clock
         self.steady = SteadyTime(clock)
         """For windows, which must not follow a wall clock that is set."""

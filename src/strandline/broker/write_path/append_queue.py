@@ -60,7 +60,7 @@ class AppendQueue:
             if room <= 0 or records <= 0:
                 admission.dirty = dirty[index:] + admission.dirty
                 break
-            if partition.replica_hooks is not None and partition.replica_hooks.is_gathering:
+            if partition.is_gathering:
                 self._gathering.add(partition)
                 self._loop.call_later(GATHERING_MS_MAX / 1e3, self.go_on_with, partition)
                 continue

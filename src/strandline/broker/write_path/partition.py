@@ -14,7 +14,7 @@ the loop's.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
@@ -37,6 +37,7 @@ from strandline.broker.write_path.pending import (
     PendingMarker,
     PendingQueue,
     Waiting,
+    acknowledge,
     extra_bytes,
     reject_waiting,
 )
@@ -107,8 +108,6 @@ class Partition:
         self._closed_by: StrandlineError | None = None
         self._not_leader_error: StrandlineError | None = None
         self._blocked_by: StrandlineError | None = None
-        self._refused_by: StrandlineError | None = None
-        """Of these three the one that matters most."""
         self.needs_sync = config.acks_in_force != "memory"
         """Whether a group commit with its records has to sync."""
         self.replica_hooks: ReplicaHooks | None = None
@@ -117,11 +116,9 @@ class Partition:
         self.is_led = True
         """Whether this broker leads it, as far as the metadata here says."""
         self.addresses: tuple[str, ...] = ()
-        """In a cluster: where Flight reads it, the leader first."""
         self.leader_address = ""
-        """In a cluster: Flight of its leader, if it has one."""
         self.in_sync_addresses: tuple[str, ...] = ()
-        """In a cluster: Flight of the in-sync replicas in service."""
+        """In a cluster: Flight of the replicas, the leader first; of it; of those in sync."""
         self.remote_error: StrandlineError | None = None
         """In a cluster: why it cannot be read here at all; None: it can."""
 
@@ -160,6 +157,11 @@ class Partition:
         return not self.is_led or (led_from is not None and self.high_watermark >= led_from)
 
     @property
+    def is_gathering(self) -> bool:
+        """Whether enough is on its way to other replicas: what comes now is better gathered."""
+        return self.replica_hooks is not None and self.replica_hooks.is_gathering
+
+    @property
     def closed(self) -> bool:
         """Whether it takes no more records: the stream was deleted or the broker stops."""
         return self._closed_by is not None
@@ -177,7 +179,13 @@ class Partition:
     @property
     def refusal(self) -> StrandlineError | None:
         """Why it takes no records now, such as who leads it instead; None: it does."""
-        return self._admission.refusal or self._refused_by or self.key_refusal
+        return (
+            self._admission.refusal
+            or self._closed_by
+            or self._not_leader_error
+            or self._blocked_by
+            or self.key_refusal
+        )
 
     @property
     def unavailable_reason(self) -> StrandlineError | None:
@@ -249,12 +257,11 @@ class Partition:
             chunk.decorate(key, headers)
         if ack_sink is not None:
             waiting = AckWaiter(ack_sink, token, self.next_offset)
-            (chunk.waiting if acks is None else self._waiting(chunk, acks)).append(waiting)
+            self._waiting(chunk, acks).append(waiting)
         chunk.size += size
         admission.pending_bytes += size
         self.next_offset = Offset(self.next_offset + 1)
-        if not self._is_dirty:
-            self._mark_dirty()
+        self._enqueue()
 
     def append_many(
         self,
@@ -292,8 +299,7 @@ class Partition:
         chunk.size += size
         admission.pending_bytes += size
         self.next_offset = Offset(self.next_offset + count)
-        if not self._is_dirty:
-            self._mark_dirty()
+        self._enqueue()
 
     def append_arrow(
         self,
@@ -343,32 +349,25 @@ class Partition:
             self.next_offset = Offset(self.next_offset + piece.num_rows)
             self._admission.pending_bytes += chunk.size
         if ack_sink is not None:
-            waiting = AckWaiter(ack_sink, token, first)
-            if acks is None or is_transactional:
-                chunk.waiting.append(waiting)
-            else:
-                self._waiting(chunk, acks).append(waiting)
+            waiting = self._waiting(chunk, None if is_transactional else acks)
+            waiting.append(AckWaiter(ack_sink, token, first))
         if producer is not None:  # then there is one piece, and its offsets are certain now
             chunk.producer = producer
             chunk.attributes = Attributes.TRANSACTIONAL if is_transactional else 0
             self.duplicates.note_batch(producer, chunk.count, chunk.base_offset)
-        if not self._is_dirty:
-            self._mark_dirty()
+        self._enqueue()
 
     def mark(
         self, kind: MarkerKind, producer: TransactionalProducer, *, ack_sink: AckSink, token: object
     ) -> None:
         """Accept the beginning or the end of a transaction; told when it is committed."""
-        refusal = self.unavailable_reason
-        if refusal is None and self.transaction_index is None:
-            refusal = UnavailableError(f"{self.name} does not know of transactions yet; retry")
-        if refusal is None and self.transaction_index is not None:
-            refusal = self.transaction_index.why_loading
-        if refusal is not None:
-            ack_sink.rejected(token, refusal)
+        index = self.transaction_index
+        unknown = UnavailableError(f"{self.name} does not know of transactions yet; retry")
+        refusal = self.unavailable_reason or (unknown if index is None else index.why_loading)
+        if index is None or refusal is not None:
+            ack_sink.rejected(token, refusal or unknown)
             return
-        assert self.transaction_index is not None, "else it was refused"
-        if not self.transaction_index.needs(kind, producer):
+        if not index.needs(kind, producer):
             ack_sink.acked(token, self.name, self.high_watermark, duplicate=True)
             return
         self.needs_sync = True
@@ -377,15 +376,15 @@ class Partition:
         chunk.waiting.append(AckWaiter(ack_sink, token, self.next_offset))
         self.pending.add(chunk)
         self.next_offset = Offset(self.next_offset + 1)
+        self._enqueue()
+
+    def _enqueue(self) -> None:
         if not self._is_dirty:
-            self._mark_dirty()
+            self._is_dirty = True
+            self._admission.dirty.append(self)
+            self._admission.wake()
 
-    def _mark_dirty(self) -> None:
-        self._is_dirty = True
-        self._admission.dirty.append(self)
-        self._admission.wake()
-
-    def _waiting(self, chunk: Chunk, acks: Acks) -> list[Waiting]:
+    def _waiting(self, chunk: Chunk, acks: Acks | None) -> list[Waiting]:
         """Return the waiters that are notified at the level ``acks`` of a batch."""
         if acks == "memory":
             return chunk.early
@@ -398,14 +397,7 @@ class Partition:
 
     def _refusal(self, size: int) -> StrandlineError | None:
         """Why a record of ``size`` bytes is not accepted, or None."""
-        admission = self._admission
-        if admission.refusal is not None:
-            return admission.refusal
-        if self._refused_by is not None:
-            return self._refused_by
-        if self.log.sealer is not None and (missing := self.log.sealer.why_not()) is not None:
-            return missing
-        return admission.record_error(size)
+        return self.refusal or self._admission.record_error(size)
 
     def _answer_repeat(
         self, known: Offset, ack_sink: AckSink | None, token: object, *, last: Offset
@@ -417,7 +409,7 @@ class Partition:
         waiting = AckWaiter(ack_sink, token, known, duplicate=True)
         if last < self.high_watermark:
             ack_sink.acked(token, self.name, known, duplicate=True)
-            self._admission.wake()
+            self._admission.outbox.send_answers_soon()
         elif last < self.log_end_offset:
             self._late.append((last, waiting))
         else:
@@ -477,8 +469,28 @@ class Partition:
             for late in due:
                 late.acked(self.name)
 
-    def reject_from(self, chunks: Iterable[Chunk], error: StrandlineError) -> None:
-        """Give up chunks that were taken but not stored, and everything accepted after them."""
+    def journaled(self, chunk: Chunk, batch: bytearray) -> int:
+        """A batch is in the journal, not synced; return how many acks that made."""
+        acks = acknowledge(chunk.early, self.name)
+        if self.replica_hooks is not None:
+            self.replica_hooks.journaled(chunk, batch)
+        return acks
+
+    def synced(self, chunk: Chunk, next_offset: Offset) -> int:
+        """A batch is as safe here as the stream asks for; return how many acks that made."""
+        if self.replica_hooks is not None:
+            self.replica_hooks.synced(chunk, next_offset)
+            return 0
+        self.commit(next_offset)
+        return acknowledge(chunk.waiting, self.name)
+
+    def reject_from(self, chunks: Sequence[Chunk], error: StrandlineError) -> int:
+        """Give up chunks that were taken but not stored, and everything accepted after them.
+
+        Returns:
+            How many records that are.
+        """
+        before = self.next_offset
         late, self._late = self._late, []
         pending = self.pending.clear()
         self._admission.pending_bytes -= sum(chunk.size for chunk in pending)
@@ -489,6 +501,7 @@ class Partition:
         reject_waiting((*chunks, *pending), error)
         for _, each in late:
             each.rejected(error)
+        return before - (chunks[0].base_offset if chunks else self.next_offset)
 
     # The log and the role
 
@@ -564,14 +577,12 @@ class Partition:
     def refuse(self, error: StrandlineError | None) -> None:
         """Refuse records with this error from now on; None: accept them."""
         self._not_leader_error = error
-        self._settle()
 
     def block_writes(self, error: StrandlineError | None) -> None:
         """Refuse records by order of the metadata, whoever leads; None: accept them."""
         if error is None and self._blocked_by is None:
             return
         self._blocked_by = error
-        self._settle()
         self._wake_waiters()
 
     def report_corruption(self, error: CorruptBatchError) -> None:
@@ -583,9 +594,6 @@ class Partition:
         """Get batches that cannot be read here from another replica."""
         if self.replica_hooks is not None and not self.closed:
             self.replica_hooks.damaged(first_offset, next_offset)
-
-    def _settle(self) -> None:
-        self._refused_by = self._closed_by or self._not_leader_error or self._blocked_by
 
     def move(self, high_watermark: Offset) -> None:
         """The log was restarted elsewhere: what is committed there may be read."""
@@ -608,7 +616,6 @@ class Partition:
         self.duplicates.close()
         if self.transaction_index is not None:
             self.transaction_index.close()
-        self._settle()
         self._wake_waiters()
 
     # Reading
@@ -644,22 +651,22 @@ class Partition:
             )
         try:
             if self.transaction_index is not None:
-                return self.log.opened(
-                    self.transaction_index.readable(offset, bytes_max, below=end)
-                )
-            if self.config.compact:
+                seen = self.transaction_index.readable(offset, bytes_max, below=end)
+            elif self.config.compact:
                 seen = read_visible(self.log, offset, bytes_max, below=end, counts=always_counts)
-                return self.log.opened(seen)
-            return self.log.opened(self.log.read_dense(offset, bytes_max, below=end).buffer)
+            else:
+                seen = self.log.read_dense(offset, bytes_max, below=end).buffer
+            return self.log.opened(seen)
         except CorruptBatchError as error:
             self.report_corruption(error)
             raise
 
     def counts(self, header: BatchHeader) -> bool:
         """Whether the records of a batch below the stable offset do; any thread."""
-        if self.transaction_index is None or not header.attributes & Attributes.TRANSACTIONAL:
+        index = self.transaction_index
+        if index is None or not header.attributes & Attributes.TRANSACTIONAL:
             return True
-        return self.transaction_index.counts(header.producer_id, header.base_offset)
+        return index.counts(header.producer_id, header.base_offset)
 
     def watch(self, waiter: Waiter) -> None:
         """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``.

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from strandline.broker.write_path import append_queue as takes
+from strandline.broker.write_path.pending import acknowledge
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import LogPoisonedError
 
@@ -46,7 +47,7 @@ class Gathering:
 
     def synced(self, chunk, next_offset):
         self.partition.commit(next_offset)
-        self.broker.committer._answer(self.partition, chunk.waiting)
+        acknowledge(chunk.waiting, self.partition.name)
 
 
 async def test_what_is_gathered_goes_in_one_turn(broker, partition, answers, kit, monkeypatch):
