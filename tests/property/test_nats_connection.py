@@ -13,9 +13,8 @@ from strandline.config import BrokerConfig, LimitsConfig, StreamConfig
 from strandline.errors import DiskFullError
 from strandline.record.envelope import EnvelopeMessage, encode_message
 from strandline.servers.nats.backpressure import ROUND, Backpressure
-from strandline.servers.nats.connection import PublisherConnection
+from strandline.servers.nats.connection import PublisherConnection, PublisherState
 from strandline.servers.nats.ingest import MessageIngest
-from strandline.servers.nats.listener import IngestListener
 from strandline.servers.nats.protocol import Failure, Parser, Violation
 from strandline.telemetry import Telemetry
 from strandline.types import Offset, PartitionName
@@ -72,10 +71,10 @@ def make_connection():
     routes = RouteTable([each for stream in streams for each in stream_bindings_of(stream)])
     config = BrokerConfig(limits=LimitsConfig(record_bytes=1000, pending_bytes=10_000))
     ingest = MessageIngest(broker.clock, routes, broker.admission)
-    listener = IngestListener(
+    shared = PublisherState(
         broker, config, routes=routes, ingest=ingest, backpressure=Backpressure(10_000)
     )
-    return PublisherConnection(listener)
+    return PublisherConnection(shared)
 
 
 def stream_bindings_of(stream):
@@ -153,12 +152,12 @@ async def converse(conversation, size):
         connection.data_received(data[start : start + size])
         while connection.is_held(ROUND) and not transport.closed:  # noqa: ASYNC110  loop rounds
             await asyncio.sleep(0)
-        for peer in connection._listener.unflushed:
+        for peer in connection._shared.unflushed:
             peer.flush()
-        connection._listener.unflushed.clear()
+        connection._shared.unflushed.clear()
     events = Parser(1 << 20, from_client=False).feed(bytes(transport.output))
     assert not any(isinstance(event, Violation) for event in events)
     if transport.closed:
         assert isinstance(events[-1], Failure)
     connection.connection_lost(None)
-    assert connection._listener.buffered_bytes == 0
+    assert connection._shared.buffered_bytes == 0

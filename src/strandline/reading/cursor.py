@@ -112,7 +112,7 @@ class Cursor(Generic[PartitionT]):
         reached; ``position`` tells.
 
         Raises:
-            CorruptBatchError: the next batch is damaged, and the request does not skip those.
+            CorruptBatchError: the next batch is corrupt, and the request does not skip those.
             DataLossError: the next records were deleted meanwhile.
         """
         end = self.end

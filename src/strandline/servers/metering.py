@@ -207,7 +207,7 @@ class Allowance:
             meter = self._current()
             is_free = meter.connect()
             if not is_free:
-                self._count("quota_refusals", 1)
+                self._count("quota_rejections", 1)
         if not is_free:
             raise QuotaExceededError(
                 f"{self._principal} has {meter.connections} connections here, as many as its quota "
@@ -241,7 +241,7 @@ class Allowance:
             raise self._refusal(wait_ms, which)
 
     def _refusal(self, wait_ms: float, which: str) -> QuotaExceededError:
-        self._count("quota_refusals", 1)
+        self._count("quota_rejections", 1)
         return QuotaExceededError(
             f"{self._principal} has used up its quota of {which} at this broker; retry in "
             f"{max(1, round(wait_ms))} ms",

@@ -110,8 +110,31 @@ class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=10):
     failure: str = ""
 
 
-Answer = Decided | Failed | MarkerWritten | LogEndsResponse | ReadIndexResponse
-Request = Propose | BrokerHeartbeat | WriteMarker | LogEndsRequest | ReadIndexRequest | Answer
+class StreamOpenRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """To a leader: do you receive what is published to this stream? Answered once it does."""
+
+    number: int
+    name: str
+    created_ns: int
+    partitions: int
+
+
+class StreamOpened(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """The answer: it does."""
+
+    number: int
+
+
+Answer = Decided | Failed | MarkerWritten | LogEndsResponse | ReadIndexResponse | StreamOpened
+Request = (
+    Propose
+    | BrokerHeartbeat
+    | WriteMarker
+    | LogEndsRequest
+    | ReadIndexRequest
+    | StreamOpenRequest
+    | Answer
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_envelope = msgspec.msgpack.Decoder(Envelope).decode
@@ -166,7 +189,7 @@ def decode_replication(frame: Frame, sender: BrokerId) -> tuple[LogId, Received]
 
     Raises:
         InvalidRecordError: it is no message, or its batches are not what it says they are.
-        CorruptBatchError: a batch is damaged.
+        CorruptBatchError: a batch is corrupt.
     """
     if len(frame.header) < _LOG_ID.size:
         raise InvalidRecordError("a replication message is cut short")

@@ -8,7 +8,7 @@ replicas. A malformed frame is dropped and never stops this broker.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from strandline.broker.cluster import channels
@@ -18,6 +18,7 @@ from strandline.broker.cluster.channels import (
     Propose,
     ReadIndexRequest,
     Request,
+    StreamOpenRequest,
     WriteMarker,
 )
 from strandline.broker.cluster.controller import ControllerRunner
@@ -32,6 +33,7 @@ from strandline.broker.cluster.replicas import Incarnation, Replicas
 from strandline.broker.cluster.replication_throttle import ReplicationThrottle
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.broker.cluster.state_machine import MetadataMachine
+from strandline.broker.cluster.stream_opening import StreamOpening
 from strandline.broker.cluster.trace import open_trace, take_clock
 from strandline.broker.peers.frame import Frame
 from strandline.broker.quorum import Quorum
@@ -71,6 +73,8 @@ class ClusterMembership:
         telemetry: counters.
         on_image: told of each image that streams and replicas may go by.
         on_removed: told that the cluster has removed this broker.
+        is_opening: whether logs of the image are being opened.
+        until_open: waits until a stream is open here and publishes to it are received.
     """
 
     why_refused = ""
@@ -87,6 +91,8 @@ class ClusterMembership:
         telemetry: Telemetry,
         on_image: Callable[[MetadataImage], None],
         on_removed: Callable[[], None],
+        is_opening: Callable[[], bool],
+        until_open: Callable[[StreamOpenRequest], Awaitable[None]],
     ) -> None:
         self.me = BrokerId(config.cluster.broker_id)
         self._config = config
@@ -132,7 +138,10 @@ class ClusterMembership:
         self._questions = questions = PeerRpc(self._send_request)
         self._requests = Requests(self.quorum, questions)
         self.admin = Session(self._requests)
-        self.newest = MetadataReadBarrier(self.quorum, questions, is_fresh=lambda: self.is_fresh)
+        self.newest = MetadataReadBarrier(
+            self.quorum, questions, is_fresh=lambda: self.is_fresh and not is_opening()
+        )
+        self.opening = StreamOpening(questions, until_open)
         self.markers = RemoteMarkers(questions)
         self.replicas = Replicas(
             self._links,
@@ -239,6 +248,7 @@ class ClusterMembership:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._requests.stop()
         await self.newest.stop()
+        await self.opening.stop()
         await self._links.stop()
         self.replicas.drop_all(error)
         self.quorum.stop(error)
@@ -412,6 +422,8 @@ class ClusterMembership:
                 self.replica_status.serve(peer, request)
             case ReadIndexRequest():
                 self.newest.serve(peer, request)
+            case StreamOpenRequest():
+                self.opening.serve(peer, request)
             case _:
                 self._questions.answered(peer, request)
 

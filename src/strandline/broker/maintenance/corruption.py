@@ -56,8 +56,8 @@ class CorruptionReports:
         place = log_id, error.first_offset
         if place not in self._logged:
             self._logged.add(place)
-            self._telemetry.damaged_batches += 1
-            logger.error("damage in %s: %s", name, error)
+            self._telemetry.corrupt_batches += 1
+            logger.error("corruption in %s: %s", name, error)
         if 0 <= error.first_offset < error.next_offset:
             repair(Offset(error.first_offset), Offset(error.next_offset))
 

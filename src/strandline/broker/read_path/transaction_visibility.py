@@ -33,7 +33,7 @@ from strandline.errors import (
     StillLoadingError,
     StrandlineError,
 )
-from strandline.record.batch import Attributes, Buffer
+from strandline.record.batch import Attributes, BatchHeader, Buffer
 from strandline.storage.log import Log
 from strandline.types import Offset, PartitionName
 
@@ -97,6 +97,13 @@ def has_transactions(batches: Buffer) -> bool:
             return True
         position += length
     return False
+
+
+def is_visible(index: "PartitionTransactions | None", header: BatchHeader) -> bool:
+    """Whether readers see the records of a batch below the stable offset; any thread."""
+    if index is None or not header.attributes & Attributes.TRANSACTIONAL:
+        return True
+    return index.counts(header.producer_id, header.base_offset)
 
 
 class PartitionTransactions:
@@ -183,8 +190,8 @@ class PartitionTransactions:
         while offset < end and is_wanted():
             try:
                 found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
-            except CorruptBatchError as damage:  # a marker in it is given again by nobody
-                offset = Offset(max(damage.next_offset, offset + 1))
+            except CorruptBatchError as corruption:  # a marker in it is given again by nobody
+                offset = Offset(max(corruption.next_offset, offset + 1))
                 continue
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:

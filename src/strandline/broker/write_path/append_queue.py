@@ -17,6 +17,11 @@ from strandline.broker.write_path.pending import Chunk
 GATHERING_MS_MAX = 20.0
 """Longer than most commits take; behind a replica that is slower turns go on as they come."""
 
+BATCH_OVERHEAD_BYTES = 512
+"""Of a batch in the journal: its header, a subject, and how far its parts are filled up."""
+RECORD_OVERHEAD_BYTES = 128
+"""Of a record: its places in the columns, and perhaps a subject of its own."""
+
 
 class DrainedBatch(NamedTuple):
     """The batches drained from one partition; a batch that is given up leaves the list."""
@@ -48,6 +53,24 @@ class AppendQueue:
     def partitions(self) -> tuple[Partition, ...]:
         """All that may have something, now or soon."""
         return (*self._admission.dirty, *self._gathering)
+
+    @property
+    def bytes_max(self) -> int:
+        """How long the batches of the next turn are at most, unless subjects are very long."""
+        overhead = BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
+        return self._admission.pending_bytes + self._admission.limits.turn_records * overhead
+
+    def bytes_ahead(self) -> int:
+        """Return how long the batches of the next turn are about; rather more than less."""
+        limits = self._admission.limits
+        size = records = total = 0
+        for partition in self._admission.dirty:
+            for chunk in partition.pending.batches:
+                size, records = size + chunk.size, records + chunk.count
+                total += chunk.size + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES * chunk.count
+                if size > limits.turn_bytes or records > limits.turn_records:
+                    return total
+        return total
 
     def take(self) -> list[DrainedBatch]:
         """Chunks for one turn."""

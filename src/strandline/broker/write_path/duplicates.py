@@ -1,16 +1,18 @@
 """What a partition knows of records that are sent twice: by message id, and by producer.
 
 Rules: loop thread. The log holds everything that is known here, and the state is read back from it
-when it is first asked for, on a thread if that is much. What is asked for meanwhile is refused as
-retriable, so that no record with an id or a number is accepted that the state would miss. Must not
-know who is answered.
+when it is first asked for, on a thread if that is much. Meanwhile records with an id are held, and
+numbered batches are refused as retriable, so that none is accepted that the state would miss.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from strandline.broker.write_path.dedup import DedupWindow, load_window
-from strandline.broker.write_path.log_replay import LogReplay
+from strandline.broker.write_path.admission import Admission
+from strandline.broker.write_path.dedup import DedupWindow, ends_with_ids, load_window
+from strandline.broker.write_path.held_appends import HeldAppends
+from strandline.broker.write_path.log_replay import IsWanted, LogReplay
 from strandline.broker.write_path.producer_state import (
     NotedMeanwhile,
     ProducerStates,
@@ -18,7 +20,6 @@ from strandline.broker.write_path.producer_state import (
     note_batches,
     producers_from,
 )
-from strandline.clock import Clock, SteadyTime
 from strandline.errors import StillLoadingError, StrandlineError
 from strandline.record.batch import Buffer
 from strandline.storage.log import Log
@@ -33,20 +34,21 @@ class Duplicates:
     Args:
         name: of the partition, for messages.
         log: of the partition.
-        clock: the time of the records in the log.
-        steady: the time by which ids and producers are forgotten.
+        admission: has the clocks; counts what is held.
     """
 
-    def __init__(self, name: PartitionName, log: Log, *, clock: Clock, steady: SteadyTime) -> None:
+    def __init__(self, name: PartitionName, log: Log, *, admission: Admission[Any]) -> None:
         self._name = name
         self._log = log
-        self._clock = clock
-        self._steady = steady
+        self._clock = admission.clock
+        self._steady = admission.steady
+        self.held = HeldAppends(name.stream, admission)
+        """Appends that wait until the message ids are known, and those behind them."""
         self.window: DedupWindow | None = None
         self.producers: ProducerStates | None = None
         """Both None until they are needed, and while only the log knows."""
-        self._window_replay: LogReplay[DedupWindow] = LogReplay(
-            self._take_window, what=f"message ids of {name}"
+        self._window_replay: LogReplay[DedupWindow | None] = LogReplay(
+            self._take_window, what=f"message ids of {name}", failed=self._window_failed
         )
         self._producers_replay: LogReplay[ProducerStates] = LogReplay(
             self._take_producers, what=f"producers of {name}"
@@ -95,6 +97,18 @@ class Duplicates:
         assert self.producers is not None, "it was checked"
         self.producers.note(producer, records, offset=offset, now_ns=self._steady.now_ns())
 
+    def preload_messages(self, window_ms: int) -> None:
+        """Begin to read the message ids back, if the newest batch of the log has some.
+
+        So they are likely to be known when the first publish with an id comes. Where nobody uses
+        ids, there would be much to read for nothing.
+        """
+        log = self._log
+        if window_ms == 0 or log.log_end_offset == log.log_start_offset:
+            return
+        load = self._window_loader(window_ms)
+        self._window_replay.begin(lambda is_wanted: load(is_wanted) if ends_with_ids(log) else None)
+
     # What happens to the log
 
     def copied(self, batches: Iterable[Buffer]) -> None:
@@ -132,9 +146,10 @@ class Duplicates:
         self.forget_messages()
         self._forget_producers()
 
-    def close(self) -> None:
-        """Stop reading."""
+    def close(self, error: StrandlineError) -> None:
+        """Stop reading, and reject the appends that wait."""
         self._window_replay.cancel()
+        self.held.reject(error)
         self._producers_replay.cancel()
 
     def _forget_producers(self) -> None:
@@ -151,17 +166,26 @@ class Duplicates:
             UnavailableError: the log cannot be read.
         """
         log = self._log
-        now_ns, steady_ns = self._clock.now_ns(), self._steady.now_ns()
-        since_ns = TimestampNs(now_ns - window_ms * 1_000_000)
+        since_ns = TimestampNs(self._clock.now_ns() - window_ms * 1_000_000)
         self._window_replay.read(
-            lambda is_wanted: load_window(
-                log, window_ms, now_ns, steady_ns=steady_ns, is_wanted=is_wanted
-            ),
+            self._window_loader(window_ms),
             size_bytes=lambda: log.bytes_from(log.offset_since(since_ns)),
         )
 
-    def _take_window(self, window: DedupWindow) -> None:
+    def _window_loader(self, window_ms: int) -> Callable[[IsWanted], DedupWindow]:
+        """Return a function that reads the message ids back; any thread."""
+        log, now_ns, steady_ns = self._log, self._clock.now_ns(), self._steady.now_ns()
+        return lambda is_wanted: load_window(
+            log, window_ms, now_ns, steady_ns=steady_ns, is_wanted=is_wanted
+        )
+
+    def _take_window(self, window: DedupWindow | None) -> None:
         self.window = window
+        self.held.release()
+
+    def _window_failed(self, error: StrandlineError) -> None:
+        logger.warning("%s: message ids cannot be read back: %s", self._name, error)
+        self.held.reject(error)
 
     def _begin_to_load_producers(self) -> None:
         try:

@@ -6,9 +6,10 @@ group commit. What other replicas have committed meanwhile is answered while the
 after it (docs/adr/0035). ``io_plan`` has the order of the steps, and what a failure undoes.
 
 Rules: only one plan is between write and answer at a time, so at most one journal entry is
-unsynced. A failed journal write or sync poisons: everything waiting is rejected and nothing more is
-accepted until it is reopened; so does a bug, because what it left behind is anybody's guess. Must
-not know replicas nor front ends.
+unsynced. It waits until the journal has a file with room for it; what it will take is pending
+meanwhile. A failed journal write or sync poisons: everything waiting is rejected and nothing more
+is accepted until it is reopened; so does a bug, because what it left behind is anybody's guess.
+Must not know replicas nor front ends.
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from strandline.broker.write_path.segment_writeback import SegmentWriteback
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock
 from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
-from strandline.storage.journal import Journal
+from strandline.storage.journal import Journal, entry_bytes
 from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
 
@@ -63,6 +64,7 @@ class GroupCommitter:
         self._plan: IoPlan | None = None
         """Between write and answer."""
         self._is_scheduled = False
+        self._is_making_file = False
         self._passing: list[asyncio.Future[None]] = []
         self._journal: Journal | None = None
         self._segments = SegmentWriteback(loop, self.poison)
@@ -88,14 +90,22 @@ class GroupCommitter:
     def _run(self) -> None:
         """One group commit, unless one is still syncing: its end starts the next."""
         self._is_scheduled = False
-        if self._plan is not None:
+        if self._plan is not None or self._is_making_file or not self._has_room():
             self.outbox.send_answers()
-            return
-        self._guarded(self._begin)
+        else:
+            self._commit()
+
+    def _commit(self, no_file: UnavailableError | None = None) -> None:
+        """Begin a group commit.
+
+        Args:
+            no_file: why the journal could make no file, if the entry needs one.
+        """
+        self._guarded(lambda: self._begin(no_file))
         if self._plan is None:
             self._end()
 
-    def _begin(self) -> None:
+    def _begin(self, no_file: UnavailableError | None) -> None:
         """Write, send what may leave before the sync, and sync.
 
         Raises:
@@ -109,7 +119,7 @@ class GroupCommitter:
             telemetry=self._telemetry,
         )
         plan.write_logs(now_ns)
-        if not plan.parts or not self._write_journal(plan):
+        if not plan.parts or not self._write_journal(plan, no_file):
             self._plan = None
             return
         for log in plan.logs:
@@ -121,7 +131,7 @@ class GroupCommitter:
         ):
             self._complete(plan)
 
-    def _write_journal(self, plan: IoPlan) -> bool:
+    def _write_journal(self, plan: IoPlan, no_file: UnavailableError | None) -> bool:
         """Write the plan's entry; return False if there is no room and everything is undone.
 
         Raises:
@@ -129,6 +139,8 @@ class GroupCommitter:
         """
         assert self._journal is not None, "attached before the first record"
         try:
+            if no_file is not None and not self._journal.has_room(entry_bytes(plan.parts)):
+                raise no_file
             self._journal.append(plan.parts)
         except LogPoisonedError:
             raise
@@ -168,6 +180,34 @@ class GroupCommitter:
             self.wake()
         self.outbox.send_answers()
         self._segments.go_on()
+
+    # Room in the journal
+
+    def _has_room(self) -> bool:
+        """Whether the journal has room for the next entry; if not, a file is being made."""
+        assert self._journal is not None, "attached before the first record"
+        waiting, queue = self._copies.waiting_bytes, self.append_queue
+        # What is pending is looked at only where this is near the end of the last file.
+        if self._journal.has_room(waiting + queue.bytes_max):
+            return True
+        length = waiting + queue.bytes_ahead()
+        if not length or self._journal.has_room(length):
+            return True
+        self._is_making_file = True
+        # Beside the loop: to fill it with zeros takes a quarter of a second.
+        made = self._loop.run_in_executor(None, self._journal.allocate_spare, length)
+        made.add_done_callback(self._file_made)
+        return False
+
+    def _file_made(self, made: asyncio.Future[None]) -> None:
+        """Go on with the group commit that waited for a file; without one it may still fit."""
+        self._is_making_file = False
+        error = made.exception()
+        if isinstance(error, UnavailableError) and not isinstance(error, LogPoisonedError):
+            self._commit(error)
+            return
+        self._guarded(made.result)
+        self._run()
 
     # Failures
 
@@ -231,14 +271,14 @@ class GroupCommitter:
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
-        if self._plan is not None or not self.append_queue.is_empty:
+        if self._plan is not None or self._is_making_file or not self.append_queue.is_empty:
             return False
         return self._copies.is_idle and self._catch_up.is_idle
 
     async def passed(self) -> None:
         """Wait until the turn that is under way, and what is done beside it, is answered."""
         await self._catch_up.passed()
-        if self._plan is not None:
+        if self._plan is not None or self._is_making_file:
             await self._answered()
 
     async def _answered(self) -> None:

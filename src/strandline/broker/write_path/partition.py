@@ -9,12 +9,12 @@ Invariants:
 - a record below the high watermark is durable as the stream promises and never changes;
 - the outcome of each append reaches its ack sink, once, and never the caller.
 
-Threads: any may use ``read``, ``watch``, ``offset_for_timestamp`` and the offsets; the rest is for
-the loop's.
+Threads: any may read, watch and look at offsets; the rest is for the loop's.
 """
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 import pyarrow as pa
 
@@ -28,6 +28,7 @@ from strandline.broker.replica_hooks import ReplicaHooks
 from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
 from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission, Waiter
 from strandline.broker.write_path.duplicates import Duplicates
+from strandline.broker.write_path.held_appends import HeldAppend
 from strandline.broker.write_path.pending import (
     AckRun,
     AckWaiter,
@@ -48,11 +49,12 @@ from strandline.errors import (
     CorruptBatchError,
     OffsetOutOfRangeError,
     ProducerFencedError,
+    StillLoadingError,
     StrandlineError,
     UnavailableError,
     WrongLastSequenceError,
 )
-from strandline.record.batch import Attributes, BatchHeader, Buffer, Extent
+from strandline.record.batch import Attributes, Buffer, Extent
 from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
 from strandline.record.sealed import Sealer
 from strandline.record.visible import always_counts
@@ -91,23 +93,23 @@ class Partition:
         self.high_watermark = log.log_end_offset
         self.next_offset = log.log_end_offset
         self.pending = PendingQueue()
-        """Accepted, and not taken by a group commit."""
         self._is_dirty = False
         self._late: list[tuple[Offset, AckWaiter]] = []
         """Repeats of what is written and not committed, with the last offset of it."""
         self.duplicates = Duplicates(
             name,
             log,
-            clock=admission.clock,
-            steady=admission.steady,
+            admission=admission,
         )
         self.transaction_index: PartitionTransactions | None = None
         """None as long as nobody has used transactions."""
         self._waiters: list[Waiter] = []
-        self._times = BatchTimes()
-        self._closed_by: StrandlineError | None = None
+        self.times = BatchTimes()
+        self.closed_by: StrandlineError | None = None
+        """Why it is closed: the stream was deleted or the broker stops; None: it is open."""
         self._not_leader_error: StrandlineError | None = None
-        self._blocked_by: StrandlineError | None = None
+        self.blocked_by: StrandlineError | None = None
+        """Why the metadata lets it take no records: it is readonly or paused."""
         self.needs_sync = config.acks_in_force != "memory"
         """Whether a group commit with its records has to sync."""
         self.replica_hooks: ReplicaHooks | None = None
@@ -164,26 +166,16 @@ class Partition:
     @property
     def closed(self) -> bool:
         """Whether it takes no more records: the stream was deleted or the broker stops."""
-        return self._closed_by is not None
-
-    @property
-    def closed_by(self) -> StrandlineError | None:
-        """Why it is closed."""
-        return self._closed_by
-
-    @property
-    def blocked_by(self) -> StrandlineError | None:
-        """Why the metadata lets it take no records: it is readonly or paused."""
-        return self._blocked_by
+        return self.closed_by is not None
 
     @property
     def refusal(self) -> StrandlineError | None:
         """Why it takes no records now, such as who leads it instead; None: it does."""
         return (
             self._admission.refusal
-            or self._closed_by
+            or self.closed_by
             or self._not_leader_error
-            or self._blocked_by
+            or self.blocked_by
             or self.key_refusal
         )
 
@@ -191,7 +183,7 @@ class Partition:
     def unavailable_reason(self) -> StrandlineError | None:
         """Why it is not led here now; markers are taken although it is readonly or paused."""
         return (
-            self._admission.refusal or self._closed_by or self._not_leader_error or self.key_refusal
+            self._admission.refusal or self.closed_by or self._not_leader_error or self.key_refusal
         )
 
     @property
@@ -233,8 +225,11 @@ class Partition:
             size += len(value)
         if key is not None or headers:
             size += extra_bytes(key, headers)
-        refusal = self._refusal(size)
-        if refusal is None and (message_id is not None or expected_last is not None):
+        refusal = self.refusal or admission.record_error(size)
+        held = self.duplicates.held
+        is_held = bool(held.waiting)
+        is_judged = message_id is not None or expected_last is not None
+        if refusal is None and is_judged and not is_held:
             # A repeat is recognised first: what it expected was true when it was stored.
             try:
                 if message_id is not None:
@@ -246,8 +241,17 @@ class Partition:
                     raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
                 if message_id is not None:  # the record is certain of its offset now
                     self.duplicates.note_message(message_id, self.next_offset)
+            except StillLoadingError:
+                is_held = True
             except StrandlineError as error:
                 refusal = error
+        if refusal is None and is_held:
+            again = partial(self.append, value, subject=subject, key=key, headers=headers)
+            again = partial(again, ack_sink=ack_sink, token=token, acks=acks)
+            again = partial(again, message_id=message_id, expected_last=expected_last)
+            refusal = held.add(HeldAppend(again, ack_sink, token, size))
+            if refusal is None:
+                return
         if refusal is not None:
             admission.reject(refusal, ack_sink, token, stream=self.name.stream)
             return
@@ -282,11 +286,12 @@ class Partition:
         admission, limits, count = self._admission, self._admission.limits, len(values)
         size = sum(map(len, values)) + RECORD_OVERHEAD_BYTES * count
         if (
-            self._refusal(0) is not None
+            self.duplicates.held.waiting
+            or self.refusal is not None
             or max(map(len, values)) > limits.record_bytes
             or admission.pending_bytes + size > limits.pending_bytes
         ):
-            # Some of them are refused, perhaps not all.
+            # They are held, or some are refused, perhaps not all.
             each = subjects if len(subjects) == count else itertools.repeat(subjects[0])
             for value, subject, token in zip(values, each, tokens, strict=False):
                 sink = None if token is None else ack_sink
@@ -321,8 +326,18 @@ class Partition:
             producer: who numbered the rows; they become one batch, and are stored once.
             is_transactional: they count if the producer's transaction is committed.
         """
-        is_numbered = producer is not None
-        refusal = self._refusal(0) or self._admission.batch_error(batch, is_numbered=is_numbered)
+        refusal = (
+            self.refusal
+            or self._admission.record_error(0)
+            or self._admission.batch_error(batch, is_numbered=producer is not None)
+        )
+        if refusal is None and self.duplicates.held.waiting:
+            again = partial(self.append_arrow, batch, ack_sink=ack_sink, token=token, acks=acks)
+            again = partial(again, producer=producer, is_transactional=is_transactional)
+            held = HeldAppend(again, ack_sink, token, int(batch.nbytes), batch.num_rows)
+            refusal = self.duplicates.held.add(held)
+            if refusal is None:
+                return
         if refusal is None and producer is not None:
             try:
                 if is_transactional:
@@ -395,10 +410,6 @@ class Partition:
         )
         return chunk.on_disk if is_less else chunk.waiting
 
-    def _refusal(self, size: int) -> StrandlineError | None:
-        """Why a record of ``size`` bytes is not accepted, or None."""
-        return self.refusal or self._admission.record_error(size)
-
     def _answer_repeat(
         self, known: Offset, ack_sink: AckSink | None, token: object, *, last: Offset
     ) -> None:
@@ -418,11 +429,7 @@ class Partition:
     # The group commit
 
     def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
-        """The chunks for this turn, at least one, up to so many bytes and records.
-
-        Returns:
-            The chunks, how many bytes they have and how many records.
-        """
+        """Take chunks for a group commit, at least one; see ``PendingQueue.take``."""
         chunks, size, records = self.pending.take(bytes_max, records_max)
         self._is_dirty = bool(self.pending.batches)
         self._admission.pending_bytes -= size
@@ -438,7 +445,7 @@ class Partition:
             DiskFullError: nothing of the chunk was kept.
             LogPoisonedError: a write failed.
         """
-        now_ns = self._times.next(now_ns)
+        now_ns = self.times.next(now_ns)
         stamp = Stamp(chunk.base_offset, self.leader_epoch, now_ns, self.config.compression)
         batch = chunk.encode(stamp)
         if self.log.sealer is not None:
@@ -446,14 +453,10 @@ class Partition:
         base = chunk.base_offset
         extent = Extent(base, Offset(base + chunk.count), len(batch), now_ns, now_ns)
         self.log.append(batch, extent)
-        self._times.note(base, extent.next_offset, now_ns)
+        self.times.note(base, extent.next_offset, now_ns)
         if self.transaction_index is not None:
             self.transaction_index.written(batch)
         return batch
-
-    def stamp_of(self, offset: Offset) -> TimestampNs | None:
-        """Return the timestamp of a record that was written here; None if it cannot be read."""
-        return self._times.find(offset) or self.stored_ns(offset)
 
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""
@@ -499,6 +502,7 @@ class Partition:
         if self.transaction_index is not None:
             self.transaction_index.forget_from(self.next_offset)
         reject_waiting((*chunks, *pending), error)
+        self.duplicates.held.reject(error)
         for _, each in late:
             each.rejected(error)
         return before - (chunks[0].base_offset if chunks else self.next_offset)
@@ -521,7 +525,13 @@ class Partition:
         self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
         if self.transaction_index is not None:
             self.keep_transaction_index(log.log_start_offset)
+        if self.replica_hooks is None:
+            self.preload_ids()
         self._wake_waiters()
+
+    def preload_ids(self) -> None:
+        """Begin to read the message ids back where they are likely to be asked for."""
+        self.duplicates.preload_messages(self.config.dedup_window_ms)
 
     def keep_transaction_index(self, start: Offset) -> None:
         """Look after transactions from now on; no batch below ``start`` belongs to one.
@@ -555,6 +565,7 @@ class Partition:
         self.leader_epoch = leader_epoch
         self.duplicates.forget_messages()  # the leader before knew other ids
         self.next_offset = self._led_from = self.log_end_offset
+        self.preload_ids()
         self._wake_waiters()
 
     def follow(self) -> None:
@@ -580,9 +591,9 @@ class Partition:
 
     def block_writes(self, error: StrandlineError | None) -> None:
         """Refuse records by order of the metadata, whoever leads; None: accept them."""
-        if error is None and self._blocked_by is None:
+        if error is None and self.blocked_by is None:
             return
-        self._blocked_by = error
+        self.blocked_by = error
         self._wake_waiters()
 
     def report_corruption(self, error: CorruptBatchError) -> None:
@@ -593,7 +604,7 @@ class Partition:
     def _repair(self, first_offset: Offset, next_offset: Offset) -> None:
         """Get batches that cannot be read here from another replica."""
         if self.replica_hooks is not None and not self.closed:
-            self.replica_hooks.damaged(first_offset, next_offset)
+            self.replica_hooks.corruption_found(first_offset, next_offset)
 
     def move(self, high_watermark: Offset) -> None:
         """The log was restarted elsewhere: what is committed there may be read."""
@@ -612,8 +623,8 @@ class Partition:
 
         The log stays usable for those that are reading.
         """
-        self._closed_by = error
-        self.duplicates.close()
+        self.closed_by = error
+        self.duplicates.close(error)
         if self.transaction_index is not None:
             self.transaction_index.close()
         self._wake_waiters()
@@ -636,7 +647,7 @@ class Partition:
 
         Raises:
             OffsetOutOfRangeError: below the log start offset or beyond the stable offset.
-            CorruptBatchError: the batch at ``offset`` is damaged; it says where the next one is.
+            CorruptBatchError: the batch at ``offset`` is corrupt; it says where the next one is.
             StillLoadingError: which transactions there are is still read back.
             EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
         """
@@ -661,13 +672,6 @@ class Partition:
             self.report_corruption(error)
             raise
 
-    def counts(self, header: BatchHeader) -> bool:
-        """Whether the records of a batch below the stable offset do; any thread."""
-        index = self.transaction_index
-        if index is None or not header.attributes & Attributes.TRANSACTIONAL:
-            return True
-        return index.counts(header.producer_id, header.base_offset)
-
     def watch(self, waiter: Waiter) -> None:
         """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``.
 
@@ -684,11 +688,7 @@ class Partition:
         return min(self.log.offset_for_timestamp(timestamp_ns), self.last_stable_offset)
 
     def stored_ns(self, offset: int) -> TimestampNs | None:
-        """About when the record at an offset, or the next one, was stored: its batch's time.
-
-        Returns:
-            None if there is nothing to read from there, or not now.
-        """
+        """About when the record at an offset, or the next one, was stored; None if not readable."""
         end = self.last_stable_offset
         if offset >= end:
             return None

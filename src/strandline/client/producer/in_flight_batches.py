@@ -37,7 +37,7 @@ from strandline.client.producer.in_flight_batch import (
     ProducerSequence,
     SenderRef,
 )
-from strandline.client.retry_policy import is_refusal, is_worth_a_retry, unknown_outcome
+from strandline.client.retry_policy import unknown_outcome
 from strandline.errors import (
     DiskFullError,
     InvalidRecordError,
@@ -263,8 +263,8 @@ class InFlightBatches(Generic[BatchT]):
     def _goes_back(self, entry: InFlightBatch[BatchT], error: StrandlineError) -> bool:
         """Return whether a refused batch is sent again."""
         partition = self._partitions[entry.batch.partition]
-        if is_worth_a_retry(error):
-            if not is_refusal(error):
+        if error.passes_soon:
+            if not error.is_refusal:
                 entry.unanswered()
             return True
         if isinstance(error, DiskFullError):

@@ -29,6 +29,7 @@ from strandline.client.arguments import (
     whole_number,
 )
 from strandline.client.connection import BrokerConnection
+from strandline.client.reader.exit_guard import GuardedBatches
 from strandline.errors import InvalidRequestError
 
 OffsetSpec = str | int | datetime
@@ -155,7 +156,7 @@ def arrow_reader(
     cancel: Callable[[], None],
 ) -> pa.RecordBatchReader | EndlessReader:
     """Return the batches of a read as a reader."""
-    reader = pa.RecordBatchReader.from_batches(schema, batches)
+    reader = pa.RecordBatchReader.from_batches(schema, GuardedBatches(batches, cancel))
     is_endless = request.follow and request.stop is None and request.records_max is None
     return EndlessReader(reader, cancel) if is_endless else reader
 

@@ -56,7 +56,7 @@ def server_info(broker: Broker) -> ServerInfo:
         protocol=PROTOCOL_VERSION,
         record_bytes_max=limits.record_bytes,
         batch_bytes_max=limits.batch_bytes,
-        streams=len(broker.streams()),
+        streams=broker.stream_count,
         brokers=broker.flight_addresses,
         address=broker.flight_address,
     )

@@ -18,7 +18,7 @@ other broker receives is forwarded to its partition's leader. No sockets here.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -27,12 +27,16 @@ from strandline.clock import Clock
 from strandline.errors import InvalidRecordError, InvalidRequestError, StreamMismatchError
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
-from strandline.servers.forwarding import ForwarderPort, PendingForward
 from strandline.servers.nats.backpressure import FORWARDING, Backpressure
 from strandline.servers.nats.headers import parse_headers
 from strandline.servers.nats.ports import AdmissionPort
 from strandline.servers.nats.protocol import Message
 from strandline.servers.nats.replies import EnvelopeResponder, ReplySink, is_left_to_others
+from strandline.servers.resume_forwarder import PendingForward
+
+if TYPE_CHECKING:
+    # Loads the client, which a broker alone does not need.
+    from strandline.servers.forward import Forwarder
 
 KEY_HEADER: Final = "Strandline-Key"
 TOMBSTONE_HEADER: Final = "Strandline-Tombstone"
@@ -149,7 +153,7 @@ class MessageIngest:
         routes: RouteTable,
         admission: AdmissionPort,
         *,
-        forwarder: ForwarderPort | None = None,
+        forwarder: "Forwarder | None" = None,
     ) -> None:
         self._clock = clock
         self._routes = routes

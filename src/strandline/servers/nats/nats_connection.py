@@ -11,8 +11,8 @@ leads.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, cast
 
 from strandline.broker.routing import Binding, Route, RouteTable
 from strandline.errors import DisconnectedError, InvalidSubjectError, StrandlineError
@@ -20,6 +20,7 @@ from strandline.record.envelope import MAGIC
 from strandline.record.subjects import SUBJECT_BYTES_MAX
 from strandline.servers.nats.connection import PING
 from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
+from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.protocol import (
     Event,
     are_messages,
@@ -31,10 +32,6 @@ from strandline.servers.nats.replies import ReplySink, error_reply, is_left_to_o
 from strandline.servers.nats.server_link import ServerLink
 from strandline.types import Offset, PartitionName
 
-if TYPE_CHECKING:
-    from strandline.servers.nats.client import NatsClient
-
-
 REPLIES: Final = b"replies"
 EVENTS: Final = b"events"
 """Names of subscriptions that feed no stream; those of streams are numbers."""
@@ -44,13 +41,15 @@ class NatsConnection(ServerLink):
     """A connection, and the ack sink of its messages; the token is a reply subject.
 
     Args:
-        subscriber: the state that outlives the connection.
+        shared: the state that outlives the connection.
+        is_alone: whether no other broker receives the server's messages; else the leader does too.
     """
 
-    def __init__(self, subscriber: "NatsClient") -> None:
+    def __init__(self, shared: IngestState, *, is_alone: bool) -> None:
         super().__init__()
-        self._subscriber = subscriber
-        self._sids: dict[Binding, bytes] = {}
+        self._shared = shared
+        self._sids: dict[str, dict[Binding, bytes]] = {}
+        """Of each stream."""
         self._tables: dict[bytes, RouteTable] = {}
         self._last_sid = 0
         self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
@@ -58,16 +57,15 @@ class NatsConnection(ServerLink):
         self._last_request = 0
         self._on_message: Callable[[], None] | None = None
         self._sole = QueueGroupResponder(self)
-        self.is_alone = subscriber.is_alone
-        """Whether no other broker hears what comes over it; else the leader hears it too."""
+        self.is_alone = is_alone
 
     def _take(self, events: Sequence[Event]) -> None:
         """Handle events. The hot path: plain payloads go straight to their partition."""
         if len(events) > 1 and self._take_many(events):
             return
         tables = self._tables
-        subscriber = self._subscriber
-        is_forwarding = subscriber.ingest.is_forwarding
+        shared = self._shared
+        is_forwarding = shared.ingest.is_forwarding
         is_alone = self.is_alone
         messages = 0
         for event in events:
@@ -92,13 +90,13 @@ class NatsConnection(ServerLink):
             ):
                 if route.groups:
                     sink: ReplySink = self._sole if route.is_shared else self
-                    subscriber.ingest.take(route, reply, block=block, payload=payload, sink=sink)
+                    shared.ingest.take(route, reply, block=block, payload=payload, sink=sink)
             elif reply is None:
                 route.partition.append(payload, subject=route.subject)
             else:
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
-        subscriber.messages += messages
+        shared.messages += messages
 
     def _take_many(self, events: Sequence[Event]) -> bool:
         """Append what one read brought, if it is nothing but plain messages; else return False."""
@@ -110,17 +108,17 @@ class NatsConnection(ServerLink):
         if table is None or route is None:
             return False
         sink: ReplySink = self._sole if route.is_shared else self
-        if not self._subscriber.ingest.append_many(table, events, sink):
+        if not self._shared.ingest.append_many(table, events, sink):
             return False
-        self._subscriber.messages += len(events)
+        self._shared.messages += len(events)
         return True
 
     def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'
-        subscriber = self._subscriber
+        shared = self._shared
         if self.output:
             self.flush()
-        if subscriber.admission.pending_bytes > subscriber.backpressure.pending_high:
-            subscriber.backpressure.hold(self)
+        if shared.admission.pending_bytes > shared.backpressure.pending_high:
+            shared.backpressure.hold(self)
 
     def _find_route(self, table: RouteTable, subject: bytes, reply: bytes | None) -> Route | None:
         """Return the route of a new subject; None if the subject is invalid."""
@@ -173,30 +171,34 @@ class NatsConnection(ServerLink):
 
     # Subscriptions
 
-    def subscribe(self, bindings: list[Binding]) -> None:
-        """Subscribe to exactly ``bindings``."""
+    def subscribe(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
+        """Subscribe to exactly these bindings of each stream that is named."""
         lines: list[bytes] = []
-        wanted = dict.fromkeys(bindings)
-        gone = [each for each in self._sids if each not in wanted]
-        for binding in wanted:
-            if binding in self._sids:
-                continue
-            self._last_sid += 1
-            sid = b"%d" % self._last_sid
-            self._sids[binding] = sid
-            self._tables[sid] = RouteTable((binding,))
-            queue = binding.stream.config.queue_group.encode()
-            lines.append(encode_subscribe(binding.pattern.encode(), sid, queue=queue))
+        gone: list[tuple[Binding, bytes]] = []
+        for name, wanted in bindings.items():
+            before = self._sids.pop(name, {})
+            sids = {each: before.get(each) or self._begin(each, lines) for each in wanted}
+            gone += [(each, sid) for each, sid in before.items() if each not in sids]
+            if sids:
+                self._sids[name] = sids
         # Unsubscribe last: where one binding replaces another, no message may be lost between.
         lines += self._forget(gone)
         self.write(b"".join(lines))
 
-    def _forget(self, bindings: list[Binding]) -> list[bytes]:
+    def _begin(self, binding: Binding, lines: list[bytes]) -> bytes:
+        """Return the sid of a new subscription, and add the line that begins it."""
+        self._last_sid += 1
+        sid = b"%d" % self._last_sid
+        self._tables[sid] = RouteTable((binding,))
+        queue = binding.stream.config.queue_group.encode()
+        lines.append(encode_subscribe(binding.pattern.encode(), sid, queue=queue))
+        return sid
+
+    def _forget(self, gone: list[tuple[Binding, bytes]]) -> list[bytes]:
         """Return the lines that end subscriptions; messages in flight to groups are handled."""
         lines: list[bytes] = []
         shared: list[bytes] = []
-        for binding in bindings:
-            sid = self._sids.pop(binding)
+        for binding, sid in gone:
             lines.append(encode_unsubscribe(sid))
             if binding.stream.config.queue_group:
                 shared.append(sid)
@@ -222,7 +224,7 @@ class NatsConnection(ServerLink):
     @property
     def answers_leaderless(self) -> bool:
         """Whether this broker answers for partitions without a leader."""
-        return self.is_alone or self._subscriber.is_controller
+        return self.is_alone or self._shared.broker.is_controller
 
     def acked(
         self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
@@ -233,9 +235,9 @@ class NatsConnection(ServerLink):
             self.deliver(reply, pub_ack(partition, offset, duplicate=True))
             return
         if not self.output:
-            self._subscriber.unflushed.append(self)
+            self._shared.unflushed.append(self)
         sequence = offset + 1
-        template = self._subscriber.ack_lines.template(partition, sequence)
+        template = self._shared.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sequence))
 
     def acked_many(
@@ -243,9 +245,9 @@ class NatsConnection(ServerLink):
     ) -> None:
         """Queue the PubAcks of records in a row."""
         if not self.output:
-            self._subscriber.unflushed.append(self)
+            self._shared.unflushed.append(self)
         first, count = offset + 1, len(tokens)
-        templates = self._subscriber.ack_lines.templates(partition, first, count)
+        templates = self._shared.ack_lines.templates(partition, first, count)
         self.output += [
             template % (reply, sequence)
             for template, reply, sequence in zip(
@@ -271,7 +273,7 @@ class NatsConnection(ServerLink):
         if len(payload) > self.parser.payload_max:
             return
         if not self.output:
-            self._subscriber.unflushed.append(self)
+            self._shared.unflushed.append(self)
         self.output.append(encode_publish(to, payload))
 
 

@@ -138,7 +138,7 @@ async def test_too_few_replicas_refuse_at_once(cluster, kit):
     await cluster.kill(away)
     await kit.until(lambda: len(cluster.image().isr) == 2, seconds=20)
     partition = cluster.partition(cluster.image().leader)
-    await kit.until(lambda: partition.replica_hooks.replica.refusal is not None)
+    await kit.until(lambda: partition.replica_hooks.replica.reject_reason is not None)
     answers = kit.Answers()
     kit.put(partition, answers, "b")
     assert answers.codes == {"b": "not_enough_replicas"}

@@ -344,7 +344,7 @@ async def test_an_unreadable_window_refuses_rather_than_guesses(partition, answe
     disk.fail("read")
     kit.put(partition, answers, "again", message_id="m")
     assert answers.codes == {"again": "log_poisoned"}
-    disk.mend()
+    disk.heal()
     kit.put(partition, answers, "once more", message_id="m")
     assert answers.duplicates == {"once more"}
 

@@ -219,7 +219,7 @@ class AppendStream:
             self._early[token] = Reply(reply)
             return
         self._answered = token
-        call.fast_path.answer(call, reply)
+        call.answer(reply)
         if self._early or call.input_ended or call.held_bytes:
             self._send()
 

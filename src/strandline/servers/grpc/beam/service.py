@@ -105,7 +105,7 @@ class BeamService:
         )
         await self._listener.start(config, config.grpc.beam_port, key="grpc.beam_port")
         self.port = self._listener.port
-        self._broker.on_answered(self._listener.send_answers)
+        self._broker.on_answered(self._listener.shared.send_answers)
         if isinstance(self._broker, ClusterBroker):
             self._making = start_task(self._make_stream(), "beam-stream")
         else:

@@ -7,11 +7,11 @@ broker never ends a stream of publishes, because clients do not reopen it.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from strandline.api.routing import default_subject
 from strandline.broker.internal import is_internal
-from strandline.broker.routing import PartitionPort, RouteTable, Target, stream_bindings
+from strandline.broker.routing import PartitionPort, Target
 from strandline.broker.write_path.partition import Partition
 from strandline.config import Acks
 from strandline.errors import (
@@ -27,7 +27,6 @@ from strandline.record.codec import (
     MESSAGE_ID_HEADER,
     Headers,
 )
-from strandline.servers.forwarding import ForwarderPort, PendingForward
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.liftbridge.acks import (
@@ -42,7 +41,12 @@ from strandline.servers.grpc.liftbridge.host import Host
 from strandline.servers.grpc.liftbridge.permissions import allow
 from strandline.servers.grpc.methods import parsed
 from strandline.servers.grpc.status import GrpcStatus, RpcError
+from strandline.servers.resume_forwarder import PendingForward
 from strandline.types import PartitionName
+
+if TYPE_CHECKING:
+    # Loads the client, which a broker alone does not need.
+    from strandline.servers.forward import Forwarder
 
 HEADERS_MAX: Final = 4096
 FINISH_TIMEOUT_S: Final = 5.0
@@ -69,16 +73,10 @@ class PublishCalls:
         forwarder: forwards to other leaders; only in a cluster.
     """
 
-    def __init__(self, host: Host, forwarder: ForwarderPort | None) -> None:
+    def __init__(self, host: Host, forwarder: "Forwarder | None") -> None:
         self._host = host
         self._forwarder = forwarder
-        self._routes = RouteTable()
-        host.broker.on_streams_changed(self._bind)
-        self._bind()
-
-    def _bind(self) -> None:
-        streams = self._host.broker.streams()
-        self._routes.replace(b for stream in streams for b in stream_bindings(stream))
+        self._routes = host.broker.routes
 
     # To a stream
 
