@@ -13,7 +13,7 @@ import pytest
 from nats.js.errors import ServiceUnavailableError
 
 import strandline
-from strandline.broker.write_path import held_appends, log_replay, partition_appends
+from strandline.broker.write_path import duplicates, held_appends, log_replay
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.producer.accumulator import ProducerRecord
 from strandline.client.producer.conditional_appender import ConditionalAppender
@@ -41,7 +41,7 @@ def loads(monkeypatch):
         return run
 
     for name in ("load_window", "load_producers"):
-        monkeypatch.setattr(partition_appends, name, slow(getattr(partition_appends, name)))
+        monkeypatch.setattr(duplicates, name, slow(getattr(duplicates, name)))
     return state
 
 
@@ -144,15 +144,15 @@ def rejections(loads, monkeypatch):
     """The first five records with ids are refused: loading ends between two that are under way."""
     left = [5]
     monkeypatch.setattr(log_replay, "INLINE_BYTES", 1 << 30)
-    load = partition_appends.PartitionAppends._load_window
+    load = duplicates.Duplicates._load_window
 
-    def refusing(self):
+    def refusing(self, window_ms):
         if left[0]:
             left[0] -= 1
             raise StillLoadingError("message ids are still read back from the log; retry")
-        load(self)
+        load(self, window_ms)
 
-    monkeypatch.setattr(partition_appends.PartitionAppends, "_load_window", refusing)
+    monkeypatch.setattr(duplicates.Duplicates, "_load_window", refusing)
     return left
 
 

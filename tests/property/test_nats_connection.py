@@ -40,6 +40,18 @@ class Partition:
             duplicate = self.appended % 3 == 1
             ack_sink.acked(token, self.name, Offset(self.appended), duplicate=duplicate)
 
+    def append_many(self, values, *, subjects, ack_sink, tokens):
+        assert len(subjects) in (1, len(values))
+        assert len(tokens) == len(values)
+        tokens = list(tokens)
+        for number, value in enumerate(values):
+            name, token = subjects[number % len(subjects)], tokens[number]
+            if token is not None and number % 2:
+                ack_sink.acked_many((token, None, token), self.name, Offset(self.appended))
+                token = None
+            sink = None if token is None else ack_sink
+            self.append(value, subject=name, ack_sink=sink, token=token)
+
 
 def make_connection():
     """A connection on a listener without a socket, with two streams."""

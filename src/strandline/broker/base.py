@@ -113,7 +113,10 @@ class BrokerBase(ABC):
         self.reclaimer = SpaceReclaimer()
         self._reserve = Reserve(self.data_dir, self.disk)
         self._load_metadata()
-        self.admission = Admission(self.config.limits, clock=self.clock, wake=self._wake)
+        self._corruption = CorruptionReports(self.call_soon, telemetry=self.telemetry)
+        self.admission: Admission[Partition] = Admission(
+            self.config.limits, clock=self.clock, wake=self._wake, corruption=self._corruption
+        )
         self.admission.now_ns = self.clock.now_ns()
         self.committer = GroupCommitter(
             self._loop,
@@ -128,8 +131,6 @@ class BrokerBase(ABC):
             telemetry=self.telemetry,
             on_poisoned=self.committer.poison,
         )
-        self._corruption = CorruptionReports(self.call_soon, telemetry=self.telemetry)
-        self.admission.on_corruption = self._corruption.met
         self._scrubber = Scrubber(
             self.partitions,
             self._corruption,
@@ -282,11 +283,11 @@ class BrokerBase(ABC):
 
     def on_answered(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, when responders were told something, and after each turn."""
-        self.committer.answered_callbacks.append(callback)
+        self.admission.outbox.add_answers(callback)
 
     def send_answers(self) -> None:
         """Let the front ends send what responders were told between turns; loop thread."""
-        self.committer.send_answers()
+        self.admission.outbox.send_answers()
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
         """Run a function on the loop; from any thread."""

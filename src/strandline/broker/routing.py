@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from strandline.broker.internal import is_internal
-from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
 from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidSubjectError, StrandlineError
 from strandline.record.codec import Headers
@@ -59,6 +59,17 @@ class PartitionPort(Protocol):
         acks: Acks | None = None,
     ) -> None:
         """Accept a record; the outcome reaches ``ack_sink``, never the caller."""
+        ...
+
+    def append_many(
+        self,
+        values: Sequence[bytes],
+        *,
+        subjects: Sequence[str],
+        ack_sink: ChunkAckSink,
+        tokens: Sequence[object],
+    ) -> None:
+        """Accept plain records, in order, with one subject for each or one for all."""
         ...
 
 

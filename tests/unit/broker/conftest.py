@@ -214,6 +214,11 @@ class Answers:
         if duplicate:
             self.duplicates.add(token)
 
+    def acked_many(self, tokens, partition, offset):
+        for number, token in enumerate(tokens):
+            if token is not None:
+                self.acked(token, partition, offset + number, duplicate=False)
+
     def rejected(self, token, error):
         self._once(token)
         self.errors[token] = error

@@ -406,7 +406,7 @@ async def test_a_record_that_cannot_be_encoded_harms_no_other(
     kit.put(one, answers, "before")
     one.append_arrow(bad, ack_sink=answers, token="bad")
     kit.put(one, answers, "behind")
-    one._open = None
+    one.pending._open = None
     kit.put(one, answers, *range(5))  # these are left to the next turn
     kit.put(two, answers, "beside")
     await settle(broker, answers, 9)

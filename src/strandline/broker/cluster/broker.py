@@ -160,7 +160,6 @@ class ClusterBroker(MetadataApplier):
                 identity=self._identity,
                 clock=self.clock,
                 telemetry=self.telemetry,
-                wake=self._wake,
                 on_image=self._follow,
                 on_removed=self._removed,
                 is_opening=lambda: bool(self._opening),

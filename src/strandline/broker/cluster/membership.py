@@ -71,7 +71,6 @@ class ClusterMembership:
         identity: of the data directory.
         clock: the time.
         telemetry: counters.
-        wake: lets a turn end soon.
         on_image: told of each image that streams and replicas may go by.
         on_removed: told that the cluster has removed this broker.
         is_opening: whether logs of the image are being opened.
@@ -90,7 +89,6 @@ class ClusterMembership:
         identity: DirectoryIdentity,
         clock: Clock,
         telemetry: Telemetry,
-        wake: Callable[[], None],
         on_image: Callable[[MetadataImage], None],
         on_removed: Callable[[], None],
         is_opening: Callable[[], bool],
@@ -150,7 +148,6 @@ class ClusterMembership:
             committer,
             clock=clock,
             telemetry=telemetry,
-            wake=wake,
             session=Session(self._requests),
             move_rate=_move_rate(config),
         )

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from strandline.broker.write_path.append_queue import GATHERING_MS_MAX
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.pending import AckWaiter, Chunk
+from strandline.broker.write_path.pending import Chunk, Waiting
 from strandline.core.replication.effects import RejectReason
 from strandline.core.replication.replica import Replica
 from strandline.errors import (
@@ -37,7 +37,7 @@ class ReplicaPublisherHost(Protocol):
         """The time, to measure with."""
         ...
 
-    def answer(self, partition: Partition, waiting: list[AckWaiter]) -> None:
+    def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
         """Tell publishers that their records are as safe as they asked."""
         ...
 
@@ -64,7 +64,7 @@ class ReplicaPublishers:
         self._replica = replica
         self._host = host
         self._epoch_led: LeaderEpoch | None = None
-        self._uncommitted: deque[tuple[Offset, list[AckWaiter]]] = deque()
+        self._uncommitted: deque[tuple[Offset, list[Waiting]]] = deque()
         self._journaled: deque[tuple[Offset, float]] = deque()
         self._reject_reason: RejectReason | None = None
         self._is_cut_off = False
@@ -212,6 +212,6 @@ class ReplicaPublishers:
             _reject(waiting, error)
 
 
-def _reject(waiting: list[AckWaiter], error: StrandlineError) -> None:
+def _reject(waiting: list[Waiting], error: StrandlineError) -> None:
     for each in waiting:
-        each.ack_sink.rejected(each.token, error)
+        each.rejected(error)

@@ -38,7 +38,7 @@ class AppendQueue:
         admission: its ``dirty`` list is the line they stand in.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, admission: Admission) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, admission: Admission[Partition]) -> None:
         self._loop = loop
         self._admission = admission
         self._gathering: set[Partition] = set()
@@ -46,7 +46,7 @@ class AppendQueue:
     @property
     def is_empty(self) -> bool:
         """Whether no partition has anything for a turn."""
-        gathering = any(partition.has_pending for partition in self._gathering)
+        gathering = any(partition.pending.batches for partition in self._gathering)
         return not (self._admission.dirty or gathering)
 
     @property
@@ -65,7 +65,7 @@ class AppendQueue:
         limits = self._admission.limits
         size = records = total = 0
         for partition in self._admission.dirty:
-            for chunk in partition.pending:
+            for chunk in partition.pending.batches:
                 size, records = size + chunk.size, records + chunk.count
                 total += chunk.size + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES * chunk.count
                 if size > limits.turn_bytes or records > limits.turn_records:
@@ -83,7 +83,7 @@ class AppendQueue:
             if room <= 0 or records <= 0:
                 admission.dirty = dirty[index:] + admission.dirty
                 break
-            if partition.replica_hooks is not None and partition.replica_hooks.is_gathering:
+            if partition.is_gathering:
                 self._gathering.add(partition)
                 self._loop.call_later(GATHERING_MS_MAX / 1e3, self.go_on_with, partition)
                 continue
@@ -91,7 +91,7 @@ class AppendQueue:
             room -= taken_bytes
             records -= taken_records
             taken.append(DrainedBatch(partition, chunks))
-            if partition.has_pending:
+            if partition.pending.batches:
                 admission.dirty.append(partition)
         return taken
 

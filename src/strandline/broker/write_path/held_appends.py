@@ -10,7 +10,7 @@ Rules: loop thread only. At most ``HELD_MAX`` appends are held, and none for lon
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.admission import Admission
@@ -40,7 +40,7 @@ class HeldAppends:
         admission: counts their bytes.
     """
 
-    def __init__(self, stream: str, admission: Admission) -> None:
+    def __init__(self, stream: str, admission: Admission[Any]) -> None:
         self._stream = stream
         self._admission = admission
         self._timer: asyncio.TimerHandle | None = None
@@ -75,7 +75,7 @@ class HeldAppends:
             self._timer = None
         self._admission.pending_bytes -= sum(each.size for each in waiting)
         if waiting:
-            self._admission.wake()  # servers send the outcomes
+            self._admission.outbox.send_answers_soon()
         return waiting
 
     def _expire(self) -> None:

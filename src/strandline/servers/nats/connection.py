@@ -52,6 +52,7 @@ from strandline.servers.nats.protocol import (
     Subscribe,
     Unsubscribe,
     Violation,
+    are_messages,
     encode_failure,
     encode_message,
     encode_message_with_headers,
@@ -222,6 +223,8 @@ class PublisherConnection(MessageReader):
         if self._is_in_debt:
             self._take_in_debt(events)
             return
+        if len(events) > 1 and self._take_many(events):
+            return
         remembered = self._shared.routes.remembered
         is_forwarding = self._shared.ingest.is_forwarding
         messages = 0
@@ -258,6 +261,24 @@ class PublisherConnection(MessageReader):
         if messages:
             self._messages += messages
             self._has_spoken = True
+
+    def _take_many(self, events: Sequence[Event]) -> bool:
+        """Append what one read brought, if it is nothing but plain messages; else return False."""
+        if not are_messages(events):
+            return False
+        guard, shared = self._guard, self._shared
+        if guard is not None and not (
+            guard.is_open and all(map(guard.allows, {message[0] for message in events}))
+        ):
+            return False
+        if not shared.ingest.append_many(shared.routes, events, self):
+            return False
+        self._messages += len(events)
+        self._controls = 0
+        self._has_spoken = True
+        if self._options.verbose:
+            self.output += [OKAY] * len(events)
+        return True
 
     def _taken(self, size: int) -> None:
         shared = self._shared
@@ -483,6 +504,32 @@ class PublisherConnection(MessageReader):
         sequence = offset + 1
         template = self._shared.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sid, sequence))
+
+    def acked_many(
+        self, tokens: Sequence[object], partition: PartitionName, offset: Offset
+    ) -> None:
+        """Queue the PubAcks of records in a row."""
+        if not self.is_open:
+            return
+        if None in tokens:
+            for number, token in enumerate(tokens):
+                if token is not None:
+                    self.acked(token, partition, Offset(offset + number), duplicate=False)
+            return
+        replies = cast("Sequence[bytes]", tokens)
+        sids = self._inboxes.sids_for(replies)
+        first = offset + 1
+        templates = self._shared.ack_lines.templates(partition, first, len(replies))
+        lines = [
+            template % (reply, sid, sequence)
+            for template, reply, sid, sequence in zip(
+                templates, replies, sids, range(first, first + len(replies)), strict=True
+            )
+            if sid is not None
+        ]
+        if lines and not self.output:
+            self._shared.unflushed.append(self)
+        self.output += lines
 
     is_alone = answers_leaderless = True
     """Nobody else hears what came over it."""

@@ -23,6 +23,7 @@ from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
 from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.protocol import (
     Event,
+    are_messages,
     encode_publish,
     encode_subscribe,
     encode_unsubscribe,
@@ -60,6 +61,8 @@ class NatsConnection(ServerLink):
 
     def _take(self, events: Sequence[Event]) -> None:
         """Handle events. The hot path: plain payloads go straight to their partition."""
+        if len(events) > 1 and self._take_many(events):
+            return
         tables = self._tables
         shared = self._shared
         is_forwarding = shared.ingest.is_forwarding
@@ -94,6 +97,21 @@ class NatsConnection(ServerLink):
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
         shared.messages += messages
+
+    def _take_many(self, events: Sequence[Event]) -> bool:
+        """Append what one read brought, if it is nothing but plain messages; else return False."""
+        if not are_messages(events) or len({message[1] for message in events}) > 1:
+            return False
+        subject, sid, *_ = events[0]
+        table = self._tables.get(sid)
+        route = table.remembered.get(subject) if table is not None else None
+        if table is None or route is None:
+            return False
+        sink: ReplySink = self._sole if route.is_shared else self
+        if not self._shared.ingest.append_many(table, events, sink):
+            return False
+        self._shared.messages += len(events)
+        return True
 
     def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'
         shared = self._shared
@@ -222,6 +240,22 @@ class NatsConnection(ServerLink):
         template = self._shared.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sequence))
 
+    def acked_many(
+        self, tokens: Sequence[object], partition: PartitionName, offset: Offset
+    ) -> None:
+        """Queue the PubAcks of records in a row."""
+        if not self.output:
+            self._shared.unflushed.append(self)
+        first, count = offset + 1, len(tokens)
+        templates = self._shared.ack_lines.templates(partition, first, count)
+        self.output += [
+            template % (reply, sequence)
+            for template, reply, sequence in zip(
+                templates, tokens, range(first, first + count), strict=True
+            )
+            if reply is not None
+        ]
+
     def rejected(self, token: object, error: StrandlineError) -> None:
         """Queue an error reply, unless another broker that receives every message answers."""
         if is_left_to_others(error, self):
@@ -254,6 +288,7 @@ class QueueGroupResponder:
 
     def __init__(self, link: NatsConnection) -> None:
         self.acked = link.acked
+        self.acked_many = link.acked_many
         self.deliver = link.deliver
         self.hold_reading = link.hold_reading
         self.release_reading = link.release_reading

@@ -7,7 +7,7 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from strandline.broker.write_path import held_appends, log_replay, partition_appends
+from strandline.broker.write_path import duplicates, held_appends, log_replay
 from strandline.errors import NotLeaderError, UnavailableError
 from tests.kit.waiting import until_async
 
@@ -17,7 +17,7 @@ def load(monkeypatch):
     """Every log counts as long; a load waits for the test, and fails if it says so."""
     state = {"may_end": threading.Event(), "failure": None, "count": 0}
     monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
-    read = partition_appends.load_window
+    read = duplicates.load_window
 
     def held(*args, **kwargs):
         state["count"] += 1
@@ -26,7 +26,7 @@ def load(monkeypatch):
             raise state["failure"]
         return read(*args, **kwargs)
 
-    monkeypatch.setattr(partition_appends, "load_window", held)
+    monkeypatch.setattr(duplicates, "load_window", held)
     yield state
     state["may_end"].set()
 
@@ -146,9 +146,14 @@ async def test_ids_are_read_back_before_the_first_publish(open_broker, make_stre
 
     broker = await open_broker()
     first, second = (broker.stream(name).partition(0) for name in "st")
-    await until(lambda: first.dedup is not None and not second._dedup_replay.is_under_way)
+    await until(
+        lambda: (
+            first.duplicates.window is not None
+            and not second.duplicates._window_replay.is_under_way
+        )
+    )
     assert load["count"] == 1
-    assert second.dedup is None
+    assert second.duplicates.window is None
     append(first, answers, "again", "m1")
     append(second, answers, "second", "m1")
     assert answers.acks["again"] == answers.acks["with"]

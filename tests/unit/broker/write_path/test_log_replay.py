@@ -7,10 +7,10 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
+from strandline.broker.read_path import transaction_visibility
 from strandline.broker.read_path.ends import wait_until_caught_up
 from strandline.broker.read_path.transaction_visibility import PartitionTransactions
-from strandline.broker.write_path import log_replay, partition_appends
-from strandline.broker.write_path import partition as partition_module
+from strandline.broker.write_path import duplicates, log_replay
 from strandline.broker.write_path.log_replay import LogReplay
 from strandline.broker.write_path.producer_state import ProducerStates
 from strandline.core.transactions.effects import MarkerKind
@@ -127,7 +127,7 @@ def long_log(monkeypatch):
         return run
 
     for name in ("load_window", "load_producers"):
-        monkeypatch.setattr(partition_appends, name, held(getattr(partition_appends, name)))
+        monkeypatch.setattr(duplicates, name, held(getattr(duplicates, name)))
     return loads
 
 
@@ -200,7 +200,7 @@ def held_back(monkeypatch):
     """Indexes of transactions are read back when the test lets them be, and note their thread."""
     held = {"threads": set(), "may_end": threading.Event(), "failures": []}
     monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
-    monkeypatch.setattr(partition_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(transaction_visibility, "RETRY_S", 0.01)
     read_back = PartitionTransactions.read_back
 
     def slow(transaction_index, is_wanted):
@@ -242,7 +242,7 @@ async def test_transactions_are_read_back_beside_the_loop(
     held_back["may_end"].set()
     partition.keep_transaction_index(0)
     await until(lambda: not partition.transaction_index.is_loading)
-    partition.producers = ProducerStates()
+    partition.duplicates.producers = ProducerStates()
     await mark(partition, answers, MarkerKind.BEGIN, ours, "begin")
     add(partition, answers, "lost", ours)
     await until(lambda: "lost" in answers.acks)

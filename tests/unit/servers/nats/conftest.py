@@ -25,6 +25,7 @@ class FakePartition:
         self.name = name
         self.is_led, self.refusal = True, None
         self.records = []
+        self.chunks = []
 
     def append(self, value, *, subject, ack_sink=None, token=None, **rest):
         """Keep the record, or reject it as the broker was told to."""
@@ -38,6 +39,14 @@ class FakePartition:
             self.broker.waiting.append((ack_sink, token, self.name, len(self.records) - 1))
         self.broker.admission.pending_bytes += len(value or b"")
         self.broker.wake()
+
+    def append_many(self, values, *, subjects, ack_sink, tokens):
+        """Keep the records, and that they came with one call."""
+        self.chunks.append(len(values))
+        names = subjects if len(subjects) == len(values) else subjects * len(values)
+        for value, subject, token in zip(values, names, tokens, strict=True):
+            sink = None if token is None else ack_sink
+            self.append(value, subject=subject, ack_sink=sink, token=token)
 
 
 class FakeStream:

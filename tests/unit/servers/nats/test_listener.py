@@ -66,6 +66,54 @@ async def test_acks_wait_for_the_turn_and_come_in_one_write(broker, ingest, clie
         assert json.loads(body)["seq"] == number + 1
 
 
+async def test_what_one_read_brings_is_accepted_with_one_call_a_partition(broker, ingest, client):
+    """However the subjects alternate; those of a partition keep their order, whatever subject."""
+    one, two = broker.add("S", "a.*")[0], broker.add("T", "b")[0]
+    listener = await ingest()
+    raw = await client(listener.port)
+    subjects = [b"a.x", b"b", b"a.y", b"a.x", b"b"]
+    data = b"".join(b"PUB %b _INBOX.i.%d 1\r\n%d\r\n" % (s, n, n) for n, s in enumerate(subjects))
+    await raw.send(b"SUB _INBOX.i.* 1\r\n" + data)
+    for _ in subjects:
+        await raw.message()  # the routes are known now, and the read was all messages
+    await raw.send(data + b"PUB b 1\r\n9\r\n")
+    answers = [await raw.message() for _ in subjects]
+    assert (one.chunks, two.chunks) == ([3], [3])
+    assert [(r.value, r.subject) for r in one.records[3:]] == [
+        (b"0", "a.x"),
+        (b"2", "a.y"),
+        (b"3", "a.x"),
+    ]
+    assert [r.value for r in two.records[2:]] == [b"1", b"4", b"9"]
+    assert {words[1] for words, _ in answers} == {b"_INBOX.i.%d" % n for n in range(5)}
+    assert sorted(json.loads(body)["seq"] for _, body in answers) == [3, 4, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"HPUB a 12 14\r\nNATS/1.0\r\n\r\nhi\r\n",
+        b"PUB a 6\r\n\xb9\x0e\x43\xb4xx\r\n",
+        b"PUB nowhere 2\r\nhi\r\n",
+        b"PING\r\n",
+    ],
+    ids=["headers", "envelope", "no stream", "ping"],
+)
+async def test_a_read_with_anything_but_plain_messages_keeps_its_order(
+    broker, ingest, client, until, odd
+):
+    """Its messages are accepted one by one, as they came."""
+    (partition,) = broker.add("S", "a")
+    listener = await ingest()
+    raw = await client(listener.port)
+    await raw.send(b"PUB a 5\r\nfirst\r\n")
+    await until(lambda: partition.records)
+    await raw.send(b"PUB a 1\r\n1\r\n" + odd + b"PUB a 1\r\n2\r\n")
+    await until(lambda: partition.records[-1].value == b"2")
+    assert not partition.chunks
+    assert [r.value for r in partition.records][:2] == [b"first", b"1"]
+
+
 async def test_headers_are_kept_and_message_id_is_read(broker, ingest, client):
     """HPUB takes the slow way with all its meaning."""
     (partition,) = broker.add("S", "a")

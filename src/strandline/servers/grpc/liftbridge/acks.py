@@ -99,7 +99,9 @@ class Receipt:
         """
         request = self.request
         stored = self._host.partition(partition.stream, partition.partition)
-        stamp_ns = stored.stamp_of(offset) if stored is not None else None
+        stamp_ns = None
+        if stored is not None:
+            stamp_ns = stored.times.find(offset) or stored.stored_ns(offset)
         return pb.Ack(
             stream=partition.stream,
             partitionSubject=self._stream_subject,

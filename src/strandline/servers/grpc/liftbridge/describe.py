@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Final
 
 from strandline.api.required_permissions import group, known_stream
+from strandline.broker.read_path.transaction_visibility import is_visible
 from strandline.broker.stream import Stream
 from strandline.broker.write_path.partition import Partition
 from strandline.errors import (
@@ -168,7 +169,7 @@ def _latest(partition: Partition, end: Offset) -> BatchHeader:
         is_hidden = found.attributes & (Attributes.MARKER | Attributes.REMOVED)
         if found.base_offset <= log.log_start_offset:
             break
-        if not is_hidden and partition.counts(found):
+        if not is_hidden and is_visible(partition.transaction_index, found):
             break
         offset = Offset(found.base_offset - 1)
     return found
