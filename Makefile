@@ -115,7 +115,7 @@ dist: $(READY) ## Build wheel and sdist, install the wheel alone, run the quicks
 docs: $(READY) ## Check the docs: links, examples, and that nothing is left undocumented
 	@$(BIN)/pytest tests/test_docs.py -q $(ARGS)
 
-format: $(READY) ## Format the code and mend what ruff can
+format: $(READY) ## Format the code and fix what ruff can
 	@$(BIN)/ruff check --fix --quiet; $(BIN)/ruff format --quiet
 
 setup: $(READY) ## Make .venv and install everything (the other targets do it themselves)

@@ -32,7 +32,7 @@ HEAD: Final = (
     "seconds",
     "acked",
     "retries known",
-    "refused",
+    "rejected",
     "no answer",
     "by our producer",
     "stored",
@@ -51,7 +51,7 @@ HEAD: Final = (
 def row(outcome: ChaosOutcome) -> list[str]:
     """A run as a line of the table."""
     plan = outcome.plan
-    counts = [outcome.acked, outcome.duplicates, outcome.refused, outcome.unanswered]
+    counts = [outcome.acked, outcome.duplicates, outcome.rejected, outcome.unanswered]
     counts += [outcome.own, outcome.stored, outcome.read, outcome.read_errors.total()]
     cells = [str(plan.brokers), str(plan.seed), f"{outcome.seconds:.0f}"]
     cells += [f"{count:,}" for count in counts]

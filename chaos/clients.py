@@ -76,7 +76,7 @@ class OwnProducer:
         self.name = name
         self.acked = AckTimes()
         self.duplicates = 0
-        self.refusals: Counter[str] = Counter()
+        self.rejections: Counter[str] = Counter()
         self.unanswered = 0
         self.is_stopping = False
         self._servers = servers
@@ -127,7 +127,7 @@ class OwnProducer:
         try:
             at = await asyncio.wrap_future(ack)
         except StrandlineError as error:
-            self.refusals[given_up(error)] += 1
+            self.rejections[given_up(error)] += 1
             self._histories[partition].refused(value)
             await asyncio.sleep(RETRY_S)
             return

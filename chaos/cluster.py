@@ -18,8 +18,8 @@ from typing import Final, Self, TypeVar
 
 import strandline
 from chaos.broker import Knobs
-from strandline.api.cluster import CLUSTER_STATUS, REASSIGN, ClusterStatus, MovesStarted, Reassign
-from strandline.api.wire import WireAnswer, WireMessage
+from strandline.api.cluster import CLUSTER_STATUS, REASSIGN, ClusterStatus, Reassign
+from strandline.api.command import AdminCommand
 from strandline.client.connection import BrokerConnection
 from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
@@ -32,7 +32,8 @@ STATUS_TIMEOUT_S: Final = 2.0
 SETTLE_TIMEOUT_S: Final = 90.0
 POLL_S: Final = 0.1
 HOST: Final = "127.0.0.1"
-A = TypeVar("A", bound=WireAnswer)
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class ChaosCluster:
@@ -103,15 +104,14 @@ class ChaosCluster:
         Raises:
             StrandlineError: the broker does not answer.
         """
-        return self._ask(number, CLUSTER_STATUS, None, answer=ClusterStatus)
+        return self._ask(number, CLUSTER_STATUS, None)
 
-    def _ask(self, number: int, action: str, body: WireMessage | None, *, answer: type[A]) -> A:
+    def _ask(self, number: int, command: AdminCommand[Q, A], request: Q) -> A:
         connection = BrokerConnection(self.servers[number].flight, timeout_s=STATUS_TIMEOUT_S)
         try:
-            [found] = connection.action(action, body, answer)
+            [found] = connection.action(command, request)
         finally:
             connection.close()
-        assert isinstance(found, answer), "what was asked for"
         return found
 
     async def leader(self, stream: str, partition: int = 0) -> int | None:
@@ -160,7 +160,7 @@ class ChaosCluster:
             parts = self.status(number).partitions
             [found] = [p for p in parts if (p.stream, p.partition) == (stream, partition)]
             if not found.is_moving and set(found.replicas) != set(to):
-                self._ask(number, REASSIGN, order, answer=MovesStarted)
+                self._ask(number, REASSIGN, order)
                 return False
             return not found.is_moving
 

@@ -3,7 +3,7 @@
 Rules: a publisher retries each record with the same ``Nats-Msg-Id`` until it is acked, at whichever
 broker's nats-server answers. With a window of one the next record is not sent before the last was
 acked, so its records must come in order. A reader goes on where it was, on another replica if it
-roams: what it sees must be one log. A publish has three outcomes: acked, refused, or no answer,
+roams: what it sees must be one log. A publish has three outcomes: acked, rejected, or no answer,
 after which the record may be stored or not. An error that no fault may cause is a broken promise.
 """
 
@@ -120,7 +120,7 @@ class ChaosPublisher:
         self.name = name
         self.acked = AckTimes()
         self.duplicates = 0
-        self.refusals: Counter[str] = Counter()
+        self.rejections: Counter[str] = Counter()
         self.unanswered = 0
         self.is_stopping = False
         self._servers = servers
@@ -221,7 +221,7 @@ class ChaosPublisher:
             answer = json.loads(event[4])
             waiting.discard(number)
             if "error" in answer:
-                self.refusals[answer["error"]["description"]] += 1
+                self.rejections[answer["error"]["description"]] += 1
             elif number in self._open:
                 self._take_ack(number, answer)
 

@@ -72,7 +72,7 @@ class ChaosOutcome:
     acked: int = 0
     duplicates: int = 0
     """Retries that were answered with where the record is already."""
-    refused: int = 0
+    rejected: int = 0
     unanswered: int = 0
     own: int = 0
     """Of what was acked, what the idempotent producer sent."""
@@ -146,7 +146,7 @@ class LoadOptions:
         for each in self.publishers:
             outcome.acked += each.acked.count
             outcome.duplicates += each.duplicates
-            outcome.refused += each.refusals.total()
+            outcome.rejected += each.rejections.total()
             outcome.unanswered += each.unanswered
         outcome.own = self.own.acked.count
         outcome.read = sum(reader.records for reader in self.readers)

@@ -157,7 +157,7 @@ CONSENSUS_BUGS: Final = (
     SourceRewrite(
         "a leader without a quorum leads on",
         _LEADER + "_check_quorum",
-        "if heard < members.quorum:",
+        "if active < members.quorum:",
         "if False:",
     ),
     SourceRewrite(

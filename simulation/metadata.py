@@ -182,7 +182,7 @@ class MetadataRun(Orders):
             return
         for command in commands:
             outcome = self.propose(command)
-            if outcome.code or outcome.refused:
+            if outcome.code or outcome.rejected:
                 raise ViolationError(f"the controller's {command} was refused: {outcome}")
         self._check_settled()
         self._check_throttle(commands, moving)

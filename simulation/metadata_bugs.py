@@ -72,7 +72,7 @@ METADATA_BUGS: Final = (
         (partitions, controller),
     ),
     Replacement("a retry is applied again", "was_seen", lambda *_: False, (apply,)),
-    Replacement("a refusal is not recorded", "_recorded", _recorded_if_applied, (apply,)),
+    Replacement("a rejection is not recorded", "_recorded", _recorded_if_applied, (apply,)),
     Replacement(
         "log ids of deleted streams are reused",
         "log_id_after",

@@ -25,7 +25,7 @@ from strandline.errors import DiskFullError, LogPoisonedError
 from strandline.record.batch import header_of
 from strandline.storage.log import Log
 from strandline.storage.log_directory import delete_log_directory
-from strandline.storage.log_generation import note_birth
+from strandline.storage.log_generation import write_generation
 from strandline.storage.recovery import LogPlan, PendingCheckpoint, Recovered, recover
 from strandline.storage.retention import RetentionPolicy, retention_start
 from strandline.testing.history import ViolationError
@@ -289,7 +289,7 @@ class RecoveryRun:
         directory = self._directory(log_id)
         if log_id in self.used:
             delete_log_directory(directory, disk=self.disk)
-            note_birth(directory, self.storage.journal.sync(), disk=self.disk)
+            write_generation(directory, self.storage.journal.sync(), disk=self.disk)
         log = Log.open(directory, disk=self.disk, segment_bytes=SEGMENT_BYTES, segment_age_ms=0)
         self.disk.sync_directory(LOGS)
         return log
@@ -355,7 +355,7 @@ class RecoveryRun:
 
     def _open(self) -> None:
         self._recover()
-        self._check_damage()
+        self._check_corruption()
         for model in self.models:
             if model.is_made and model.log_id not in self.storage.logs:
                 raise ViolationError(f"the directory of log {model.log_id} is gone")
@@ -386,13 +386,13 @@ class RecoveryRun:
                 log.delete()
             self.doomed.remove(log_id)
 
-    def _check_damage(self) -> None:
-        """Nothing was damaged, or lost; logs that were cut may be missed some of."""
+    def _check_corruption(self) -> None:
+        """Nothing was corrupt, or lost; logs that were cut may be missed some of."""
         excused = {str(model.log_id) for model in self.models if model.was_cut}
         excused |= {str(log_id) for log_id in self.doomed}
-        for damage in self.storage.report.damage:
-            if damage.file.parent.name not in excused:
-                raise ViolationError(f"damage is told that is none: {damage}")
+        for corruption in self.storage.report.corruption:
+            if corruption.file.parent.name not in excused:
+                raise ViolationError(f"corruption is told that is none: {corruption}")
 
     # A whole life
 
@@ -470,12 +470,12 @@ class LyingDiskRun(RecoveryRun):
         self._close()
         self._lose_power()
         self._recover()
-        is_told = bool(self.storage.report.damage)
-        self.world.counts["lies told"] += is_told
+        is_reported = bool(self.storage.report.corruption)
+        self.world.counts["lies reported"] += is_reported
         for model in self.models:
             log = self.storage.logs.get(model.log_id)
             if log is not None:
-                check_after_lies(model, log, is_damage_told=is_told)
+                check_after_lies(model, log, is_corruption_reported=is_reported)
                 self.world.note(f"{model.log_id} {log.log_start_offset} {log.log_end_offset}")
 
 

@@ -120,12 +120,12 @@ RECOVERY_BUGS: Final = (
     SourceRewrite(
         "a cut counts though a checkpoint is newer",
         "strandline.storage.truncation_marker:TruncationMarker.is_newer",
-        "self.state.cuts > at.cuts",
+        "self.state.truncations > at.truncations",
         "True",
     ),
     SourceRewrite(
         "what a cut leaves is in memory when the journal is given up",
-        f"{LOG}._note_cut",
+        f"{LOG}._write_marker",
         "self.sync_written()",
         "pass",
     ),
@@ -151,7 +151,7 @@ RECOVERY_BUGS: Final = (
     SourceRewrite(
         "a deleted log's entries are replayed into its namesake",
         f"{RECOVERY}:_replay",
-        "and entry.sequence > births[log_id]",
+        "and entry.sequence > generations[log_id]",
         "",
     ),
 )

@@ -189,24 +189,24 @@ class LogModel:
         return ViolationError(f"log {self.log_id} ({there}; of {ours}) {what}")
 
 
-def check_after_lies(model: LogModel, log: Log, *, is_damage_told: bool) -> None:
+def check_after_lies(model: LogModel, log: Log, *, is_corruption_reported: bool) -> None:
     """A log of a disk that has lied: what is served was written, and a gap in it is told.
 
     Raises:
         ViolationError: neither.
     """
-    offset, is_told = int(log.log_start_offset), is_damage_told
+    offset, is_reported = int(log.log_start_offset), is_corruption_reported
     while offset < log.log_end_offset:
         try:
             part = log.read(offset, READ_BYTES)
         except CorruptBatchError as error:
-            offset, is_told = max(error.next_offset, offset + 1), True
+            offset, is_reported = max(error.next_offset, offset + 1), True
             continue
         at = offset
         for batch in batches_in(part.buffer):
             if batch.data not in model.history:
                 raise ViolationError(f"log {model.log_id} serves at {batch.base} what nobody wrote")
-            if batch.base > at and not is_told:
+            if batch.base > at and not is_reported:
                 raise ViolationError(f"log {model.log_id} misses {at} to {batch.base - 1} silently")
             at = batch.end
         if part.next_offset <= offset:

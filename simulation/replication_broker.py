@@ -17,7 +17,7 @@ from simulation.replication_keys import StoredKey
 from simulation.world import World
 from strandline.core.replication import effects as fx
 from strandline.core.replication import events as ev
-from strandline.core.replication.effects import Effect, Refusal
+from strandline.core.replication.effects import Effect, RejectReason
 from strandline.core.replication.events import Event
 from strandline.core.replication.limits import ReplicationLimits
 from strandline.core.replication.messages import BatchRef, Buffer, Session
@@ -125,9 +125,9 @@ class SimBroker:
         ]
         for number, hosted in enumerate(self.hosted):
             hosted.exposed = hosted.replica.log.high_watermark
-            for base in sorted(hosted.log.damaged):
+            for base in sorted(hosted.log.corrupt):
                 after = hosted.log.seen.batches[base].ref.next_offset
-                self.take(number, ev.Damaged(Offset(base), after))
+                self.take(number, ev.CorruptionFound(Offset(base), after))
 
     def _replica(self, log: SimLog, number: int, trace: Trace | None) -> Replica:
         state = LogState(
@@ -214,10 +214,10 @@ class SimBroker:
             self._carry_out(number, hosted, effect)
 
     def _accept(self, hosted: Hosted, publish: SimPublish) -> None:
-        if hosted.replica.refusal is None:
+        if hosted.replica.reject_reason is None:
             hosted.accepted.append(publish)
         else:
-            self._world.counts[f"refused {hosted.replica.refusal}"] += 1
+            self._world.counts[f"refused {hosted.replica.reject_reason}"] += 1
             publish.answer(NoOffset.REFUSED)
 
     def _write(self, number: int) -> None:
@@ -226,7 +226,7 @@ class SimBroker:
         accepted, hosted.accepted = hosted.accepted, []
         if not accepted:
             return
-        if hosted.replica.refusal is not None:
+        if hosted.replica.reject_reason is not None:
             for publish in accepted:
                 publish.answer(NoOffset.REFUSED)
             return
@@ -314,8 +314,8 @@ class SimBroker:
                     hosted.exposed = effect.offset
             case fx.ProposeIsr():
                 host.propose(self, number, effect)
-            case fx.Refusing():
-                if effect.reason in (Refusal.NOT_LEADER, Refusal.NOT_ENOUGH_REPLICAS):
+            case fx.RejectWrites():
+                if effect.reason in (RejectReason.NOT_LEADER, RejectReason.NOT_ENOUGH_REPLICAS):
                     self._give_up(hosted)
             case fx.TransferLeadership():
                 host.hand_over(self.id, number, effect)
@@ -352,16 +352,16 @@ class SimBroker:
         log = hosted.log
         found: list[StoredKey] = []
         size, offset = 0, int(effect.from_offset)
-        while offset < log.seen.end and offset not in log.damaged and size < effect.bytes_max:
+        while offset < log.seen.end and offset not in log.corrupt and size < effect.bytes_max:
             stored = log.seen.at(offset)
             if stored is None:
                 break
             found.append(stored)
             size += stored.ref.size
             offset = stored.ref.next_offset
-        if offset in log.damaged and not found:
+        if offset in log.corrupt and not found:
             after = log.seen.batches[offset].ref.next_offset
-            self.take(number, ev.Damaged(Offset(offset), after))
+            self.take(number, ev.CorruptionFound(Offset(offset), after))
         refs, payloads = _split(found)
         self.take(
             number,
@@ -372,7 +372,7 @@ class SimBroker:
         if effect.first_offset < log.seen.start:
             return  # retention was quicker than the replica heard of it: nothing to lend
         found = log.seen.between(effect.first_offset, effect.next_offset)
-        if not any(stored.ref.base_offset in log.damaged for stored in found):
+        if not any(stored.ref.base_offset in log.corrupt for stored in found):
             refs, payloads = _split(found)
             self.take(number, ev.RangeRead(effect.to, effect.first_offset, refs, payloads))
 

@@ -37,7 +37,7 @@ _flush, _start = Follower.flush, Follower.start
 
 def _ack_what_is_not_synced(self: Follower, now_ms: int) -> list[Effect]:
     effects: list[Effect] = []
-    self._owes_ack |= self.standing is FollowerState.STREAMING and bool(self.log.log_end_offset)
+    self._owes_ack |= self.state is FollowerState.STREAMING and bool(self.log.log_end_offset)
     for effect in _flush(self, now_ms):
         assert isinstance(effect, Send)
         end = self.log.log_end_offset
@@ -127,7 +127,7 @@ def _cut_where_the_leader_says(self: Follower, message: Diverged) -> Offset:
 
 
 def _cut_on_any_answer(self: Follower, message: Diverged, now_ms: int) -> list[Effect]:
-    self.standing = FollowerState.FETCHING
+    self.state = FollowerState.FETCHING
     return _diverged(self, msgspec.structs.replace(message, session=self.session), now_ms)
 
 
@@ -138,14 +138,14 @@ def _overlook_gaps(
     self: Follower, message: Replicate, buffers: tuple[Buffer, ...], now_ms: int
 ) -> list[Effect]:
     del now_ms
-    if message.session != self.session or self.standing in (
+    if message.session != self.session or self.state in (
         FollowerState.WAITING,
         FollowerState.STUCK,
     ):
         return []
-    self.standing, self.deadline_ms = FollowerState.STREAMING, None
+    self.state, self.deadline_ms = FollowerState.STREAMING, None
     self._owes_ack |= message.wants_ack
-    self._heard = max(self._heard, message.high_watermark)
+    self._leader_high_watermark = max(self._leader_high_watermark, message.high_watermark)
     is_next = message.base_offset == self.log.log_end_offset
     effects = self._append(message.batches, buffers) if is_next else []
     return effects + self._advance()
@@ -166,14 +166,14 @@ def _commit_all_at_the_start(self: Leader) -> list[Effect]:
     effects: list[Effect] = []
     if self.log.advance(self.log.log_end_offset):
         effects.append(Committed(self.log.log_end_offset))
-    return effects + self._tell_refusal()
+    return effects + self._report_reject_reason()
 
 
 def _commit_without_the_silent(self: Leader) -> Offset:
     if len(self.isr.members) < self.min_isr:
         return self.log.high_watermark
-    heard = tuple(b for b in self.isr.counted if b == self.me or self.followers[b].acked)
-    return max(min(_durable(self, heard)), self.log.high_watermark)
+    acked = tuple(b for b in self.isr.counted if b == self.me or self.followers[b].acked)
+    return max(min(_durable(self, acked)), self.log.high_watermark)
 
 
 def _go_back_to_old_epochs(self: Replica, event: Assigned, now_ms: int) -> list[Effect]:
@@ -218,7 +218,7 @@ def _let_join(self: Oracle, broker: BrokerId, incarnation: str) -> bool:
     return broker not in self._fenced
 
 
-def _mend_with_anything(*_: object) -> bool:
+def _repair_with_anything(*_: object) -> bool:
     return False
 
 
@@ -307,7 +307,7 @@ REPLICATION_BUGS: Final = (
     Replacement("a broker leads on after a restart", "beat", _lead_on_after_a_restart, (Oracle,)),
     Replacement("anybody is elected", "_electable", _elect_anybody, (Oracle,)),
     Replacement("any incarnation may join", "_may_join", _let_join, (Oracle,)),
-    Replacement("a repair is never taken", "_covers", _mend_with_anything, (repair_module,)),
+    Replacement("a repair is never taken", "_covers", _repair_with_anything, (repair_module,)),
     Replacement(
         "null values go before every replica has them",
         "min_replica_offset",

@@ -170,7 +170,7 @@ class ReplicationChecker:
         first = max(first, log.seen.start)
         if first >= high_watermark:
             return first
-        if not log.damaged:
+        if not log.corrupt:
             self._agree(broker, log.seen, first=first, after=high_watermark)
         return high_watermark
 
@@ -182,7 +182,7 @@ class ReplicationChecker:
         if len({*ends.values(), *high_watermarks.values()}) != 1:
             self.fail(f"not all caught up: ends {ends}, high watermarks {high_watermarks}")
         for broker, log in self.logs.items():
-            for base in sorted(log.damaged):
+            for base in sorted(log.corrupt):
                 # Where retention has left it nowhere else, nobody can help.
                 others = (other.seen for b, other in self.logs.items() if b != broker)
                 if any(base in other.batches and other.start <= base for other in others):

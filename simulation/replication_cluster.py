@@ -142,17 +142,17 @@ class Cluster:
             return
         if self.world.now_ms >= broker.paused_until:
             link = (broker.id, METADATA)
-            self.world.send(link, self.heard, broker, life)
+            self.world.send(link, self.receive_heartbeat, broker, life)
         self.world.after(BEAT_MS / broker.clock.rate, self.beat, broker, life)
 
-    def heard(self, broker: SimBroker, life: int) -> None:
-        """Metadata heard a beat, and tells how things stand."""
+    def receive_heartbeat(self, broker: SimBroker, life: int) -> None:
+        """Handle a heartbeat at the metadata: answer with all assignments."""
         if self.oracle.beat(broker.id, life):
             link = (METADATA, broker.id)
             states = [partition.assignment() for partition in self.oracle.partitions]
-            self.world.send(link, self._told, broker, life, states)
+            self.world.send(link, self._receive_assignments, broker, life, states)
 
-    def _told(self, broker: SimBroker, life: int, states: list[ev.Assigned]) -> None:
+    def _receive_assignments(self, broker: SimBroker, life: int, states: list[ev.Assigned]) -> None:
         if broker.life == life:
             for number, state in enumerate(states):
                 broker.take(number, state)
@@ -177,7 +177,7 @@ class Cluster:
         self.checkers[ballot.number].joined(self.isr(ballot.number))
         self.world.send((METADATA, ballot.broker.id), self._decided, ballot, outcome)
 
-    def _decided(self, ballot: "_Ballot", outcome: ev.IsrChanged | ev.IsrRefused) -> None:
+    def _decided(self, ballot: "_Ballot", outcome: ev.IsrChanged | ev.IsrRejected) -> None:
         ballot.is_answered = True
         if not ballot.is_over:
             ballot.broker.take(ballot.number, outcome)
@@ -203,12 +203,12 @@ class Cluster:
                 self.start(broker)
 
     def scrub(self) -> None:
-        """Read every log through: damage that nobody met is found."""
+        """Read every log through: corruption that nobody met is found."""
         for broker in self.brokers.values():
             for number, hosted in enumerate(broker.hosted):
-                for base in sorted(hosted.log.damaged):
+                for base in sorted(hosted.log.corrupt):
                     after = hosted.log.seen.batches[base].ref.next_offset
-                    broker.take(number, ev.Damaged(Offset(base), after))
+                    broker.take(number, ev.CorruptionFound(Offset(base), after))
 
     def check_settled(self) -> None:
         """Check what must be true after all faults have healed."""
@@ -216,7 +216,9 @@ class Cluster:
             partition = self.oracle.partitions[number]
             if set(partition.isr) != set(partition.replicas):
                 checker.fail(f"the ISR did not heal: {partition.isr}")
-            if not any(b.hosted[number].replica.refusal is None for b in self.brokers.values()):
+            if not any(
+                b.hosted[number].replica.reject_reason is None for b in self.brokers.values()
+            ):
                 checker.fail("nobody takes records")
             checker.settled({b.id: b.hosted[number].exposed for b in self.brokers.values()})
 

@@ -1,8 +1,8 @@
 """A partition's log on a simulated disk: what was not synced may be lost at a crash.
 
 Rules: changes reach the disk in the order in which they were made, so a crash leaves a prefix of
-those since the last sync; a batch that was torn counts as not written, as recovery cuts it. Damage
-at rest stays until it is repaired. Must not know who replicates what.
+those since the last sync; a batch that was torn counts as not written, as recovery cuts it.
+Corruption at rest stays until it is repaired. Must not know who replicates what.
 """
 
 import random
@@ -112,7 +112,7 @@ class SimLog:
     def __init__(self) -> None:
         self.seen = Image()
         self.disk = Image()
-        self.damaged: set[int] = set()
+        self.corrupt: set[int] = set()
         self.high_watermark = 0
         """As checkpointed."""
         self._changes: list[tuple[Callable[..., None], object]] = []
@@ -127,14 +127,14 @@ class SimLog:
         self._change(Image.append, stored)
 
     def repair(self, stored: StoredKey) -> None:
-        """Put a batch in the place of a damaged one."""
-        self.damaged.discard(stored.ref.base_offset)
+        """Put a batch in the place of a corrupt one."""
+        self.corrupt.discard(stored.ref.base_offset)
         self._change(Image.replace, stored)
 
     def truncate_to(self, offset: int) -> None:
         """Cut; a sync under way covers no more than is left."""
         self._change(Image.truncate_to, offset)
-        self.damaged = {base for base in self.damaged if base < offset}
+        self.corrupt = {base for base in self.corrupt if base < offset}
         if self._sync_end is not None:
             self._sync_end = min(self._sync_end, offset)
         if self._synced_end is not None:
@@ -143,7 +143,7 @@ class SimLog:
     def reset_to(self, offset: int) -> None:
         """Start again; a sync under way says nothing about the new log."""
         self._change(Image.reset_to, offset)
-        self.damaged = set()
+        self.corrupt = set()
         self._sync_end = self._synced_end = None
 
     def compact(self, reach: Reach) -> None:
@@ -153,7 +153,7 @@ class SimLog:
     def truncate_before(self, offset: int) -> None:
         """Retention."""
         self._change(Image.truncate_before, offset)
-        self.damaged = {base for base in self.damaged if base >= offset}
+        self.corrupt = {base for base in self.corrupt if base >= offset}
 
     def _change(self, how: Callable[..., None], what: object) -> None:
         how(self.seen, what)
@@ -199,7 +199,7 @@ class SimLog:
         """An empty disk."""
         self.seen, self.disk = Image(), Image()
         self._changes.clear()
-        self.damaged = set()
+        self.corrupt = set()
         self.high_watermark = 0
 
     def epochs(self) -> tuple[tuple[LeaderEpoch, Offset], ...]:

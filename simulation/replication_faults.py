@@ -14,7 +14,7 @@ from strandline.types import BrokerId, Offset
 LOSSES_FROM_MS = 1_200
 FAULTS = (
     *("crash", "crash", "crash", "crash all", "pause", "pause", "partition", "partition"),
-    *("flap", "network", "network", "slow disk", "slow disk", "damage", "retention", "resign"),
+    *("flap", "network", "network", "slow disk", "slow disk", "corruption", "retention", "resign"),
     *("elections", "elections"),
 )
 NETWORKS = (
@@ -81,7 +81,7 @@ class Faults:
         """Replace the disk, unless it is the last that has everything, or something, whole."""
         if any(partition.isr == (broker.id,) for partition in self._cluster.oracle.partitions):
             return
-        if any(log.damaged for checker in self._cluster.checkers for log in checker.logs.values()):
+        if any(log.corrupt for checker in self._cluster.checkers for log in checker.logs.values()):
             return
         self._world.counts["wiped"] += 1
         self._cluster.oracle.wipe(broker.id)
@@ -89,7 +89,7 @@ class Faults:
             self._cluster.checkers[number].wiped.add(broker.id)
             log.wipe()
 
-    def _damage(self, number: int) -> None:
+    def _corrupt(self, number: int) -> None:
         """Flip bits in one batch on one disk, if another in-sync replica has it whole."""
         if self._cluster.checkers[number].is_compacted:
             return  # a copy fits to the byte, or it is not put in place: unit tests show that
@@ -97,7 +97,7 @@ class Faults:
         isr = self._cluster.isr(number)
         broker = rng.choice(self._ids)
         log = self._brokers[broker].logs[number]
-        whole = [b for b in isr if b != broker and not self._brokers[b].logs[number].damaged]
+        whole = [b for b in isr if b != broker and not self._brokers[b].logs[number].corrupt]
         bases = [b for b in log.disk.batches if b in log.seen.batches and b >= log.seen.start]
         if not whole or not bases or broker in (b for b in isr if len(isr) == 1):
             return
@@ -109,25 +109,25 @@ class Faults:
             or log.disk.batches[base] not in holders
         ):
             return
-        log.damaged.add(base)
-        self._world.counts["damaged"] += 1
+        log.corrupt.add(base)
+        self._world.counts["corrupt"] += 1
         after = log.seen.batches[base].ref.next_offset
         if rng.random() < 0.5:
-            self._brokers[broker].take(number, ev.Damaged(Offset(base), after))
+            self._brokers[broker].take(number, ev.CorruptionFound(Offset(base), after))
 
     def _retain(self, number: int) -> None:
         """On one replica, move the log start up to a record that is committed, or a batch.
 
-        Not over what is damaged elsewhere: this may be the last whole copy of it.
+        Not over what is corrupt elsewhere: this may be the last whole copy of it.
         """
         broker = self._brokers[self._world.rng.choice(self._ids)]
         if not broker.alive:
             return
         hosted = broker.hosted[number]
-        damaged = set().union(
-            *(log.damaged for log in self._cluster.checkers[number].logs.values())
+        corrupt = set().union(
+            *(log.corrupt for log in self._cluster.checkers[number].logs.values())
         )
-        limit = min([hosted.exposed, *damaged])
+        limit = min([hosted.exposed, *corrupt])
         bases = [base for base in hosted.log.seen.batches if base <= limit]
         if bases:
             everything = [limit] * 3 if limit == hosted.exposed else []
@@ -192,7 +192,7 @@ class Faults:
         self._cluster.oracle.elect_another(number)
         for broker in self._brokers.values():
             if broker.alive:
-                self._cluster.heard(broker, broker.life)
+                self._cluster.receive_heartbeat(broker, broker.life)
 
     def _jump(self) -> None:
         """A clock jumps, and another a little later."""
@@ -242,8 +242,8 @@ class Faults:
                 world.faults = NetworkFaults(*rng.choice(NETWORKS))
             case "slow disk":
                 self._cluster.sync_ms[broker.id] = rng.choice((0.5, 5, 60, 500))
-            case "damage":
-                self._damage(number)
+            case "corruption":
+                self._corrupt(number)
             case "retention":
                 self._retain(number)
             case "resign":

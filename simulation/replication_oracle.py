@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from simulation.world import World
 from strandline.core.replication.effects import ProposeIsr
-from strandline.core.replication.events import Assigned, IsrChanged, IsrRefused
+from strandline.core.replication.events import Assigned, IsrChanged, IsrRejected
 from strandline.types import BrokerId, LeaderEpoch
 
 DEAD_MS = 700
@@ -31,7 +31,7 @@ class OraclePartition:
     epoch: int = 0
     version: int = 0
     filling: set[BrokerId] = field(default_factory=set)
-    decided: dict[tuple[int, int], IsrChanged | IsrRefused] = field(default_factory=dict)
+    decided: dict[tuple[int, int], IsrChanged | IsrRejected] = field(default_factory=dict)
 
     def assignment(self) -> Assigned:
         """As brokers are told."""
@@ -58,7 +58,7 @@ class Oracle:
         self.partitions = partitions
         self._world = world
         self._lives: dict[BrokerId, int] = {}
-        self._heard_ms: dict[BrokerId, float] = {}
+        self._heartbeat_ms: dict[BrokerId, float] = {}
         self._fenced: set[BrokerId] = set()
         self._wiped: set[BrokerId] = set()
 
@@ -67,7 +67,7 @@ class Oracle:
         known = self._lives.get(broker, -1)
         if life < known:
             return False
-        self._heard_ms[broker] = self._world.now_ms
+        self._heartbeat_ms[broker] = self._world.now_ms
         if life > known:
             self._lives[broker] = life
             self._wiped.discard(broker)
@@ -83,8 +83,8 @@ class Oracle:
 
     def fence_silent(self) -> None:
         """Take the dead, or unreachable, out of everything."""
-        for broker in sorted(self._heard_ms):
-            if self._world.now_ms - self._heard_ms[broker] > DEAD_MS:
+        for broker in sorted(self._heartbeat_ms):
+            if self._world.now_ms - self._heartbeat_ms[broker] > DEAD_MS:
                 self._fence(broker)
 
     def _fence(self, broker: BrokerId) -> None:
@@ -142,7 +142,7 @@ class Oracle:
         who = "nobody" if partition.leader is None else f"broker {partition.leader}"
         self._world.tell(METADATA, f"s/{number}: epoch {partition.epoch}: elects {who}")
 
-    def propose(self, number: int, proposal: ProposeIsr) -> IsrChanged | IsrRefused:
+    def propose(self, number: int, proposal: ProposeIsr) -> IsrChanged | IsrRejected:
         """Decide on a change of the ISR, or repeat what was decided."""
         partition = self.partitions[number]
         key = (proposal.epoch, proposal.proposal)
@@ -156,12 +156,12 @@ class Oracle:
             return False
         return incarnation == str(self._lives[broker])
 
-    def _decide(self, partition: OraclePartition, proposal: ProposeIsr) -> IsrChanged | IsrRefused:
+    def _decide(self, partition: OraclePartition, proposal: ProposeIsr) -> IsrChanged | IsrRejected:
         added = set(proposal.isr) - set(partition.isr)
         is_current = proposal.epoch == partition.epoch and proposal.version == partition.version
         if not is_current or not all(self._may_join(*member) for member in proposal.joining):
             self._world.counts["isr refused"] += 1
-            return IsrRefused(proposal.epoch, proposal.proposal)
+            return IsrRejected(proposal.epoch, proposal.proposal)
         self._world.counts["isr grew" if added else "isr shrank"] += 1
         partition.isr = proposal.isr
         partition.filling -= set(proposal.isr)

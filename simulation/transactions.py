@@ -20,11 +20,19 @@ from strandline.broker.read_path.transaction_visibility import (
     PartitionTransactions,
     marker_attributes,
 )
-from strandline.core.coordinator_effects import Answer, Forget, Refuse, Store, restore
+from strandline.core.coordinator_effects import (
+    Answer,
+    EntriesStored,
+    Forget,
+    Reject,
+    Store,
+    Tick,
+    restore,
+)
 from strandline.core.transactions import effects as fx
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.coordinator import Coordinator
-from strandline.core.transactions.effects import Mark, MarkerKind
+from strandline.core.transactions.effects import MarkerKind, SendMarker
 from strandline.core.transactions.state import (
     CoordinatorState,
     TransactionalProducer,
@@ -119,7 +127,7 @@ class SimPartition:
             return
         self._append(int(Attributes.TRANSACTIONAL), producer, value=value, done=done)
 
-    def mark(self, mark: Mark, done: Any) -> None:
+    def mark(self, mark: SendMarker, done: Any) -> None:
         """Take a marker, as ``Partition.mark`` does."""
         if not self.transaction_index.needs(mark.kind, mark.producer):
             done("ok")
@@ -228,7 +236,7 @@ class TransactionHistory:
 
     def _tick(self, runtime: SimCoordinator) -> None:
         if not runtime.is_over:
-            self._step(runtime, ev.TimePassed())
+            self._step(runtime, Tick())
             self.world.after(TICK_MS, self._tick, runtime)
 
     def _step(self, runtime: SimCoordinator, event: ev.Event) -> None:
@@ -247,9 +255,9 @@ class TransactionHistory:
                     runtime.waiting[-1 - sequence] = entry
                 case Answer(token, value):
                     self._tell(runtime, token, (True, value))
-                case Refuse(token, error):
+                case Reject(token, error):
                     self._tell(runtime, token, (False, error))
-                case fx.Mark():
+                case fx.SendMarker():
                     delay_ms = world.rng.uniform(0.1, 8.0) * world.rng.choice((1, 1, 1, 20))
                     world.after(delay_ms, self._mark, runtime, effect)
                 case fx.TimedOut():
@@ -263,7 +271,7 @@ class TransactionHistory:
             return
         for sequence in range(len(self.entries), store.sequence + 1):
             self.entries.append(runtime.waiting.pop(-1 - sequence))
-        self._step(runtime, ev.Stored(store.sequence))
+        self._step(runtime, EntriesStored(store.sequence))
 
     def _crash_runtime(self, runtime: SimCoordinator) -> None:
         if runtime is self.runtime:
@@ -306,7 +314,7 @@ class TransactionHistory:
         if waiting is not None:
             self.world.after(self.world.rng.uniform(0.1, 4.0), waiting, answer)
 
-    def _mark(self, runtime: SimCoordinator, mark: Mark) -> None:
+    def _mark(self, runtime: SimCoordinator, mark: SendMarker) -> None:
         """A marker reaches its partition, also of a coordinator that has ended; or it is lost."""
         is_begin = mark.kind is MarkerKind.BEGIN
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.transactions_check import ABORTED, COMMITTED, UNKNOWN
 from simulation.transactions_groups import GROUPS_PLACE
-from strandline.core.coordinator_effects import Answer, Refuse
+from strandline.core.coordinator_effects import Answer, Reject
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.effects import Begun
 from strandline.core.transactions.state import TransactionalProducer, TransactionPartition
@@ -127,7 +127,10 @@ class Zombie:
                 lambda *_: self.later(self.begin),
             )
 
-        self.ask(lambda token: ev.Read(token, lambda s: s.transactions[self.id].producer), told)
+        self.ask(
+            lambda token: ev.QueryTransactions(token, lambda s: s.transactions[self.id].producer),
+            told,
+        )
 
     def _written(self, name: str) -> None:
         """Every record is stored: note a position, mostly, and decide."""
@@ -238,10 +241,12 @@ def commit_position(
         else:
             client.later(client.begin)
 
-    def noted(outcome: Answer | Refuse | None) -> None:
+    def noted(outcome: Answer | Reject | None) -> None:
         if client.life != life:
             return
-        is_in_the_way = isinstance(outcome, Refuse) and outcome.error.code == "undecided_positions"
+        is_in_the_way = (
+            isinstance(outcome, Reject) and outcome.error.code == "unstable_offset_commit"
+        )
         if outcome is None or is_in_the_way:
             client.later(lambda: history.groups.commit(client.id, offset, producer, answer=noted))
         elif isinstance(outcome, Answer):

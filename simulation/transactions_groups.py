@@ -8,13 +8,12 @@ from collections import deque
 from typing import Any, Final
 
 from simulation.world import World
-from strandline.core.coordinator_effects import Answer, Refuse, Store, restore
+from strandline.core.coordinator_effects import Answer, EntriesStored, Reject, Store, restore
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.state import GroupEntry, GroupsState
-from strandline.core.groups.transactions import Mark as GroupMark
-from strandline.core.groups.transactions import PendingOffsets
-from strandline.core.transactions.effects import Mark
+from strandline.core.groups.transactions import PendingOffsets, TransactionMark
+from strandline.core.transactions.effects import SendMarker
 from strandline.core.transactions.state import TransactionalProducer, TransactionPartition
 from strandline.types import LogId
 
@@ -55,12 +54,12 @@ class SimGroups:
         for answer in waiting:
             answer(None)
 
-    def mark(self, mark: Mark, done: Any) -> None:
+    def mark(self, mark: SendMarker, done: Any) -> None:
         """Take a marker; ``done`` hears "ok" or "lost"."""
-        who, kind = _transaction(mark.producer), GroupMark(mark.kind.value)
+        who, kind = _transaction(mark.producer), TransactionMark(mark.kind.value)
 
         def answered(outcome: object) -> None:
-            assert not isinstance(outcome, Refuse), outcome
+            assert not isinstance(outcome, Reject), outcome
             done("lost" if outcome is None else "ok")
 
         self._ask(lambda token: ev.MarkTransaction(token, who, kind), answered)
@@ -101,7 +100,7 @@ class SimGroups:
                     self._unstored.append(entry)
                     delay_ms = self.world.rng.uniform(0.1, STORE_MS_MAX)
                     self.world.after(delay_ms, self._store, coordinator, sequence)
-                case Answer(token, _) | Refuse(token, _):
+                case Answer(token, _) | Reject(token, _):
                     waiting = self._waiting.pop(token, None)
                     if waiting is not None:
                         waiting(effect)
@@ -112,7 +111,7 @@ class SimGroups:
             return
         while len(self.entries) <= sequence:
             self.entries.append(self._unstored.popleft())
-        self._step(ev.Stored(sequence))
+        self._step(EntriesStored(sequence))
 
 
 def _transaction(producer: TransactionalProducer) -> PendingOffsets:

@@ -96,7 +96,7 @@ class World:
 
         def deliver_both(*args: object) -> None:
             if link[1] in self._traces:
-                self._traces[link[1]].heard(clock)
+                self._traces[link[1]].received(clock)
             deliver(*args)
 
         return deliver_both

@@ -9,10 +9,13 @@ import builtins
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from statistics import median
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +52,11 @@ REGISTRIES = re.compile(
     re.IGNORECASE,
 )
 
+PACKAGES = ("strandline", "pyspark_strandline", "pyspark_strandline_table")
+CYCLES_CLOSED_BY = [
+    ("strandline.broker.write_path.admission", "strandline.broker.write_path.partition"),
+]
+"""Imports that close a cycle and are not removed yet."""
 # call: (what to use instead, packages of src/strandline where it is banned, files exempt)
 CORE = ("record", "core", "storage", "broker", "servers", "process")
 BANNED_CALLS = {
@@ -314,6 +322,52 @@ def test_nothing_local_or_unfinished_is_committed(pattern: re.Pattern[str], inst
             if (found := pattern.search(line))
         ]
     )
+
+
+def test_class_names_are_unique() -> None:
+    """A class name of the product means one thing, and is found by searching for it."""
+    places: dict[str, list[str]] = {}
+    for name, tree in TREES.items():
+        if name.startswith("src/"):
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(f"{name}:{node.lineno}")
+    refuse(
+        [f"{where[1]}: {each} is also in {where[0]}" for each, where in places.items() if where[1:]]
+    )
+
+
+def constants(tree: ast.Module) -> Iterator[str]:
+    """The constants that a module assigns, each as often as it does."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            yield from (ast.unparse(each) for each in node.targets)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield ast.unparse(node.target)
+
+
+def test_constants_are_assigned_once() -> None:
+    """A merge that keeps both sides leaves two values, of which the last one counts."""
+    refuse(
+        [
+            f"{name}: {constant} is assigned {count} times"
+            for name, tree in TREES.items()
+            for constant, count in Counter(constants(tree)).items()
+            if constant.isupper() and count > 1
+        ]
+    )
+
+
+def test_imports_have_no_cycles() -> None:
+    """No module of the product imports itself by way of others, for type checking included."""
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    for importer, imported in CYCLES_CLOSED_BY:
+        imports[importer].discard(imported)
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        pytest.fail(" is imported by ".join(error.args[1]))
 
 
 def test_banned_calls_are_not_made() -> None:

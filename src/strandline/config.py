@@ -312,7 +312,7 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes read per second; 0 turns it off."""
     allow_corrupt_coordinator_log: bool = False
     """Let the coordinators of groups and transactions begin without entries of theirs that are
-    damaged."""
+    corrupt."""
 
     @property
     def peer_host(self) -> str:

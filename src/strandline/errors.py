@@ -34,7 +34,7 @@ StrandlineError
 │   ├── ShuttingDownError       the broker is stopping
 │   ├── QuotaExceededError      the principal has used up its quota
 │   ├── StillLoadingError       a new leader or coordinator is still loading
-│   ├── UndecidedPositionsError a transaction is about to commit offsets of the group
+│   ├── UnstableOffsetCommitError a transaction is about to commit offsets of the group
 │   ├── PausedError             the partition is paused
 │   ├── EncryptionKeyError      an encryption key is not available
 │   └── DisconnectedError       no connection to the broker
@@ -56,10 +56,19 @@ are both a ``ValueError``."""
 
 
 class StrandlineError(Exception):
-    """Base class of all errors; ``code`` is stable, ``retriable`` tells if a retry may succeed."""
+    """Base class of all errors. Its fields decide, for each class, whether a client tries again."""
 
     code: ClassVar[str] = "error"
+    """A stable name, which crosses the wire."""
     retriable: ClassVar[bool] = False
+    """Whether the same request may succeed at some time."""
+    passes_soon: ClassVar[bool] = False
+    """Whether it may succeed within seconds, perhaps at another broker. A full or failed disk may
+    take long to heal."""
+    is_rejection: ClassVar[bool] = False
+    """Whether it is certain that the request had no effect."""
+    is_connection_loss: ClassVar[bool] = False
+    """Whether the request has to be sent again over a new connection."""
 
     @property
     def message(self) -> str:
@@ -228,42 +237,50 @@ class UnavailableError(StrandlineError):
 
     code = "unavailable"
     retriable = True
+    passes_soon = True
 
 
 class DiskFullError(UnavailableError):
     """No disk space is left to store records; writing resumes when space is free."""
 
     code = "disk_full"
+    passes_soon = False
 
 
 class LogPoisonedError(UnavailableError):
     """A write or sync failed; nothing is acknowledged until the log is reopened and verified."""
 
     code = "log_poisoned"
+    passes_soon = False
 
 
 class RequestTimeoutError(UnavailableError):
     """The answer did not arrive in time; whether the request took effect is unknown."""
 
     code = "timeout"
+    passes_soon = False
 
 
 class ShuttingDownError(UnavailableError):
     """The broker is stopping."""
 
     code = "shutting_down"
+    is_rejection = True
+    is_connection_loss = True
 
 
 class PausedError(UnavailableError):
     """The partition is paused until it is used again."""
 
     code = "paused"
+    passes_soon = False
 
 
 class EncryptionKeyError(UnavailableError):
     """An encryption key is not available; the message names it."""
 
     code = "encryption_key"
+    passes_soon = False
 
 
 class QuotaExceededError(UnavailableError):
@@ -286,18 +303,21 @@ class StillLoadingError(UnavailableError):
     """A new leader or coordinator is still reading its stored state."""
 
     code = "still_loading"
+    is_rejection = True
 
 
-class UndecidedPositionsError(UnavailableError):
+class UnstableOffsetCommitError(UnavailableError):
     """A transaction is about to commit offsets of the consumer group; retry when it has ended."""
 
-    code = "undecided_positions"
+    code = "unstable_offset_commit"
+    passes_soon = False
 
 
 class DisconnectedError(UnavailableError):
     """No connection to the broker."""
 
     code = "disconnected"
+    is_connection_loss = True
 
 
 class ClientClosedError(DisconnectedError):
@@ -305,12 +325,15 @@ class ClientClosedError(DisconnectedError):
 
     code = "client_closed"
     retriable = False
+    passes_soon = False
+    is_connection_loss = False
 
 
 class NotLeaderError(UnavailableError):
     """Another broker leads the partition, or none does; the message names the leader if known."""
 
     code = "not_leader"
+    is_rejection = True
 
     def __init__(self, message: str, *, is_leaderless: bool = False) -> None:
         super().__init__(message)
@@ -322,6 +345,7 @@ class NotEnoughReplicasError(UnavailableError):
     """Fewer than ``min_isr`` replicas are in sync; nothing was stored."""
 
     code = "not_enough_replicas"
+    is_rejection = True
 
 
 class CorruptBatchError(StrandlineError):

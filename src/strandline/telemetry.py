@@ -150,7 +150,7 @@ class Telemetry(Collector):
     quota_wait_seconds: dict[str, float] = labelled(
         "counter", "principal", "Time for which a quota delayed a principal."
     )
-    quota_refusals: dict[str, int] = labelled(
+    quota_rejections: dict[str, int] = labelled(
         "counter",
         "principal",
         "Requests and connections of a principal refused because of its quota.",
@@ -168,7 +168,7 @@ class Telemetry(Collector):
     disk_full: int = gauge("1 while publishes are refused for lack of space.")
     disk_full_writes: int = counter("Writes that were refused for lack of space.")
     checkpoint_seconds: Histogram = histogram("Time of one checkpoint.")
-    damaged_batches: int = counter("Corrupt batches found while reading or recovering.")
+    corrupt_batches: int = counter("Corrupt batches found while reading or recovering.")
     scrubbed_bytes: int = counter("Bytes of logs read by the scrubber.")
     repaired_batches: int = counter("Corrupt batches repaired from another replica.")
     failed_repairs: int = counter("Answers of replicas that did not repair the corruption.")
@@ -232,7 +232,7 @@ class Telemetry(Collector):
     recovery_records: int = gauge("Records the last start replayed from the journal.")
     recovery_torn_bytes: int = gauge("Bytes of torn tail truncated by the last start.")
     nats_server_restarts: int = counter("Restarts of the embedded nats-server.")
-    nats_connected: int = gauge("1 while connected to NATS.")
+    nats_connections: int = gauge("Connections to NATS, each for a share of the streams.")
     jetstream_covered_streams: int = gauge(
         "Streams whose publishes JetStream on the nats-server also acknowledges."
     )

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import pytest
 
-from strandline.core.coordinator_effects import Answer, Forget, Refuse, Store
+from strandline.core.coordinator_effects import Answer, EntriesStored, Forget, Reject, Store, Tick
 from strandline.core.groups import effects as fx
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.state import GroupsState, decode_entry, encode_entry
-from strandline.core.groups.transactions import Mark, PendingOffsets
+from strandline.core.groups.transactions import PendingOffsets, TransactionMark
 from strandline.types import PartitionName
 
 SCRIPTS = sorted((Path(__file__).parent / "groups").glob("*.txt"))
@@ -78,11 +78,11 @@ class Story:
             match effect:
                 case Store():
                     self.unstored.append(effect)
-                case Answer(token, fx.Assigned() as assigned):
+                case Answer(token, fx.GroupAssignment() as assigned):
                     lines.append(f"{token}: {self.assigned(token.split()[1], assigned)}")
                 case Answer(token, value):
                     lines.append(f"{token}: " + ("done" if value is None else str(value)))
-                case Refuse(token, error):
+                case Reject(token, error):
                     lines.append(f"{token}: {error.code}")
                 case fx.Expired(_, member):
                     lines.append(f"{member} expired")
@@ -175,22 +175,24 @@ class Story:
         return self.step(ev.ClaimConsumers("claim", GROUP, int(epoch)))
 
     def do_mark(self, mark, who, options):
-        return self.step(ev.MarkTransaction(f"{mark} {who}", transaction(who), Mark(mark)))
+        return self.step(
+            ev.MarkTransaction(f"{mark} {who}", transaction(who), TransactionMark(mark))
+        )
 
     def do_delete(self, options):
         return self.step(ev.Delete("delete", GROUP))
 
     def do_positions(self, options):
-        return self.step(ev.Read("positions", lambda s: s.groups[GROUP].positions))
+        return self.step(ev.QueryGroups("positions", lambda s: s.groups[GROUP].positions))
 
     def do_store(self, options):
         stored, self.unstored = self.unstored, []
         self.stored += [encode_entry(each.entry) for each in stored]
-        return self.step(ev.Stored(stored[-1].sequence)) if stored else []
+        return self.step(EntriesStored(stored[-1].sequence)) if stored else []
 
     def do_time(self, ms, options):
         self.now_ms += int(ms)
-        return self.step(ev.TimePassed())
+        return self.step(Tick())
 
     def do_crash(self, options):
         self.unstored = []

@@ -62,8 +62,8 @@ class Story:
         self.image, outcome = apply_entry(before, command)
         assert [*check_image(self.image), *check_step(before, self.image)] == []
         if outcome.code:
-            refusal = f"refused, {outcome.reason}: {outcome.message}"
-            self.said += textwrap.wrap(refusal, 96, subsequent_indent="  ")
+            rejection = f"refused, {outcome.reason}: {outcome.message}"
+            self.said += textwrap.wrap(rejection, 96, subsequent_indent="  ")
         return outcome
 
     def at(self, where):

@@ -6,11 +6,11 @@ A line that begins with ``>`` is a command, the lines after it are what came of 
 Commands: ``brokers 1 2 3 [min_isr=n] [reads=one]`` · ``elect b [isr=..] [to=..] [unclean]`` ·
 ``append b n`` · ``flush b`` · ``sync b`` · ``run``: flush, sync and deliver until all is quiet,
 saying only what matters · ``deliver [a->b]`` · ``drop|repeat|reverse|hold|unhold a->b`` ·
-``cut|mend b``: all links of a broker · ``crash b``: lose what is unsynced · ``wipe b`` ·
+``cut|heal b``: all links of a broker · ``crash b``: lose what is unsynced · ``wipe b`` ·
 ``start b`` · ``lost|back a b``: a notices its link to b · ``decide|refuse``: metadata on the oldest
 proposal · ``isr 1,2``: metadata by itself · ``forget b``: it is told that a disk was lost ·
-``time n`` · ``damage b first`` · ``retain b offset`` · ``resign b`` · ``status`` · ``put b v v``: a
-batch of numbered records, of which ``v % 101`` is the key, and every fourth deletes it ·
+``time n`` · ``corrupt b first`` · ``retain b offset`` · ``resign b`` · ``status`` · ``put b v
+v``: a batch of numbered records, of which ``v % 101`` is the key, and every fourth deletes it ·
 ``compact b``: what it holds then, as far as all replicas have its null values.
 """
 
@@ -88,7 +88,7 @@ def shown(effect):
             return f"read @{offset} for {follower}"
         case fx.ReadRange(to, first, after):
             return f"read {first}-{after} for {to}"
-        case fx.Refusing(reason):
+        case fx.RejectWrites(reason):
             return f"refusing: {reason}" if reason else "accepting"
         case fx.TransferLeadership(candidates):
             return f"hand over to {listed(candidates)}"
@@ -204,14 +204,14 @@ class Story:
     def append(self, number, count):
         number = int(number)
         replica, log = self.replicas[number], self.logs[number]
-        if replica.refusal is not None:
-            self.lines.append(f"{number}: refused, {replica.refusal}")
+        if replica.reject_reason is not None:
+            self.lines.append(f"{number}: refused, {replica.reject_reason}")
             return
         self.write(number, f"e{replica.epoch}@{log.seen.end}".encode(), int(count))
 
     def put(self, number, *values):
         number = int(number)
-        assert self.replicas[number].refusal is None, "it takes records"
+        assert self.replicas[number].reject_reason is None, "it takes records"
         self.write(number, ",".join(values).encode(), len(values))
 
     def write(self, number, payload, count):
@@ -286,7 +286,7 @@ class Story:
     def cut_(self, number):
         self.cut.add(int(number))
 
-    def mend(self, number):
+    def heal(self, number):
         self.cut.discard(int(number))
 
     def crash(self, number):
@@ -325,7 +325,7 @@ class Story:
 
     def refuse(self):
         number, proposal = self.proposals.popleft()
-        self.step(number, ev.IsrRefused(proposal.epoch, proposal.proposal))
+        self.step(number, ev.IsrRejected(proposal.epoch, proposal.proposal))
 
     def time(self, milliseconds):
         self.now += int(milliseconds)
@@ -334,10 +334,10 @@ class Story:
                 self.step(number, ev.TimePassed())
                 self.step(number, ev.Flush())
 
-    def damage(self, number, first):
+    def corrupt(self, number, first):
         number = int(number)
         ref = self.logs[number].seen.batches[int(first)].ref
-        self.step(number, ev.Damaged(ref.base_offset, ref.next_offset))
+        self.step(number, ev.CorruptionFound(ref.base_offset, ref.next_offset))
 
     def retain(self, number, offset):
         self.logs[int(number)].truncate_before(int(offset))
@@ -349,7 +349,7 @@ class Story:
     def status(self):
         for number, replica in sorted(self.replicas.items()):
             log, leader = replica.log, replica.leader
-            role = f"{replica.follower.standing.value} e{replica.epoch}" if not leader else (
+            role = f"{replica.follower.state.value} e{replica.epoch}" if not leader else (
                 f"leading e{replica.epoch} ISR {listed(leader.isr.counted)}"
             )  # fmt: skip
             due = "no timer" if replica.deadline_ms is None else f"due {replica.deadline_ms}"

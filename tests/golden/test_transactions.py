@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from strandline.core.coordinator_effects import Answer, Forget, Refuse, Store
+from strandline.core.coordinator_effects import Answer, EntriesStored, Forget, Reject, Store, Tick
 from strandline.core.transactions import effects as fx
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.coordinator import Coordinator
@@ -103,7 +103,7 @@ class Story:
                 case Store():
                     self.unstored.append(effect)
                     continue
-                case fx.Mark():
+                case fx.SendMarker():
                     self.marks.append(effect)
                     who = f"{effect.kind.value} {effect.producer}"
                     lines.append(f"marker for {effect.place}: {who}")
@@ -117,7 +117,7 @@ class Story:
                     lines.append(f"{token}: {how}, fingerprint {publication.fingerprint}")
                 case Answer(token, value):
                     lines.append(f"{token}: " + ("done" if value is None else str(value)))
-                case Refuse(token, error):
+                case Reject(token, error):
                     lines.append(f"{token}: {error.code}")
                 case fx.TimedOut(name):
                     lines.append(f"{name} timed out")
@@ -170,13 +170,15 @@ class Story:
         return self.step(ev.Publish(token, BatchOfProducer(name, int(number)), parts, fingerprint))
 
     def last(self, name):
-        return self.step(ev.Read(f"last {name}", lambda state: state.publications[name].batch))
+        return self.step(
+            ev.QueryTransactions(f"last {name}", lambda state: state.publications[name].batch)
+        )
 
     def store(self, count=None):
         count = len(self.unstored) if count is None else int(count)
         stored, self.unstored = self.unstored[:count], self.unstored[count:]
         self.entries += [each.entry for each in stored]
-        return self.step(ev.Stored(stored[-1].sequence)) if stored else []
+        return self.step(EntriesStored(stored[-1].sequence)) if stored else []
 
     def _given(self, where):
         taken = [m for m in self.marks if where is None or str(m.place) == where]
@@ -200,7 +202,7 @@ class Story:
 
     def time(self, ms):
         self.now_ms += int(ms)
-        return self.step(ev.TimePassed())
+        return self.step(Tick())
 
     def crash(self):
         self.unstored, self.marks = [], []

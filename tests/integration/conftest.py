@@ -9,7 +9,7 @@ import contextlib
 import gc
 import time
 from collections import defaultdict
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 
 import nats
@@ -20,8 +20,9 @@ from nats.js.errors import APIError
 
 from strandline.errors import StrandlineError
 from strandline.testing.replica import ReplicaReader
-
-from .clusters import three_brokers
+from tests.kit.clusters import three_brokers
+from tests.kit.processes import child_of, is_running
+from tests.kit.waiting import until_async
 
 
 @pytest.fixture(scope="session")
@@ -78,7 +79,7 @@ class Publisher:
         self.open = []
         """Numbers sent and not acked yet."""
         self.sent = 0
-        self.refusals = defaultdict(int)
+        self.rejections = defaultdict(int)
         """Error description → how often."""
         self.is_stopping = False
 
@@ -119,10 +120,10 @@ class Publisher:
                 self.subject, payload, timeout=self.timeout_s, headers=headers
             )
         except APIError as error:
-            self.refusals[error.description] += 1
+            self.rejections[error.description] += 1
             return False
         except (nats.errors.Error, OSError):
-            self.refusals["no answer"] += 1
+            self.rejections["no answer"] += 1
             return False
         self.acked[number] = ack.seq - 1
         return True
@@ -220,29 +221,7 @@ class Reader:
             assert final[place] == value, "one value per offset, for ever"
 
 
-def child_of(pid, program="nats-server"):
-    """Process id of a broker's nats-server, or of another child, or None."""
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                if program.encode() in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
-    return None
-
-
-def is_running(pid):
-    """Whether the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-async def until(condition, *, seconds=90):
-    """Wait for something to become true."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - conditions of all kinds
-            await asyncio.sleep(0.01)
+until = partial(until_async, seconds=90)
 
 
 @contextlib.asynccontextmanager

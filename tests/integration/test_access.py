@@ -2,6 +2,7 @@
 
 import threading
 import time
+from functools import partial
 
 import grpc
 import pytest
@@ -14,6 +15,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.testing import Server
+from tests.kit.waiting import until as wait_until
 
 ADMIN = "an-administrators-token-made-for-this-test"
 PATIENCE_S = 60
@@ -59,12 +61,7 @@ def refused(call, *args, **kwargs):
     return False
 
 
-def until(condition):
-    """Wait for something to become true."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+until = partial(wait_until, seconds=PATIENCE_S)
 
 
 def test_nobody_gets_in_without_a_token_that_is_known(server, monkeypatch):
@@ -81,9 +78,9 @@ def test_an_unknown_stream_tells_nobody_of_others(admin, newcomer):
     admin.create_stream("secret-plans")
     _, client = newcomer(("read", "stream", "secret-plan"))
     for call in (client.stream_info, client.read, client.subscribe):
-        with pytest.raises(UnknownStreamError) as refusal:
+        with pytest.raises(UnknownStreamError) as rejection:
             list(call("secret-plan"))
-        assert "secret-plans" not in refusal.value.message
+        assert "secret-plans" not in rejection.value.message
     admin.delete_stream("secret-plans")
 
 

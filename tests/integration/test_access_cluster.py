@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import pyarrow as pa
@@ -23,12 +24,15 @@ from strandline.errors import (
 from strandline.process.ports import free_ports
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer
+from tests.kit.waiting import until as wait_until
 
 ADMIN = "an-administrators-token-made-for-this-test"
 AUTH = {"STRANDLINE_AUTH__ENABLED": "true", "STRANDLINE_AUTH__ADMIN_TOKEN": ADMIN}
 IDS = (1, 2, 3)
 PATIENCE_S = 90
 TIMEOUT_S = 40
+SILENCE_S = 7
+"""Longer than a client waits for the ack of a leader before it looks for another."""
 LEASE_BOUND_S = 5
 """As docs/security.md says."""
 DENIED = pb.PublishAsyncError.PERMISSION_DENIED
@@ -92,17 +96,7 @@ def bearing(token):
     return {"timeout": TIMEOUT_S, "metadata": [("authorization", f"Bearer {token}")]}
 
 
-def until(condition):
-    """Wait for something to become true; a failing call means not yet."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            if condition():
-                return
-        except (grpc.RpcError, StrandlineError):
-            pass  # not yet
-        time.sleep(0.05)
-    pytest.fail("it did not happen in time")
+until = partial(wait_until, seconds=PATIENCE_S, retried=(grpc.RpcError, StrandlineError))
 
 
 def publish(api, value, token):
@@ -261,8 +255,7 @@ def cut_off(cluster, tokens):
     yield cut
     for number in sorted(stopped):
         send(number, signal.SIGCONT)
-    for number in IDS:
-        until(lambda n=number: publish(cluster.api(n), b"healed", tokens["writer"]) == "stored")
+    publish_through_all(cluster, tokens, b"healed")
 
 
 def follow(address, token, ended):
@@ -299,15 +292,49 @@ def test_a_broker_that_is_cut_off_acts_on_no_revoked_token_for_long(cluster, tok
         assert admin.server_info()
 
 
+def revoke_own_tokens(cluster):
+    """Revoke the tokens of all brokers that have forwarded a publish, and return their ids."""
+    with cluster.client(3, ADMIN) as admin:
+        own = [token.id for token in admin.access.tokens() if token.principal == "__broker"]
+        for token in own:
+            admin.access.revoke_token(token)
+    return own
+
+
+def publish_through_all(cluster, tokens, value):
+    """Publish through each broker until it is stored; two of three forward it to the leader."""
+    for number in IDS:
+        until(lambda n=number: publish(cluster.api(n), value, tokens["writer"]) == "stored")
+
+
 def test_brokers_tokens_are_no_way_in(cluster, tokens):
     """The brokers' own token belongs to no user principal; a lost one is renewed."""
+    publish_through_all(cluster, tokens, b"once")
+    own = revoke_own_tokens(cluster)
+    assert set(own) <= {f"{number:08x}" for number in IDS}
+    assert own, "two of three have forwarded a publish"
+    with (
+        cluster.client(3, ADMIN) as admin,
+        pytest.raises(StrandlineError, match="no name for a principal"),
+    ):
+        admin.access.create_token("__broker")
+    publish_through_all(cluster, tokens, b"again")
+
+
+def test_a_brokers_token_is_renewed_while_it_looks_for_a_leader(cluster, tokens):
+    """A leader falls silent, and those that look for the next one are refused everywhere."""
+    publish_through_all(cluster, tokens, b"once")
+    revoke_own_tokens(cluster)
     with cluster.client(3, ADMIN) as admin:
-        own = [token for token in admin.access.tokens() if token.principal == "__broker"]
-        assert {token.id for token in own} <= {f"{number:08x}" for number in IDS}
-        assert own, "two of three have handed publishes on"
-        for token in own:
-            admin.access.revoke_token(token.id)
-        with pytest.raises(StrandlineError, match="no name for a principal"):
-            admin.access.create_token("__broker")
-    for number in IDS:  # whoever took them back: a broker whose token is refused makes another
-        until(lambda n=number: publish(cluster.api(n), b"again", tokens["writer"]) == "stored")
+        [leader] = [each.leader for each in admin.stream_info("shared").partitions]
+    [stopped] = [n for n, server in cluster.servers.items() if server.flight == leader]
+    cluster.servers[stopped].signal(signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor() as publishing:
+            for number in {*IDS} - {stopped}:
+                api = cluster.api(number)
+                publishing.submit(publish, api, b"unknown", tokens["writer"])
+            time.sleep(SILENCE_S)
+    finally:
+        cluster.servers[stopped].signal(signal.SIGCONT)
+    publish_through_all(cluster, tokens, b"again")

@@ -5,8 +5,8 @@ the other. Whatever it sends under them is refused, and nothing of the victim is
 """
 
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import pyarrow as pa
@@ -19,6 +19,7 @@ from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer
+from tests.kit.waiting import until as wait_until
 
 ADMIN = "an-administrators-token-made-for-this-test"
 AUTH = {"STRANDLINE_AUTH__ENABLED": "true", "STRANDLINE_AUTH__ADMIN_TOKEN": ADMIN}
@@ -28,16 +29,7 @@ PATIENCE_S = 90
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-def until(condition):
-    """Wait for something to become true; a failing call means not yet."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        try:
-            if condition():
-                return
-        except StrandlineError:
-            assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+until = partial(wait_until, seconds=PATIENCE_S, retried=StrandlineError)
 
 
 class Intruder:

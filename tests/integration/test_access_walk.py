@@ -17,20 +17,19 @@ import pyarrow.flight as fl
 import pytest
 
 import strandline
-from strandline.api.admin import ACTIONS
+from strandline.api.commands import COMMANDS
 from strandline.api.put import PutRequest
 from strandline.api.status import from_flight
 from strandline.api.tickets import ReadRequest
 from strandline.api.wire import encode
 from strandline.errors import NotAllowedError, StrandlineError, UnauthenticatedError
-from strandline.servers.flight.permissions import NEEDS
 from strandline.servers.flight.server import FlightServer
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc._generated import logspec_pb2 as beam
 from strandline.servers.http.app import OPEN_PATHS, build_app
 from strandline.servers.http.rates import RateMeter
 from strandline.testing import Server
-from strandline.testing.action_bodies import BODIES, MINE
+from tests.kit.admin_requests import BODIES, MINE
 
 ADMIN = "an-administrators-token-made-for-this-test"
 TIMEOUT_S = 60
@@ -177,10 +176,15 @@ def test_what_is_not_served_does_nothing_for_anybody(door, flight):
 
 def test_every_action_has_a_body_to_try_it_with():
     """The list is the broker's own."""
-    assert set(BODIES) == set(ACTIONS) == set(NEEDS)
+    assert set(BODIES) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", sorted(ACTIONS))
+def needs_of(name):
+    command = COMMANDS[name]
+    return list(command.needs(command.decode_request(BODIES[name])))
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_action_is_for_those_who_may_not(door, flight, name):
     """Each with a body that would do something to what is ``mine``."""
 
@@ -191,7 +195,7 @@ def test_no_action_is_for_those_who_may_not(door, flight, name):
     for token in (None, *door.liars):
         assert outcome(run, token) is UnauthenticatedError, token
     assert outcome(run, door.stranger) is NotAllowedError
-    if list(NEEDS[name](BODIES[name])):
+    if needs_of(name):
         assert outcome(run, door.weak) is NotAllowedError
     else:
         assert MINE.encode() not in b"".join(run(door.weak))

@@ -73,7 +73,7 @@ async def test_a_killed_nats_server_is_replaced_on_its_port(loaded, kit):
             os.kill(child, signal.SIGKILL)
             await kit.progress(publishers)
             await kit.until(lambda: kit.child_of(server.pid) not in (None, child))
-        assert not publishers[2].refusals
+        assert not publishers[2].rejections
         kit.judge(await asyncio.to_thread(kit.read_log, server.flight, "s"), publishers)
 
 

@@ -299,3 +299,28 @@ async def test_reads_that_are_left_leave_no_threads(strandline_url):
         async with asyncio.timeout(PATIENCE_S):
             while threads() - before:  # noqa: ASYNC110  nobody tells when a thread ends
                 await asyncio.sleep(0.02)
+
+
+async def test_an_option_that_does_not_exist_is_refused_at_the_call(strandline_url):
+    """Not when the producer, subscription or consumer is opened."""
+    async with await strandline.connect_async(strandline_url) as client:
+        await client.create_stream("s")
+        assert len((await client.add_partitions("s", 1)).partitions) == 1
+        for call, wrong, nearest in (
+            (client.producer, "linger", "linger_ms"),
+            (client.subscribe, "strat", "start"),
+        ):
+            with pytest.raises(TypeError, match=f"'{wrong}'; did you mean '{nearest}'"):
+                call("s", **{wrong: 1})
+        with pytest.raises(TypeError, match=r"^consumer\(\) got .* did you mean 'instance'"):
+            client.consumer("g", "s", instances="a")
+        with pytest.raises(TypeError, match=r"^read\(\) got .* did you mean 'columns'"):
+            await client.read("s", colums=["value"])
+        with pytest.raises(TypeError, match=r"^commit_staged\(\) got "):
+            await client.commit_staged("t", 0, [], position={})
+        async with client.producer("s") as producer:
+            with pytest.raises(TypeError, match=r"^append\(\) got .* did you mean 'key'"):
+                await producer.append(b"x", kye=b"k")
+        async with client.transaction("t") as transaction:
+            with pytest.raises(TypeError, match=r"^append\(\) got .* did you mean 'key'"):
+                await transaction.append("s", b"x", kye=b"k")

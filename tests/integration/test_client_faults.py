@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import strandline
-from strandline.broker.write_path.partition_appends import PartitionAppends
+from strandline.broker.write_path.admission import Admission
 from strandline.client.producer.in_flight_batches import InFlightBatches
 from strandline.errors import (
     DisconnectedError,
@@ -213,7 +213,7 @@ def test_a_read_in_the_middle_of_a_kill_is_an_error(process):
 def test_refusals_do_not_use_a_producer_up(monkeypatch):
     """Each of a full disk takes an epoch; after the last one another producer id is used."""
     full = [None] + [DiskFullError("full")] * 5 + [None] * 2
-    monkeypatch.setattr(PartitionAppends, "_batch_refusal", lambda *_: full[0])
+    monkeypatch.setattr(Admission, "batch_error", lambda *_, is_numbered: full[0])
     monkeypatch.setattr(
         "strandline.client.producer.delivery.InFlightBatches",
         functools.partial(InFlightBatches, epoch_max=1),

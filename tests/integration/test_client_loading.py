@@ -1,7 +1,7 @@
 """A partition whose leader still reads its log back: clients of ours wait for it within their time.
 
-Every log counts as long here, and each load takes a while, so the first append to a partition is
-refused with ``still_loading``.
+Every log counts as long here, and each load takes a while: the first append with an id to a
+partition waits, and numbered ones are refused with ``still_loading``.
 """
 
 import functools
@@ -13,7 +13,7 @@ import pytest
 from nats.js.errors import ServiceUnavailableError
 
 import strandline
-from strandline.broker.write_path import log_replay, partition_appends
+from strandline.broker.write_path import duplicates, held_appends, log_replay
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.producer.accumulator import ProducerRecord
 from strandline.client.producer.conditional_appender import ConditionalAppender
@@ -41,7 +41,7 @@ def loads(monkeypatch):
         return run
 
     for name in ("load_window", "load_producers"):
-        monkeypatch.setattr(partition_appends, name, slow(getattr(partition_appends, name)))
+        monkeypatch.setattr(duplicates, name, slow(getattr(duplicates, name)))
     return state
 
 
@@ -140,43 +140,43 @@ def test_clients_wait_for_a_leader_that_loads(client, loads, numbers, path):
 
 
 @pytest.fixture
-def refusals(loads, monkeypatch):
+def rejections(loads, monkeypatch):
     """The first five records with ids are refused: loading ends between two that are under way."""
     left = [5]
     monkeypatch.setattr(log_replay, "INLINE_BYTES", 1 << 30)
-    load = partition_appends.PartitionAppends._load_window
+    load = duplicates.Duplicates._load_window
 
-    def refusing(self):
+    def refusing(self, window_ms):
         if left[0]:
             left[0] -= 1
             raise StillLoadingError("message ids are still read back from the log; retry")
-        load(self)
+        load(self, window_ms)
 
-    monkeypatch.setattr(partition_appends.PartitionAppends, "_load_window", refusing)
+    monkeypatch.setattr(duplicates.Duplicates, "_load_window", refusing)
     return left
 
 
-def test_records_with_ids_keep_their_order(client, refusals):
+def test_records_with_ids_keep_their_order(client, rejections):
     """Records after a refused one are not stored before it, although it has no number."""
     expected = [b"%d" % number for number in range(60)]
     with client.producer("s", linger_ms=0, batch_bytes=1) as producer:
         for number, value in enumerate(expected):
             producer.append(value, message_id=f"m{number}" if number % 10 else None)
     assert values(client) == expected
-    assert refusals == [0]
+    assert rejections == [0]
 
 
-def test_the_rows_of_a_batch_with_ids_keep_their_order(client, refusals):
+def test_the_rows_of_a_batch_with_ids_keep_their_order(client, rejections):
     """Rows are appended one by one; none is stored before one that is sent again."""
     expected = [b"%d" % number for number in range(1000)]
     ids = [f"m{number}" for number in range(1000)]
     client.append_batch("s", pa.table({"value": expected, "message_id": ids}))
     assert values(client) == expected
-    assert refusals == [0]
+    assert rejections == [0]
 
 
 def test_an_expected_offset_waits_for_a_leader_that_loads(client, server, loads):
-    """A refusal says for certain that nothing was stored, so it is sent again."""
+    """A rejection says for certain that nothing was stored, so it is sent again."""
     appender = ConditionalAppender(ClusterClient(str(server), timeout_s=20), timeout_s=20)
     try:
         ack = appender.append(
@@ -199,12 +199,27 @@ def test_the_error_comes_at_the_end_of_the_users_own_time(client, loads):
     assert time.monotonic() - began_s >= 1.0
 
 
-async def test_a_nats_publisher_is_told_503(client, server):
+async def test_a_nats_publisher_waits_for_a_leader_that_loads(client, server, loads):
+    """Its publish is answered when the ids are known, since stock clients repeat none."""
+    nc = await nats.connect(server.nats_url)
+    try:
+        ack = await nc.jetstream().publish("s.a", b"v", headers={"Nats-Msg-Id": "m"}, timeout=10)
+    finally:
+        await nc.close()
+    assert (ack.seq, ack.duplicate) == (1, None)
+    assert loads["count"]
+
+
+async def test_a_nats_publisher_is_told_503_when_loading_takes_long(
+    client, server, loads, monkeypatch
+):
     """As by a JetStream that is not ready: stock clients make an error of it that says so."""
+    monkeypatch.setattr(held_appends, "HELD_S_MAX", 0.2)
+    loads["seconds"] = 3.0
     nc = await nats.connect(server.nats_url)
     try:
         with pytest.raises(ServiceUnavailableError, match="read back") as told:
-            await nc.jetstream().publish("s.a", b"v", headers={"Nats-Msg-Id": "m"}, timeout=10)
+            await nc.jetstream().publish("s.a", b"v", headers={"Nats-Msg-Id": "m"}, timeout=2)
         assert told.value.err_code == 10008
     finally:
         await nc.close()

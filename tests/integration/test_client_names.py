@@ -70,9 +70,9 @@ NO_NAMES = {
 @pytest.mark.parametrize("call", CALLS)
 def test_what_is_no_name_is_refused_in_our_words(client, call, name):
     """Text that is no Unicode, another type, nothing at all and far too much."""
-    with pytest.raises(StrandlineError) as refusal:
+    with pytest.raises(StrandlineError) as rejection:
         CALLS[call](client, name)
-    assert not refusal.value.retriable
+    assert not rejection.value.retriable
 
 
 async def append_async(client, timeout_s):

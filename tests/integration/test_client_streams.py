@@ -395,6 +395,9 @@ def numbers(reader) -> list[int]:
         ({"subject": "*.odd", "start": 91}, range(91, 100, 2)),
         ({"keys": [b"3", "4"], "stop": 10}, [3, 4, 8, 9]),
         ({"records_max": 15}, range(15)),
+        ({"records_max": 0}, ()),
+        ({"records_max": 0, "follow": True}, ()),
+        ({"records_max": 0, "order": "descending"}, ()),
         ({"starts": {0: 95}}, range(95, 100)),
         ({"batch_bytes": 4096}, range(100)),
         ({"start": -10}, range(90, 100)),
@@ -686,3 +689,32 @@ def test_a_small_buffer_slows_the_producer_down_but_loses_nothing(client, name):
         for number in range(500):
             producer.append(b"%d" % number + b"x" * 5000)
     assert len(values(client.read(name))) == 500
+
+
+def test_an_option_that_does_not_exist_is_refused_by_the_method_called(client, name):
+    """As Python does for its own arguments, with the nearest one there is."""
+    client.create_stream(name)
+    calls = {
+        "read": (lambda: client.read(name, colums=["value"]), "columns"),
+        "subscribe": (lambda: client.subscribe(name, strat="earliest"), "start"),
+        "consumer": (lambda: client.consumer("g", name, comit_interval_s=1), "commit_interval_s"),
+    }
+    for method, (call, nearest) in calls.items():
+        with pytest.raises(TypeError, match=rf"^{method}\(\) got .* did you mean '{nearest}'"):
+            call()
+    with client.stage("t", 0) as stage, pytest.raises(TypeError, match=r"^append\(\) .*'key'"):
+        stage.append(name, b"x", kye=b"k")
+    with pytest.raises(TypeError, match=r"'whatever'; it has partition, start, "):
+        client.read(name, whatever=1)
+
+
+def test_partitions_are_added_in_a_cluster_only_and_never_removed(client, name):
+    """As many as there are is no change."""
+    client.create_stream(name, partitions=2)
+    assert len(client.add_partitions(name, 2).partitions) == 2
+    with pytest.raises(InvalidRequestError, match="must be at least 2, got 1"):
+        client.add_partitions(name, 1)
+    with pytest.raises(InvalidRequestError, match="not part of a cluster"):
+        client.add_partitions(name, 3)
+    with pytest.raises(UnknownStreamError):
+        client.add_partitions("none", 3)

@@ -5,8 +5,7 @@ import os
 import pytest
 
 import strandline
-
-from .clusters import figure, in_sync, leader_of, read_at
+from tests.kit.clusters import figure, in_sync, leader_of, read_at
 
 COUNT = 200
 RECORD_BYTES = 64 << 10
@@ -47,4 +46,4 @@ def test_what_a_copy_caught_up_with_survives_a_kill(cluster, kit):
         kit.persist(lambda: in_sync(cluster))
         assert figure(cluster[away], "strandline_bulk_bytes_total") == 0, "it had everything"
         assert read_at(cluster[away], kit, count=len(values)) == values
-    assert not any("damage" in line or "lost" in line for line in cluster[away].errors)
+    assert not any("corruption" in line or "lost" in line for line in cluster[away].errors)

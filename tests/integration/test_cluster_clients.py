@@ -12,12 +12,13 @@ import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import strandline
-from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.api.cluster import CLUSTER_STATUS
 from strandline.client.connection import BrokerConnection
 from strandline.errors import (
     InvalidRequestError,
@@ -29,8 +30,8 @@ from strandline.errors import (
 from strandline.process.ports import free_ports
 from strandline.record.schema import COLUMNS
 from strandline.testing import ProcessServer
-
-from .clusters import figure
+from tests.kit.clusters import figure
+from tests.kit.waiting import until as wait_until
 
 DELIVERED = "strandline_read_records_total"
 IDS = (1, 2, 3)
@@ -80,17 +81,7 @@ def in_sync(client, name):
     return all(len(part.in_sync) == info.config.replicas for part in info.partitions)
 
 
-def until(condition):
-    """Wait for something to become true; errors on the way mean not yet."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            if condition():
-                return
-        except StrandlineError:
-            pass  # a broker that is not there yet
-        time.sleep(0.05)
-    pytest.fail("it did not happen in time")
+until = partial(wait_until, seconds=PATIENCE_S, retried=StrandlineError)
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +242,7 @@ def controller(server):
     """The number of the controller, as a broker knows it; None: it knows of none."""
     connection = BrokerConnection(server.flight, timeout_s=30)
     try:
-        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
+        [found] = connection.action(CLUSTER_STATUS, None)
     finally:
         connection.close()
     return found.controller

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import strandline
-from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.api.cluster import CLUSTER_STATUS
 from strandline.client.connection import BrokerConnection
 from strandline.testing.replica import ReplicaReader
 
@@ -35,7 +35,7 @@ def status(server):
     """The partition as a broker knows it."""
     connection = BrokerConnection(server.flight, timeout_s=5)
     try:
-        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
+        [found] = connection.action(CLUSTER_STATUS, None)
         [partition] = [each for each in found.partitions if each.stream == "state"]
         return partition
     finally:
@@ -108,4 +108,4 @@ def test_compacted_copies_say_the_same_after_kills(cluster, kit):
     for server in cluster.values():
         kit.persist(lambda server=server: judge(server))
     for server in cluster.values():
-        assert metric(server, "strandline_damaged_batches") == 0
+        assert metric(server, "strandline_corrupt_batches") == 0

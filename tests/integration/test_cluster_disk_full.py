@@ -13,8 +13,7 @@ import pytest
 import strandline
 from strandline.errors import StrandlineError
 from strandline.testing import ProcessServer
-
-from .clusters import IDS, leader_of, status, three_brokers
+from tests.kit.clusters import IDS, leader_of, status, three_brokers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 FULL = 1

@@ -4,8 +4,8 @@ import pytest
 
 import strandline
 from strandline.api import admin
-from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
-from strandline.api.encryption import LIST_KEYS, ROTATE_KEYS, KeyInfo, RotateKeys
+from strandline.api.cluster import CLUSTER_STATUS
+from strandline.api.encryption import LIST_KEYS, ROTATE_KEYS, RotateKeys
 from strandline.api.tickets import ReadRequest
 from strandline.client.connection import BrokerConnection
 from strandline.encryption.master_keys import new_key_text, parse_master_keys
@@ -32,16 +32,16 @@ def environment_of(files):
     return lambda number: {"STRANDLINE_ENCRYPTION__KEY_FILE": str(files[number])}
 
 
-def act(server, name, body, kind):
+def act(server, command, request):
     connection = BrokerConnection(server.flight, timeout_s=10)
     try:
-        return connection.action(name, body, kind)
+        return connection.action(command, request)
     finally:
         connection.close()
 
 
 def leader_of(server):
-    [status] = act(server, CLUSTER_STATUS, None, ClusterStatus)
+    [status] = act(server, CLUSTER_STATUS, None)
     parts = [part for part in status.partitions if part.stream == "s"]
     assert parts, "not heard of yet"
     assert parts[0].leader is not None
@@ -59,7 +59,7 @@ def values_at(server, count, kit):
     """Everything, in one read at this very broker, once it knows that all of it is committed."""
 
     def read():
-        [info] = act(server, admin.STREAM_INFO, admin.StreamName(name="s"), admin.StreamInfo)
+        [info] = act(server, admin.STREAM_INFO, admin.StreamInfoRequest(name="s"))
         assert info.partitions[0].high_watermark >= count
         connection = BrokerConnection(server.flight, timeout_s=30)
         try:
@@ -95,7 +95,7 @@ def test_copies_are_encrypted_and_every_broker_serves_them(cluster, files, kit):
     for file in files.values():
         file.write_text(f"{new}\n{old}\n")
     order = RotateKeys(stream="s", has_new_key=True)
-    found = kit.persist(lambda: act(cluster[2], ROTATE_KEYS, order, KeyInfo))
+    found = kit.persist(lambda: act(cluster[2], ROTATE_KEYS, order))
     new_id = parse_master_keys(new, "it")[0].id
     assert {(key.data_key, key.master_key) for key in found} == {(1, new_id), (2, new_id)}
     for file in files.values():
@@ -110,7 +110,7 @@ def test_copies_are_encrypted_and_every_broker_serves_them(cluster, files, kit):
     victim.start()
     for server in cluster.values():
         assert values_at(server, 11, kit) == values
-        assert {key.master_key for key in act(server, LIST_KEYS, None, KeyInfo)} == {new_id}
+        assert {key.master_key for key in act(server, LIST_KEYS, None)} == {new_id}
 
     for server in cluster.values():
         assert server.stop() == 0

@@ -24,13 +24,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + ROUNDS * 60)]
 
 def of_offsets(connection):
     """``latest``, as a leader knows it."""
-    [answer] = connection.action(admin.OFFSETS, OFFSETS, admin.Offsets)
+    [answer] = connection.action(admin.OFFSETS, OFFSETS)
     return answer.offsets[0]
 
 
 def of_info(connection):
     """The same of ``stream_info``."""
-    [answer] = connection.action(admin.STREAM_INFO, INFO, admin.StreamInfo)
+    [answer] = connection.action(admin.STREAM_INFO, INFO)
     return answer.partitions[0].high_watermark
 
 

@@ -9,9 +9,8 @@ import nats.js.errors
 import pytest
 
 import strandline
-
-from .clusters import IDS, leader_of, read_at, status
-from .nats_servers import routed_nats_servers
+from tests.kit.clusters import IDS, leader_of, read_at, status
+from tests.kit.nats_servers import routed_nats_servers
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -9,8 +9,7 @@ import pytest
 from nats.js.errors import APIError
 
 import strandline
-
-from .clusters import IDS, leader_of, three_brokers
+from tests.kit.clusters import IDS, leader_of, three_brokers
 
 RECORDS = 200
 

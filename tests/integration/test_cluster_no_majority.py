@@ -11,8 +11,7 @@ import pytest
 
 import strandline
 from strandline.errors import StrandlineError
-
-from .clusters import in_sync
+from tests.kit.clusters import in_sync
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 RECORDS = 20

@@ -23,7 +23,6 @@ from pyspark.sql.streaming.datasource import ReadMinRows
 import strandline
 from pyspark_strandline import DefaultSource
 from strandline.api import admin, cluster
-from strandline.api.cluster import ClusterStatus
 from strandline.client.connection import BrokerConnection
 from strandline.errors import (
     InvalidRequestError,
@@ -80,10 +79,10 @@ class Brokers:
     def some(self, but=()):
         return next(s for n, s in self.running.items() if s.is_running and n not in but)
 
-    def order(self, action, body=None, *, at=None, kind=dict):
+    def order(self, command, request=None, *, at=None):
         """Give an order at any broker; its answers."""
         with connected(self.running[at] if at else self.some()) as connection:
-            return connection.action(action, body, kind)
+            return connection.action(command, request)
 
     def command(self, *words, at=None, code=0):
         """Give it by the command line; what that printed, as JSON documents."""
@@ -103,7 +102,7 @@ class Brokers:
         )
 
     def status(self, at=None):
-        [found] = self.order(cluster.CLUSTER_STATUS, at=at, kind=ClusterStatus)
+        [found] = self.order(cluster.CLUSTER_STATUS, at=at)
         return found
 
     def until(self, holds, at=None, seconds=PATIENCE_S):
@@ -483,6 +482,9 @@ def find_partitions(brokers, number):
         while producer.append("k", key=KEY_OF_THE_SECOND).result(PATIENCE_S).partition != 1:
             assert time.monotonic() < deadline_s, "it keeps to the partition that it found"
             time.sleep(0.1)
+        assert len(client.add_partitions("grown", 3).partitions) == 3
+        assert len(client.add_partitions("grown", 3).partitions) == 3, "it has as many"
+        assert len(client.stream_info("grown").partitions) == 3
 
 
 def elect_one_that_lacks_records(brokers):

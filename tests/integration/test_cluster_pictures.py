@@ -10,8 +10,7 @@ import time
 import pytest
 
 import strandline
-
-from .clusters import in_sync
+from tests.kit.clusters import in_sync
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

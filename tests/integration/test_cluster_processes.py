@@ -12,14 +12,14 @@ import pyarrow.flight as fl
 import pytest
 
 import strandline
-from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.api.cluster import CLUSTER_STATUS
 from strandline.api.put import BatchTag, PutRequest, put_schema
 from strandline.client.connection import BrokerConnection
 from strandline.client.producer.put_stream import PutStream
 from strandline.errors import StrandlineError, UnknownStreamError
 from strandline.process.ports import free_ports
-from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
+from tests.kit.clusters import three_brokers
 
 IDS = (1, 2, 3)
 ROUNDS = int(os.environ.get("KILLS", "2"))
@@ -29,22 +29,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400 + ROUNDS * 40)]
 
 @pytest.fixture
 def cluster(tmp_path):
-    ports = free_ports(6)
-    peers = ",".join(f"{n}=127.0.0.1:{ports[n - 1]}" for n in IDS)
-    meeting = ",".join(f"{n}=127.0.0.1:{ports[n + 2]}" for n in IDS)
-    servers = {}
-    for number in IDS:
-        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
-        arguments += ("--peer-port", str(ports[number - 1]), "--nats-peers", meeting)
-        servers[number] = ProcessServer(tmp_path / f"broker-{number}", arguments=arguments)
-    try:
-        for server in servers.values():
-            server.start()
+    """Three brokers whose nats-servers are connected."""
+    meeting = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, free_ports(3), strict=True))
+    with three_brokers(tmp_path, more=("--nats-peers", meeting)) as servers:
         yield servers
-    finally:
-        for number, server in servers.items():
-            server.kill()
-            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
 async def persist(attempt, *, seconds=40):
@@ -200,7 +188,7 @@ def leader_of(server, name):
     """
     connection = BrokerConnection(server.flight, timeout_s=5)
     try:
-        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
+        [found] = connection.action(CLUSTER_STATUS, None)
     finally:
         connection.close()
     leaders = [part.leader for part in found.partitions if part.stream == name]

@@ -18,7 +18,7 @@ import pytest
 
 import strandline
 from strandline.api import admin
-from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.api.cluster import CLUSTER_STATUS
 from strandline.broker.cluster.watermark_file import FILE_NAME, load_watermarks
 from strandline.client.connection import BrokerConnection
 from strandline.errors import InvalidRequestError, NotEnoughReplicasError, UnavailableError
@@ -27,8 +27,7 @@ from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.storage.disk import Disk
 from strandline.testing import ProcessServer
 from strandline.testing.replica import ReplicaReader
-
-from .clusters import IDS, three_brokers
+from tests.kit.clusters import IDS, three_brokers
 
 SOON_S = 20
 """For an ack that waits for nobody, on a busy machine."""
@@ -150,7 +149,7 @@ def has_reached(server, name, end):
     """A broker's log has so many records, committed or not."""
     with closing(BrokerConnection(server.flight, timeout_s=10)) as connection:
         body = admin.StreamInfoRequest(name=name)
-        [info] = connection.action(admin.STREAM_INFO, body, admin.StreamInfo)
+        [info] = connection.action(admin.STREAM_INFO, body)
     assert info.partitions[0].log_end_offset == end
 
 
@@ -394,7 +393,7 @@ def test_a_second_broker_of_a_number_is_kept_out(brokers, tmp_path):
 def part_of(server, name):
     """Return a broker's view of partition 0: leader, epoch, in-sync replicas."""
     with closing(BrokerConnection(server.flight, timeout_s=5)) as connection:
-        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
+        [found] = connection.action(CLUSTER_STATUS, None)
     return next(part for part in found.partitions if part.stream == name)
 
 

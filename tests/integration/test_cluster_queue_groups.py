@@ -13,8 +13,7 @@ import strandline
 from strandline.errors import StrandlineError, StreamExistsError
 from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
-
-from .nats_servers import routed_nats_servers
+from tests.kit.nats_servers import routed_nats_servers
 
 IDS = (1, 2, 3)
 STREAMS = ("a", "b")

@@ -1,11 +1,12 @@
-"""Real brokers whose files were damaged while they were stopped: everything is served, whole."""
+"""Real brokers whose files were corrupt while they were stopped: everything is served, whole."""
+
+from functools import partial
 
 import pytest
 
 import strandline
 from strandline.record.batch import read_header
-
-from .clusters import figure, in_sync, leader_of, read_at
+from tests.kit.clusters import figure, in_sync, leader_of, read_at
 
 COUNT = 400
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -28,11 +29,11 @@ def load(cluster, kit):
     return values
 
 
-def damage(server):
+def corrupt(server):
     """Flip a bit in the second batch of each segment, and in the first and third of the last."""
     files = sorted((server.data_dir / "logs").rglob("*.log"))
     assert len(files) > 1, "several segments"
-    damaged = 0
+    corrupt = 0
     for file in files:
         data = bytearray(file.read_bytes())
         starts, position = [], 0
@@ -41,23 +42,29 @@ def damage(server):
             position += read_header(data, position).length
         for number in {1} if file != files[-1] else {0, 1, 2}:
             data[starts[number] + 40 + number * 8] ^= 1 << number
-            damaged += 1
+            corrupt += 1
         file.write_bytes(data)
-    return damaged
+    return corrupt
 
 
-def test_damaged_files_of_followers_and_leaders_are_mended(cluster, kit):
-    """Whoever leads, each broker in turn finds its damage while it serves, and serves all of it."""
+def repaired(server, count):
+    """Assert that so many batches were repaired."""
+    assert figure(server, "strandline_repaired_batches_total") == count
+
+
+def test_corrupt_files_of_followers_and_leaders_are_repaired(cluster, kit):
+    """Each broker in turn, leader or not, finds its corruption by serving, and then serves all."""
     values = load(cluster, kit)
     leader = leader_of(cluster)
     follower = next(number for number in cluster if number != leader)
     for victim in (follower, leader):
         assert cluster[victim].stop() == 0
-        count = damage(cluster[victim])
+        count = corrupt(cluster[victim])
         cluster[victim].start()
         kit.persist(lambda: in_sync(cluster))
         assert read_at(cluster[victim], kit, count=COUNT) == values
-        assert figure(cluster[victim], "strandline_repaired_batches_total") == count
+        # The records are readable a moment before the repair is counted.
+        kit.persist(partial(repaired, cluster[victim], count))
         assert figure(cluster[victim], "strandline_failed_repairs_total") == 0
         assert any("were repaired" in line for line in cluster[victim].errors)
     for server in cluster.values():

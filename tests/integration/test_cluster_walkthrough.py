@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from .clusters import figure
+from tests.kit.clusters import figure
 
 ROOT = Path(__file__).parents[2]
 SPAN = 30

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,9 +20,10 @@ import pytest
 import strandline
 from strandline.api.groups import GROUPS_STREAM
 from strandline.errors import StrandlineError
-from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 from strandline.types import PartitionName
+from tests.kit.clusters import three_brokers
+from tests.kit.waiting import until as wait_until
 
 PATIENCE_S = 90
 PARTITIONS = 6
@@ -158,11 +159,7 @@ class Watch:
         assert self.went_back == []
 
 
-def until(condition, what):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+until = partial(wait_until, seconds=PATIENCE_S)
 
 
 def shared_by(*members):
@@ -234,21 +231,9 @@ def test_killed_members_lose_no_record_and_stop_nobody(tmp_path, members):
 
 @pytest.fixture
 def cluster(tmp_path):
-    ports = free_ports(3)
-    peers = ",".join(f"{n}=127.0.0.1:{ports[n - 1]}" for n in IDS)
-    servers = {}
-    for number in IDS:
-        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
-        arguments += ("--peer-port", str(ports[number - 1]), "--http-port", "-1")
-        servers[number] = ProcessServer(tmp_path / f"broker-{number}", arguments=arguments)
-    try:
-        for server in servers.values():
-            server.start()
+    """Three brokers without HTTP."""
+    with three_brokers(tmp_path, more=("--http-port", "-1")) as servers:
         yield servers
-    finally:
-        for number, server in servers.items():
-            server.kill()
-            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
 def coordinator_of(cluster):

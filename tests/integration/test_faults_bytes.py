@@ -137,7 +137,7 @@ def attack(choice, port_name):
 
 @pytest.mark.parametrize("port_name", GRAINS)
 def test_noise_on_every_port(server, port_name):
-    """Random bytes, and words of the port's protocol shuffled, cut and damaged."""
+    """Random bytes, and words of the port's protocol shuffled, cut and corrupt."""
     choice = random.Random(f"{SEED} {port_name}")
     attacks = [attack(choice, port_name) for _ in range(ROUNDS)]
 

@@ -76,7 +76,7 @@ def fill(place, *, leave=0):
 
 def refused(publisher):
     """How often it was told that the disk is full."""
-    return sum(count for why, count in publisher.refusals.items() if "no space left" in why)
+    return sum(count for why, count in publisher.rejections.items() if "no space left" in why)
 
 
 async def test_a_full_disk_refuses_and_heals(small_disk, kit):

@@ -110,16 +110,16 @@ def put(server: str, messages: list[bytes]) -> str:
 
 def outcome(call) -> str:
     """Drain a call; returns what it ended with. One that hangs, or met a bug, fails the test."""
-    refusals = []
+    rejections = []
     try:
         for answer in call:
-            refusals += re.findall(rb'"code":"(\w+)"', answer)
+            rejections += re.findall(rb'"code":"(\w+)"', answer)
     except grpc.RpcError as error:
         code, details = error.code().name, error.details()
         assert code != "DEADLINE_EXCEEDED", "the call hung"
         assert "internal error" not in details
         return code
-    return refusals[0].decode() if refusals else "OK"
+    return rejections[0].decode() if rejections else "OK"
 
 
 def good_put() -> list[bytes]:
@@ -129,7 +129,7 @@ def good_put() -> list[bytes]:
 
 
 def test_the_forgery_is_good(server):
-    """Undamaged, these bytes are a put: so the damaged ones get as far as they can."""
+    """Uncorrupt, these bytes are a put: so the corrupt ones get as far as they can."""
     assert put(server, good_put()) == "OK"
 
 
@@ -138,15 +138,15 @@ def test_flipped_bytes_in_ipc_metadata_and_bodies(server, seed):
     """Schema, dictionary and batch messages with random bytes overwritten."""
     source = random.Random(seed)
     messages = ipc_messages(batch())
-    damaged = []
+    corrupt = []
     for header, body in messages:
         parts = [bytearray(header), bytearray(body)]
         for _ in range(source.randrange(1, 6)):
             part = source.choice([p for p in parts if p])
             part[source.randrange(len(part))] = source.randrange(256)
-        damaged.append((bytes(parts[0]), bytes(parts[1])))
+        corrupt.append((bytes(parts[0]), bytes(parts[1])))
     kept = source.randrange(len(messages) + 1)
-    mixed = messages[:kept] + damaged[kept:]
+    mixed = messages[:kept] + corrupt[kept:]
     put(
         server,
         [

@@ -14,13 +14,14 @@ import pytest
 import strandline
 from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
-
-from .clusters import leader_of, status, three_brokers
+from tests.kit.clusters import leader_of, status, three_brokers
 
 SECONDS = 3.0
 PAIRS_MAX = 3
 SHARE = 0.3
 """Of the rate without an attack, which others keep at least."""
+WAIT_S_MAX = 2.0
+"""A publisher behind the messages that nats-server queues for one connection waits longer."""
 GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 GET = b"GET %b HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -143,6 +144,7 @@ def server(tmp_path_factory):
         with strandline.connect(server.flight) as client:
             client.create_stream("orders")
             client.create_stream("flooded")
+            client.create_stream("other")  # by another connection of the broker to nats-server
         yield server
 
 
@@ -171,6 +173,22 @@ async def test_empty_messages_from_nats_starve_nobody(server):
         assert time.monotonic() - began_s < 2.0
     await client.close()
     assert not [line for line in server.errors if "lost the connection" in line]
+
+
+@pytest.mark.slow
+async def test_a_flood_on_a_nats_server_does_not_hold_up_streams_of_other_connections(server):
+    """A publish does not wait until the messages before it are taken."""
+    client = await nats.connect(server.nats_url)
+    jetstream = client.jetstream()
+    waited_s = []
+    with attack(server.ready, "empty messages", THROUGH_NATS):
+        end_s = time.monotonic() + 2 * SECONDS
+        while time.monotonic() < end_s:
+            began_s = time.monotonic()
+            await jetstream.publish("other", b"x", timeout=10)
+            waited_s.append(time.monotonic() - began_s)
+    await client.close()
+    assert max(waited_s) < WAIT_S_MAX
 
 
 @pytest.mark.slow

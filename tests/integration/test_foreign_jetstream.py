@@ -11,9 +11,9 @@ import strandline
 from strandline.errors import InvalidRequestError
 from strandline.process.ports import free_ports
 from strandline.servers.nats.embedded_server import find_binary
+from strandline.servers.nats.frontend import CONNECTIONS
 from strandline.testing import ProcessServer
-
-from .clusters import figure
+from tests.kit.clusters import figure
 
 COVERED = "strandline_jetstream_covered_streams"
 CONFIGURATION = """\
@@ -134,13 +134,13 @@ async def test_a_creation_is_checked_over_each_new_connection(broker, server, cl
     """Also where JetStream's stream is older than the connection."""
     await client.jetstream().add_stream(name="theirs", subjects=["covered"])
 
-    def is_connected(yes):
-        assert figure(broker, "strandline_nats_connected") == yes
+    def has(connections):
+        assert figure(broker, "strandline_nats_connections") == connections
 
     server.kill()
-    await asyncio.to_thread(kit.persist, lambda: is_connected(0))
+    await asyncio.to_thread(kit.persist, lambda: has(0))
     server.start()
-    await asyncio.to_thread(kit.persist, lambda: is_connected(1))
+    await asyncio.to_thread(kit.persist, lambda: has(CONNECTIONS))
     with (
         strandline.connect(broker.flight) as admin,
         pytest.raises(InvalidRequestError, match="'theirs'"),

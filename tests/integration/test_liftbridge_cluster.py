@@ -1,7 +1,7 @@
 """Liftbridge's API on three real brokers: any of them takes publishes, also after a kill."""
 
-import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import pytest
@@ -9,6 +9,7 @@ import pytest
 from strandline.process.ports import free_ports
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer
+from tests.kit.waiting import until as wait_until
 
 IDS = (1, 2, 3)
 PATIENCE_S = 90
@@ -65,17 +66,7 @@ class Cluster:
         return int(found) if found else None
 
 
-def until(condition):
-    """Wait for something to become true; a failing call means not yet."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        try:
-            if condition():
-                return
-        except grpc.RpcError:
-            pass  # not yet
-        time.sleep(0.05)
-    pytest.fail("it did not happen in time")
+until = partial(wait_until, seconds=PATIENCE_S, retried=grpc.RpcError)
 
 
 def code_of(call):
@@ -400,7 +391,7 @@ def test_without_a_majority_nothing_is_decided(cluster, stream):
         ),
     )
 
-    def is_told(call, request):
+    def is_reported(call, request):
         """Whether the call ends so; until the leader is missed it ends otherwise."""
         try:
             call(request, timeout=TIMEOUT_S)
@@ -412,7 +403,7 @@ def test_without_a_majority_nothing_is_decided(cluster, stream):
         return False
 
     for call, request in refused:
-        until(lambda c=call, r=request: is_told(c, r))
+        until(lambda c=call, r=request: is_reported(c, r))
     assert cluster.metadata(survivors[0]).brokers
 
 

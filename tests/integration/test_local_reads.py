@@ -163,17 +163,17 @@ def test_records_deleted_meanwhile_are_a_loss_that_is_told(client):
     assert len(seen) < RECORDS - 10
 
 
-def test_damage_is_found_and_named_as_by_the_broker(client):
+def test_corruption_is_found_and_named_as_by_the_broker(client):
     """What is before it comes; then the same error as ever, by file and position."""
-    fill(client, "damaged", subject="damaged.>")
-    [part] = client.open_read("damaged")._parts
+    fill(client, "corrupt", subject="corrupt.>")
+    [part] = client.open_read("corrupt")._parts
     paths = [Path(file.path) for file in part.files]
     [path] = [path for path in paths if b"7000 " in path.read_bytes()]
     content = bytearray(path.read_bytes())
     content[content.index(b"7000 ") + 50] ^= 1
     path.write_bytes(content)
-    from_files, error = read_until_error(client.open_read("damaged").batches())
-    through, expected = read_until_error(broker_stream(client, "damaged").batches())
+    from_files, error = read_until_error(client.open_read("corrupt").batches())
+    through, expected = read_until_error(broker_stream(client, "corrupt").batches())
     assert from_files == through
     assert 0 < len(through) <= 7000
     assert isinstance(expected, CorruptBatchError)

@@ -24,6 +24,7 @@ from strandline.errors import StrandlineError
 from strandline.process.ports import free_ports
 from strandline.servers.nats import auth_callout as door
 from strandline.testing.server import Server
+from tests.kit.waiting import until_async
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
 ROUTE_SECRET = "what-nats-servers-of-tests-show-each-other"
@@ -92,11 +93,7 @@ async def connect(server):
             await client.close()
 
 
-async def until(condition):
-    """Wait for something to become so."""
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110  the other end changes it
-            await asyncio.sleep(0.02)
+until = partial(until_async, seconds=PATIENCE_S)
 
 
 async def ignore(_):

@@ -5,7 +5,7 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
+from functools import partial
 
 import nats
 import nats.errors
@@ -13,26 +13,11 @@ import pytest
 
 import strandline
 from strandline.testing.process import ProcessServer
+from tests.kit.processes import child_of, is_running
+from tests.kit.waiting import until_async
 
 ROUNDS = int(os.environ.get("CRASH_ROUNDS", "2"))
 PUBLISHERS = 3
-
-
-def child_of(pid):
-    """Process id of the broker's nats-server."""
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if "nats-server" in Path(f"/proc/{child}/cmdline").read_text():
-                return int(child)
-    return None
-
-
-def is_running(pid):
-    """Whether the process exists and is no zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 class Publisher:
@@ -104,11 +89,7 @@ async def test_acked_records_survive_kills(way):
         assert stored[: len(each.acked)] == each.acked, "all that was acked"
 
 
-async def until(condition):
-    """Wait for something to become true."""
-    async with asyncio.timeout(90):
-        while not condition():  # noqa: ASYNC110 - conditions have no events
-            await asyncio.sleep(0.02)
+until = partial(until_async, seconds=90)
 
 
 def test_nats_server_never_outlives_the_broker():

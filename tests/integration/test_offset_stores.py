@@ -16,6 +16,7 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -32,6 +33,7 @@ from strandline.process.ports import free_ports
 from strandline.spark.java import find_java_home
 from strandline.testing import Server
 from strandline.types import PartitionName
+from tests.kit.waiting import until as wait_until
 
 PATIENCE_S = 120
 ZOOKEEPER = "org.apache.zookeeper.server.ZooKeeperServerMain"
@@ -50,11 +52,7 @@ def stop(process):
         process.wait(20)
 
 
-def until(condition, what):
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
+until = partial(wait_until, seconds=PATIENCE_S)
 
 
 def listens(port):

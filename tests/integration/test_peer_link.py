@@ -15,7 +15,7 @@ import pytest
 import trustme
 import uvloop
 
-from strandline.broker.peers.errors import HandshakeError, HandshakeRefusal
+from strandline.broker.peers.errors import HandshakeError, HandshakeRejection
 from strandline.broker.peers.frame import encode_frame
 from strandline.broker.peers.handshake import PeerIdentity, encode_hello
 from strandline.broker.peers.limits import LinkLimits
@@ -526,7 +526,7 @@ def test_who_is_refused_again_and_again_is_told_of_once(run, caplog):
         def admits(*_):
             nonlocal refused
             refused += 1
-            raise HandshakeError(HandshakeRefusal.NOT_A_PEER, "it has another disk")
+            raise HandshakeError(HandshakeRejection.NOT_A_PEER, "it has another disk")
 
         one.links.add_peer(TWO, Address("127.0.0.1", stranger.links.port))
         one.links._admits = admits
@@ -650,8 +650,8 @@ def test_a_flood_of_strangers_makes_room(run):
     run(scenario())
 
 
-def test_a_damaged_frame_ends_the_session(run):
-    """Damage on the wire is noticed; both ends begin anew."""
+def test_a_corrupt_frame_ends_the_session(run):
+    """Corruption on the wire is noticed; both ends begin anew."""
 
     async def scenario():
         async with cluster(ONE, TWO) as (one, two):

@@ -30,6 +30,7 @@ from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc._generated import logspec_pb2
 from strandline.servers.nats import connection
 from strandline.testing.server import Server
+from tests.kit.waiting import until as wait_until
 
 ADMIN_TOKEN = "an-administrator-in-tests-and-nowhere-else"
 RATE = 200_000
@@ -54,7 +55,7 @@ def server():
             ingest_url=url.ingest_url,
             grpc_port=running.app.ready_line()["grpc_port"],
             beam_port=running.app.ready_line()["beam_port"],
-            refusals=lambda: running.app.broker.telemetry.quota_refusals,
+            rejections=lambda: running.app.broker.telemetry.quota_rejections,
         )
     gc.collect()  # what nats-py leaves open, once its loops are closed
 
@@ -86,12 +87,7 @@ def publish(client, bytes_total):
             producer.append(VALUE)
 
 
-def until(condition):
-    """Wait for something to become so."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not become so"
-        time.sleep(0.02)
+until = partial(wait_until, seconds=PATIENCE_S)
 
 
 def test_publishing_through_flight_is_held_up(admin, shop):
@@ -172,13 +168,13 @@ def test_a_producer_waits_for_its_turn(server, admin, shop):
     """Publishes refused for a quota are sent again automatically, and stored once."""
     publish(shop, len(VALUE))
     admin.quotas.set("shop", connections=1)
-    before = server.refusals()["shop"]
+    before = server.rejections()["shop"]
     with shop.producer("orders") as producer:
         reading = shop.open_read("orders", follow=True)
         batches = reading.reader()  # kept: dropping it ends the read
         batches.read_next_batch()
         waiting = producer.append(VALUE)
-        until(lambda: server.refusals()["shop"] > before)
+        until(lambda: server.rejections()["shop"] > before)
         assert not waiting.done()
         reading.cancel()
         del batches
@@ -249,10 +245,10 @@ async def test_a_publisher_far_over_its_quota_is_told(server, admin, till, limit
         for value in first:
             await client.publish("orders", value)
         await flushed(client)
-        errors = [await refusal(client, bytes(50_000)) for _ in range(20)]
+        errors = [await rejection(client, bytes(50_000)) for _ in range(20)]
         assert time.monotonic() - began < 1.9, "nobody had to wait"
         async with publisher(server.ingest_url, till.token) as another:
-            errors.append(await refusal(another, b"x"))
+            errors.append(await rejection(another, b"x"))
         assert {(error.code, error.err_code) for error in errors} == {(503, 10008)}
         said = f"{till.name} has used up its quota of {next(iter(limits))} at this broker; retry in"
         assert all(said in error.description for error in errors)
@@ -260,11 +256,11 @@ async def test_a_publisher_far_over_its_quota_is_told(server, admin, till, limit
         while not stored:
             assert time.monotonic() < began + PATIENCE_S
             await asyncio.sleep(0.1)
-            stored = await refusal(client, b"later") is None
+            stored = await rejection(client, b"later") is None
         assert time.monotonic() - began > 1.0, "the debt was paid"
     after = await asyncio.to_thread(admin.offsets, "orders")
     assert after[0] - before[0] == len(first) + 1, "what was refused is not stored"
-    assert server.refusals()[till.name] >= len(errors)
+    assert server.rejections()[till.name] >= len(errors)
 
 
 async def test_what_cannot_be_refused_waits_and_keeps_its_place(server, admin, till, flushed):
@@ -274,7 +270,7 @@ async def test_what_cannot_be_refused_waits_and_keeps_its_place(server, admin, t
         began = time.monotonic()
         await client.publish("orders", bytes(4 * RATE))
         await flushed(client)
-        assert await refusal(client, b"refused") is not None
+        assert await rejection(client, b"refused") is not None
         await client.publish("orders", b"first")
         ack = await client.jetstream().publish("orders", b"second", timeout=PATIENCE_S)
         assert time.monotonic() - began > 2.5
@@ -289,14 +285,14 @@ async def test_a_quota_that_is_lifted_lets_publishers_in(server, admin, till, fl
     async with publisher(server.ingest_url, till.token) as client:
         await client.publish("orders", LARGE)  # ten minutes' worth
         await flushed(client)
-        assert await refusal(client, b"x") is not None
+        assert await rejection(client, b"x") is not None
         await asyncio.to_thread(admin.quotas.remove, till.name)
         began = time.monotonic()
-        while await refusal(client, b"x") is not None:
+        while await rejection(client, b"x") is not None:
             assert time.monotonic() < began + PATIENCE_S
 
 
-async def refusal(client, value):
+async def rejection(client, value):
     """Publish with stock nats-py; the error it raises, None if the value is stored."""
     try:
         await client.jetstream().publish("orders", value, timeout=5)
@@ -342,7 +338,7 @@ def test_a_quota_that_is_lifted_lets_go_who_waits_for_it(admin, shop):
 
 
 async def ignore(_):
-    """Refusals are what this is about."""
+    """Rejections are what this is about."""
 
 
 async def publish_nats(url, token, count, value=VALUE):
@@ -503,7 +499,7 @@ def dial(server, admin, grpc_stub):
 
 
 def _answers(line):
-    """Whether a connection is served; every other end than the refusal fails the test."""
+    """Whether a connection is served; every other end than the rejection fails the test."""
     try:
         line.ask()
     except grpc.RpcError as error:

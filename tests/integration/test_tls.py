@@ -9,6 +9,7 @@ import ssl
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import grpc
 import nats
@@ -22,9 +23,10 @@ from strandline.process.ports import free_ports
 from strandline.servers.grpc import listener as grpc_listener
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.nats import client as subscriber
-from strandline.servers.nats import listener
+from strandline.servers.nats import connection
 from strandline.servers.nats.embedded_server import EmbeddedNatsServer
 from strandline.testing import ProcessServer, Server
+from tests.kit.waiting import until as wait_until
 
 
 class Papers:
@@ -424,11 +426,7 @@ def test_nothing_said_in_clear_text_counts(server, papers):
     until(lambda: ingest_connections(server, papers) == 0, "connections that failed are forgotten")
 
 
-def until(condition, what):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+until = partial(wait_until, seconds=30)
 
 
 def ingest_connections(server, papers):
@@ -441,7 +439,7 @@ def ingest_connections(server, papers):
 
 def test_who_never_shakes_hands_is_let_go(server, papers, monkeypatch):
     """A connection that says nothing after the greeting does not stay."""
-    monkeypatch.setattr(listener, "HANDSHAKE_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT_S", 0.3)
     host, _, port = server.ingest_url.removeprefix("nats://").partition(":")
     with socket.create_connection((host, int(port)), timeout=30) as silent:
         recv_line(silent)

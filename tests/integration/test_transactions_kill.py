@@ -24,9 +24,9 @@ from strandline.errors import (
     TransactionAbortedError,
     UnavailableError,
 )
-from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
 from strandline.types import PartitionName
+from tests.kit.clusters import three_brokers
 
 KILLS = int(os.environ.get("KILLS", "2"))
 SEED = int(os.environ.get("KILL_SEED", "1"))
@@ -269,21 +269,8 @@ def test_one_broker_is_killed_under_transactions(tmp_path):
 @pytest.fixture
 def brokers(tmp_path):
     """Three brokers of a cluster."""
-    ports = free_ports(3)
-    peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in enumerate(ports, 1))
-    servers = {}
-    for number, port in enumerate(ports, 1):
-        arguments = ("--broker-id", str(number), "--cluster-id", "test", "--peers", peers)
-        arguments += ("--peer-port", str(port))
-        servers[number] = ProcessServer(tmp_path / f"broker-{number}", arguments=arguments)
-    try:
-        for server in servers.values():
-            server.start()
+    with three_brokers(tmp_path) as servers:
         yield servers
-    finally:
-        for number, server in servers.items():
-            server.kill()
-            print(f"broker {number} said:", *server.errors, sep="\n")  # noqa: T201  if it fails
 
 
 def test_brokers_of_a_cluster_are_killed_under_transactions(brokers):

@@ -56,7 +56,7 @@ def page(
     """
     judged = verdicts()
     counted: dict[str, list[int]] = defaultdict(lambda: [0] * 5)
-    survived, mended = [], []
+    survived, caught = [], []
     for each in trials:
         key = key_of(each)
         verdict = judged.get(key, {})
@@ -73,7 +73,7 @@ def page(
         if not each["noticed"]:
             survived.append(f"| {place} | {change} | {said} |")
         elif key not in at_once:
-            mended.append(f"| {place} | {change} | `{each['by'].partition(': ')[2]}` |")
+            caught.append(f"| {place} | {change} | `{each['by'].partition(': ')[2]}` |")
     stages: dict[str, int] = defaultdict(int)
     for each in trials:
         if each["noticed"]:
@@ -104,9 +104,9 @@ def page(
         lines += ["| Where | Change | Verdict |", "|---|---|---|", *sorted(survived)]
     else:
         lines.append("None.")
-    if mended:
+    if caught:
         lines += ["", "## Noticed by a test added since", ""]
-        lines += ["| Where | Change | Noticed by |", "|---|---|---|", *sorted(mended)]
+        lines += ["| Where | Change | Noticed by |", "|---|---|---|", *sorted(caught)]
     lines += ["", "## Before", "", tomllib.loads(VERDICTS.read_text())["earlier"].strip()]
     return "\n".join(lines) + "\n"
 

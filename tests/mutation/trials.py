@@ -90,7 +90,7 @@ USED_BY = {
     "spark/table_iceberg.py": ("spark/test_sinks",),
     "spark/table_source.py": ("spark/test_exactly_once",),
     "spark/writer.py": ("spark/test_exactly_once",),
-    "storage": ("faults_damage", "broker_process"),
+    "storage": ("faults_corruption", "broker_process"),
     "core/transactions": ("transactions_client",),
 }
 SIMULATED = {

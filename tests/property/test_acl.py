@@ -47,7 +47,7 @@ def test_a_covered_pattern_matches_nothing_more(pattern, asked, subject):
 
 @given(PATTERNS, PATTERNS)
 def test_what_is_not_covered_has_a_subject_outside(pattern, asked):
-    """A refusal is right: one of the short subjects that are asked for is not in the pattern."""
+    """A rejection is right: one of the short subjects that are asked for is not in the pattern."""
     if subject_covers(pattern, asked):
         return
     tail = ["q", "q.q", "q.q.q", "q.q.q.q", "q.q.q.q.q"]

@@ -246,7 +246,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from(list(STREAMS)))
     def delete_and_create(self, name):
         """The stream's records are gone for good, and another takes its name."""
-        self.mend()
+        self.heal()
         self.run(self.broker.delete_stream(name))
         self.create(name)
 
@@ -254,7 +254,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(place=places, share=st.floats(0, 1))
     def truncate(self, place, share):
         """Records at the beginning are removed on purpose."""
-        self.mend()
+        self.heal()
         offset = int(share * self.partition(place).high_watermark)
         start = self.run(self.broker.truncate_before(*place, offset))
         self.models[place].start = max(self.models[place].start, start)
@@ -269,7 +269,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     # What the world does
 
-    def mend(self):
+    def heal(self):
         """Nothing fails any more."""
         self.disk._failures.clear()
         self.disk.full = False
@@ -307,7 +307,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def kill(self):
         self.end()
-        self.mend()
+        self.heal()
 
     @rule(seed=st.integers(0, 1 << 32), chance=st.sampled_from([0.0, 0.5, 1.0]))
     def lose_power(self, seed, chance):

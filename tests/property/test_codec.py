@@ -1,4 +1,4 @@
-"""The codec against plain Python lists: what goes in comes out, and damage is always found."""
+"""The codec against plain Python lists: what goes in comes out, and corruption is always found."""
 
 import pyarrow as pa
 import pytest
@@ -90,7 +90,7 @@ def test_slices_of_arrow_batches_encode(rows, start, length):
 
 
 @given(st.lists(records, min_size=1, max_size=6), compressions, st.data())
-def test_any_damage_is_found(rows, compression, data):
+def test_any_corruption_is_found(rows, compression, data):
     """A batch with any one byte changed never passes its check."""
     buffer = encode(rows, Stamp(0, 0, 1, compression))
     position = data.draw(st.integers(0, len(buffer) - 1))

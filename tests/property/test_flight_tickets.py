@@ -75,14 +75,14 @@ def test_almost_a_ticket_is_a_ticket_or_refused(values):
 
 
 @given(data=st.binary(max_size=60), at=st.integers(0, 200))
-def test_a_damaged_ticket_is_a_ticket_or_refused(data, at):
+def test_a_corrupt_ticket_is_a_ticket_or_refused(data, at):
     """Bytes overwritten anywhere in a full ticket."""
     whole = encode(
         ReadRequest(stream="s", starts={0: 5, 1: 7}, stop="latest", keys=[b"k"], subject="a.*")
     )
-    damaged = whole[:at] + data + whole[at + len(data) :]
+    corrupt = whole[:at] + data + whole[at + len(data) :]
     with contextlib.suppress(InvalidRequestError):
-        assert isinstance(decode_ticket(damaged), ReadRequest)
+        assert isinstance(decode_ticket(corrupt), ReadRequest)
 
 
 @given(code=st.text(max_size=20), message=st.text(max_size=3000), retriable=st.booleans())

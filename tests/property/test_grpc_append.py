@@ -108,12 +108,21 @@ class Partition:
                 ack_sink.acked(token, NAME, offset, duplicate=False)
 
 
+class GeneralCall(Call):
+    """A call that queues every answer."""
+
+    __slots__ = ()
+
+    def answer(self, data):
+        self.send_framed(data)
+
+
 class GeneralOnly(AppendStream):
     """Takes and answers everything the general way."""
 
     def __init__(self, call, *args, **kwargs):
         super().__init__(call, *args, **kwargs)
-        call.fast_path = SimpleNamespace(answer=Call.send_framed)
+        call.__class__ = GeneralCall
 
     def take_whole(self, buffer, start, end):
         return False
@@ -153,10 +162,10 @@ class Session:
         self.partition = Partition()
         self.is_leading = True
         methods = {b"/logspec.Log/Append": Direct(lambda call: self._open(kind, call))}
-        self._listener = GrpcListener(methods, Telemetry(), Access(BrokerConfig(), None))
+        self._shared = GrpcListener(methods, Telemetry(), Access(BrokerConfig(), None)).shared
         # Both ways are compared within one round of the loop, which may take long.
-        self._listener.budget = SimpleNamespace(slice_end=lambda: math.inf)
-        self._server = GrpcConnection(self._listener)
+        self._shared.budget = SimpleNamespace(slice_end=lambda: math.inf)
+        self._server = GrpcConnection(self._shared)
         self._wire = Wire()
         self._server.connection_made(self._wire)
         self._client = H2Connection(H2Configuration(client_side=True, header_encoding=None))
@@ -240,7 +249,7 @@ class Session:
         """Let a turn end, and the client hear of it."""
         self._talk()
         self.partition.answer(ends)
-        self._listener.send_answers()
+        self._shared.send_answers()
         self._listen()
 
     def _talk(self):

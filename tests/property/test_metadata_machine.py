@@ -13,7 +13,7 @@ from strandline.config import StreamConfig
 from strandline.core.metadata import commands as c
 from strandline.core.metadata.apply import apply_entry
 from strandline.core.metadata.check import check_image, check_settled, check_step
-from strandline.core.metadata.controller import ControllerLimits, Heard, View, decide
+from strandline.core.metadata.controller import ControllerLimits, LastHeartbeat, View, decide
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.metadata.snapshot import decode_image, decode_json, encode_image, encode_json
 from strandline.errors import InvalidRecordError
@@ -156,14 +156,16 @@ class Machine(RuleBasedStateMachine):
         known = {b: self.image.brokers[b] for b in heard if b in self.image.brokers}
         view = View(
             now_ms=NOW_MS,
-            heard={b: Heard(broker.incarnation, NOW_MS) for b, broker in known.items()},
+            heartbeats={
+                b: LastHeartbeat(broker.incarnation, NOW_MS) for b, broker in known.items()
+            },
             listening_since_ms=0,
             settled_since_ms=0 if is_settled else NOW_MS,
         )
         for command in decide(self.image, view, LIMITS):
             outcome = self.apply(command)
             assert outcome.is_applied, outcome
-            assert not outcome.refused
+            assert not outcome.rejected
         assert decide(self.image, view, LIMITS) == ()
         assert check_settled(self.image) == []
 

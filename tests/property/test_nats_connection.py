@@ -13,9 +13,8 @@ from strandline.config import BrokerConfig, LimitsConfig, StreamConfig
 from strandline.errors import DiskFullError
 from strandline.record.envelope import EnvelopeMessage, encode_message
 from strandline.servers.nats.backpressure import ROUND, Backpressure
-from strandline.servers.nats.connection import PublisherConnection
+from strandline.servers.nats.connection import PublisherConnection, PublisherState
 from strandline.servers.nats.ingest import MessageIngest
-from strandline.servers.nats.listener import IngestListener
 from strandline.servers.nats.protocol import Failure, Parser, Violation
 from strandline.telemetry import Telemetry
 from strandline.types import Offset, PartitionName
@@ -41,6 +40,18 @@ class Partition:
             duplicate = self.appended % 3 == 1
             ack_sink.acked(token, self.name, Offset(self.appended), duplicate=duplicate)
 
+    def append_many(self, values, *, subjects, ack_sink, tokens):
+        assert len(subjects) in (1, len(values))
+        assert len(tokens) == len(values)
+        tokens = list(tokens)
+        for number, value in enumerate(values):
+            name, token = subjects[number % len(subjects)], tokens[number]
+            if token is not None and number % 2:
+                ack_sink.acked_many((token, None, token), self.name, Offset(self.appended))
+                token = None
+            sink = None if token is None else ack_sink
+            self.append(value, subject=name, ack_sink=sink, token=token)
+
 
 def make_connection():
     """A connection on a listener without a socket, with two streams."""
@@ -60,10 +71,10 @@ def make_connection():
     routes = RouteTable([each for stream in streams for each in stream_bindings_of(stream)])
     config = BrokerConfig(limits=LimitsConfig(record_bytes=1000, pending_bytes=10_000))
     ingest = MessageIngest(broker.clock, routes, broker.admission)
-    listener = IngestListener(
+    shared = PublisherState(
         broker, config, routes=routes, ingest=ingest, backpressure=Backpressure(10_000)
     )
-    return PublisherConnection(listener)
+    return PublisherConnection(shared)
 
 
 def stream_bindings_of(stream):
@@ -141,12 +152,12 @@ async def converse(conversation, size):
         connection.data_received(data[start : start + size])
         while connection.is_held(ROUND) and not transport.closed:  # noqa: ASYNC110  loop rounds
             await asyncio.sleep(0)
-        for peer in connection._listener.unflushed:
+        for peer in connection._shared.unflushed:
             peer.flush()
-        connection._listener.unflushed.clear()
+        connection._shared.unflushed.clear()
     events = Parser(1 << 20, from_client=False).feed(bytes(transport.output))
     assert not any(isinstance(event, Violation) for event in events)
     if transport.closed:
         assert isinstance(events[-1], Failure)
     connection.connection_lost(None)
-    assert connection._listener.buffered_bytes == 0
+    assert connection._shared.buffered_bytes == 0

@@ -78,7 +78,7 @@ def test_any_body_behind_a_valid_header(body, flags):
 
 @given(messages, st.data())
 def test_a_flipped_bit_under_a_checksum_is_noticed(message, data):
-    """With a CRC, a damaged payload is never taken for the message."""
+    """With a CRC, a corrupt payload is never taken for the message."""
     payload = bytearray(encode_message(message, with_crc=True))
     bit = data.draw(st.integers(min_value=64, max_value=len(payload) * 8 - 1))
     payload[bit // 8] ^= 1 << bit % 8

@@ -7,7 +7,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strandline.errors import InvalidRecordError, InvalidSubjectError
-from strandline.record.subjects import SubjectRouter, subject_matches, validate_subject
+from strandline.record.subjects import (
+    SubjectRouter,
+    subject_matches,
+    subjects_overlap,
+    validate_subject,
+)
 from strandline.servers.nats.headers import encode_headers, parse_headers
 from strandline.servers.nats.inboxes import Inboxes
 from strandline.servers.nats.ingest import interpret
@@ -185,6 +190,28 @@ def test_router_finds_exactly_what_matches(bound, subject):
     router = SubjectRouter(list(enumerate_patterns(bound)))
     expected = [index for index, each in enumerate(bound) if subject_matches(each, subject)]
     assert router.match(subject) == expected
+
+
+@given(
+    st.lists(patterns, max_size=8),
+    st.lists(patterns, max_size=4, unique=True),
+    plain_subjects,
+    patterns,
+)
+def test_router_follows_what_is_added_and_removed(bound, others, subject, asked):
+    """What was removed left nothing behind; patterns that overlap with one are found, too."""
+    targets = enumerate_patterns(bound)
+    router = SubjectRouter(targets)
+    for pattern in others:
+        router.add(pattern, pattern)
+    for pattern in others:
+        router.remove(pattern, pattern)
+    assert router.match(subject) == SubjectRouter(targets).match(subject)
+    assert router.overlapping(asked) == [n for p, n in targets if subjects_overlap(p, asked)]
+    for pattern, target in targets:
+        router.remove(pattern, target)
+    assert router._root.is_empty
+    assert not router._plain
 
 
 def enumerate_patterns(bound):

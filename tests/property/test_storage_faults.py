@@ -1,4 +1,4 @@
-"""Damage of any kind to a log: found, named, never served, and what is intact is.
+"""Corruption of any kind to a log: found, named, never served, and what is intact is.
 
 The machine test next to this one loses what was never synced; here bytes that were durable change.
 """
@@ -74,14 +74,14 @@ def serve(log: Log, bytes_max: int) -> tuple[list[bytes], list[CorruptBatchError
 
 
 @given(shape=shapes, data=st.data(), bytes_max=st.integers(0, 3000), sealed=st.booleans())
-def test_damaged_batches_are_reported_and_all_others_served(
+def test_corrupt_batches_are_reported_and_all_others_served(
     directory, shape, data, bytes_max, sealed
 ):
     """Any bytes of any batches overwritten: exactly the touched ones are missing, and named."""
     log, batches = write(fresh(directory), shape)
     if sealed:
         log.roll()
-    damaged = set(data.draw(st.sets(st.integers(0, len(batches) - 1), max_size=4)))
+    corrupt = set(data.draw(st.sets(st.integers(0, len(batches) - 1), max_size=4)))
     places = {}
     for segment in log.segments:
         at = 0
@@ -90,7 +90,7 @@ def test_damaged_batches_are_reported_and_all_others_served(
             number = len(places)
             places[number] = (segment.path, at)
             length = len(batches[number])
-            if number in damaged:
+            if number in corrupt:
                 first = data.draw(st.integers(0, length - 1))
                 junk = data.draw(st.binary(min_size=1, max_size=min(20, length - first)))
                 changed = bytes(
@@ -101,10 +101,10 @@ def test_damaged_batches_are_reported_and_all_others_served(
         if segment.size:
             segment.path.write_bytes(contents)
     served, holes = serve(log, bytes_max)
-    assert served == [b for n, b in enumerate(batches) if n not in damaged]
+    assert served == [b for n, b in enumerate(batches) if n not in corrupt]
     named = {(Path(hole.file), hole.position) for hole in holes}
-    assert named <= {places[number] for number in damaged}
-    assert bool(named) == bool(damaged)
+    assert named <= {places[number] for number in corrupt}
+    assert bool(named) == bool(corrupt)
     reports = inspect_directory(log.directory, verify=True)
     found = {(f.file, f.position) for report in reports for f in report.findings}
     assert named <= found

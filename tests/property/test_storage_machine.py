@@ -91,7 +91,7 @@ class StorageMachine(RuleBasedStateMachine):
         }
         self.inspect(plans)
         self.open = recover(self.root / "data", plans, disk=self.disk, file_bytes=JOURNAL_BYTES)
-        assert self.open.report.damage == [], "nothing was damaged, or lost"
+        assert self.open.report.corruption == [], "nothing was corrupt, or lost"
         for model in self.models.values():
             self.compare_after_recovery(model)
 
@@ -101,8 +101,8 @@ class StorageMachine(RuleBasedStateMachine):
     def inspect(self, plans: dict[LogId, LogPlan]) -> None:
         """Nothing is missed that is not lost: whatever was cut, removed, deleted, or not synced."""
         reports = inspect_directory(self.root / "data", verify=True, known=set(plans))
-        damaged = [r.findings for r in reports if r.is_damaged and "index" not in r.kind]
-        assert damaged == [], "an index may be torn, and is made anew"
+        corrupt = [r.findings for r in reports if r.is_corrupt and "index" not in r.kind]
+        assert corrupt == [], "an index may be torn, and is made anew"
 
     def compare_after_recovery(self, model: Model) -> None:
         log = self.log(model)

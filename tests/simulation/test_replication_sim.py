@@ -33,7 +33,7 @@ def test_the_faults_happen():
     counts = sum((history(seed).counts for seed in range(101, 113)), start=history(100).counts)
     for what in ("crashes", "partitions", "lost", "truncated", "isr grew", "isr shrank"):
         assert counts[what] > 0, what
-    for what in ("elections", "fenced", "damaged", "repaired", "changes lost"):
+    for what in ("elections", "fenced", "corrupt", "repaired", "changes lost"):
         assert counts[what] > 0, what
     for what in ("wiped", "started over", "clock jumps"):
         assert counts[what] > 0, what

@@ -44,9 +44,9 @@ def wait_for(demo, words):
     raise AssertionError(f"it did not say {words!r}, but:\n{''.join(said)}")
 
 
-def interrupt(demo, directory):
-    """Ctrl-C at the terminal, which is SIGINT for the whole group; nothing runs on."""
-    os.killpg(demo.pid, signal.SIGINT)
+def interrupt(demo, directory, number=signal.SIGINT):
+    """Ctrl-C at the terminal, which is SIGINT for the whole group, or SIGTERM; nothing runs on."""
+    os.killpg(demo.pid, number)
     assert demo.wait(PATIENCE_S) == 130
     wait_until_gone(directory)
 
@@ -109,15 +109,15 @@ def test_the_demo_ends_clean_and_runs_again(importable_by_workers, tmp_path):
     with start(directory, *COMMAND) as third:
         wait_for(third, "publishing to NATS")
         assert not (directory / "delays.png").exists()
-        interrupt(third, directory)
+        interrupt(third, directory, signal.SIGTERM)
 
 
 def test_the_demo_empties_no_directory_but_its_own(tmp_path):
     """A directory with other files is left alone, as is a file, and a line says so."""
     (tmp_path / "letter.txt").write_text("dear")
     for place, why in ((tmp_path, "not the demo's"), (tmp_path / "letter.txt", "File exists")):
-        with start(place, "strandline.spark.demo") as demo:
+        with start(place, *COMMAND) as demo:
             output, _ = demo.communicate(timeout=PATIENCE_S)
         assert demo.returncode == 1
-        assert re.fullmatch(rf"\s*the demo failed: .*{why}.*\n", output)
+        assert re.fullmatch(rf"error: .*{why}.*\n", output)
     assert (tmp_path / "letter.txt").read_text() == "dear"

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 
 import fastavro
 import pyarrow as pa
@@ -183,3 +184,17 @@ def test_files_are_rolled_by_size(spark, log, tmp_path):
     assert 3 <= len(sizes) <= 8
     assert max(sizes) < 600_000
     assert read_table(load.into).count_rows() == 1000
+
+
+def test_a_load_whose_table_was_deleted_is_refused(spark, log, tmp_path):
+    """Its checkpoint would leave out what the deleted table had; a new one loads everything."""
+    load = LoadPipeline(log, tmp_path, "delta", schema="id BIGINT", values="json")
+    load.append(range(4))
+    load.run(spark)
+    shutil.rmtree(load.into)
+    load.append(range(4, 8))
+    with pytest.raises(InvalidRequestError, match=r"table was deleted.*new checkpoint"):
+        load.run(spark)
+    load.config["checkpoint"] += "-2"
+    load.run(spark)
+    assert load.rows() == load.expected()

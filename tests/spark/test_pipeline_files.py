@@ -294,7 +294,7 @@ def test_people_read_a_line_for_each_micro_batch(second, directory, client):
     )
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(
-        r"merge a, b into merged: batch 1, 1 records in \d+ ms, behind by {.*a/0: 0.*}\n",
+        r"merge a, b into merged: batch 1, 1 records in \d+ ms, lag {.*a/0: 0.*}\n",
         done.stdout,
     )
     assert values(client, "merged")[-1] == b"one more"

@@ -2,7 +2,7 @@
 
 import json
 import threading
-import time
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -18,6 +18,7 @@ from strandline.spark.pipelines.config import decode_pipeline
 from strandline.spark.pipelines.queries import wait_for_end
 from strandline.spark.pipelines.run import run_pipeline, start_pipeline
 from strandline.spark.pipelines.sources import copied_offsets, source_of
+from tests.kit.waiting import until as wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -143,6 +144,8 @@ def test_columns_of_an_aggregate_stay_what_they_are(run, log):
         run("aggregate", **config | {"key": "key"})
     with pytest.raises(InvalidConfigError, match=r"columns are n, but the states in .* have group"):
         run("aggregate", "another", **config | {"columns": {"n": "count()"}})
+    with pytest.raises(InvalidConfigError, match="made with another key, or other functions"):
+        run("aggregate", "another-2", **config | {"columns": names | {"group": "sum(offset)"}})
 
 
 @pytest.mark.parametrize(
@@ -270,12 +273,7 @@ def lag_in_metrics(log, group, name="lag_records"):
     return log.metric(f'strandline_group_{name}{{group="{group}",')
 
 
-def until(condition):
-    """Wait for something to become true."""
-    deadline = time.monotonic() + 120
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+until = partial(wait_until, seconds=120)
 
 
 def test_the_newest_record_of_each_key_is_a_table(log):

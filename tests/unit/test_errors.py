@@ -17,7 +17,7 @@ def test_a_class_without_a_code_travels_as_its_parent():
     assert type(error) is UnavailableError
 
 
-def test_damage_names_file_and_position():
+def test_corruption_names_file_and_position():
     """A corrupt batch says where it is."""
     error = CorruptBatchError("checksum mismatch", file="a.log", position=64)
     assert "a.log at byte 64" in error.message

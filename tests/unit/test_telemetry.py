@@ -43,7 +43,7 @@ def test_two_brokers_do_not_mix_their_figures():
 
 
 def test_labelled_counters_grow_by_label():
-    """Refusals are counted by error code."""
+    """Rejections are counted by error code."""
     telemetry = Telemetry()
     telemetry.rejects["disk_full"] += 2
     telemetry.rejects["record_too_large"] += 1

@@ -1,40 +1,19 @@
-"""Access control actions of the admin API: their names, bodies and results.
+"""The access control commands: rules and tokens.
 
-| action | body | results |
-|---|---|---|
-| list_rules | empty | Rule, one per rule |
-| grant | Rules | none |
-| revoke | Rules | none |
-| list_tokens | empty | TokenInfo, one per token |
-| add_token | AddToken | none |
-| revoke_token | WhichToken | none |
-
-Rules: see ``admin``. The caller generates a token and sends only its hash.
+The caller generates a token and sends only its hash.
 """
 
+from types import NoneType
 from typing import Annotated, Final
 
 import msgspec
 
+from strandline.api.command import AdminCommand
+from strandline.api.required_permissions import cluster
 from strandline.api.wire import Count, WireAnswer, WireMessage
 from strandline.security.acl import Rule
 
-LIST_RULES: Final = "list_rules"
-GRANT: Final = "grant"
-REVOKE: Final = "revoke"
-LIST_TOKENS: Final = "list_tokens"
-ADD_TOKEN: Final = "add_token"  # noqa: S105  the name of an action
-REVOKE_TOKEN: Final = "revoke_token"  # noqa: S105  the name of an action
 RULES_MAX: Final = 1000
-
-ACTIONS: Final[dict[str, str]] = {
-    LIST_RULES: "Who may do what; no body.",
-    GRANT: "Add rules; body: {rules: [[principal, operation, kind, pattern], …]}.",
-    REVOKE: "Take rules back; body as of grant.",
-    LIST_TOKENS: "Tokens and for whom they stand; no body.",
-    ADD_TOKEN: "Let a token stand for a principal; body: {id, principal, sha256, expires_ns}.",
-    REVOKE_TOKEN: "Let a token be worth nothing; body: {id}.",
-}
 
 _TokenId = Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{8}$")]
 
@@ -69,3 +48,47 @@ class TokenInfo(WireAnswer, frozen=True, kw_only=True):
     principal: str
     created_ns: int
     expires_ns: int = 0
+
+
+LIST_RULES: Final = AdminCommand(
+    name="list_rules",
+    help="List who may do what.",
+    request=NoneType,
+    result=Rule,
+    needs=lambda _: [cluster("admin")],
+)
+GRANT: Final = AdminCommand(
+    name="grant",
+    help="Add rules, each [principal, operation, kind, pattern].",
+    request=Rules,
+    result=NoneType,
+    needs=lambda _: [cluster("admin")],
+)
+REVOKE: Final = AdminCommand(
+    name="revoke",
+    help="Remove rules.",
+    request=Rules,
+    result=NoneType,
+    needs=lambda _: [cluster("admin")],
+)
+LIST_TOKENS: Final = AdminCommand(
+    name="list_tokens",
+    help="List tokens and their principals.",
+    request=NoneType,
+    result=TokenInfo,
+    needs=lambda _: [cluster("admin")],
+)
+ADD_TOKEN: Final = AdminCommand(
+    name="add_token",
+    help="Create a token for a principal.",
+    request=AddTokenRequest,
+    result=NoneType,
+    needs=lambda _: [cluster("admin")],
+)
+REVOKE_TOKEN: Final = AdminCommand(
+    name="revoke_token",
+    help="Revoke a token.",
+    request=WhichToken,
+    result=NoneType,
+    needs=lambda _: [cluster("admin")],
+)

@@ -1,65 +1,27 @@
-"""The admin API: names of DoAction actions, their bodies, and what streams look like to clients.
+"""The stream commands of the admin API, and what streams and brokers look like to clients.
 
-| action | body | results |
-|---|---|---|
-| create_stream | StreamConfig | StreamInfo |
-| delete_stream | StreamName | none |
-| delete_records | DeleteRecords | StreamInfo |
-| stream_info | StreamInfoRequest | StreamInfo |
-| list_streams | empty | StreamInfo, one per stream |
-| offsets | OffsetsRequest | Offsets |
-| wait_beyond | WaitRequest | Offsets |
-| server_info | empty | ServerInfo |
-| new_producer | empty | ProducerInfo |
-
-Other modules declare the actions of one area each: ``cluster`` (operating a cluster),
+Other modules declare the commands of one area each: ``cluster`` (operating a cluster),
 ``transactions``, ``encryption`` (encrypted streams), ``local`` (readers on the same machine),
-``groups`` (consumer groups), ``access`` (access control) and ``quotas``.
+``groups`` (consumer groups), ``access`` (access control) and ``quotas``. ``commands`` has the table
+of all.
 
 Rules: bodies and results are JSON. Unknown fields are refused in a request and ignored in an
 answer.
 """
 
-from typing import Annotated
+from types import NoneType
+from typing import Annotated, Any, Final
 
 import msgspec
 
-from strandline.api import access, cluster, encryption, groups, local, quotas, transactions
+from strandline.api.command import AdminCommand, no_needs
+from strandline.api.required_permissions import known_stream, needs_of_stream, stream
 from strandline.api.tickets import WAIT_MS_MAX, Bound
-from strandline.api.wire import Count, Int64, Name, PartitionNumber, WireAnswer, WireMessage
-from strandline.config import PARTITIONS_MAX, StreamConfig
+from strandline.api.wire import Count, Int64, Name, PartitionNumber, WireAnswer, WireMessage, decode
+from strandline.config import PARTITIONS_MAX, StreamConfig, decode_config
+from strandline.security.principal import INTERNAL_PREFIX
 
 PROTOCOL_VERSION = 1
-
-CREATE_STREAM = "create_stream"
-DELETE_STREAM = "delete_stream"
-DELETE_RECORDS = "delete_records"
-STREAM_INFO = "stream_info"
-LIST_STREAMS = "list_streams"
-OFFSETS = "offsets"
-WAIT_BEYOND = "wait_beyond"
-SERVER_INFO = "server_info"
-NEW_PRODUCER = "new_producer"
-
-ACTIONS: dict[str, str] = {
-    CREATE_STREAM: "Create a stream; body: its configuration.",
-    DELETE_STREAM: "Delete a stream and its records; body: {name}.",
-    DELETE_RECORDS: "Delete records below an offset; body: {name, partition, offset}.",
-    STREAM_INFO: "A stream's configuration and offsets; body: {name}.",
-    LIST_STREAMS: "All streams; no body.",
-    OFFSETS: "The offset that a word or time resolves to in each partition; body: {name, at}.",
-    WAIT_BEYOND: "Wait for records beyond offsets; body: {name, beyond, wait_ms_max}.",
-    SERVER_INFO: "Version and limits of the broker; no body.",
-    NEW_PRODUCER: "An id for an idempotent producer, never given out again; no body.",
-    **local.ACTIONS,
-    **cluster.ACTIONS,
-    **encryption.ACTIONS,
-    **transactions.ACTIONS,
-    **groups.ACTIONS,
-    **access.ACTIONS,
-    **quotas.ACTIONS,
-}
-"""Every action, with its description in ListActions."""
 
 
 class StreamName(WireMessage, frozen=True, kw_only=True):
@@ -186,3 +148,76 @@ class ProducerInfo(WireAnswer, frozen=True, kw_only=True):
     """The identity of an idempotent producer."""
 
     producer_id: int
+
+
+def _parse_config(body: bytes) -> StreamConfig:
+    """Decode a stream's configuration; the error of an unknown key suggests the nearest one."""
+    return decode_config(decode(body, dict[str, Any], what="stream configuration"), StreamConfig)
+
+
+CREATE_STREAM: Final = AdminCommand(
+    name="create_stream",
+    help="Create a stream.",
+    request=StreamConfig,
+    result=StreamInfo,
+    needs=needs_of_stream,
+    parse=_parse_config,
+)
+DELETE_STREAM: Final = AdminCommand(
+    name="delete_stream",
+    help="Delete a stream and its records.",
+    request=StreamName,
+    result=NoneType,
+    needs=lambda it: [stream(it.name, "admin")],
+)
+DELETE_RECORDS: Final = AdminCommand(
+    name="delete_records",
+    help="Delete a partition's records below an offset.",
+    request=DeleteRecords,
+    result=StreamInfo,
+    needs=lambda it: [stream(it.name, "admin")],
+)
+STREAM_INFO: Final = AdminCommand(
+    name="stream_info",
+    help="Describe a stream's configuration and offsets.",
+    request=StreamInfoRequest,
+    result=StreamInfo,
+    # Every client must find the leaders of internal streams, which are the coordinators.
+    needs=lambda it: [] if it.name.startswith(INTERNAL_PREFIX) else [known_stream(it.name)],
+)
+LIST_STREAMS: Final = AdminCommand(
+    name="list_streams",
+    help="List all streams.",
+    request=NoneType,
+    result=StreamInfo,
+    needs=no_needs,
+    visibility=lambda it: known_stream(it.name),
+)
+OFFSETS: Final = AdminCommand(
+    name="offsets",
+    help="Resolve an offset or a time in each partition.",
+    request=OffsetsRequest,
+    result=Offsets,
+    needs=lambda it: [stream(it.name, "read")],
+)
+WAIT_BEYOND: Final = AdminCommand(
+    name="wait_beyond",
+    help="Wait for records beyond offsets.",
+    request=WaitRequest,
+    result=Offsets,
+    needs=lambda it: [stream(it.name, "read")],
+)
+SERVER_INFO: Final = AdminCommand(
+    name="server_info",
+    help="Describe the broker's version and limits.",
+    request=NoneType,
+    result=ServerInfo,
+    needs=no_needs,
+)
+NEW_PRODUCER: Final = AdminCommand(
+    name="new_producer",
+    help="Allocate an id for an idempotent producer, never allocated again.",
+    request=NoneType,
+    result=ProducerInfo,
+    needs=no_needs,
+)

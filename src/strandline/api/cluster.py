@@ -1,50 +1,19 @@
-"""Cluster operation actions of the admin API: their names, bodies and results.
+"""The cluster commands, for brokers, replicas and leaders.
 
-| action | body | results |
-|---|---|---|
-| cluster_status | empty | ClusterStatus |
-| admit_broker | AdmitBrokerRequest | none |
-| drain_broker | DrainBroker | none |
-| remove_broker | WhichBroker | none |
-| replace_disk | WhichBroker | none |
-| reassign | Reassign | MovesStarted |
-| rebalance | empty | MovesStarted |
-| elect_leader | ElectLeaderRequest | none |
-| add_partitions | AddPartitionsRequest | StreamInfo |
-
-Rules: see ``admin``. An action is answered once it is committed to the metadata. The progress of
-the work that it starts, such as copying replicas, is in the cluster's status.
+A command is answered once it is committed to the metadata. The progress of the work that it starts,
+such as copying replicas, is in the cluster's status.
 """
 
-from typing import Annotated
+from types import NoneType
+from typing import Annotated, Final
 
 import msgspec
 
+from strandline.api.admin import StreamInfo
+from strandline.api.command import AdminCommand
+from strandline.api.required_permissions import cluster
 from strandline.api.wire import Name, PartitionNumber, WireAnswer, WireMessage
 from strandline.config import PARTITIONS_MAX
-
-CLUSTER_STATUS = "cluster_status"
-ADMIT_BROKER = "admit_broker"
-DRAIN_BROKER = "drain_broker"
-REMOVE_BROKER = "remove_broker"
-REPLACE_DISK = "replace_disk"
-REASSIGN = "reassign"
-REBALANCE = "rebalance"
-ELECT_LEADER = "elect_leader"
-ADD_PARTITIONS = "add_partitions"
-
-ACTIONS: dict[str, str] = {
-    CLUSTER_STATUS: "Brokers, and each partition's leader and replicas; no body.",
-    ADMIT_BROKER: "Admit a new broker; body: {broker, peer_address}.",
-    DRAIN_BROKER: "Start or stop moving all replicas off a broker; body: {broker, is_on}.",
-    REMOVE_BROKER: "Remove a drained broker permanently; body: {broker}.",
-    REPLACE_DISK: "Let a broker that lost its disk rejoin empty; body: {broker}.",
-    REASSIGN: "Move partitions to other brokers; body: {stream, partition, to}.",
-    REBALANCE: "Move replicas to brokers that have fewer than their share; no body.",
-    ELECT_LEADER: "Elect another leader; body: {stream, partition, leader, is_unclean}.",
-    ADD_PARTITIONS: "Add partitions to a stream; body: {name, count}.",
-}
-"""Every action, with its description in ListActions."""
 
 BrokerNumber = Annotated[int, msgspec.Meta(ge=1, lt=1 << 31)]
 _Brokers = Annotated[tuple[BrokerNumber, ...], msgspec.Meta(max_length=100)]
@@ -157,3 +126,68 @@ class ClusterStatus(WireAnswer, frozen=True, kw_only=True):
     """Brokers that were removed; their numbers are not used again."""
     age_ms: int = 0
     """Time since the broker lost its controller, the age of the status; 0: current."""
+
+
+CLUSTER_STATUS: Final = AdminCommand(
+    name="cluster_status",
+    help="Describe brokers, and each partition's leader and replicas.",
+    request=NoneType,
+    result=ClusterStatus,
+    needs=lambda _: [cluster("read")],
+)
+ADMIT_BROKER: Final = AdminCommand(
+    name="admit_broker",
+    help="Admit a new broker.",
+    request=AdmitBrokerRequest,
+    result=NoneType,
+    needs=lambda _: [cluster("admin")],
+)
+DRAIN_BROKER: Final = AdminCommand(
+    name="drain_broker",
+    help="Start or stop moving all replicas off a broker.",
+    request=DrainBroker,
+    result=NoneType,
+    needs=lambda _: [cluster("admin")],
+)
+REMOVE_BROKER: Final = AdminCommand(
+    name="remove_broker",
+    help="Remove a drained broker permanently.",
+    request=WhichBroker,
+    result=NoneType,
+    needs=lambda _: [cluster("admin")],
+)
+REPLACE_DISK: Final = AdminCommand(
+    name="replace_disk",
+    help="Let a broker that lost its disk rejoin empty.",
+    request=WhichBroker,
+    result=NoneType,
+    needs=lambda _: [cluster("admin")],
+)
+REASSIGN: Final = AdminCommand(
+    name="reassign",
+    help="Move partitions to other brokers.",
+    request=Reassign,
+    result=MovesStarted,
+    needs=lambda _: [cluster("admin")],
+)
+REBALANCE: Final = AdminCommand(
+    name="rebalance",
+    help="Move replicas to brokers that have fewer than their share.",
+    request=NoneType,
+    result=MovesStarted,
+    needs=lambda _: [cluster("admin")],
+)
+ELECT_LEADER: Final = AdminCommand(
+    name="elect_leader",
+    help="Elect another leader.",
+    request=ElectLeaderRequest,
+    result=NoneType,
+    needs=lambda _: [cluster("admin")],
+)
+ADD_PARTITIONS: Final = AdminCommand(
+    name="add_partitions",
+    help="Add partitions to a stream.",
+    request=AddPartitionsRequest,
+    result=StreamInfo,
+    needs=lambda _: [cluster("admin")],  # the stream may then record more subjects
+)

@@ -1,23 +1,11 @@
-"""The admin API of encrypted streams.
+"""The commands for encrypted streams. No key is ever sent, not even a wrapped one."""
 
-| action | body | results |
-|---|---|---|
-| list_keys | empty | KeyInfo, one per data key |
-| rotate_keys | RotateKeys | KeyInfo, one per data key of the stream |
+from types import NoneType
+from typing import Final
 
-Rules: see ``admin``. No key is ever sent, not even a wrapped one.
-"""
-
+from strandline.api.command import AdminCommand
+from strandline.api.required_permissions import cluster
 from strandline.api.wire import Name, WireAnswer, WireMessage
-
-LIST_KEYS = "list_keys"
-ROTATE_KEYS = "rotate_keys"
-
-ACTIONS: dict[str, str] = {
-    LIST_KEYS: "The data keys of encrypted streams; no body.",
-    ROTATE_KEYS: "Wrap a stream's data keys by the master key; body: {stream, has_new_key}.",
-}
-"""Every action, with its description in ListActions."""
 
 
 class RotateKeys(WireMessage, frozen=True, kw_only=True):
@@ -35,3 +23,19 @@ class KeyInfo(WireAnswer, frozen=True, kw_only=True):
     """Its number; new batches are encrypted with the largest."""
     master_key: str
     """Id of the master key that wraps it."""
+
+
+LIST_KEYS: Final = AdminCommand(
+    name="list_keys",
+    help="List the data keys of encrypted streams.",
+    request=NoneType,
+    result=KeyInfo,
+    needs=lambda _: [cluster("read")],
+)
+ROTATE_KEYS: Final = AdminCommand(
+    name="rotate_keys",
+    help="Wrap a stream's data keys with the master key, and list them.",
+    request=RotateKeys,
+    result=KeyInfo,
+    needs=lambda _: [cluster("admin")],
+)

@@ -1,52 +1,21 @@
-"""Consumer groups on the wire: names of DoAction actions, their bodies and answers.
+"""The consumer group commands.
 
-| action | body | results |
-|---|---|---|
-| join_group | JoinGroup | Assignment |
-| group_heartbeat | GroupHeartbeat | Assignment |
-| leave_group | LeaveGroup | none |
-| commit_offsets | CommitOffsets | none |
-| group_info | GroupRef | GroupInfo |
-| list_groups | empty | GroupSummary, one per group |
-| delete_group | GroupRef | none |
-
-The leader of ``GROUPS_STREAM`` serves these actions; other brokers answer ``not_leader``. Any
-broker creates the stream if it does not exist. Each action may be retried when its answer was lost.
-
-Rules: see ``admin``.
+The leader of ``GROUPS_STREAM`` serves them; other brokers answer ``not_leader``. Any broker creates
+the stream if it does not exist. Each command may be retried when its answer was lost.
 """
 
-from typing import Annotated
+from collections.abc import Iterator
+from types import NoneType
+from typing import Annotated, Final
 
 import msgspec
 
+from strandline.api.command import AdminCommand, no_needs
+from strandline.api.required_permissions import Need, group, known_group, stream
 from strandline.api.wire import Count, Name, PartitionNumber, WireAnswer, WireMessage
 from strandline.config import PARTITIONS_MAX
 
 GROUPS_STREAM = "__groups"
-
-JOIN_GROUP = "join_group"
-GROUP_HEARTBEAT = "group_heartbeat"
-LEAVE_GROUP = "leave_group"
-COMMIT_OFFSETS = "commit_offsets"
-GROUP_INFO = "group_info"
-LIST_GROUPS = "list_groups"
-DELETE_GROUP = "delete_group"
-
-ACTIONS: dict[str, str] = {
-    JOIN_GROUP: (
-        "Be a member of a consumer group; body: {group, member, streams, session_ms, keeps}."
-    ),
-    GROUP_HEARTBEAT: "Stay a member of it; body: {group, member, epoch, held}.",
-    LEAVE_GROUP: "Be a member no more; body: {group, member}.",
-    COMMIT_OFFSETS: (
-        "Note how far a group has come; body: {group, positions, member, epoch, transaction}."
-    ),
-    GROUP_INFO: "Members and positions of a group; body: {group, decided}.",
-    LIST_GROUPS: "All consumer groups; no body.",
-    DELETE_GROUP: "Forget a group without members and its positions; body: {group}.",
-}
-"""As ``admin.ACTIONS``."""
 
 STREAMS_MAX = 1_000
 """Limit of the streams of a member or a commit."""
@@ -169,3 +138,66 @@ class GroupInfo(WireAnswer, frozen=True, kw_only=True):
     positions: dict[str, dict[int, int]]
     undecided: dict[str, dict[int, int]] = msgspec.field(default_factory=dict)
     """Offsets that open transactions are about to commit."""
+
+
+def _needs_to_join(request: JoinGroupRequest) -> Iterator[Need]:
+    yield group(request.group)
+    for name in request.streams:
+        yield stream(name, "read")
+
+
+def _producer_of(request: CommitOffsets) -> int | None:
+    return None if request.transaction is None else request.transaction.producer_id
+
+
+JOIN_GROUP: Final = AdminCommand(
+    name="join_group",
+    help="Join a consumer group, or change the streams of a member.",
+    request=JoinGroupRequest,
+    result=Assignment,
+    needs=_needs_to_join,
+)
+GROUP_HEARTBEAT: Final = AdminCommand(
+    name="group_heartbeat",
+    help="Stay a member of a group.",
+    request=GroupHeartbeat,
+    result=Assignment,
+    needs=lambda it: [group(it.group)],
+)
+LEAVE_GROUP: Final = AdminCommand(
+    name="leave_group",
+    help="Leave a group.",
+    request=LeaveGroupRequest,
+    result=NoneType,
+    needs=lambda it: [group(it.group)],
+)
+COMMIT_OFFSETS: Final = AdminCommand(
+    name="commit_offsets",
+    help="Commit offsets of a group.",
+    request=CommitOffsets,
+    result=NoneType,
+    needs=lambda it: [group(it.group)],
+    producer=_producer_of,
+)
+GROUP_INFO: Final = AdminCommand(
+    name="group_info",
+    help="Describe a group's members and committed offsets.",
+    request=GroupRef,
+    result=GroupInfo,
+    needs=lambda it: [group(it.group)],
+)
+LIST_GROUPS: Final = AdminCommand(
+    name="list_groups",
+    help="List all consumer groups.",
+    request=NoneType,
+    result=GroupSummary,
+    needs=no_needs,
+    visibility=lambda it: known_group(it.group),
+)
+DELETE_GROUP: Final = AdminCommand(
+    name="delete_group",
+    help="Delete a group without members, and its committed offsets.",
+    request=GroupRef,
+    result=NoneType,
+    needs=lambda it: [group(it.group, "admin")],
+)

@@ -1,8 +1,4 @@
-"""Files and file positions of a read's records, for a reader on the broker's own machine.
-
-| action | body | results |
-|---|---|---|
-| local_files | ReadRequest | LocalFiles |
+"""The command that lists the files of a read, for a reader on the broker's own machine.
 
 Rules: the listed bytes are committed and never change; any process with permission to read the
 files can use them. Records that only the broker can serve, such as encrypted ones, are not listed.
@@ -10,13 +6,13 @@ files can use them. Records that only the broker can serve, such as encrypted on
 
 from typing import Final
 
+from strandline.api.command import AdminCommand
+from strandline.api.required_permissions import stream
+from strandline.api.tickets import ReadRequest, decode_ticket
 from strandline.api.wire import WireAnswer
 
-LOCAL_FILES: Final = "local_files"
-
-ACTIONS: Final[dict[str, str]] = {
-    LOCAL_FILES: "Which files hold the records of a read, for readers on this machine; body: it."
-}
+WORTH_BYTES: Final = 4 << 20
+"""With less in files than this, a read is as quick through the broker."""
 
 
 class LocalFile(WireAnswer, frozen=True):
@@ -68,3 +64,13 @@ class LocalFiles(WireAnswer, frozen=True):
     has_partition_column: bool
     """Whether records say their partition by default: the stream has several."""
     parts: tuple[LocalPart, ...]
+
+
+LOCAL_FILES: Final = AdminCommand(
+    name="local_files",
+    help="List the files that hold the records of a read, for readers on this machine.",
+    request=ReadRequest,
+    result=LocalFiles,
+    needs=lambda it: [stream(it.stream, "read")],
+    parse=decode_ticket,
+)

@@ -1,31 +1,14 @@
-"""Quota actions of the admin API: their names, bodies and answers.
+"""The quota commands."""
 
-| action | body | results |
-|---|---|---|
-| list_quotas | empty | QuotaInfo, one per quota |
-| set_quota | SetQuota | none |
-| remove_quota | WhoseQuota | none |
-
-Rules: see ``admin``.
-"""
-
+from types import NoneType
 from typing import Annotated, Final
 
 import msgspec
 
+from strandline.api.command import AdminCommand
+from strandline.api.required_permissions import cluster
 from strandline.api.wire import WireAnswer, WireMessage
 from strandline.security.quota import LIMIT_MAX, Quota
-
-LIST_QUOTAS: Final = "list_quotas"
-SET_QUOTA: Final = "set_quota"
-REMOVE_QUOTA: Final = "remove_quota"
-
-ACTIONS: Final[dict[str, str]] = {
-    LIST_QUOTAS: "What principals may use of each broker; no body.",
-    SET_QUOTA: "Limit a principal; body: {principal, publish_bytes_per_s, read_bytes_per_s, "
-    "requests_per_s, connections}, 0: no limit.",
-    REMOVE_QUOTA: "Limit a principal no more; body: {principal}.",
-}
 
 _Principal = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 _Limit = Annotated[int, msgspec.Meta(ge=0, le=LIMIT_MAX)]
@@ -65,3 +48,26 @@ class QuotaInfo(WireAnswer, frozen=True, kw_only=True):
     read_bytes_per_s: int = 0
     requests_per_s: int = 0
     connections: int = 0
+
+
+LIST_QUOTAS: Final = AdminCommand(
+    name="list_quotas",
+    help="List what principals may use of each broker.",
+    request=NoneType,
+    result=QuotaInfo,
+    needs=lambda _: [cluster("admin")],
+)
+SET_QUOTA: Final = AdminCommand(
+    name="set_quota",
+    help="Limit what a principal may use of each broker; 0 means no limit.",
+    request=SetQuotaRequest,
+    result=NoneType,
+    needs=lambda _: [cluster("admin")],
+)
+REMOVE_QUOTA: Final = AdminCommand(
+    name="remove_quota",
+    help="Remove a principal's quota.",
+    request=WhoseQuota,
+    result=NoneType,
+    needs=lambda _: [cluster("admin")],
+)

@@ -73,11 +73,14 @@ class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
         BATCH_BYTES_DEFAULT
     )
     """About how large record batches should be."""
-    skip_damaged: bool = False
+    skip_corrupt: bool = False
     """Continue after a corrupt batch instead of failing there."""
     of_copy: bool = False
     """Read what the broker has on its disk and knows to be committed, also while it does not reach
     the others, which may have more."""
+    of_leaders: bool = False
+    """Of GetFlightInfo: resolve only partitions that the broker leads, and leave the others out.
+    Their leaders have to be asked, since its copies may end before what was acknowledged."""
 
 
 def decode_ticket(data: bytes) -> ReadRequest:

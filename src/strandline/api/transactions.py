@@ -1,50 +1,20 @@
-"""Transactions on the wire: names of DoAction actions, their bodies and answers.
+"""The transaction commands.
 
-| action | body | results |
-|---|---|---|
-| begin_transaction | BeginTransaction | TransactionBegun |
-| add_to_transaction | AddToTransaction | none |
-| prepare_transaction | PrepareTransaction | none |
-| end_transaction | EndTransaction | none |
-| end_prepared | EndPrepared | none |
-| commit_staged | CommitStaged | Publication |
-| last_published | TransactionName | Publication, or none |
-| list_transactions | empty | TransactionInfo, one per id |
-
-The leader of ``COORDINATOR_STREAM`` serves these actions; other brokers answer ``not_leader``. Each
-action may be retried when its answer was lost.
-
-Rules: see ``admin``.
+The leader of ``COORDINATOR_STREAM`` serves them; other brokers answer ``not_leader``. Each command
+may be retried when its answer was lost.
 """
 
-from typing import Annotated
+from collections.abc import Iterator
+from types import NoneType
+from typing import Annotated, Final
 
 import msgspec
 
+from strandline.api.command import AdminCommand, no_needs
+from strandline.api.required_permissions import Need, group, known_group, stream
 from strandline.api.wire import Count, Name, PartitionNumber, WireAnswer, WireMessage
 
 COORDINATOR_STREAM = "__transactions"
-
-BEGIN_TRANSACTION = "begin_transaction"
-ADD_TO_TRANSACTION = "add_to_transaction"
-PREPARE_TRANSACTION = "prepare_transaction"
-END_TRANSACTION = "end_transaction"
-END_PREPARED = "end_prepared"
-COMMIT_STAGED = "commit_staged"
-LAST_PUBLISHED = "last_published"
-LIST_TRANSACTIONS = "list_transactions"
-
-ACTIONS: dict[str, str] = {
-    BEGIN_TRANSACTION: "Begin a transaction; body: {id, nonce, timeout_ms, after, batch}.",
-    ADD_TO_TRANSACTION: "Let it into partitions; body: {id, producer, partitions, positions}.",
-    PREPARE_TRANSACTION: "Let a decision from outside end it; body: {id, producer}.",
-    END_TRANSACTION: "Commit or abort it; body: {id, producer, commit}.",
-    END_PREPARED: "Commit or abort what is prepared; body: {id, staged, commit}.",
-    COMMIT_STAGED: "Commit parts together; body: {transaction_id, batch, parts, fingerprint}.",
-    LAST_PUBLISHED: "The last batch published; body: {transaction_id}.",
-    LIST_TRANSACTIONS: "Every transactional id and its last transaction; no body.",
-}
-"""See ``admin.ACTIONS``."""
 
 ID_BYTES_MAX = 400
 TIMEOUT_MS_MAX = 24 * 3600 * 1000
@@ -168,3 +138,78 @@ class TransactionInfo(WireAnswer, frozen=True, kw_only=True):
     partitions: tuple[PartitionRef, ...]
     reason: str = ""
     """The reason of an abort."""
+
+
+def _needs_to_begin(request: BeginTransaction) -> Iterator[Need]:
+    yield group(request.id)
+    if request.batch is not None:
+        yield group(request.batch.transaction_id)
+
+
+def _needs_to_add(request: AddToTransaction) -> Iterator[Need]:
+    yield group(request.id)
+    for each in request.partitions:
+        yield stream(each.stream, "publish")
+
+
+BEGIN_TRANSACTION: Final = AdminCommand(
+    name="begin_transaction",
+    help="Begin a transaction.",
+    request=BeginTransaction,
+    result=TransactionBegun,
+    needs=_needs_to_begin,
+    producer=lambda it: None if it.after is None else it.after.producer_id,
+)
+ADD_TO_TRANSACTION: Final = AdminCommand(
+    name="add_to_transaction",
+    help="Add partitions, or the committed offsets of groups, to a transaction.",
+    request=AddToTransaction,
+    result=NoneType,
+    needs=_needs_to_add,
+    producer=lambda it: it.producer.producer_id,
+)
+PREPARE_TRANSACTION: Final = AdminCommand(
+    name="prepare_transaction",
+    help="Prepare a transaction whose outcome another system decides.",
+    request=PrepareTransaction,
+    result=NoneType,
+    needs=lambda it: [group(it.id)],
+    producer=lambda it: it.producer.producer_id,
+)
+END_TRANSACTION: Final = AdminCommand(
+    name="end_transaction",
+    help="Commit or abort a transaction.",
+    request=EndTransaction,
+    result=NoneType,
+    needs=lambda it: [group(it.id)],
+    producer=lambda it: it.producer.producer_id,
+)
+END_PREPARED: Final = AdminCommand(
+    name="end_prepared",
+    help="Commit or abort a prepared transaction.",
+    request=EndPrepared,
+    result=NoneType,
+    needs=lambda it: [group(it.id)],
+)
+COMMIT_STAGED: Final = AdminCommand(
+    name="commit_staged",
+    help="Commit staged parts together.",
+    request=CommitStaged,
+    result=StagedPublication,
+    needs=lambda it: [group(it.transaction_id)],
+)
+LAST_PUBLISHED: Final = AdminCommand(
+    name="last_published",
+    help="Describe the last published batch of a transactional id, if there is one.",
+    request=TransactionName,
+    result=StagedPublication,
+    needs=lambda it: [group(it.transaction_id)],
+)
+LIST_TRANSACTIONS: Final = AdminCommand(
+    name="list_transactions",
+    help="List every transactional id and its newest transaction.",
+    request=NoneType,
+    result=TransactionInfo,
+    needs=no_needs,
+    visibility=lambda it: known_group(it.id),
+)

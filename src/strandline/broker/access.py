@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
+from strandline.api.required_permissions import Need
 from strandline.clock import Clock
 from strandline.config import AuthConfig, BrokerConfig
 from strandline.core.metadata.image import MetadataImage
@@ -244,6 +245,10 @@ class Caller:
             return False
         policy = self._access.policy
         return any(policy.allows(self.principal, each, resource) for each in operations)
+
+    def has(self, need: Need) -> bool:
+        """Return whether the caller is allowed what something needs."""
+        return self.may(need.resource, *need.operations)
 
 
 def _refuse_producer(principal: Principal, producer_id: int) -> None:

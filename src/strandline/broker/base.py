@@ -8,7 +8,7 @@ import asyncio
 import concurrent.futures
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from strandline.broker.maintenance.cleaner import Cleaner
 from strandline.broker.maintenance.corruption import CorruptionReports
 from strandline.broker.maintenance.reclaimer import SpaceReclaimer
 from strandline.broker.maintenance.scrubber import Scrubber
+from strandline.broker.routing import RouteTable
 from strandline.broker.stream import Stream
 from strandline.broker.stream_keys import StreamKeys
 from strandline.broker.write_path.ack_sink import AckSink
@@ -90,12 +91,17 @@ class BrokerBase(ABC):
         self.data_dir = Path(config.data_dir)
         self.is_ready = False
         self._streams: dict[str, Stream] = {}
-        self._stream_callbacks: list[Callable[[], None]] = []
+        self.routes = RouteTable()
+        """From a subject to the streams here; only ``_announce`` changes it."""
+        self._stream_callbacks: list[Callable[[Collection[str]], None]] = []
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
         self._image_callbacks: list[Callable[[], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
+        self._opening_lock = asyncio.Lock()
+        """Held while a thread opens new logs: recovery must not open the same files meanwhile, and
+        the directory must not be released."""
         self._producer_ids: dict[str, range] = {}
         """Reserved and not given out, by owner."""
         self._producer_lock = asyncio.Lock()
@@ -107,7 +113,10 @@ class BrokerBase(ABC):
         self.reclaimer = SpaceReclaimer()
         self._reserve = Reserve(self.data_dir, self.disk)
         self._load_metadata()
-        self.admission = Admission(self.config.limits, clock=self.clock, wake=self._wake)
+        self._corruption = CorruptionReports(self.call_soon, telemetry=self.telemetry)
+        self.admission: Admission[Partition] = Admission(
+            self.config.limits, clock=self.clock, wake=self._wake, corruption=self._corruption
+        )
         self.admission.now_ns = self.clock.now_ns()
         self.committer = GroupCommitter(
             self._loop,
@@ -122,11 +131,9 @@ class BrokerBase(ABC):
             telemetry=self.telemetry,
             on_poisoned=self.committer.poison,
         )
-        self._damage = CorruptionReports(self.call_soon, telemetry=self.telemetry)
-        self.admission.on_damage = self._damage.met
         self._scrubber = Scrubber(
             self.partitions,
-            self._damage,
+            self._corruption,
             telemetry=self.telemetry,
             interval_ms=self.config.scrub_interval_ms,
             bytes_per_s=self.config.scrub_bytes_per_s,
@@ -193,9 +200,16 @@ class BrokerBase(ABC):
 
     # Streams
 
-    def streams(self) -> list[Stream]:
-        """All streams, by name."""
-        return [self._streams[name] for name in sorted(self._streams)]
+    def streams(self, names: Iterable[str] | None = None) -> list[Stream]:
+        """Return streams in the order of their names: all, or those of these that there are."""
+        streams = self._streams
+        there = streams if names is None else [name for name in names if name in streams]
+        return [streams[name] for name in sorted(there)]
+
+    @property
+    def stream_count(self) -> int:
+        """How many streams there are; any thread."""
+        return len(self._streams)
 
     def stream(self, name: str) -> Stream:
         """The stream called ``name``; from any thread.
@@ -243,8 +257,8 @@ class BrokerBase(ABC):
 
     # Front ends
 
-    def on_streams_changed(self, callback: Callable[[], None]) -> None:
-        """Call back, on the loop, after streams were created or deleted."""
+    def on_streams_changed(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Call back, on the loop, with the names of streams that were created or deleted."""
         self._stream_callbacks.append(callback)
 
     def on_image(self, callback: Callable[[], None]) -> None:
@@ -269,11 +283,11 @@ class BrokerBase(ABC):
 
     def on_answered(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, when responders were told something, and after each turn."""
-        self.committer.answered_callbacks.append(callback)
+        self.admission.outbox.add_answers(callback)
 
     def send_answers(self) -> None:
         """Let the front ends send what responders were told between turns; loop thread."""
-        self.committer.send_answers()
+        self.admission.outbox.send_answers()
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
         """Run a function on the loop; from any thread."""
@@ -355,9 +369,12 @@ class BrokerBase(ABC):
         for callback in self._image_callbacks:
             callback()
 
-    def _announce(self) -> None:
+    def _announce(self, names: Collection[str]) -> None:
+        """Let publishes and front ends follow streams that have changed."""
+        for name in names:
+            self.routes.replace(name, self._streams.get(name))
         for callback in self._stream_callbacks:
-            callback()
+            callback(names)
 
     async def _wait_until_bound(self, name: str) -> None:
         """A publish right after the creation must find the stream, not overtake its subscription.
@@ -386,7 +403,7 @@ class BrokerBase(ABC):
 
         Raises:
             UnavailableError: a file cannot be read or written.
-            CorruptBatchError: something is damaged that cannot be done without.
+            CorruptBatchError: something is corrupt that cannot be done without.
         """
         started_ms = self.clock.monotonic_ms()
         try:
@@ -406,18 +423,18 @@ class BrokerBase(ABC):
             seconds,
             report.torn_bytes,
         )
-        for damage in report.damage:
-            logger.error("damage in %s at byte %d: %s", *damage)
+        for corruption in report.corruption:
+            logger.error("corruption in %s at byte %d: %s", *corruption)
         return storage
 
     def _attach(self, storage: Recovered) -> None:
         """Go on with what was recovered."""
         report = storage.report
-        if report.damage:
+        if report.corruption:
             self._scrubber.hurry()
         self.telemetry.recovery_records = report.records_replayed
         self.telemetry.recovery_torn_bytes = report.torn_bytes
-        self.telemetry.damaged_batches += len(report.damage)
+        self.telemetry.corrupt_batches += len(report.corruption)
         self.telemetry.disk_full = 0
         if not report.checkpointed:
             self.telemetry.count_full_disk()
@@ -470,7 +487,7 @@ class BrokerBase(ABC):
         """Reopen the data directory as after a crash, verifying it; repeat until it works."""
         while True:
             await asyncio.sleep(HEAL_INTERVAL_S)
-            async with self._admin, self._checkpoints.lock:
+            async with self._admin, self._checkpoints.lock, self._opening_lock:
                 await self.committer.passed()
                 await self.reclaimer.drained()
                 try:

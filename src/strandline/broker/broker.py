@@ -33,7 +33,7 @@ from strandline.core.metadata.commands import (
 )
 from strandline.core.metadata.image import MetadataImage, PartitionImage, StreamImage
 from strandline.core.metadata.internal_streams import copies_wanted, with_copies
-from strandline.core.transactions.effects import Mark
+from strandline.core.transactions.effects import SendMarker
 from strandline.core.transactions.state import TransactionPartition
 from strandline.errors import (
     DiskFullError,
@@ -68,7 +68,7 @@ class Broker(BrokerBase):
 
         Raises:
             DataDirLockedError: another broker uses the directory.
-            CorruptBatchError: the metadata file is damaged.
+            CorruptBatchError: the metadata file is corrupt.
             UnavailableError: the directory cannot be read or written; nothing is left running.
         """
         self._loop = asyncio.get_running_loop()
@@ -115,6 +115,8 @@ class Broker(BrokerBase):
         self._block_partitions()
         for partition in self.partitions():
             self._keep_transaction_index(partition, partition.log_start_offset)
+            partition.preload_ids()
+        self._announce(self._streams.keys())
 
     async def prepare_stop(self) -> None:
         """Before the front ends stop: let nobody depend on this broker who need not."""
@@ -127,7 +129,7 @@ class Broker(BrokerBase):
         stopping = ShuttingDownError("the broker is stopping; retry later")
         self.is_ready = False
         self.admission.refusal = stopping
-        async with self._admin, self._checkpoints.lock:
+        async with self._admin, self._checkpoints.lock, self._opening_lock:
             tasks = list(self._tasks)
             for task in tasks:
                 task.cancel()
@@ -184,7 +186,7 @@ class Broker(BrokerBase):
                 raise
             self._streams = {**self._streams, config.name: stream}
             self._keep_transaction_indexes(stream)
-            self._announce()
+            self._announce((config.name,))
             self._publish_image()
             await self._wait_until_bound(config.name)
             logger.info("created stream %s on subject %s", config.name, config.subject)
@@ -206,7 +208,7 @@ class Broker(BrokerBase):
             for partition in stream.partitions:
                 partition.close(gone)
                 partition.reject_from((), gone)
-            self._announce()
+            self._announce((name,))
             self._publish_image()
             self._count_streams()
             await self.committer.passed()
@@ -366,7 +368,7 @@ class Broker(BrokerBase):
 
     def mark_remote(
         self,
-        mark: Mark,
+        mark: SendMarker,
         done: Callable[[StrandlineError | None], None],
     ) -> None:
         """Have another broker write a marker; a broker alone has none to ask."""

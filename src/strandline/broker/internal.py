@@ -4,7 +4,8 @@ Rules: users may read them; they are created, written and deleted by the broker 
 subject leads into them.
 """
 
-from strandline.core.metadata.internal_streams import INTERNAL_PREFIX, is_internal
+from strandline.core.metadata.image import INTERNAL_PREFIX
+from strandline.core.metadata.internal_streams import is_internal
 from strandline.errors import InvalidRequestError
 
 __all__ = ["check_public", "is_internal"]

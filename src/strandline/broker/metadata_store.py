@@ -5,7 +5,7 @@ however many streams there are. Once the log is long, ``metadata.json`` is writt
 synced and renamed. Each line carries a CRC-32C, since a flipped bit in here could cost a whole
 stream, and that of the line before it, the first one that of ``metadata.json``: so a log that
 belongs to an older file is known by it, and counts no more. A last line that was torn never
-happened, as nobody was told of it. A file that is damaged otherwise, or made by a later version, is
+happened, as nobody was told of it. A file that is corrupt otherwise, or made by a later version, is
 refused, never guessed at.
 
 If a write fails the file is brought back to the current image, and until that is done nobody may
@@ -48,7 +48,7 @@ _UNWRITTEN: Final = bytes(8)
 _decode = msgspec.json.Decoder(Command).decode
 
 
-class _Stored(NamedTuple):
+class _LoadedMetadata(NamedTuple):
     """The contents of the metadata files."""
 
     image: MetadataImage
@@ -70,7 +70,7 @@ class MetadataStore:
         is_certain: whether it is what the next start will find.
 
     Raises:
-        CorruptBatchError: a file is damaged; it names the file.
+        CorruptBatchError: a file is corrupt; it names the file.
         LogPoisonedError: a file cannot be read.
     """
 
@@ -189,39 +189,39 @@ def load_metadata(directory: Path, disk: Disk) -> MetadataImage:
     """The image of a data directory, empty if there is none; nothing is written.
 
     Raises:
-        CorruptBatchError: a file is damaged; it names the file.
+        CorruptBatchError: a file is corrupt; it names the file.
         LogPoisonedError: a file cannot be read.
     """
     return _load(directory, disk).image
 
 
-def _load(directory: Path, disk: Disk) -> _Stored:
+def _load(directory: Path, disk: Disk) -> _LoadedMetadata:
     path = directory / FILE_NAME
     data = disk.read_bytes(path)
     lines = disk.read_bytes(directory / LOG_NAME) or b""
     if data is None and lines:
-        raise _damaged(path, f"it is missing, and {LOG_NAME} goes on after it")
+        raise _corrupt(path, f"it is missing, and {LOG_NAME} goes on after it")
     if data is None:
-        return _Stored(MetadataImage(), is_new=True, size=0, mark=0, log_bytes=0)
+        return _LoadedMetadata(MetadataImage(), is_new=True, size=0, mark=0, log_bytes=0)
     try:
         crc, body = data.rstrip(b"\n").split(b"\n", 1)
         if int(crc, 16) != crc32c(body):
-            raise _damaged(path, "checksum mismatch")
+            raise _corrupt(path, "checksum mismatch")
         image = decode_json(body)
     except (ValueError, InvalidRecordError) as error:
-        raise _damaged(path, str(error)) from error
+        raise _corrupt(path, str(error)) from error
     mark, position = int(crc, 16), 0
     while position < len(lines):
         found = _line_at(lines, position)
         if found is None and _is_torn(lines[position:]):
             break
         if found is None:
-            raise _damaged(directory / LOG_NAME, f"checksum mismatch at byte {position}")
+            raise _corrupt(directory / LOG_NAME, f"checksum mismatch at byte {position}")
         if found.after != mark and not position:
             break  # of an older file
         image = _applied(image, found, directory / LOG_NAME)
         mark, position = found.mark, found.end
-    return _Stored(image, is_new=False, size=len(data), mark=mark, log_bytes=position)
+    return _LoadedMetadata(image, is_new=False, size=len(data), mark=mark, log_bytes=position)
 
 
 class _Line(NamedTuple):
@@ -254,12 +254,12 @@ def _applied(image: MetadataImage, line: _Line, path: Path) -> MetadataImage:
     try:
         return apply(image, _decode(line.body))
     except (*UNDECODABLE, StrandlineError) as error:
-        raise _damaged(path, str(error)) from error
+        raise _corrupt(path, str(error)) from error
 
 
-def _damaged(path: Path, why: str) -> CorruptBatchError:
+def _corrupt(path: Path, why: str) -> CorruptBatchError:
     return CorruptBatchError(
-        f"the metadata is damaged ({why}); restore the file from a backup", file=str(path)
+        f"the metadata is corrupt ({why}); restore the file from a backup", file=str(path)
     )
 
 

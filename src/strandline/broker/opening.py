@@ -14,7 +14,7 @@ from strandline.errors import CorruptBatchError
 from strandline.storage.disk import Disk, translated
 from strandline.storage.log_directory import (
     DELETED_SUFFIX,
-    UNBORN_SUFFIX,
+    UNFINISHED_SUFFIX,
     delete_log_directory,
 )
 from strandline.storage.recovery import LogPlan, Recovered, recover
@@ -66,6 +66,6 @@ def log_directories(logs_dir: Path) -> Iterator[tuple[LogId, Path]]:
     except OSError as error:
         raise translated(error, f"listing {logs_dir}") from error
     for name in names:
-        number = name.removesuffix(DELETED_SUFFIX).removesuffix(UNBORN_SUFFIX)
+        number = name.removesuffix(DELETED_SUFFIX).removesuffix(UNFINISHED_SUFFIX)
         if number.isdigit():
             yield LogId(int(number)), logs_dir / number

@@ -56,7 +56,7 @@ class _Proposal(NamedTuple):
     answer: asyncio.Future[object]
 
 
-class _Read(NamedTuple):
+class _PendingRead(NamedTuple):
     """A read that is allowed once the entry at ``after`` is applied."""
 
     after: Index
@@ -99,7 +99,7 @@ class Quorum:
         self._settings = settings or RaftSettings()
         self._proposals: dict[Index, _Proposal] = {}
         self._asked: dict[int, asyncio.Future[None]] = {}
-        self._reads: list[_Read] = []
+        self._reads: list[_PendingRead] = []
         self._numbers = 0
         self._is_out = self._is_over = False
         self._failure: StrandlineError | None = None
@@ -208,6 +208,17 @@ class Quorum:
             raise RequestTimeoutError(
                 f"no quorum has answered within {timeout_s:.0f} s; are enough brokers up?"
             ) from None
+
+    async def applied(self, index: int) -> None:
+        """Wait until the entry at an index is applied here.
+
+        Raises:
+            UnavailableError: this member has failed meanwhile.
+        """
+        if self.applied_index < index:
+            answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._reads.append(_PendingRead(Index(index), answer))
+            await answer
 
     def hand_over(self, successor: BrokerId) -> None:
         """Let another voter lead, for instance before a stop.
@@ -371,7 +382,7 @@ class Quorum:
             assert isinstance(read.context, int), "our own number"
             asked = self._asked.pop(read.context, None)
             if asked is not None:
-                self._reads.append(_Read(read.after, asked))
+                self._reads.append(_PendingRead(read.after, asked))
         for context in ready.lost_reads:
             assert isinstance(context, int), "our own number"
             _refuse(self._asked.pop(context, None), "the controller has changed; retry")

@@ -38,14 +38,14 @@ _encode = msgspec.msgpack.Encoder().encode
 T = TypeVar("T", HardState, Snapshot)
 
 
-class _Stored(msgspec.Struct, frozen=True, array_like=True):
+class _StoredEntry(msgspec.Struct, frozen=True, array_like=True):
     """An entry as the value of its record."""
 
     kind: Kind
     data: bytes
 
 
-_decode_entry = msgspec.msgpack.Decoder(_Stored).decode
+_decode_entry = msgspec.msgpack.Decoder(_StoredEntry).decode
 
 
 class QuorumStore:
@@ -70,7 +70,7 @@ class QuorumStore:
             founders: the members of a group that has no snapshot yet.
 
         Raises:
-            CorruptBatchError: a file is damaged, or entries are missing.
+            CorruptBatchError: a file is corrupt, or entries are missing.
         """
         hard = self._load(self._vote, HardState) or HardState()
         snapshot = self._load(self._snapshot, Snapshot) or Snapshot(members=founders)
@@ -175,8 +175,8 @@ class QuorumStore:
                 if int(crc, 16) == crc32c(body):
                     return msgspec.msgpack.decode(body, type=kind)
             except UNDECODABLE as error:
-                raise _damaged(path) from error
-            raise _damaged(path)
+                raise _corrupt(path) from error
+            raise _corrupt(path)
 
         return read_with_twin(path, decoded, disk=self._disk)
 
@@ -184,7 +184,7 @@ class QuorumStore:
 def _batch(entry: RaftEntry, now_ns: TimestampNs) -> bytearray:
     """An entry as a batch."""
     stamp = Stamp(Offset(entry.index - 1), LeaderEpoch(entry.term), now_ns, "none")
-    return encode_records([_encode(_Stored(entry.kind, entry.data))], [SUBJECT], stamp)
+    return encode_records([_encode(_StoredEntry(entry.kind, entry.data))], [SUBJECT], stamp)
 
 
 def _entries_of(batch: memoryview) -> list[RaftEntry]:
@@ -204,5 +204,5 @@ def _sealed(value: HardState | Snapshot) -> bytes:
     return b"%08x\n%b" % (crc32c(body), body)
 
 
-def _damaged(path: Path) -> CorruptBatchError:
+def _corrupt(path: Path) -> CorruptBatchError:
     return CorruptBatchError("checksum mismatch", file=str(path))

@@ -21,7 +21,7 @@ class ReplicaHooks(Protocol):
         """Retention has removed records."""
         ...
 
-    def damaged(self, first_offset: Offset, next_offset: Offset) -> None:
+    def corruption_found(self, first_offset: Offset, next_offset: Offset) -> None:
         """Batches of this range (its end exclusive) cannot be read here."""
         ...
 

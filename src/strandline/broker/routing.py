@@ -14,12 +14,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from strandline.broker.internal import is_internal
-from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
 from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidSubjectError, StrandlineError
 from strandline.record.codec import Headers
 from strandline.record.partitioner import partition_of
-from strandline.record.subjects import SubjectRouter, subjects_overlap, validate_subject
+from strandline.record.subjects import SubjectRouter, validate_subject
 from strandline.types import PartitionName
 
 REMEMBERED_SUBJECTS_MAX: Final = 16_384
@@ -61,6 +61,17 @@ class PartitionPort(Protocol):
         """Accept a record; the outcome reaches ``ack_sink``, never the caller."""
         ...
 
+    def append_many(
+        self,
+        values: Sequence[bytes],
+        *,
+        subjects: Sequence[str],
+        ack_sink: ChunkAckSink,
+        tokens: Sequence[object],
+    ) -> None:
+        """Accept plain records, in order, with one subject for each or one for all."""
+        ...
+
 
 class StreamPort(Protocol):
     """A stream and its partitions."""
@@ -98,29 +109,6 @@ def stream_bindings(stream: StreamPort) -> list[Binding]:
     return [
         Binding(subject, stream, number, is_ours=ours[number])
         for number, subject in enumerate(subject_patterns(config))
-    ]
-
-
-def answering_beside(stream: StreamPort, streams: Iterable[StreamPort]) -> list[str]:
-    """Return the names of the other streams that answer some publishes to this one, too.
-
-    Streams of its queue group take turns with it and are not among them.
-    """
-    if not stream.config.pub_ack:
-        return []
-    patterns = subject_patterns(stream.config)
-    group = stream.config.queue_group
-    return [
-        other.config.name
-        for other in streams
-        if other.config.name != stream.config.name
-        and other.config.pub_ack
-        and not (group and other.config.queue_group == group)
-        and any(
-            subjects_overlap(pattern, theirs)
-            for theirs in subject_patterns(other.config)
-            for pattern in patterns
-        )
     ]
 
 
@@ -212,19 +200,50 @@ class RouteTable:
     """Finds routes; the dictionary ``remembered`` is public for the hot path, which only reads it.
 
     Args:
-        bindings: all that may be routed to.
+        bindings: all that may be routed to at first.
     """
 
     def __init__(self, bindings: Iterable[Binding] = ()) -> None:
         self.remembered: dict[bytes, Route] = {}
         self._turns = itertools.count()
-        self._router: SubjectRouter[Binding]
-        self.replace(bindings)
+        self._router: SubjectRouter[Binding] = SubjectRouter()
+        self._bindings: dict[str, tuple[Binding, ...]] = {}
+        for binding in bindings:
+            self._router.add(binding.pattern, binding)
 
-    def replace(self, bindings: Iterable[Binding]) -> None:
-        """Take other bindings; forgets what was remembered."""
-        self._router = SubjectRouter((binding.pattern, binding) for binding in bindings)
+    def replace(self, name: str, stream: StreamPort | None) -> None:
+        """Route to a stream as it is now, or to none of its name; forgets what was remembered."""
+        for binding in self._bindings.pop(name, ()):
+            self._router.remove(binding.pattern, binding)
+        added = stream_bindings(stream) if stream is not None else ()
+        for binding in added:
+            self._router.add(binding.pattern, binding)
+        if added:
+            self._bindings[name] = tuple(added)
         self.remembered.clear()
+
+    def bindings(self, name: str) -> Sequence[Binding]:
+        """The patterns that feed a stream; none if it is not routed to."""
+        return self._bindings.get(name, ())
+
+    def answering_beside(self, stream: StreamPort) -> list[str]:
+        """Return the names of the other streams that answer some publishes to this one, too.
+
+        Streams of its queue group take turns with it and are not among them. Any thread.
+        """
+        config = stream.config
+        if not config.pub_ack:
+            return []
+        patterns = subject_patterns(config)
+        found = (each for pattern in patterns for each in self._router.overlapping(pattern))
+        others = {each.stream.config.name: each.stream.config for each in found}
+        return [
+            name
+            for name, other in sorted(others.items())
+            if name != config.name
+            and other.pub_ack
+            and not (config.queue_group and other.queue_group == config.queue_group)
+        ]
 
     def route(self, subject: bytes) -> Route:
         """The route of a subject, remembered or found; raises as ``find`` does."""

@@ -58,10 +58,10 @@ def status(
     shown with a question mark. A broker without a controller shows its last known status, marked as
     such, and the exit code is 1.
     """
-    from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
+    from strandline.api.cluster import CLUSTER_STATUS
 
     with cluster_admin.connected(server, timeout_s=timeout) as connection:
-        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
+        [found] = connection.action(CLUSTER_STATUS, None)
         ends = log_ends(found, connection)
     wanted = of_stream(found.partitions, stream)
     if output is OutputFormat.json:

@@ -92,7 +92,7 @@ def add(
         raise InvalidRequestError(f"{broker!r} is not ID=HOST:PORT; write e.g. 4=10.0.0.4:9295")
     order = AdmitBrokerRequest(broker=int(number), peer_address=address)
     with connected(server) as connection:
-        connection.action(ADMIT_BROKER, order, dict)
+        connection.action(ADMIT_BROKER, order)
     if output is OutputFormat.json:
         print_json({"admitted": int(number), "peer_address": address})
     else:
@@ -115,7 +115,7 @@ def drain(
     from strandline.api.cluster import DRAIN_BROKER, DrainBroker
 
     with connected(server) as connection:
-        connection.action(DRAIN_BROKER, DrainBroker(broker=broker), dict)
+        connection.action(DRAIN_BROKER, DrainBroker(broker=broker))
         if not wait:
             _done(output, f"broker {broker} is being drained")
             return
@@ -133,7 +133,7 @@ def undrain(
     from strandline.api.cluster import DRAIN_BROKER, DrainBroker
 
     with connected(server) as connection:
-        connection.action(DRAIN_BROKER, DrainBroker(broker=broker, is_on=False), dict)
+        connection.action(DRAIN_BROKER, DrainBroker(broker=broker, is_on=False))
     _done(output, f"broker {broker} is no longer drained")
 
 
@@ -152,7 +152,7 @@ def remove(
 
     _confirm(f"Remove broker {broker} permanently?", output, yes=yes)
     with connected(server) as connection:
-        connection.action(REMOVE_BROKER, WhichBroker(broker=broker), dict)
+        connection.action(REMOVE_BROKER, WhichBroker(broker=broker))
     _done(output, f"broker {broker} is removed; stop its process")
 
 
@@ -172,7 +172,7 @@ def replace_disk(
 
     _confirm(f"Is the data of broker {broker} really lost?", output, yes=yes)
     with connected(server) as connection:
-        connection.action(REPLACE_DISK, WhichBroker(broker=broker), dict)
+        connection.action(REPLACE_DISK, WhichBroker(broker=broker))
     advice = "start it with --join, and with all current brokers in --peers"
     _done(output, f"broker {broker} may rejoin with an empty disk: {advice}")
 
@@ -200,11 +200,11 @@ def reassign(
     New replicas are added, and the old ones are removed once those are in sync. Several partitions
     get different preferred leaders. To cancel a move, move the partition back.
     """
-    from strandline.api.cluster import REASSIGN, MovesStarted, Reassign
+    from strandline.api.cluster import REASSIGN, Reassign
 
     order = Reassign(stream=stream, partition=partition, to=_brokers(to))
     with connected(server) as connection:
-        [begun] = connection.action(REASSIGN, order, MovesStarted)
+        [begun] = connection.action(REASSIGN, order)
         if wait:
             _watch(connection, lambda part: part.stream == stream and part.is_moving, output)
     _done(output, _moved(begun.moves, wait=wait))
@@ -220,12 +220,12 @@ def rebalance(
 
     A few partitions move at a time; with --no-wait only the first few do.
     """
-    from strandline.api.cluster import REBALANCE, MovesStarted
+    from strandline.api.cluster import REBALANCE
 
     moves = 0
     with connected(server) as connection:
         while True:
-            [begun] = connection.action(REBALANCE, None, MovesStarted)
+            [begun] = connection.action(REBALANCE, None)
             moves += begun.moves
             if wait:
                 _watch(connection, lambda part: part.is_moving, output)
@@ -260,7 +260,7 @@ def elect(
         stream=stream, partition=partition, leader=leader, is_unclean=unclean
     )
     with connected(server) as connection:
-        connection.action(ELECT_LEADER, order, dict)
+        connection.action(ELECT_LEADER, order)
     _done(output, f"broker {leader} leads {stream}/{partition}")
 
 
@@ -339,19 +339,21 @@ def _watch(
             first = stranded[0]
             raise UnavailableError(
                 f"no broker can take {len(left)} partitions, such as {first.stream}/"
-                f"{first.partition}: add a broker; they then move without another command"
+                f"{first.partition}: add a broker, or, where brokers may open no more files, raise "
+                "that with 'ulimit -n' (systemd: LimitNOFILE) and start them again; the partitions "
+                "then move without another command"
             )
         time.sleep(POLL_S)
 
 
 def _status(connection: "BrokerConnection") -> "ClusterStatus":
     """Return the cluster's status; retry while the broker does not answer."""
-    from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
+    from strandline.api.cluster import CLUSTER_STATUS
 
     deadline = time.monotonic() + SILENCE_S_MAX
     while True:
         try:
-            [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
+            [found] = connection.action(CLUSTER_STATUS, None)
         except UnavailableError:
             if time.monotonic() > deadline:
                 raise

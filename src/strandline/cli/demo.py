@@ -6,8 +6,17 @@ from typing import Annotated
 
 import typer
 
-from strandline.cli.output import OutputFormat, OutputOption, examples, print_json, reports_errors
+from strandline.cli.output import (
+    OutputFormat,
+    OutputOption,
+    examples,
+    note,
+    print_json,
+    reports_errors,
+)
+from strandline.cli.signals import interrupted_by_sigterm
 
+EXIT_INTERRUPTED = 130
 EPILOG = examples("strandline demo", "strandline demo --flights 20000 --directory flights")
 
 
@@ -31,7 +40,12 @@ def demo(
     """
     from strandline.spark.demo import run_demo
 
-    if output is OutputFormat.json:
-        print_json(run_demo(directory, flights_max=flights, out=sys.stderr))
-    else:
-        run_demo(directory, flights_max=flights)
+    is_json = output is OutputFormat.json
+    try:
+        with interrupted_by_sigterm():
+            checked = run_demo(directory, flights_max=flights, out=sys.stderr if is_json else None)
+    except KeyboardInterrupt as error:
+        note("\nstopped; everything the demo started has been ended")
+        raise typer.Exit(EXIT_INTERRUPTED) from error
+    if is_json:
+        print_json(checked)

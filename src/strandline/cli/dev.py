@@ -2,11 +2,9 @@
 
 import contextlib
 import json
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +20,7 @@ from strandline.cli.output import (
     print_line,
     reports_errors,
 )
+from strandline.cli.signals import interrupted_by_sigterm
 from strandline.config import bracketed
 from strandline.errors import UnavailableError
 from strandline.storage.private_directory import make_private_directory
@@ -78,7 +77,7 @@ def dev(
     for number, broker in enumerate(brokers, 1):
         threading.Thread(target=_pass_log_on, args=(number, broker), daemon=True).start()
     try:
-        with _interrupted_by_sigterm():
+        with interrupted_by_sigterm():
             for number, broker in enumerate(brokers, 1):
                 _print_ready(number, broker, output)
             for broker in brokers:
@@ -131,16 +130,6 @@ def _print_ready(number: int, broker: "subprocess.Popen[str]", output: OutputFor
             threading.Thread(target=broker.stdout.read, daemon=True).start()
             return
     raise UnavailableError(f"broker {number} exited with code {broker.wait()}; see its log above")
-
-
-@contextlib.contextmanager
-def _interrupted_by_sigterm() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _stop(brokers: "list[subprocess.Popen[str]]") -> None:

@@ -42,10 +42,10 @@ def list_keys(
     *, server: ServerOption = SERVER_DEFAULT, output: OutputOption = OutputFormat.text
 ) -> None:
     """List the data keys of streams and the master keys that wrap them."""
-    from strandline.api.encryption import LIST_KEYS, KeyInfo
+    from strandline.api.encryption import LIST_KEYS
 
     with connected(server) as connection:
-        _show(connection.action(LIST_KEYS, None, KeyInfo), output)
+        _show(connection.action(LIST_KEYS, None), output)
 
 
 @app.command(
@@ -75,11 +75,11 @@ def rotate(
     from strandline.api.encryption import LIST_KEYS, ROTATE_KEYS, KeyInfo, RotateKeys
 
     with connected(server) as connection:
-        names = [stream] if stream else _encrypted(connection.action(LIST_KEYS, None, KeyInfo))
+        names = [stream] if stream else _encrypted(connection.action(LIST_KEYS, None))
         found: list[KeyInfo] = []
         for name in names:
             order = RotateKeys(stream=name, has_new_key=data_key)
-            found += connection.action(ROTATE_KEYS, order, KeyInfo)
+            found += connection.action(ROTATE_KEYS, order)
     _show(found, output)
 
 

@@ -80,7 +80,7 @@ def inspect(
         _print_reports(reports, path, names)
     if unreadable is not None:
         raise unreadable  # raised last, so that the readable files are shown
-    if any(report.is_damaged for report in reports):
+    if any(report.is_corrupt for report in reports):
         raise typer.Exit(EXIT_ERROR)
 
 
@@ -154,14 +154,14 @@ def _print_reports(reports: "list[FileReport]", root: Path, names: Mapping[str, 
         print_line("")
     for finding in findings:
         place = finding.file.relative_to(root)
-        word = "CORRUPT" if finding.severity == "damage" else finding.severity
+        word = "CORRUPT" if finding.severity == "corruption" else finding.severity
         print_line(f"{word}  {place} at byte {finding.position}: {finding.message}")
-    damaged = sum(report.is_damaged for report in reports)
-    print_line(f"\n{len(reports)} files, {damaged or 'none'} corrupt")
+    corrupt = sum(report.is_corrupt for report in reports)
+    print_line(f"\n{len(reports)} files, {corrupt or 'none'} corrupt")
 
 
 def _state(report: "FileReport") -> str:
-    if report.is_damaged:
+    if report.is_corrupt:
         return "CORRUPT"
     return "torn" if any(finding.severity == "torn" for finding in report.findings) else "ok"
 
@@ -172,7 +172,7 @@ def _as_json(report: "FileReport", root: Path, names: Mapping[str, str]) -> dict
         "kind": report.kind,
         "partition": names.get(report.file.parent.name),
         "size_bytes": report.size_bytes,
-        "damaged": report.is_damaged,
+        "corrupt": report.is_corrupt,
         "facts": report.facts,
         "findings": [
             {
@@ -187,15 +187,15 @@ def _as_json(report: "FileReport", root: Path, names: Mapping[str, str]) -> dict
 
 def _dump(file: Path, output: OutputFormat) -> None:
     """Print one file, piece by piece."""
-    from strandline.storage.dump import DAMAGED, dump_file
+    from strandline.storage.dump import CORRUPT, dump_file
 
-    is_damaged = False
+    is_corrupt = False
     for position, fields in dump_file(file):
-        is_damaged = is_damaged or not fields.keys().isdisjoint(DAMAGED)
+        is_corrupt = is_corrupt or not fields.keys().isdisjoint(CORRUPT)
         if output is OutputFormat.json:
             print_json({"position": position, **fields})
         else:
             shown = "  ".join(f"{key}={value}" for key, value in fields.items())
             print_line(f"{position:>12}  {shown}")
-    if is_damaged:
+    if is_corrupt:
         raise typer.Exit(EXIT_ERROR)

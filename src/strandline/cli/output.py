@@ -6,6 +6,7 @@ line on standard error in both formats, with the stable code from docs/errors.md
 
 import contextlib
 import functools
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.optional_dependencies import install_hint
+from strandline.process.logs import TEXT_FORMAT, JsonFormatter
 
 EXIT_ERROR = 1
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -107,6 +109,25 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
+@contextmanager
+def logged_to_stderr(output: OutputFormat) -> Iterator[None]:
+    """Print our log on standard error: bare messages at a terminal, log lines elsewhere."""
+    handler = logging.StreamHandler(sys.stderr)
+    if output is OutputFormat.json:
+        handler.setFormatter(JsonFormatter())
+    elif not sys.stderr.isatty():
+        handler.setFormatter(logging.Formatter(TEXT_FORMAT))
+    ours = logging.getLogger("strandline")
+    level = ours.level
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        ours.setLevel(level)
+        ours.removeHandler(handler)
+
+
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print an aligned table; a column whose name begins with # is numeric.
 
@@ -115,12 +136,14 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     heads = [name.removeprefix("#").upper() for name in columns]
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    lines = []
     for line in (heads, *cells):
         parts = [
             text.rjust(width) if name.startswith("#") else text.ljust(width)
             for name, text, width in zip(columns, line, widths, strict=True)
         ]
-        print_line("  ".join(parts).rstrip())
+        lines.append("  ".join(parts).rstrip())
+    print_line("\n".join(lines))
 
 
 def print_error(error: StrandlineError, output: OutputFormat) -> None:

@@ -10,11 +10,12 @@ from strandline.cli.output import (
     OutputFormat,
     OutputOption,
     examples,
-    note,
+    logged_to_stderr,
     print_json,
     print_line,
     reports_errors,
 )
+from strandline.cli.signals import GracefulStop
 from strandline.errors import InvalidConfigError
 
 app = typer.Typer(help="Run pipelines over streams on Spark.", no_args_is_help=True)
@@ -39,25 +40,27 @@ def run(
     ] = None,
     output: OutputOption = OutputFormat.text,
 ) -> None:
-    """Run a pipeline to its end, or until Ctrl-C; run it again to continue where it stopped.
+    """Run a pipeline to its end, or until Ctrl-C or SIGTERM; run it again to continue.
 
     Prints a line per micro-batch: its number, its records, each partition's lag behind the stream,
-    and the age of the oldest unread record.
+    and the age of the oldest unread record. Stopping abandons the batch that is running; a second
+    signal does not wait for it to end.
     """
     from strandline.spark.pipelines.config import decode_pipeline
     from strandline.spark.pipelines.run import run_pipeline
-    from strandline.spark.session import spark_session
+    from strandline.spark.session import kill_spark, spark_session
 
     config = decode_pipeline(_read_yaml(file))
     settings = _settings(conf or [])
-    spark = spark_session(master, app_name=file.stem, settings=settings)
-    spark.sparkContext.setLogLevel("ERROR")
-    try:
-        run_pipeline(spark, config, report=print_json if output is OutputFormat.json else _print)
-    except KeyboardInterrupt:
-        note("stopped; run it again to continue")
-    finally:
-        spark.stop()
+    report = print_json if output is OutputFormat.json else _print
+    with logged_to_stderr(output), GracefulStop(kill_spark) as stop:
+        spark = spark_session(master, app_name=file.stem, settings=settings, own_group=True)
+        stop.install()  # PySpark has set a handler of its own for Ctrl-C
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            run_pipeline(spark, config, report=report, stop=stop.requested)
+        finally:
+            spark.stop()
 
 
 def _read_yaml(file: Path) -> Any:

@@ -67,7 +67,7 @@ def read(
         bool, typer.Option("--follow", "-f", help="Continue with new records.")
     ] = False,
     limit: Annotated[
-        int | None, typer.Option("--limit", "-n", help="Maximum number of records.", min=1)
+        int | None, typer.Option("--limit", "-n", help="Maximum number of records.", min=0)
     ] = None,
     columns: Annotated[
         str | None,
@@ -106,7 +106,7 @@ def read(
     if record_format is RecordFormat.raw:
         wanted = ["value"]
     first, end = parse_offset(start), None if stop is None else parse_offset(stop)
-    if latest and (follow or limit or stop is not None or start != "earliest"):
+    if latest and (follow or limit is not None or stop is not None or start != "earliest"):
         raise InvalidRequestError(
             "--latest-by-key reads the whole stream; omit --from, --to, --follow and --limit"
         )

@@ -23,7 +23,7 @@ def log_ends(found: "ClusterStatus", first: "BrokerConnection") -> Ends:
             continue
         connection = first.sibling(broker.flight_address)
         try:
-            streams = connection.action(admin.LIST_STREAMS, None, admin.StreamInfo)
+            streams = connection.action(admin.LIST_STREAMS, None)
         except StrandlineError:
             continue  # shown as a question mark
         finally:

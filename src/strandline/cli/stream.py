@@ -22,7 +22,7 @@ from strandline.cli.output import (
     reports_errors,
 )
 from strandline.cli.parsing import parse_duration, parse_size
-from strandline.errors import InvalidRequestError, UnavailableError
+from strandline.errors import UnavailableError
 
 if TYPE_CHECKING:
     from strandline.api.admin import StreamInfo
@@ -312,21 +312,11 @@ def add_partitions(
     A key may map to another partition afterwards, so records of one key are in order only before
     and after the change. Partitions cannot be removed.
     """
-    from strandline.api.admin import STREAM_INFO, StreamInfo, StreamInfoRequest
-    from strandline.api.cluster import ADD_PARTITIONS, AddPartitionsRequest
-    from strandline.cli.cluster_admin import connected
+    import strandline
+    from strandline.cli.cluster_admin import ORDER_TIMEOUT_S
 
-    with connected(server) as connection:
-        [info] = connection.action(STREAM_INFO, StreamInfoRequest(name=name), StreamInfo)
-        more = partitions - len(info.partitions)
-        if more < 0:
-            raise InvalidRequestError(
-                f"{name} has {len(info.partitions)} partitions and cannot be reduced; "
-                f"--partitions must be at least {len(info.partitions)}, got {partitions}"
-            )
-        if more:
-            order = AddPartitionsRequest(name=name, count=more)
-            [info] = connection.action(ADD_PARTITIONS, order, StreamInfo)
+    with strandline.connect(server, timeout_s=ORDER_TIMEOUT_S) as client:
+        info = client.add_partitions(name, partitions)
     print_done(f"{name} has {len(info.partitions)} partitions", info, output=output)
 
 

@@ -34,7 +34,7 @@ class AccessControl:
 
     def rules(self) -> list[Rule]:
         """Return every rule, sorted by principal."""
-        return self._brokers.ask(access.LIST_RULES, None, Rule)
+        return self._brokers.ask(access.LIST_RULES, None)
 
     def grant(self, principal: str, operation: Operation, kind: Kind, *patterns: str) -> None:
         """Allow a principal an operation; has no effect when repeated.
@@ -51,7 +51,7 @@ class AccessControl:
             NotAllowedError: the caller does not administer the cluster.
         """
         rules = [Rule(principal, operation, kind, pattern) for pattern in patterns]
-        self._brokers.change(access.GRANT, _checked(rules), Rule)
+        self._brokers.change(access.GRANT, _checked(rules))
 
     def revoke(self, principal: str, operation: Operation, kind: Kind, *patterns: str) -> None:
         """Remove rules that ``grant`` added; takes the same arguments.
@@ -61,11 +61,11 @@ class AccessControl:
             NotAllowedError: the caller does not administer the cluster.
         """
         rules = [Rule(principal, operation, kind, pattern) for pattern in patterns]
-        self._brokers.change(access.REVOKE, _checked(rules), Rule)
+        self._brokers.change(access.REVOKE, _checked(rules))
 
     def tokens(self) -> list[access.TokenInfo]:
         """Return every token with its principal and expiry."""
-        return self._brokers.ask(access.LIST_TOKENS, None, access.TokenInfo)
+        return self._brokers.ask(access.LIST_TOKENS, None)
 
     def create_token(self, principal: str, *, days: float | None = None) -> str:
         """Create a token for a principal; its text cannot be retrieved again.
@@ -92,7 +92,7 @@ class AccessControl:
             sha256=fingerprint(text),
             expires_ns=expires_ns,
         )
-        self._brokers.change(access.ADD_TOKEN, body, access.TokenInfo)
+        self._brokers.change(access.ADD_TOKEN, body)
         return text
 
     def revoke_token(self, token: str) -> None:
@@ -103,7 +103,7 @@ class AccessControl:
             NotAllowedError: the caller does not administer the cluster.
         """
         body = access.WhichToken(id=token)
-        self._brokers.change(access.REVOKE_TOKEN, body, access.TokenInfo)
+        self._brokers.change(access.REVOKE_TOKEN, body)
 
 
 def _checked(rules: list[Rule]) -> access.Rules:

@@ -1,246 +1,87 @@
 """The asynchronous client: the same names as ``Client``, awaited.
 
-A thin shell: calls run on threads, and futures of producers become asyncio's. Nothing blocks the
-event loop.
+Calls run on threads, through the forward of ``aio_forward``, and futures of producers become
+asyncio's. Nothing blocks the event loop.
 """
 
 import asyncio
+import functools
 import time
-from collections.abc import Iterable, Mapping
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, Unpack
 
-from strandline.api.admin import ServerInfo, StreamInfo
-from strandline.api.transactions import StagedPublication, TransactionInfo
-from strandline.client.aio_admin import AsyncAccessControl, AsyncGroups, AsyncQuotas
+from strandline.client.access import AccessControl
 from strandline.client.aio_consumer import AsyncConsumer
+from strandline.client.aio_forward import ContextOnThread, OnThread, awaited, opened_later
 from strandline.client.aio_reading import AsyncReader, AsyncSubscription
-from strandline.client.aio_transaction import AsyncStage, AsyncTransaction
-from strandline.client.arguments import wait
-from strandline.client.client import TIMEOUT_S, Client, connect
+from strandline.client.arguments import check_options, options_of, wait
+from strandline.client.client import APPEND_TIMEOUT_S, Client, connect, no_ack
+from strandline.client.consumer.consumer import Options
+from strandline.client.consumer.groups import Groups
+from strandline.client.consumer.offset_store import Offsets
 from strandline.client.deadline import within
-from strandline.client.producer.producer import Headers, Producer
-from strandline.client.reader.reading import OffsetSpec
+from strandline.client.producer.producer import (
+    APPEND_OPTIONS,
+    AppendOptions,
+    Producer,
+    RecordOptions,
+)
+from strandline.client.quotas import Quotas
+from strandline.client.reader.read_calls import check_subscribe_options
 from strandline.client.reader.results import Ack, BatchAck
-from strandline.client.transactions.transactional import STAGE_TIMEOUT_S
-from strandline.client.transactions.transactional import TIMEOUT_S as TRANSACTION_TIMEOUT_S
-from strandline.errors import RequestTimeoutError
+from strandline.client.transactions.staged_write import StagedWrite
+from strandline.client.transactions.transaction import Transaction
+
+P = ParamSpec("P")
+TRANSACTION_APPEND_OPTIONS = options_of(Transaction.append)
 
 
-async def connect_async(
-    address: str,
-    *,
-    timeout_s: float = TIMEOUT_S,
-    ca: str | Path | None = None,
-    certificate: str | Path | None = None,
-    key: str | Path | None = None,
-    token: str | None = None,
-) -> "AsyncClient":
-    """Connect to a broker; as ``connect``.
+class AsyncGroups(OnThread[Groups]):
+    """The consumer groups of a broker or cluster."""
 
-    Raises:
-        DisconnectedError: no broker answers there.
-    """
-    options: dict[str, Any] = {"ca": ca, "certificate": certificate, "key": key, "token": token}
-    made = await asyncio.to_thread(connect, address, timeout_s=timeout_s, **options)
-    return AsyncClient(made)
+    list = awaited(Groups.list)
+    info = awaited(Groups.info)
+    committed_offsets = awaited(Groups.committed_offsets)
+    commit = awaited(Groups.commit)
+    reset = awaited(Groups.reset)
+    delete = awaited(Groups.delete)
 
 
-class AsyncClient:
-    """A client of brokers for asyncio. Use it as an ``async with`` context, or ``close`` it.
+class AsyncAccessControl(OnThread[AccessControl]):
+    """The access rules and tokens."""
 
-    Args:
-        client: the synchronous client to wrap.
-    """
+    rules = awaited(AccessControl.rules)
+    grant = awaited(AccessControl.grant)
+    revoke = awaited(AccessControl.revoke)
+    tokens = awaited(AccessControl.tokens)
+    create_token = awaited(AccessControl.create_token)
+    revoke_token = awaited(AccessControl.revoke_token)
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
 
-    @property
-    def address(self) -> str:
-        """``host:port`` of the broker."""
-        return self._client.address
+class AsyncQuotas(OnThread[Quotas]):
+    """The quotas of principals."""
 
-    async def create_stream(
-        self, name: str, *, subject: str | None = None, partitions: int = 1, **config: Any
-    ) -> StreamInfo:
-        """Create a stream; as ``Client.create_stream``."""
-        return await asyncio.to_thread(
-            self._client.create_stream, name, subject=subject, partitions=partitions, **config
-        )
-
-    async def delete_stream(self, name: str) -> None:
-        """Delete a stream; as ``Client.delete_stream``."""
-        await asyncio.to_thread(self._client.delete_stream, name)
-
-    async def stream_info(self, name: str, *, of_leaders: bool = True) -> StreamInfo:
-        """Describe a stream; as ``Client.stream_info``."""
-        return await asyncio.to_thread(self._client.stream_info, name, of_leaders=of_leaders)
-
-    async def list_streams(self) -> list[StreamInfo]:
-        """Return all streams; as ``Client.list_streams``."""
-        return await asyncio.to_thread(self._client.list_streams)
-
-    async def delete_records(self, stream: str, offset: int, *, partition: int = 0) -> StreamInfo:
-        """Delete a partition's oldest records; as ``Client.delete_records``."""
-        return await asyncio.to_thread(
-            self._client.delete_records, stream, offset, partition=partition
-        )
-
-    async def offsets(self, stream: str, at: OffsetSpec = "latest") -> dict[int, int]:
-        """Return the offset that ``at`` resolves to in each partition; as ``Client.offsets``."""
-        return await asyncio.to_thread(self._client.offsets, stream, at)
-
-    async def wait_for(
-        self, stream: str, beyond: Mapping[int, int], *, timeout_s: float = 1.0
-    ) -> dict[int, int]:
-        """Wait for records; as ``Client.wait_for``."""
-        return await asyncio.to_thread(self._client.wait_for, stream, beyond, timeout_s=timeout_s)
-
-    async def server_info(self) -> ServerInfo:
-        """Return the version and limits of the broker; as ``Client.server_info``."""
-        return await asyncio.to_thread(self._client.server_info)
-
-    async def append(
-        self,
-        stream: str,
-        value: bytes | str | None,
-        *,
-        key: bytes | str | None = None,
-        subject: str | None = None,
-        headers: Headers | None = None,
-        partition: int | None = None,
-        message_id: str | None = None,
-        timeout_s: float = 35.0,
-    ) -> Ack:
-        """Append one record; as ``Client.append``. Concurrent calls share batches."""
-        with within(wait(timeout_s, "timeout_s")) as deadline_s:
-            appender = await asyncio.to_thread(self._client.appender, stream)
-            future = await asyncio.to_thread(
-                appender.append,
-                value,
-                key=key,
-                subject=subject,
-                headers=headers,
-                partition=partition,
-                message_id=message_id,
-            )
-        try:
-            async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
-                return await asyncio.wrap_future(future)
-        except TimeoutError as error:
-            raise RequestTimeoutError(
-                f"no ack within {timeout_s:g} s; whether it was stored is unknown"
-            ) from error
-
-    async def append_batch(
-        self, stream: str, data: Any, *, partition: int | None = None, timeout_s: float = 60.0
-    ) -> BatchAck:
-        """Append a table; as ``Client.append_batch``."""
-        return await asyncio.to_thread(
-            self._client.append_batch, stream, data, partition=partition, timeout_s=timeout_s
-        )
-
-    def producer(self, stream: str, **options: Any) -> "AsyncProducer":
-        """Return a producer, opened by ``async with``; as ``Client.producer``."""
-        return AsyncProducer(self._client, stream, options)
-
-    def transaction(
-        self, transactional_id: str, *, timeout_s: float = TRANSACTION_TIMEOUT_S
-    ) -> AsyncTransaction:
-        """Return a transaction, begun by ``async with``; as ``Client.transaction``."""
-        return AsyncTransaction(self._client, transactional_id, timeout_s=timeout_s)
-
-    async def commit_prepared(self, transactional_id: str, staged_id: str) -> None:
-        """Commit a prepared transaction; as ``Client.commit_prepared``."""
-        await asyncio.to_thread(self._client.commit_prepared, transactional_id, staged_id)
-
-    async def abort_prepared(self, transactional_id: str, staged_id: str) -> None:
-        """Abort a prepared transaction; as ``Client.abort_prepared``."""
-        await asyncio.to_thread(self._client.abort_prepared, transactional_id, staged_id)
-
-    def stage(
-        self, transaction_id: str, batch_id: int, *, timeout_s: float = STAGE_TIMEOUT_S
-    ) -> AsyncStage:
-        """Return one part of a batch, begun by ``async with``; as ``Client.stage``."""
-        return AsyncStage(self._client, transaction_id, batch_id, timeout_s=timeout_s)
-
-    async def commit_staged(
-        self, transaction_id: str, batch_id: int, refs: Iterable[str], **options: Any
-    ) -> StagedPublication:
-        """Commit the staged parts of a batch together; as ``Client.commit_staged``."""
-        publish = self._client.commit_staged
-        return await asyncio.to_thread(publish, transaction_id, batch_id, refs, **options)
-
-    async def last_published(self, transaction_id: str) -> StagedPublication | None:
-        """Return the last batch committed under an id; as ``Client.last_published``."""
-        return await asyncio.to_thread(self._client.last_published, transaction_id)
-
-    async def transactions(self) -> list[TransactionInfo]:
-        """Return the last transaction of each id; as ``Client.transactions``."""
-        return await asyncio.to_thread(self._client.transactions)
-
-    async def read(self, stream: str, **options: Any) -> "AsyncReader":
-        """Read records as Arrow; as ``Client.read``, iterated with ``async for``."""
-        return AsyncReader(await asyncio.to_thread(self._client.open_read, stream, **options))
-
-    def subscribe(self, stream: str, **options: Any) -> "AsyncSubscription":
-        """Iterate records as objects with ``async for``; as ``Client.subscribe``."""
-        return AsyncSubscription(self._client, stream, options)
-
-    def consumer(self, group: str, streams: str | Iterable[str], **options: Any) -> "AsyncConsumer":
-        """Return a member of a consumer group, joined by ``async with``; as ``Client.consumer``."""
-        return AsyncConsumer(group, partial(self._client.consumer, group, streams, **options))
-
-    @property
-    def access(self) -> AsyncAccessControl:
-        """Return the access rules and tokens; as ``Client.access``."""
-        return AsyncAccessControl(self._client.access)
-
-    @property
-    def quotas(self) -> AsyncQuotas:
-        """Return the quotas of principals; as ``Client.quotas``."""
-        return AsyncQuotas(self._client.quotas)
-
-    @property
-    def groups(self) -> AsyncGroups:
-        """Return the consumer groups; as ``Client.groups``."""
-        return AsyncGroups(self._client.groups)
-
-    async def close(self) -> None:
-        """Close the connections and everything made from this client; as ``Client.close``."""
-        await asyncio.to_thread(self._client.close)
-
-    async def abandon(self) -> None:
-        """Close at once and give up what is in flight; as ``Client.abandon``."""
-        await asyncio.to_thread(self._client.abandon)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await asyncio.to_thread(self._client.__exit__, kind, error, trace)
+    list = awaited(Quotas.list)
+    set = awaited(Quotas.set)
+    remove = awaited(Quotas.remove)
 
 
 class AsyncProducer:
-    """A producer for asyncio; ``async with`` opens and flushes it."""
+    """A producer for asyncio; ``async with`` opens and flushes it.
 
-    def __init__(self, client: Client, stream: str, options: dict[str, Any]) -> None:
-        self._client = client
-        self._stream = stream
-        self._options = options
+    Args:
+        open_producer: opens the synchronous one; blocks.
+    """
+
+    def __init__(self, open_producer: Callable[[], Producer]) -> None:
+        self._open_producer = open_producer
         self._entry = asyncio.Lock()
         self._producer: Producer | None = None
 
-    async def append(self, value: bytes | str | None, **record: Any) -> Ack:
+    async def append(self, value: bytes | str | None, **record: Unpack[AppendOptions]) -> Ack:
         """Append a record and wait for its ack; as ``Producer.append``. Gather calls to batch."""
+        check_options("append", record, APPEND_OPTIONS)
         producer = await self._ready()
         return await asyncio.wrap_future(producer.append(value, **record))
 
@@ -273,11 +114,8 @@ class AsyncProducer:
         await self.close()
 
     async def _open(self) -> Producer:
-        def make() -> Producer:
-            return self._client.producer(self._stream, **self._options)
-
         if self._producer is None:
-            self._producer = await asyncio.to_thread(make)
+            self._producer = await asyncio.to_thread(self._open_producer)
         return self._producer
 
     async def _ready(self) -> Producer:
@@ -290,3 +128,166 @@ class AsyncProducer:
             if not producer.has_room:
                 await asyncio.to_thread(producer.wait_for_room)
             return producer
+
+
+class AsyncTransaction(ContextOnThread[Transaction]):
+    """A transaction; ``async with`` begins it and commits, or aborts after an exception."""
+
+    flush = awaited(Transaction.flush)
+    commit = awaited(Transaction.commit)
+    prepare = awaited(Transaction.prepare)
+    abort = awaited(Transaction.abort)
+
+    @property
+    def id(self) -> str:
+        """Return the transactional id."""
+        return self._opened.id
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether it was committed, aborted or prepared."""
+        return self._opened.has_ended
+
+    @property
+    def staged_id(self) -> str:
+        """Return the id that ends it once prepared; as ``Transaction.staged_id``."""
+        return self._opened.staged_id
+
+    async def append(
+        self, stream: str, value: bytes | str | None, **record: Unpack[RecordOptions]
+    ) -> Ack:
+        """Append a record and wait until it is stored; as ``Transaction.append``."""
+        check_options("append", record, TRANSACTION_APPEND_OPTIONS)
+        future = await self._call(lambda begun: begun.append(stream, value, **record))
+        return await asyncio.wrap_future(future)
+
+    async def append_batch(
+        self, stream: str, data: Any, *, partition: int | None = None
+    ) -> BatchAck:
+        """Append a table and wait until it is stored; as ``Transaction.append_batch``."""
+        future = await self._call(
+            lambda begun: begun.append_batch(stream, data, partition=partition)
+        )
+        return await asyncio.wrap_future(future)
+
+    async def commit_offsets(
+        self, group: str | AsyncConsumer, offsets: Offsets | None = None
+    ) -> None:
+        """Commit consumed offsets with the transaction; as ``Transaction.commit_offsets``."""
+        member = group if isinstance(group, str) else await group.member()
+        await self._call(lambda begun: begun.commit_offsets(member, offsets))
+
+
+class AsyncStage(ContextOnThread[StagedWrite]):
+    """One part of a batch; ``async with`` begins it, and discards it without ``finish``."""
+
+    append = awaited(StagedWrite.append)
+    append_batch = awaited(StagedWrite.append_batch)
+    commit_offsets = awaited(StagedWrite.commit_offsets)
+    finish = awaited(StagedWrite.finish)
+
+    @property
+    def is_published(self) -> bool:
+        """Return whether the batch is committed already, so that nothing is stored."""
+        return self._opened.is_published
+
+
+class AsyncClient(OnThread[Client]):
+    """A client of brokers for asyncio. Use it as an ``async with`` context, or ``close`` it."""
+
+    create_stream = awaited(Client.create_stream)
+    add_partitions = awaited(Client.add_partitions)
+    delete_stream = awaited(Client.delete_stream)
+    stream_info = awaited(Client.stream_info)
+    list_streams = awaited(Client.list_streams)
+    delete_records = awaited(Client.delete_records)
+    offsets = awaited(Client.offsets)
+    wait_for = awaited(Client.wait_for)
+    server_info = awaited(Client.server_info)
+    append_batch = awaited(Client.append_batch)
+    commit_prepared = awaited(Client.commit_prepared)
+    abort_prepared = awaited(Client.abort_prepared)
+    commit_staged = awaited(Client.commit_staged)
+    last_published = awaited(Client.last_published)
+    transactions = awaited(Client.transactions)
+    close = awaited(Client.close)
+    abandon = awaited(Client.abandon)
+
+    # Opened by ``async with``, or by their first use.
+    producer = opened_later(Client.producer, AsyncProducer)
+    transaction = opened_later(Client.transaction, AsyncTransaction)
+    stage = opened_later(Client.stage, AsyncStage)
+    subscribe = opened_later(Client.subscribe, AsyncSubscription, check=check_subscribe_options)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of the broker."""
+        return self._target.address
+
+    async def append(
+        self,
+        stream: str,
+        value: bytes | str | None,
+        *,
+        timeout_s: float = APPEND_TIMEOUT_S,
+        **record: Unpack[AppendOptions],
+    ) -> Ack:
+        """Append one record; as ``Client.append``. Concurrent calls share batches."""
+        check_options("append", record, APPEND_OPTIONS)
+        with within(wait(timeout_s, "timeout_s")) as deadline_s:
+            future = await self._call(lambda sync: sync.appender(stream).append(value, **record))
+        try:
+            async with asyncio.timeout(max(0.0, deadline_s - time.monotonic())):
+                return await asyncio.wrap_future(future)
+        except TimeoutError as error:
+            raise no_ack(timeout_s) from error
+
+    async def read(self, stream: str, **options: Any) -> AsyncReader:
+        """Read records as Arrow; as ``Client.read``, iterated with ``async for``."""
+        return AsyncReader(await self._call(lambda sync: sync.open_read(stream, **options)))
+
+    def consumer(self, group: str, streams: str | Iterable[str], **options: Any) -> AsyncConsumer:
+        """Return a member of a consumer group, joined by ``async with``; as ``Client.consumer``."""
+        check_options("consumer", options, Options._fields)
+        join = functools.partial(self._target.consumer, group, streams, **options)
+        return AsyncConsumer(group, join)
+
+    @property
+    def access(self) -> AsyncAccessControl:
+        """Return the access rules and tokens; as ``Client.access``."""
+        return AsyncAccessControl(self._target.access)
+
+    @property
+    def quotas(self) -> AsyncQuotas:
+        """Return the quotas of principals; as ``Client.quotas``."""
+        return AsyncQuotas(self._target.quotas)
+
+    @property
+    def groups(self) -> AsyncGroups:
+        """Return the consumer groups; as ``Client.groups``."""
+        return AsyncGroups(self._target.groups)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self._target.__exit__, kind, error, trace)
+
+
+def _awaited_connect(
+    connect_sync: Callable[P, Client],
+) -> Callable[P, Coroutine[Any, Any, AsyncClient]]:
+    async def connect_async(*args: P.args, **kwargs: P.kwargs) -> AsyncClient:
+        return AsyncClient(await asyncio.to_thread(connect_sync, *args, **kwargs))
+
+    functools.update_wrapper(connect_async, connect_sync)
+    connect_async.__name__ = connect_async.__qualname__ = "connect_async"
+    return connect_async
+
+
+connect_async = _awaited_connect(connect)

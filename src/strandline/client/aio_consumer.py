@@ -1,15 +1,15 @@
 """The asynchronous consumer: runs a synchronous one on a thread of its own."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple, Self, TypeVar
 
+from strandline.client.aio_forward import Forwarding, awaited
 from strandline.client.aio_thread import DedicatedThread
 from strandline.client.consumer.consumer import Consumer
 from strandline.client.consumer.offset_store import CommitCall, Offsets
 from strandline.client.consumer.prefetcher import ConsumedBatch
-from strandline.client.reader.reading import OffsetSpec
 from strandline.errors import DisconnectedError
 from strandline.types import PartitionName
 
@@ -41,7 +41,7 @@ def _take_back(consumer: Consumer, polled: "Future[list[ConsumedBatch]]") -> Non
     consumer.unread([] if polled.exception() is not None else polled.result())
 
 
-class AsyncConsumer:
+class AsyncConsumer(Forwarding[Consumer]):
     """A member of a consumer group for asyncio; ``async with`` joins and leaves.
 
     Callbacks are plain functions: they run inside ``poll`` on the consumer's own thread, with the
@@ -51,6 +51,14 @@ class AsyncConsumer:
         group: its name.
         join: makes the synchronous consumer.
     """
+
+    assignment = awaited(Consumer.assignment)
+    positions = awaited(Consumer.positions)
+    seek = awaited(Consumer.seek)
+    pause = awaited(Consumer.pause)
+    resume = awaited(Consumer.resume)
+    lag = awaited(Consumer.lag)
+    commit = awaited(Consumer.commit)
 
     def __init__(self, group: str, join: Callable[[], Consumer]) -> None:
         self.group = group
@@ -73,34 +81,6 @@ class AsyncConsumer:
                 consumer.wakeup()
                 self._thread.submit(lambda: _take_back(consumer, polled))
             raise
-
-    async def assignment(self) -> frozenset[PartitionName]:
-        """Return the partitions of this member; as ``Consumer.assignment``."""
-        return await self._do(Consumer.assignment)
-
-    async def positions(self) -> dict[PartitionName, int]:
-        """Return the next offset of each partition; as ``Consumer.positions``."""
-        return await self._do(Consumer.positions)
-
-    async def seek(self, stream: str, partition: int, to: OffsetSpec) -> None:
-        """Continue a partition at another offset; as ``Consumer.seek``."""
-        await self._do(lambda consumer: consumer.seek(stream, partition, to))
-
-    async def pause(self, stream: str, partition: int) -> None:
-        """Stop returning records of a partition; as ``Consumer.pause``."""
-        await self._do(lambda consumer: consumer.pause(stream, partition))
-
-    async def resume(self, stream: str, partition: int) -> None:
-        """Return records of a paused partition again; as ``Consumer.resume``."""
-        await self._do(lambda consumer: consumer.resume(stream, partition))
-
-    async def lag(self) -> dict[PartitionName, int]:
-        """Return how many records each partition has left; as ``Consumer.lag``."""
-        return await self._do(Consumer.lag)
-
-    async def commit(self, offsets: Mapping[PartitionName, int] | None = None) -> None:
-        """Commit offsets; as ``Consumer.commit``."""
-        await self._do(lambda consumer: consumer.commit(offsets))
 
     async def member(self) -> ThreadConsumer:
         """Return the consumer in the form that ``AsyncTransaction.commit_offsets`` needs."""
@@ -144,6 +124,6 @@ class AsyncConsumer:
             return await self._thread.run(join)
         return self._consumer
 
-    async def _do(self, call: Callable[[Consumer], T]) -> T:
+    async def _call(self, call: Callable[[Consumer], T]) -> T:
         consumer = await self._joined()
         return await self._thread.run(lambda: call(consumer))

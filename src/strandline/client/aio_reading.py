@@ -1,14 +1,12 @@
 """Reads and subscriptions for asyncio: each wraps a synchronous one on a thread of its own."""
 
 import asyncio
-from collections.abc import Mapping
-from functools import partial
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Self
 
 import pyarrow as pa
 
 from strandline.client.aio_thread import DedicatedThread, Results
-from strandline.client.client import Client
 from strandline.client.reader.cluster_reader import ClusterReader
 from strandline.client.reader.reading import BatchStream
 from strandline.client.reader.results import Record
@@ -69,10 +67,13 @@ class AsyncSubscription:
     """Records as they are stored, iterated with ``async for``; opened by the first iteration.
 
     A cancelled wait loses no record.
+
+    Args:
+        subscribe: opens the synchronous one; blocks.
     """
 
-    def __init__(self, client: Client, stream: str, options: dict[str, Any]) -> None:
-        self._subscribe = partial(client.subscribe, stream, **options)
+    def __init__(self, subscribe: Callable[[], Subscription]) -> None:
+        self._subscribe = subscribe
         self._thread = DedicatedThread("strandline-subscription")
         self._subscription: Subscription | None = None
         self._records: Results[Record | None] | None = None

@@ -3,9 +3,11 @@
 Numbers may come from arrays and data frames: whatever Python accepts as an index is a number.
 """
 
+import difflib
+import inspect
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,6 +18,25 @@ from strandline.types import PartitionName
 _TIME_NS_MAX = (1 << 63) - 1
 _WAIT_S_MAX = 1e9
 """Python's locks accept no infinite timeout."""
+
+
+def options_of(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a function's keyword-only arguments."""
+    parameters = inspect.signature(function).parameters.values()
+    return tuple(each.name for each in parameters if each.kind is each.KEYWORD_ONLY)
+
+
+def check_options(method: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Refuse options that a public method does not have, as Python does for its own arguments.
+
+    Raises:
+        TypeError: naming the method, the first such option, and the nearest one it has.
+    """
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known)}"
+            raise TypeError(f"{method}() got an unexpected keyword argument {name!r}; {hint}")
 
 
 def whole_number(value: Any, what: str) -> int:

@@ -10,14 +10,13 @@ import weakref
 from collections.abc import Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from strandline.api import admin
 from strandline.api.groups import GROUPS_STREAM
 from strandline.client.access import AccessControl
-from strandline.client.arguments import wait
-from strandline.client.close_on_exit import close_on_exit
+from strandline.client.arguments import check_options, wait
+from strandline.client.close_on_exit import ClosesOnExit
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.consumer.consumer import Consumer, Options
 from strandline.client.consumer.groups import Groups
@@ -35,6 +34,8 @@ from strandline.config import Acks
 from strandline.errors import RequestTimeoutError
 
 TIMEOUT_S = 10.0
+APPEND_TIMEOUT_S = 35.0
+"""A little longer than a producer tries."""
 R = TypeVar("R")
 
 
@@ -81,7 +82,7 @@ def connect(
     return client
 
 
-class Client(StreamAdminCalls, ReadCalls, TransactionalClient):
+class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
     """A client of a broker or a cluster. Use it as a context manager, or ``close`` it.
 
     Args:
@@ -144,7 +145,7 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient):
         headers: Headers | None = None,
         partition: int | None = None,
         message_id: str | None = None,
-        timeout_s: float = 35.0,
+        timeout_s: float = APPEND_TIMEOUT_S,
     ) -> Ack:
         """Append one record and wait for its ack; return its offset.
 
@@ -282,6 +283,7 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient):
             UnknownStreamError: there is no such stream.
             StrandlineError: the group's coordinator refuses, or cannot be reached.
         """
+        check_options("consumer", options, Options._fields)
         names = [streams] if isinstance(streams, str) else streams
         return Consumer(
             self, self.group_coordinator, group, streams=names, options=Options(**options)
@@ -336,16 +338,8 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient):
             producer.abandon()
         self._brokers.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        close_on_exit(self.close, error, otherwise="records failed")
+    def _end_context(self, _: BaseException | None, /) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         """Return the address it is connected to."""
@@ -357,6 +351,9 @@ def _wait(future: AckFuture[R], deadline_s: float, *, timeout_s: float) -> R:
     try:
         return future.result(max(0.0, deadline_s - time.monotonic()))
     except TimeoutError as error:
-        raise RequestTimeoutError(
-            f"no ack within {timeout_s:g} s; whether it was stored is unknown"
-        ) from error
+        raise no_ack(timeout_s) from error
+
+
+def no_ack(timeout_s: float) -> RequestTimeoutError:
+    """Return the error of an append whose ack did not arrive in time."""
+    return RequestTimeoutError(f"no ack within {timeout_s:g} s; whether it was stored is unknown")

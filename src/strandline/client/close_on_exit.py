@@ -1,26 +1,34 @@
 """Closing at the end of a ``with`` block without hiding the block's own error."""
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import ClassVar, Self
 
 from strandline.errors import StrandlineError
 
 
-def close_on_exit(
-    end: Callable[[], object], error: BaseException | None, *, otherwise: str
-) -> None:
-    """Close what a ``with`` block has opened.
+class ClosesOnExit(ABC):
+    """A context that closes itself; a failure of that is added to the block's error as a note."""
 
-    Args:
-        end: closes it.
-        error: the block's error, if any; a failure of ``end`` is added to it as a note.
-        otherwise: the consequence of that failure, for the note.
+    _failure_means: ClassVar[str] = "records failed"
+    """The consequence of such a failure, for the note."""
 
-    Raises:
-        StrandlineError: ``end`` failed, and the block did not.
-    """
-    try:
-        end()
-    except StrandlineError as failure:
-        if error is None:
-            raise
-        error.add_note(f"also, {otherwise}: {failure.message}")
+    @abstractmethod
+    def _end_context(self, error: BaseException | None, /) -> None:
+        """End the context, after an error of its block or none."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self._end_context(error)
+        except StrandlineError as failure:
+            if error is None:
+                raise
+            error.add_note(f"also, {self._failure_means}: {failure.message}")

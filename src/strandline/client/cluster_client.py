@@ -4,30 +4,27 @@ A single broker gets every call, and its failures are raised at once. In a clust
 answers queries and takes admin commands, so the next one is asked when one is away, until
 ``timeout_s``; calls about a partition go to its leader.
 
-Rules: a change that may have happened is never sent again; metadata older than what was seen before
-is ignored as long as another broker may have newer. Safe to use from several threads.
+Rule: a change that may have happened is never sent again. Safe to use from several threads.
 """
 
 import threading
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
 
 from strandline.api import admin
+from strandline.api.command import AdminCommand
+from strandline.api.tickets import ReadRequest
 from strandline.client.arguments import check_number
-from strandline.client.connection import BrokerConnection
-from strandline.client.deadline import within
-from strandline.client.retry_policy import (
-    RetryBackoff,
-    is_connection_loss,
-    is_refusal,
-    is_worth_a_retry,
-)
+from strandline.client.connection import BrokerConnection, ResolvedRange, ResolvedRead
+from strandline.client.deadline import has_passed, within
+from strandline.client.metadata import ClusterMetadata, Routes
+from strandline.client.retry_policy import call_with_retries, is_passing
 from strandline.client.tls import Credentials
 from strandline.errors import (
     InvalidRequestError,
     NotLeaderError,
-    RequestTimeoutError,
     StrandlineError,
     UnavailableError,
     UnknownPartitionError,
@@ -38,12 +35,11 @@ ATTEMPT_S = 3.0
 """Timeout of a query at one broker of several. A leader answers within two seconds even if it has
 just lost its leadership, other brokers from memory.
 """
-STALE_S = 3.0
-"""How long metadata older than what was seen before is refused."""
-T = TypeVar("T")
-
-Routes = dict[int, admin.PartitionInfo]
-"""The leader and the replicas of each partition."""
+Q = TypeVar("Q")
+A = TypeVar("A")
+R = TypeVar("R")
+Call = Callable[[BrokerConnection, float], list[A]]
+"""A call to a broker, with a timeout."""
 
 
 class ClusterClient:
@@ -73,19 +69,13 @@ class ClusterClient:
             for each in addresses.split(",")
         ]
         self._connections = {each.address: each for each in given}
-        self._seeds = tuple(self._connections)
-        self._known: tuple[str, ...] = ()
-        self._home = self._seeds[0]
+        self.metadata = ClusterMetadata(tuple(self._connections))
         self._is_closed = False
-        self._newest_index = 0
-        """The highest metadata index that any broker has answered with."""
-        self._stale_since_s: float | None = None
-        """When answers became older than that; None if they are not."""
 
     @property
     def home(self) -> str:
         """Return ``host:port`` of the broker that answered last."""
-        return self._home
+        return self.metadata.home
 
     @property
     def timeout_s(self) -> float:
@@ -95,14 +85,14 @@ class ClusterClient:
     @property
     def is_cluster(self) -> bool:
         """Return whether there is another broker to ask."""
-        return bool(self._known) or len(self._seeds) > 1
+        return self.metadata.is_cluster
 
     def connection(self, address: str) -> BrokerConnection:
         """Return the connection to a broker, opened on first use."""
         with self._lock:
             found = self._connections.get(address)
             if found is None:
-                known = self._connections[self._seeds[0]]
+                known = self._connections[self.metadata.seeds[0]]
                 found = self._connections[address] = known.sibling(address)
             if self._is_closed:
                 found.close()
@@ -115,17 +105,13 @@ class ClusterClient:
             InvalidRequestError: several were named.
             StrandlineError: it does not answer.
         """
-        if len(self._seeds) > 1:
+        seeds = self.metadata.seeds
+        if len(seeds) > 1:
             raise InvalidRequestError(
-                f"replica 'this' needs a client of one address, and this one has {len(self._seeds)}"
+                f"replica 'this' needs a client of one address, and this one has {len(seeds)}"
             )
-        [info] = self._attempt(self._seeds[0], _Call(admin.SERVER_INFO, None, admin.ServerInfo))
-        return info.address or self._seeds[0]
-
-    def learn(self, info: admin.ServerInfo) -> None:
-        """Note the brokers that an answer lists."""
-        if info.brokers:
-            self._known = info.brokers
+        [info] = self._attempt(seeds[0], _action(admin.SERVER_INFO, None))
+        return info.address or seeds[0]
 
     def close(self) -> None:
         """Close every connection; has no effect when repeated."""
@@ -137,32 +123,32 @@ class ClusterClient:
 
     # Any broker
 
-    def ask(self, name: str, body: object, kind: type[T], *, wait_s: float = 0.0) -> list[T]:
+    def ask(self, command: AdminCommand[Q, A], request: Q, *, wait_s: float = 0.0) -> list[A]:
         """Run a query at any broker; arguments as ``BrokerConnection.action``.
 
         Raises:
             StrandlineError: the last broker's error, or that none answered in time.
         """
-        with within(self._timeout_s + wait_s) as deadline_s:
-            call = _Call(name, body, kind, wait_s)
-            return self._run(call, deadline_s=deadline_s, is_change=False)
+        call = _action(command, request, wait_s=wait_s)
+        return self._run(call, timeout_s=self._timeout_s + wait_s)
 
-    def change(self, name: str, body: object, kind: type[T]) -> list[T]:
-        """Run an action that changes something at any broker.
+    def change(self, command: AdminCommand[Q, A], request: Q) -> list[A]:
+        """Run a command that changes something at any broker.
 
         Raises:
             DisconnectedError, RequestTimeoutError: whether it was done is unknown.
             StrandlineError: as ``ask``; it was not done.
         """
-        with within(self._timeout_s) as deadline_s:
+        with within(self._timeout_s):
             if self.is_cluster:
                 self.server_info()  # finds a broker that answers
-            return self._run(_Call(name, body, kind), deadline_s=deadline_s, is_change=True)
+            call = _action(command, request)
+            return self._run(call, timeout_s=self._timeout_s, is_change=True)
 
     def server_info(self) -> admin.ServerInfo:
         """Return the version and limits of a broker, and note the brokers it lists."""
-        [info] = self.ask(admin.SERVER_INFO, None, admin.ServerInfo)
-        self.learn(info)
+        [info] = self.ask(admin.SERVER_INFO, None)
+        self.metadata.learn(info)
         return info
 
     def routes(self, stream: str) -> Routes:
@@ -173,17 +159,19 @@ class ClusterClient:
             UnavailableError: no broker is in touch with a majority of the cluster.
         """
         body = admin.StreamInfoRequest(name=stream)
-        [info] = self.ask(admin.STREAM_INFO, body, admin.StreamInfo)
-        # A broker that was starting did not know the others yet.
-        copies = {at for each in info.partitions for at in each.in_sync}
-        if not copies.issubset(self._known):
-            self._known = tuple(sorted(copies.union(self._known)))
-        return {each.partition: each for each in info.partitions}
+        [info] = self.ask(admin.STREAM_INFO, body)
+        return self.metadata.take(info)
 
-    def ask_another(self) -> None:
-        """Let another broker answer next, after the leaders this one named did not answer."""
-        ring = tuple(dict.fromkeys((*self._known, *self._seeds, self._home)))
-        self._home = ring[(ring.index(self._home) + 1) % len(ring)]
+    def known_routes(self, stream: str) -> Routes:
+        """Return the leaders of a stream's partitions as they were looked up last.
+
+        Raises:
+            StrandlineError: as ``routes``, if they were not looked up yet, or one had no leader.
+        """
+        known = self.metadata.routes(stream)
+        if known is None or "" in self.leaders(known).values():
+            return self.routes(stream)
+        return known
 
     def any_broker_knows(self, partitions: Iterable[tuple[str, int]]) -> bool:
         """Return whether a broker knows these partitions, which others may not know yet."""
@@ -196,79 +184,48 @@ class ClusterClient:
 
     def leaders(self, routes: Routes) -> dict[int, str]:
         """Return the address of each partition's leader; "" if it has none now."""
-        if not self._known:
-            return dict.fromkeys(routes, self._home)
+        if not self.metadata.brokers:
+            return dict.fromkeys(routes, self.home)
         return {number: each.leader for number, each in routes.items()}
 
-    def _run(self, call: "_Call[T]", *, deadline_s: float, is_change: bool) -> list[T]:
-        backoff = RetryBackoff()
-        while True:
-            failure: StrandlineError | None = None
-            for address in self._order():
-                try:
-                    found = self._attempt(address, call, is_change=is_change)
-                    self._check_newest(address, found)
-                except StrandlineError as error:
-                    # A broker's error says more than another one's silence.
-                    if failure is None or not is_connection_loss(error):
-                        failure = error
-                    if not self._may_ask_another(error, is_change=is_change):
-                        raise _with_earlier_error(error, failure) from None
-                    if time.monotonic() >= deadline_s:
-                        raise failure from None
-                else:
-                    self._home = address
-                    return found
-            assert failure is not None, "at least one was asked"
-            now_s = time.monotonic()
-            backoff.failed(now_s)
-            if isinstance(failure, UnknownStreamError) or backoff.not_before_s >= deadline_s:
-                raise failure
-            time.sleep(backoff.wait_s(now_s))
-
-    def _order(self) -> Iterator[str]:
-        """Yield the broker that answered last, then the others."""
-        home = self._home
-        yield home
-        yield from dict.fromkeys(a for a in (*self._known, *self._seeds) if a != home)
-
-    def _check_newest(self, address: str, found: list[T]) -> None:
-        """Refuse metadata older than what was seen, such as that of a partitioned broker.
-
-        Raises:
-            UnavailableError: it is older, and has been for less than ``STALE_S``.
-        """
-        index = max(
-            (each.metadata_index for each in found if isinstance(each, admin.StreamInfo)), default=0
+    def _run(self, call: Call[A], *, timeout_s: float, is_change: bool = False) -> list[A]:
+        return call_with_retries(
+            lambda: self._ask_each_broker(call, is_change=is_change),
+            timeout_s=timeout_s,
+            should_retry=lambda error: (
+                self._may_ask_another(error, is_change=is_change)
+                and not isinstance(error, UnknownStreamError)
+            ),
         )
-        now_s = time.monotonic()
-        if not index:
-            return
-        if index >= self._newest_index:
-            self._newest_index, self._stale_since_s = index, None
-            return
-        self._stale_since_s = self._stale_since_s or now_s
-        if now_s - self._stale_since_s < STALE_S:
-            raise UnavailableError(
-                f"{address} has metadata up to entry {index}, other brokers up to "
-                f"{self._newest_index}; retry"
-            )
-        # No broker has newer metadata: a forced recovery has lost it.
-        self._newest_index, self._stale_since_s = index, None
 
-    def _attempt(self, address: str, call: "_Call[T]", *, is_change: bool = False) -> list[T]:
+    def _ask_each_broker(self, call: Call[A], *, is_change: bool) -> list[A]:
+        """Ask one broker after another, until one answers."""
+        failure: StrandlineError | None = None
+        for address in self.metadata.order():
+            try:
+                found = self._attempt(address, call, is_change=is_change)
+                self.metadata.check_newest(address, _metadata_index(found))
+            except StrandlineError as error:
+                # A broker's error says more than another one's silence.
+                if failure is None or not error.is_connection_loss:
+                    failure = error
+                if not self._may_ask_another(error, is_change=is_change):
+                    raise _with_earlier_error(error, failure) from None
+                if has_passed():
+                    break
+            else:
+                self.metadata.home = address
+                return found
+        assert failure is not None, "at least one was asked"
+        raise failure
+
+    def _attempt(self, address: str, call: Call[A], *, is_change: bool = False) -> list[A]:
         connection = self.connection(address)
         limit_s = ATTEMPT_S if self.is_cluster and not is_change else self._timeout_s
         try:
-            return connection.action(
-                call.name,
-                call.body,
-                call.kind,
-                wait_s=call.wait_s,
-                timeout_s=min(limit_s, self._timeout_s),
-            )
+            return call(connection, min(limit_s, self._timeout_s))
         except StrandlineError as error:
-            if is_connection_loss(error) and self.is_cluster:
+            if error.is_connection_loss and self.is_cluster:
                 connection.reset()
             raise
 
@@ -277,84 +234,120 @@ class ClusterClient:
         if not self.is_cluster or self._is_closed:
             return False
         if is_change:
-            return is_refusal(error) or type(error) is UnavailableError
-        is_silent = isinstance(error, RequestTimeoutError)
+            return error.is_rejection or type(error) is UnavailableError
         # A new stream is not known everywhere yet.
-        return is_silent or is_worth_a_retry(error) or isinstance(error, UnknownStreamError)
+        return is_passing(error) or isinstance(error, UnknownStreamError)
 
     # Leaders
 
     def ask_leaders(
         self,
         stream: str,
-        name: str,
-        kind: type[T],
+        command: AdminCommand[Q, A],
         *,
-        body: Any,
+        request: Callable[[tuple[int, ...]], Q],
         numbers: Collection[int] | None = None,
-        must_exist: bool = False,
-    ) -> list[tuple[tuple[int, ...], T]]:
+        routes: Routes | None = None,
+    ) -> list[tuple[tuple[int, ...], A]]:
         """Ask the leader of each partition; return its partitions with each answer.
 
         Args:
             stream: its name.
-            name: the action, which has one answer.
-            kind: type of the answer.
-            body: makes the body from the numbers of a leader's partitions.
+            command: the command, which has one result.
+            request: makes the request from the numbers of a leader's partitions.
             numbers: the partitions; None: all.
-            must_exist: wait for a broker that knows all ``numbers``, which another one has named.
+            routes: where they are led, if that was looked up just now.
 
         Raises:
             NotLeaderError: a partition has had no leader for too long.
             StrandlineError: a leader's error.
         """
-        backoff = RetryBackoff()
-        with within(self._timeout_s) as deadline_s:
-            while True:
-                try:
-                    leaders = self.leaders(self.routes(stream))
-                    if must_exist and numbers is not None and not leaders.keys() >= set(numbers):
-                        raise UnknownPartitionError(
-                            f"{self._home} does not know all of partitions {list(numbers)} of "
-                            f"stream {stream!r} yet; retry"
-                        )
-                    return self._ask_each(
-                        {n: at for n, at in leaders.items() if numbers is None or n in numbers},
-                        lambda led: _Call(name, body(led), kind),
-                        stream=stream,
-                    )
-                except StrandlineError as error:
-                    now_s = time.monotonic()
-                    backoff.failed(now_s)
-                    # New streams and partitions are not known everywhere yet.
-                    is_passing = is_worth_a_retry(error) or isinstance(
-                        error, RequestTimeoutError | UnknownStreamError | UnknownPartitionError
-                    )
-                    if not (self.is_cluster and is_passing) or backoff.not_before_s >= deadline_s:
-                        raise
-                    self.ask_another()
-                    time.sleep(backoff.wait_s(now_s))
+        looked_up = [routes] if routes is not None else []
+
+        def attempt() -> list[tuple[tuple[int, ...], A]]:
+            leaders = self.leaders(looked_up.pop() if looked_up else self.routes(stream))
+            return self._ask_each(
+                {n: at for n, at in leaders.items() if numbers is None or n in numbers},
+                lambda led: _action(command, request(led)),
+                stream=stream,
+            )
+
+        return self._retried(attempt)
+
+    def resolve(
+        self, request: ReadRequest, numbers_of: Callable[[Routes], list[int]]
+    ) -> dict[int, ResolvedRange]:
+        """Resolve the range of each partition of a read at its leader, with one call to each.
+
+        Args:
+            request: the stream, a partition or all, and bounds.
+            numbers_of: chooses the partitions that are needed.
+
+        Raises:
+            NotLeaderError: a partition has had no leader for too long.
+            StrandlineError: a leader's error.
+        """
+        asked = msgspec.structs.replace(request, of_leaders=True)
+
+        def call(connection: BrokerConnection, timeout_s: float) -> list[ResolvedRead]:
+            return [connection.resolve(asked, timeout_s=timeout_s)]
+
+        [first] = self._run(call, timeout_s=self._timeout_s)
+        numbers = numbers_of(self.metadata.take(first.stream))
+        answers = [first]
+
+        def attempt() -> dict[int, ResolvedRange]:
+            found = answers.pop() if answers else self._run(call, timeout_s=self._timeout_s)[0]
+            routes, ranges = self.metadata.take(found.stream), dict(found.ranges)
+            left = {n: self.leaders(routes).get(n, "") for n in numbers if n not in ranges}
+            for _, answer in self._ask_each(left, lambda _: call, stream=request.stream):
+                ranges |= answer.ranges
+            if missing := [number for number in numbers if number not in ranges]:
+                raise NotLeaderError(
+                    f"{request.stream}/{missing[0]} is not led by {left[missing[0]]} now; retry"
+                )
+            return {number: ranges[number] for number in numbers}
+
+        return self._retried(attempt)
+
+    def _retried(self, attempt: Callable[[], R]) -> R:
+        """Repeat a call to leaders while it may be that they move."""
+
+        def should_retry(error: StrandlineError) -> bool:
+            # New streams and partitions are not known everywhere yet.
+            is_early = isinstance(error, UnknownStreamError | UnknownPartitionError)
+            return self.is_cluster and (is_passing(error) or is_early)
+
+        return call_with_retries(
+            attempt,
+            timeout_s=self._timeout_s,
+            should_retry=should_retry,
+            before_retry=self.metadata.ask_another,
+        )
 
     def _ask_each(
         self,
         leaders: dict[int, str],
-        call: Callable[[tuple[int, ...]], "_Call[T]"],
+        call: Callable[[tuple[int, ...]], Call[A]],
         *,
         stream: str,
-    ) -> list[tuple[tuple[int, ...], T]]:
+    ) -> list[tuple[tuple[int, ...], A]]:
         by_leader = group(leaders)
         if "" in by_leader:
             raise NotLeaderError(f"{stream}/{by_leader[''][0]} has no leader now; retry")
         return [(led, self._attempt(leader, call(led))[0]) for leader, led in by_leader.items()]
 
 
-class _Call(NamedTuple, Generic[T]):
-    """An action, as ``BrokerConnection.action`` takes it."""
+def _action(command: AdminCommand[Q, A], request: Q, *, wait_s: float = 0.0) -> Call[A]:
+    """Return a call that runs a command."""
+    return lambda connection, timeout_s: connection.action(
+        command, request, wait_s=wait_s, timeout_s=timeout_s
+    )
 
-    name: str
-    body: Any
-    kind: type[T]
-    wait_s: float = 0.0
+
+def _metadata_index(found: list[Any]) -> int:
+    """Return the metadata index of a broker's answer; 0 if it has none."""
+    return max((getattr(each, "metadata_index", 0) for each in found), default=0)
 
 
 def _with_earlier_error(error: StrandlineError, before: StrandlineError) -> StrandlineError:

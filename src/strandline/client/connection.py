@@ -11,14 +11,16 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from strandline.api.admin import PartitionInfo, StreamInfo
+from strandline.api.command import AdminCommand
 from strandline.api.put import PutRequest
 from strandline.api.status import from_flight
-from strandline.api.tickets import ReadRequest, check_request
+from strandline.api.tickets import Bound, ReadRequest, check_request
 from strandline.api.wire import decode, encode
 from strandline.client.deadline import limited
 from strandline.client.tls import Credentials, token_given
@@ -53,7 +55,8 @@ _ALIGNED = (
     if hasattr(pa.ipc, "Alignment")
     else pa.ipc.IpcReadOptions()
 )
-T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 _has_used_grpc = threading.Event()
 _lacks_threads = threading.Event()
 """Set in a process forked from one that has used gRPC, whose threads do not exist here: calls would
@@ -93,6 +96,28 @@ def parse_address(address: str) -> tuple[str, str]:
         raise InvalidRequestError(f"port {port} of {address!r} is not between 1 and 65535")
     scheme = "grpc+tls" if found["scheme"] in ("grpc+tls", "tls") else "grpc+tcp"
     return f"{host}:{port}", f"{scheme}://{host}:{port}"
+
+
+class ResolvedRange(NamedTuple):
+    """The range of a partition as a broker resolved it."""
+
+    start: Bound
+    stop: Bound | None
+    """None: the read follows."""
+    partition: PartitionInfo
+
+
+class ResolvedRead(NamedTuple):
+    """The answer of GetFlightInfo."""
+
+    stream: StreamInfo
+    ranges: dict[int, ResolvedRange]
+    """By partition."""
+
+    @property
+    def metadata_index(self) -> int:
+        """Return the index of the broker's newest metadata entry."""
+        return self.stream.metadata_index
 
 
 class ActiveRead(Protocol):
@@ -145,32 +170,30 @@ class BrokerConnection:
 
     def action(
         self,
-        name: str,
-        body: object,
-        kind: type[T],
+        command: AdminCommand[Q, A],
+        request: Q,
         *,
         wait_s: float = 0.0,
         timeout_s: float | None = None,
-    ) -> list[T]:
-        """Run an admin action.
+    ) -> list[A]:
+        """Run an admin command.
 
         Args:
-            name: one of ``protocol.admin.ACTIONS``.
-            body: the request, encoded as JSON; None for no body.
-            kind: type of each result.
+            command: one of ``api.commands.COMMANDS``.
+            request: its request; None if it takes none.
             wait_s: how long the broker was asked to wait before it answers.
             timeout_s: timeout beyond ``wait_s``; None: the connection's.
 
         Raises:
             StrandlineError: the broker's error, or that it did not answer.
         """
-        data = b"" if body is None else encode(body)
+        data = b"" if request is None else encode(request)
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         headers = self._credentials.headers
         options = fl.FlightCallOptions(timeout=limited(limit_s + wait_s), headers=headers)
         with self.translated():
-            results = list(self.flight().do_action(fl.Action(name, data), options))
-        return [decode(result.body.to_pybytes(), kind, what="answer") for result in results]
+            results = list(self.flight().do_action(fl.Action(command.name, data), options))
+        return [decode(each.body.to_pybytes(), command.result, what="answer") for each in results]
 
     def read(self, request: ReadRequest) -> fl.FlightStreamReader:
         """Begin a read; its schema has arrived when this returns.
@@ -203,6 +226,25 @@ class BrokerConnection:
                 raise RequestTimeoutError(
                     f"{self.address} did not answer a read within {limit_s:.3g} s"
                 ) from error
+
+    def resolve(self, request: ReadRequest, *, timeout_s: float) -> ResolvedRead:
+        """Resolve a read: the ranges of its partitions, and what the broker knows of the stream.
+
+        Raises:
+            StrandlineError: the broker's error, or that it did not answer.
+        """
+        headers = self._credentials.headers
+        options = fl.FlightCallOptions(timeout=limited(timeout_s), headers=headers)
+        descriptor = fl.FlightDescriptor.for_command(encode(request))
+        with self.translated():
+            info = self.flight().get_flight_info(descriptor, options)
+        stream = decode(bytes(info.app_metadata), StreamInfo, what="answer")
+        ranges = {}
+        for endpoint in info.endpoints:
+            part = decode(bytes(endpoint.app_metadata), PartitionInfo, what="answer")
+            ticket = decode(endpoint.ticket.ticket, ReadRequest, what="answer")
+            ranges[part.partition] = ResolvedRange(ticket.start, ticket.stop, part)
+        return ResolvedRead(stream, ranges)
 
     def put(
         self, request: PutRequest, schema: pa.Schema

@@ -4,17 +4,23 @@ Rules: every call may be repeated after a lost answer, so lost connections, lead
 loading leaders are retried until the timeout. Safe to use from several threads.
 """
 
-import time
 from collections.abc import Collection
+from functools import partial
 from typing import TypeVar
 
+from strandline.api.command import AdminCommand
 from strandline.client.cluster_client import ClusterClient
-from strandline.client.deadline import within
-from strandline.client.retry_policy import RetryBackoff, is_connection_loss
-from strandline.errors import NotLeaderError, StrandlineError, UnknownStreamError
+from strandline.client.retry_policy import call_with_retries
+from strandline.errors import (
+    NotLeaderError,
+    StrandlineError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
 
 ATTEMPT_S = 5.0
-T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class CoordinatorClient:
@@ -28,73 +34,61 @@ class CoordinatorClient:
     def __init__(self, brokers: ClusterClient, stream: str) -> None:
         self._brokers = brokers
         self._stream = stream
-        self._address = ""
 
     def ask(
         self,
-        name: str,
-        body: object,
-        kind: type[T],
+        command: AdminCommand[Q, A],
+        request: Q,
         *,
         timeout_s: float,
-        streams: Collection[str] = (),
-    ) -> list[T]:
-        """Run an action at the coordinator.
+        partitions: Collection[tuple[str, int]] = (),
+    ) -> list[A]:
+        """Run a command at the coordinator.
 
         Args:
-            name: of the action.
-            body: the request.
-            kind: type of each answer.
+            command: the command.
+            request: its request.
             timeout_s: how long to try.
-            streams: streams of the request; the coordinator may not know the newest yet.
+            partitions: partitions of the request; the coordinator may not know the newest yet.
 
         Raises:
             StrandlineError: the coordinator's error, or that it did not answer in time.
         """
-        backoff = RetryBackoff()
-        with within(timeout_s) as deadline_s:
-            while True:
-                try:
-                    return self._attempt(name, body, kind)
-                except StrandlineError as error:
-                    self._address = ""
-                    now_s = time.monotonic()
-                    backoff.failed(now_s)
-                    is_passing = error.retriable or self._is_early(error, streams)
-                    if not is_passing or backoff.not_before_s >= deadline_s:
-                        raise
-                    self._brokers.ask_another()
-                    time.sleep(backoff.wait_s(now_s))
 
-    def _is_early(self, error: StrandlineError, streams: Collection[str]) -> bool:
-        """Return whether a stream is only not known at the coordinator yet."""
-        is_unknown = isinstance(error, UnknownStreamError) and self._stream not in streams
-        return is_unknown and self._brokers.any_broker_knows((stream, 0) for stream in streams)
+        def should_retry(error: StrandlineError) -> bool:
+            self._brokers.metadata.forget(self._stream)
+            return error.retriable or self._is_early(error, partitions)
 
-    def call(self, name: str, body: object, *, timeout_s: float) -> None:
-        """Run an action without an answer; as ``ask``."""
-        self.ask(name, body, object, timeout_s=timeout_s)
+        return call_with_retries(
+            partial(self._attempt, command, request),
+            timeout_s=timeout_s,
+            should_retry=should_retry,
+            before_retry=self._brokers.metadata.ask_another,
+        )
 
-    def _attempt(self, name: str, body: object, kind: type[T]) -> list[T]:
-        address = self._address or self._found()
-        connection = self._brokers.connection(address)
+    def _is_early(self, error: StrandlineError, partitions: Collection[tuple[str, int]]) -> bool:
+        """Return whether a partition is only not known at the coordinator yet."""
+        is_unknown = isinstance(error, UnknownStreamError | UnknownPartitionError)
+        is_own = any(stream == self._stream for stream, _ in partitions)
+        return is_unknown and not is_own and self._brokers.any_broker_knows(partitions)
+
+    def _attempt(self, command: AdminCommand[Q, A], request: Q) -> list[A]:
+        connection = self._brokers.connection(self._address())
         try:
-            answers = connection.action(name, body, kind, timeout_s=ATTEMPT_S)
+            return connection.action(command, request, timeout_s=ATTEMPT_S)
         except StrandlineError as error:
-            if is_connection_loss(error):
+            if error.is_connection_loss:
                 connection.reset()
             raise
-        self._address = address
-        return answers
 
-    def _found(self) -> str:
+    def _address(self) -> str:
         """Return the coordinator's address.
 
         Raises:
             NotLeaderError: the stream has no leader now.
         """
         try:
-            leader = self._brokers.leaders(self._brokers.routes(self._stream)).get(0, "")
+            leader = self._brokers.leaders(self._brokers.known_routes(self._stream)).get(0, "")
         except UnknownStreamError:
             return self._brokers.home  # not created yet: any broker creates it
         if not leader:

@@ -31,3 +31,8 @@ def within(timeout_s: float) -> Iterator[float]:
 def limited(timeout_s: float) -> float:
     """Return the timeout of a request: ``timeout_s`` or the time left, whichever is less."""
     return max(LEFT_S_MIN, min(timeout_s, _DEADLINE_S.get() - time.monotonic()))
+
+
+def has_passed() -> bool:
+    """Return whether no time is left."""
+    return time.monotonic() >= _DEADLINE_S.get()

@@ -10,12 +10,18 @@ waits, and another one checks for added partitions.
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
-from strandline.client.cluster_client import ClusterClient, Routes
+from strandline.client.cluster_client import ClusterClient
+from strandline.client.metadata import Routes
 from strandline.client.retry_policy import RetryBackoff
-from strandline.errors import ClientClosedError, StrandlineError, UnknownStreamError
+from strandline.errors import (
+    ClientClosedError,
+    InvalidRequestError,
+    StrandlineError,
+    UnknownStreamError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +38,10 @@ class MetadataListener(Protocol):
 
     def send_to(self, addresses: Iterable[str]) -> None:
         """Handle addresses that lead a partition now; the lock is held."""
+        ...
+
+    def give_up(self, partitions: Collection[int], error: StrandlineError) -> None:
+        """Handle that no broker will name the leaders of partitions; without the lock."""
         ...
 
     def give_all_up(self, error: StrandlineError) -> None:
@@ -97,7 +107,7 @@ class PartitionMetadata:
         self._note_loss(error)
         if not self._waiting:
             self._backoff.failed(time.monotonic())
-            self._brokers.ask_another()
+            self._brokers.metadata.ask_another()
         self._waiting.update(partitions)
         self._start_lookup()
 
@@ -167,16 +177,23 @@ class PartitionMetadata:
             except StrandlineError as error:
                 found = {}
                 self._note_loss(error)
-                unknown = unknown + 1 if isinstance(error, UnknownStreamError) else 0
+                is_unknown = isinstance(error, UnknownStreamError)
+                unknown = unknown + 1 if is_unknown else 0
                 if unknown == UNKNOWN_MAX or isinstance(error, ClientClosedError):
                     self._listener.give_all_up(error)
+                elif isinstance(error, InvalidRequestError) and not is_unknown:
+                    # Refused, as a revoked token is. The caller has to know at once: until the
+                    # records time out it would not renew the token, and later records wait, too.
+                    with self._changed:
+                        waiting = frozenset(self._waiting)
+                    self._listener.give_up(waiting, error)
             with self._changed:
                 self._found(found)
                 if not self._waiting:
                     self._is_looking = False
                     return
                 self._backoff.failed(time.monotonic())
-            self._brokers.ask_another()
+            self._brokers.metadata.ask_another()
 
     def _ask(self) -> dict[int, str]:
         """Return the current leaders; the only broker leads everything."""

@@ -16,7 +16,7 @@ class Quotas:
 
     def list(self) -> list[quotas.QuotaInfo]:
         """Return every quota, by principal."""
-        return self._brokers.ask(quotas.LIST_QUOTAS, None, quotas.QuotaInfo)
+        return self._brokers.ask(quotas.LIST_QUOTAS, None)
 
     def set(
         self,
@@ -40,7 +40,7 @@ class Quotas:
             requests_per_s=requests_per_s,
             connections=connections,
         )
-        self._brokers.change(quotas.SET_QUOTA, body, quotas.QuotaInfo)
+        self._brokers.change(quotas.SET_QUOTA, body)
 
     def remove(self, principal: str) -> None:
         """Remove a principal's quota.
@@ -50,4 +50,4 @@ class Quotas:
             NotAllowedError: the caller does not administer the cluster.
         """
         body = quotas.WhoseQuota(principal=principal)
-        self._brokers.change(quotas.REMOVE_QUOTA, body, quotas.QuotaInfo)
+        self._brokers.change(quotas.REMOVE_QUOTA, body)

@@ -1,21 +1,21 @@
 """Retry policy: which errors are retried, and after which pause.
 
-Pure: the caller passes the time and waits.
+The fields of the error's class decide (``errors.py``). ``call_with_retries`` repeats a call; the
+classes below are for what runs for longer than one call.
 
 Policy: records are delivered at least once. An unacknowledged batch is sent again, in order, until
 its delivery timeout; with a producer sequence or message ids the broker stores it once.
 """
 
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from strandline.client.deadline import within
 from strandline.errors import (
-    ClientClosedError,
     DisconnectedError,
     LogPoisonedError,
-    NotEnoughReplicasError,
-    NotLeaderError,
-    QuotaExceededError,
     RequestTimeoutError,
-    ShuttingDownError,
-    StillLoadingError,
     StrandlineError,
     UnavailableError,
 )
@@ -24,37 +24,50 @@ FIRST_S = 0.05
 MOST_S = 1.0
 RETRY_S_MAX = 5.0
 LOG_INTERVAL_S = 60.0
-
-
-def is_connection_loss(error: StrandlineError) -> bool:
-    """Return whether to send again over a new connection."""
-    is_closed = isinstance(error, ClientClosedError)
-    return isinstance(error, DisconnectedError | ShuttingDownError) and not is_closed
-
-
-def is_refusal(error: StrandlineError) -> bool:
-    """Return whether nothing was done for certain, because the broker cannot serve it now."""
-    return isinstance(
-        error, NotLeaderError | NotEnoughReplicasError | ShuttingDownError | StillLoadingError
-    )
-
-
-def is_worth_a_retry(error: StrandlineError) -> bool:
-    """Return whether the same request may soon succeed, perhaps at another broker.
-
-    A full or failed disk may take long to heal, so its error is raised at once.
-    """
-    is_plain = type(error) in (UnavailableError, QuotaExceededError)
-    return is_plain or is_refusal(error) or is_connection_loss(error)
+T = TypeVar("T")
 
 
 def is_passing(error: StrandlineError) -> bool:
-    """Return whether another attempt, perhaps at another broker, may succeed."""
-    return is_worth_a_retry(error) or isinstance(error, RequestTimeoutError)
+    """Return whether a request that may be repeated should be, perhaps at another broker."""
+    return error.passes_soon or isinstance(error, RequestTimeoutError)
+
+
+def call_with_retries(
+    attempt: Callable[[], T],
+    *,
+    timeout_s: float,
+    should_retry: Callable[[StrandlineError], bool],
+    before_retry: Callable[[], None] = lambda: None,
+    pause: Callable[[float], object] = time.sleep,
+) -> T:
+    """Call until it succeeds, with growing pauses.
+
+    Args:
+        attempt: the call; it gets the time left as its deadline.
+        timeout_s: how long to try; the caller's deadline may be earlier.
+        should_retry: whether to try again after an error.
+        before_retry: called before the pause.
+        pause: waits for a time, or until something else ends the wait.
+
+    Raises:
+        StrandlineError: the last error.
+    """
+    backoff = RetryBackoff()
+    with within(timeout_s) as deadline_s:
+        while True:
+            try:
+                return attempt()
+            except StrandlineError as error:
+                now_s = time.monotonic()
+                backoff.failed(now_s)
+                if not should_retry(error) or backoff.not_before_s >= deadline_s:
+                    raise
+                before_retry()
+                pause(backoff.wait_s(now_s))
 
 
 def unknown_outcome(error: StrandlineError) -> StrandlineError:
-    """Return the error of a record sent before: a refusal does not cover that attempt."""
+    """Return the error of a record sent before: a rejection does not cover that attempt."""
     is_indefinite = isinstance(error, DisconnectedError | RequestTimeoutError | LogPoisonedError)
     kind = type(error) if is_indefinite or type(error) is UnavailableError else RequestTimeoutError
     return kind(f"{error.message}; whether the record was stored is unknown")

@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from strandline.api import admin
+from strandline.api.cluster import ADD_PARTITIONS, AddPartitionsRequest
 from strandline.api.tickets import WAIT_MS_MAX
-from strandline.client.arguments import offsets_by_number, wait
+from strandline.client.arguments import offsets_by_number, wait, whole_number
 from strandline.client.cluster_client import ClusterClient, group
 from strandline.client.deadline import within
 from strandline.client.reader.reading import OffsetSpec, bound_of
-from strandline.client.retry_policy import is_worth_a_retry
 from strandline.config import StreamConfig, decode_config
-from strandline.errors import StrandlineError
+from strandline.errors import InvalidRequestError, StrandlineError
 
 RETRY_S = 0.1
 WAIT_SLICE_S = 0.25
@@ -40,7 +40,7 @@ class StreamAdminCalls(ABC):
         """Close the appender of a stream that is about to be deleted."""
 
     def create_stream(
-        self, name: str, *, subject: str | None = None, partitions: int = 1, **config: Any
+        self, /, name: str, *, subject: str | None = None, partitions: int = 1, **config: Any
     ) -> admin.StreamInfo:
         """Create a stream.
 
@@ -57,7 +57,34 @@ class StreamAdminCalls(ABC):
         subject = name if subject is None else subject
         values = {"name": name, "subject": subject, "partitions": partitions, **config}
         checked = decode_config(values, StreamConfig)
-        [info] = self._known.change(admin.CREATE_STREAM, checked, admin.StreamInfo)
+        [info] = self._known.change(admin.CREATE_STREAM, checked)
+        return info
+
+    def add_partitions(self, name: str, partitions: int) -> admin.StreamInfo:
+        """Give a stream of a cluster more partitions; has no effect when it has as many.
+
+        A key may map to another partition afterwards, so records of one key are in order only
+        before and after the change. Partitions cannot be removed.
+
+        Args:
+            name: of the stream.
+            partitions: its new number of partitions.
+
+        Raises:
+            UnknownStreamError: there is no such stream.
+            InvalidRequestError: it has more partitions, or the broker is not one of a cluster.
+        """
+        info = self._described(name)
+        has = len(info.partitions)
+        more = whole_number(partitions, "partitions") - has
+        if more < 0:
+            raise InvalidRequestError(
+                f"stream {name} has {has} partitions, which cannot be removed; partitions must be "
+                f"at least {has}, got {partitions}"
+            )
+        if more:
+            order = AddPartitionsRequest(name=name, count=more)
+            [info] = self._known.change(ADD_PARTITIONS, order)
         return info
 
     def delete_stream(self, name: str) -> None:
@@ -67,7 +94,7 @@ class StreamAdminCalls(ABC):
             UnknownStreamError: there is no such stream.
         """
         self._forget_appender(name)
-        self._known.change(admin.DELETE_STREAM, admin.StreamName(name=name), admin.StreamInfo)
+        self._known.change(admin.DELETE_STREAM, admin.StreamName(name=name))
 
     def stream_info(self, name: str, *, of_leaders: bool = True) -> admin.StreamInfo:
         """Return a stream's configuration and its partitions' offsets, as their leaders know them.
@@ -88,8 +115,8 @@ class StreamAdminCalls(ABC):
             found = self._brokers.ask_leaders(
                 name,
                 admin.STREAM_INFO,
-                admin.StreamInfo,
-                body=lambda led: admin.StreamInfoRequest(name=name, led=led),
+                request=lambda led: admin.StreamInfoRequest(name=name, led=led),
+                routes=self._brokers.metadata.take(info),
             )
         parts = {each.partition: each for each in info.partitions}
         for numbers, answer in found:
@@ -99,12 +126,12 @@ class StreamAdminCalls(ABC):
     def _described(self, name: str) -> admin.StreamInfo:
         """Return a stream as any broker knows it."""
         body = admin.StreamInfoRequest(name=name)
-        [info] = self._known.ask(admin.STREAM_INFO, body, admin.StreamInfo)
+        [info] = self._known.ask(admin.STREAM_INFO, body)
         return info
 
     def list_streams(self) -> list[admin.StreamInfo]:
         """Return all streams, by name; in a cluster with offsets as any broker knows them."""
-        return self._known.ask(admin.LIST_STREAMS, None, admin.StreamInfo)
+        return self._known.ask(admin.LIST_STREAMS, None)
 
     def delete_records(self, stream: str, offset: int, *, partition: int = 0) -> admin.StreamInfo:
         """Delete a partition's records below ``offset``; this cannot be undone.
@@ -116,7 +143,7 @@ class StreamAdminCalls(ABC):
             UnknownStreamError, UnknownPartitionError: there is no such partition.
         """
         body = admin.DeleteRecords(name=stream, partition=partition, offset=offset)
-        [info] = self._known.change(admin.DELETE_RECORDS, body, admin.StreamInfo)
+        [info] = self._known.change(admin.DELETE_RECORDS, body)
         return info
 
     def offsets(self, stream: str, at: OffsetSpec = "latest") -> dict[int, int]:
@@ -143,8 +170,7 @@ class StreamAdminCalls(ABC):
         for _, answer in self._known.ask_leaders(
             stream,
             admin.OFFSETS,
-            admin.Offsets,
-            body=lambda of: admin.OffsetsRequest(
+            request=lambda of: admin.OffsetsRequest(
                 name=stream, at=bound, partitions=of, of_leader=True
             ),
             numbers=numbers,
@@ -177,7 +203,8 @@ class StreamAdminCalls(ABC):
                 with within(left_s + self._brokers.timeout_s):
                     found = self._wait_once(stream, beyond, wait_s=left_s)
             except StrandlineError as error:
-                is_passing = is_worth_a_retry(error) and self._brokers.is_cluster
+                self._brokers.metadata.forget(stream)
+                is_passing = error.passes_soon and self._brokers.is_cluster
                 if not is_passing or time.monotonic() >= deadline_s:
                     raise
                 time.sleep(min(RETRY_S, left_s))
@@ -203,7 +230,7 @@ class StreamAdminCalls(ABC):
         """Group partitions by leader; "" groups those that have none now."""
         if not self._known.is_cluster or not partitions:
             return {self._brokers.home: tuple(partitions)}
-        leaders = self._brokers.leaders(self._brokers.routes(stream))
+        leaders = self._brokers.leaders(self._brokers.known_routes(stream))
         return group({number: leaders.get(number, "") for number in partitions})
 
     def _wait_at(
@@ -212,5 +239,5 @@ class StreamAdminCalls(ABC):
         """Wait at a leader, or at any broker without one; return the high watermarks."""
         body = admin.WaitRequest(name=stream, beyond=dict(beyond), wait_ms_max=int(wait_s * 1e3))
         ask = self._brokers.connection(leader).action if leader else self._brokers.ask
-        [answer] = ask(admin.WAIT_BEYOND, body, admin.Offsets, wait_s=wait_s)
+        [answer] = ask(admin.WAIT_BEYOND, body, wait_s=wait_s)
         return answer.offsets

@@ -1,4 +1,4 @@
-"""Effects and answers common to all coordinators, in order.
+"""Effects and events common to all coordinators; the effects in order.
 
 Rules: decisions are plain values. An effect other than ``Store`` is given only when everything that
 the coordinator had decided before it is stored: nobody hears of a decision that a crash could undo.
@@ -37,7 +37,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class Reject:
     """The request was not, or no more, possible."""
 
     token: object
@@ -51,7 +51,19 @@ class Forget:
     before: int
 
 
-Decision = Store[EntryT] | Answer | Refuse | Forget
+@dataclass(frozen=True, slots=True)
+class EntriesStored:
+    """The event that every ``Store`` up to this sequence survives from now on."""
+
+    sequence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The event that time has passed; to be sent every second or more often."""
+
+
+Decision = Store[EntryT] | Answer | Reject | Forget
 
 
 class CoordinatorMachine(Protocol[EntryT]):

@@ -47,7 +47,7 @@ def unwrapped(key: WrappedKey, master_keys: MasterKeys, *, stream: str) -> bytes
     if digest_id(b"strandline data key", secret) != key.fingerprint:
         raise EncryptionKeyError(
             f"{what} does not unwrap with master key {key.master}: the metadata was changed or "
-            "damaged; restore it"
+            "corrupt; restore it"
         )
     return secret
 

@@ -112,7 +112,7 @@ class Cursor(Generic[PartitionT]):
         reached; ``position`` tells.
 
         Raises:
-            CorruptBatchError: the next batch is damaged, and the request does not skip those.
+            CorruptBatchError: the next batch is corrupt, and the request does not skip those.
             DataLossError: the next records were deleted meanwhile.
         """
         end = self.end
@@ -154,7 +154,7 @@ class Cursor(Generic[PartitionT]):
                 self.position = first
             except CorruptBatchError as error:
                 following = getattr(error, "next_offset", None)
-                if not self._request.skip_damaged or following is None:
+                if not self._request.skip_corrupt or following is None:
                     raise
                 if following <= self.position:
                     raise

@@ -5,7 +5,8 @@ one before, and its records are delivered in reverse. A window grows to about ``
 
 Invariant: ``position`` is the offset after the next record to deliver; it only shrinks.
 
-Rules: as ``cursor``. What is newer than a damaged batch is delivered before the damage is reported.
+Rules: as ``cursor``. What is newer than a corrupt batch is delivered before the corruption is
+reported.
 """
 
 import array
@@ -64,7 +65,7 @@ class DescendingCursor(Cursor[PartitionT]):
         reached; ``position`` tells.
 
         Raises:
-            CorruptBatchError: the next batch is damaged, and the request does not skip those.
+            CorruptBatchError: the next batch is corrupt, and the request does not skip those.
             DataLossError: the next records were deleted meanwhile.
         """
         first = max(self._start, self.partition.log_start_offset)
@@ -117,7 +118,7 @@ class DescendingCursor(Cursor[PartitionT]):
                 continue
             except CorruptBatchError as error:
                 offset = self._behind(error, offset)
-                if not self._request.skip_damaged:
+                if not self._request.skip_corrupt:
                     low, pieces = offset, []
                 continue
             if not buffer.size:
@@ -147,7 +148,7 @@ class DescendingCursor(Cursor[PartitionT]):
         following = Offset(error.next_offset)
         if following <= offset:
             raise error
-        if following >= self.position and not self._request.skip_damaged:
+        if following >= self.position and not self._request.skip_corrupt:
             raise error
         return following
 

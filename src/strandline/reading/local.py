@@ -89,7 +89,7 @@ class LocalPartition:
         for each in part.aborted:
             self._aborted.setdefault(each.producer_id, []).append(each)
         self._files = iter(part.files)
-        self._file: _File | None = None
+        self._file: _LocalFile | None = None
         self._next_offset = 0
         """Where the batches that were read end."""
 
@@ -101,7 +101,7 @@ class LocalPartition:
 
         Raises:
             UnavailableError: a file is not there any more, or is not what it was.
-            CorruptBatchError: the next batch is damaged.
+            CorruptBatchError: the next batch is corrupt.
         """
         while not (self._has_hidden and self._next_offset >= self.last_stable_offset):
             view = self._next_batches(offset, bytes_max)
@@ -123,7 +123,7 @@ class LocalPartition:
             listed = next(self._files, None)
             if listed is None:
                 raise UnavailableError(f"the files of {self.name} end before offset {offset}")
-            file = self._file = _File(listed)
+            file = self._file = _LocalFile(listed)
         view, next_offset = file.next_batches(bytes_max)
         header = header_at(view, 0)
         assert header is not None, "only intact batches are returned"
@@ -134,7 +134,7 @@ class LocalPartition:
         return view
 
 
-class _File:
+class _LocalFile:
     """One file, read from front to back."""
 
     def __init__(self, listed: LocalFile) -> None:

@@ -159,7 +159,7 @@ def iter_headers(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, Batch
         (position, header) per batch, CRC not checked.
 
     Raises:
-        CorruptBatchError: a header in the middle is damaged.
+        CorruptBatchError: a header in the middle is corrupt.
     """
     size = len(buffer)
     while size - position >= HEADER_BYTES:

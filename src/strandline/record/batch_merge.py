@@ -40,7 +40,7 @@ def single_subject(name: bytes) -> pa.Array:
 
 
 def subject_text(name: bytes) -> str:
-    """A subject as text; other bytes than UTF-8 mean damage.
+    """A subject as text; other bytes than UTF-8 mean corruption.
 
     Raises:
         CorruptBatchError: it is not UTF-8.

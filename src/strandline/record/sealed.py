@@ -6,8 +6,8 @@
 
 Rules: the header stays readable, because brokers order, index, replicate and recover by it; it is
 what the tag vouches for besides the columns, all of it but magic and checksum. The checksum covers
-the stored bytes as in any batch, so damage is found without a key. Codec, counts and subject bytes
-describe the columns before they were sealed. This module knows where what lies, not how it is
+the stored bytes as in any batch, so corruption is found without a key. Codec, counts and subject
+bytes describe the columns before they were sealed. This module knows where what lies, not how it is
 encrypted: that is ``encryption``'s.
 """
 

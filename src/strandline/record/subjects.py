@@ -6,8 +6,9 @@ does not match the reserved subjects (``_INBOX.…``, ``$…``), so that a strea
 not record its own acknowledgements. Pure: knows nothing of streams or connections.
 """
 
+import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Generic, TypeVar
 
 from strandline.errors import InvalidSubjectError
@@ -17,6 +18,8 @@ RESERVED_FIRST_TOKEN = re.compile(r"_INBOX$|\$")
 _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
 
 TargetT = TypeVar("TargetT")
+_Entries = tuple[tuple[int, TargetT], ...]
+"""Targets, each with its place in the order in which they were added."""
 
 
 def validate_subject(subject: str, *, wildcards: bool = False) -> None:
@@ -132,39 +135,84 @@ class _Node(Generic[TargetT]):
 
     def __init__(self) -> None:
         self.children: dict[str, _Node[TargetT]] = {}
-        self.ending: list[tuple[int, TargetT]] = []
+        # Replaced, never changed in place: other threads may be reading them.
+        self.ending: _Entries[TargetT] = ()
         """Targets of patterns that end here."""
-        self.open_ending: list[tuple[int, TargetT]] = []
+        self.open_ending: _Entries[TargetT] = ()
         """Targets of patterns that end here with ``>``."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no pattern passes or ends here."""
+        return not (self.children or self.ending or self.open_ending)
 
 
 class SubjectRouter(Generic[TargetT]):
-    """A lookup from a published subject to its targets, built once from all patterns.
+    """A lookup from a published subject to its targets.
 
     A lookup costs one dictionary access for plain patterns and, for wildcard ones, at most the
-    number of patterns times the number of tokens, usually far less.
+    number of patterns times the number of tokens, usually far less. Changes are for one thread,
+    lookups for any.
     """
 
-    def __init__(self, bindings: Iterable[tuple[str, TargetT]]) -> None:
-        self._plain: dict[str, list[tuple[int, TargetT]]] = {}
+    def __init__(self, bindings: Iterable[tuple[str, TargetT]] = ()) -> None:
+        self._plain: dict[str, _Entries[TargetT]] = {}
         self._root: _Node[TargetT] = _Node()
-        for order, (pattern, target) in enumerate(bindings):
-            if has_wildcard(pattern):
-                self._add_wildcard(pattern, (order, target))
-            else:
-                self._plain.setdefault(pattern, []).append((order, target))
+        self._orders = itertools.count()
+        for pattern, target in bindings:
+            self.add(pattern, target)
 
-    def _add_wildcard(self, pattern: str, entry: tuple[int, TargetT]) -> None:
-        is_open = pattern.endswith(">")
-        node = self._root
+    def add(self, pattern: str, target: TargetT) -> None:
+        """Add a target of a valid pattern."""
+        entry = (next(self._orders), target)
+        if not has_wildcard(pattern):
+            self._plain[pattern] = (*self._plain.get(pattern, ()), entry)
+            return
+        node, is_open = self._root, pattern.endswith(">")
         for token in pattern.split(".")[: -1 if is_open else None]:
             node = node.children.setdefault(token, _Node())
-        (node.open_ending if is_open else node.ending).append(entry)
+        if is_open:
+            node.open_ending = (*node.open_ending, entry)
+        else:
+            node.ending = (*node.ending, entry)
+
+    def remove(self, pattern: str, target: TargetT) -> None:
+        """Remove a target that was added with this pattern."""
+        if not has_wildcard(pattern):
+            self._plain[pattern] = _without(self._plain[pattern], target)
+            if not self._plain[pattern]:
+                del self._plain[pattern]
+            return
+        node, is_open = self._root, pattern.endswith(">")
+        path: list[tuple[_Node[TargetT], str]] = []
+        for token in pattern.split(".")[: -1 if is_open else None]:
+            path.append((node, token))
+            node = node.children[token]
+        if is_open:
+            node.open_ending = _without(node.open_ending, target)
+        else:
+            node.ending = _without(node.ending, target)
+        for parent, token in reversed(path):
+            if parent.children[token].is_empty:
+                del parent.children[token]
 
     def match(self, subject: str) -> list[TargetT]:
         """Targets of the patterns that match a plain subject, in the order they were given."""
         found = list(self._plain.get(subject, ()))
         found += self._match_wildcards(subject)
+        found.sort(key=lambda entry: entry[0])
+        return [target for _, target in found]
+
+    def overlapping(self, pattern: str) -> list[TargetT]:
+        """Targets of the patterns that match a subject which this one matches, too."""
+        if not has_wildcard(pattern):
+            return self.match(pattern)
+        tokens = pattern.split(".")
+        found = list(_overlapping(self._root, tokens))
+        # Plain subjects are not in the trie: each would cost as much memory as its tokens.
+        for subject, entries in list(self._plain.items()):
+            if subject_matches(pattern, subject):
+                found += entries
         found.sort(key=lambda entry: entry[0])
         return [target for _, target in found]
 
@@ -188,3 +236,36 @@ class SubjectRouter(Generic[TargetT]):
         for node in level:
             found += node.ending
         return found
+
+
+def _without(entries: _Entries[TargetT], target: TargetT) -> _Entries[TargetT]:
+    return tuple(entry for entry in entries if entry[1] is not target)
+
+
+def _overlapping(
+    node: _Node[TargetT], tokens: list[str], place: int = 0
+) -> Iterator[tuple[int, TargetT]]:
+    """Entries below a node whose patterns overlap with the tokens from a place on."""
+    if place == len(tokens):
+        yield from node.ending
+        return
+    wanted = tokens[place]
+    # The first token tells NATS' own subjects, which no leading wildcard matches.
+    is_first_reserved = place == 0 and is_reserved(wanted)
+    if not is_first_reserved:
+        yield from node.open_ending
+    for name, child in list(node.children.items()):
+        if place == 0 and wanted in ("*", ">") and is_reserved(name):
+            continue
+        if wanted == ">":
+            yield from _below(child)
+        elif name == wanted or (not is_first_reserved and "*" in (name, wanted)):
+            yield from _overlapping(child, tokens, place + 1)
+
+
+def _below(node: _Node[TargetT]) -> Iterator[tuple[int, TargetT]]:
+    """All entries at a node and below."""
+    yield from node.ending
+    yield from node.open_ending
+    for child in list(node.children.values()):
+        yield from _below(child)

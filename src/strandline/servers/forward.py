@@ -17,7 +17,7 @@ import contextlib
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, NamedTuple
@@ -41,9 +41,13 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
-from strandline.servers.forwarding import PendingForward
 from strandline.servers.own_token import own_token, wait_until_known
-from strandline.servers.resume_forwarder import ForwardedPublish, Outcome, ResumeForwarder
+from strandline.servers.resume_forwarder import (
+    ForwardedPublish,
+    Outcome,
+    PendingForward,
+    ResumeForwarder,
+)
 from strandline.types import BrokerId, Offset, PartitionName
 
 logger = logging.getLogger(__name__)
@@ -148,13 +152,19 @@ class Forwarder:
         """Return whether publishes are in flight that later ones must not overtake."""
         return partition in self._pending
 
-    def _streams_changed(self) -> None:
+    def _streams_changed(self, names: Collection[str]) -> None:
         """Close the producers of deleted streams, including streams that were recreated."""
-        before = self._created_ns
-        self._created_ns = {each.name: each.created_ns for each in self._broker.streams()}
-        gone = [name for name, at_ns in before.items() if self._created_ns.get(name) != at_ns]
+        gone = [name for name in names if self._is_gone(name)]
         if gone and not self._is_stopping:
             self._thread.submit(self._let_go_of, gone)
+
+    def _is_gone(self, name: str) -> bool:
+        """Whether the stream of a name that was known is not there any longer; note what is."""
+        before = self._created_ns.pop(name, None)
+        now = self._broker.image.streams.get(name)
+        if now is not None:
+            self._created_ns[name] = now.created_ns
+        return before is not None and before != self._created_ns.get(name)
 
     def _image_of(self, name: PartitionName) -> PartitionImage | None:
         """Return a partition of the newest metadata image; None if it has just been deleted."""
@@ -202,9 +212,9 @@ class Forwarder:
             expects: whether the stream checks expected offsets.
             expected: the expected offset; None: the next one.
         """
-        refusal = self._refuse_reason(record.partition)
-        if refusal is not None:
-            self._reject(record.partition, refusal, sink=ack_sink, token=token)
+        rejection = self._refuse_reason(record.partition)
+        if rejection is not None:
+            self._reject(record.partition, rejection, sink=ack_sink, token=token)
             return
         size = len(record.value or b"")
         self._pending[record.partition] += 1
@@ -272,8 +282,9 @@ class Forwarder:
 
         def finished(future: "Future[Ack]") -> None:
             failure = future.exception()
-            self._tell(done, future.result() if failure is None else self._explained(failure))
+            self._tell(done, future.result() if failure is None else self._explained(failure, link))
 
+        link = None
         try:
             link = self._linked()
             future = link.producer(record.partition.stream).append(
@@ -285,7 +296,7 @@ class Forwarder:
                 message_id=record.message_id,
             )
         except Exception as error:  # noqa: BLE001 - the publisher gets the error
-            self._tell(done, self._explained(error))
+            self._tell(done, self._explained(error, link))
         else:
             future.add_done_callback(finished)
             if len(link.producers) > PRODUCERS_MAX:
@@ -313,12 +324,13 @@ class Forwarder:
             record.value, record.key, record.subject, record.headers, record.message_id
         )
         stream, number = record.partition
+        link = None
         try:
             with self._sending_one:
                 link = self._linked()
                 outcome = link.expecting.append(stream, number, handed, expected_offset=expected)
         except Exception as error:  # noqa: BLE001 - the publisher gets the error
-            outcome = self._explained(error)
+            outcome = self._explained(error, link)
         self._tell(done, outcome)
 
     def _linked(self) -> LeaderLinks:
@@ -332,15 +344,20 @@ class Forwarder:
                 self._link = _connect(self._broker)
             return self._link
 
-    def _explained(self, error: BaseException) -> StrandlineError:
-        """Return the error for the publisher: it is not to blame for our own token or for a bug."""
+    def _explained(self, error: BaseException, link: LeaderLinks | None) -> StrandlineError:
+        """Return the error for the publisher: it is not to blame for our own token or for a bug.
+
+        Args:
+            error: the failure.
+            link: the clients that were refused; None: they are not connected.
+        """
         if not isinstance(error, StrandlineError):
             logger.error("a publish could not be forwarded", exc_info=error)
             return UnavailableError(A_BUG)
         if not isinstance(error, UnauthenticatedError):
             return error
-        if not self._is_stopping:
-            self.renew_client()
+        if link is not None and not self._is_stopping:
+            self._thread.submit(self._let_go, link)
         return UnavailableError("the leader refused this broker's own token; retry")
 
     def _tell(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
@@ -349,18 +366,21 @@ class Forwarder:
 
     def renew_client(self) -> None:
         """Replace the client, to read the certificates again; the old one finishes first."""
-        self._thread.submit(self._let_go)
+        self._thread.submit(self._let_go, None)
 
-    def _let_go(self) -> None:
-        """Close the clients after the publishes in flight, to keep the order; forward thread."""
+    def _let_go(self, refused: LeaderLinks | None) -> None:
+        """Close the clients after the publishes in flight, to keep the order; forward thread.
+
+        Args:
+            refused: the clients to close. Each of their publishes reports the same rejection, and
+                the clients that replaced them stay. None: those in use.
+        """
         with self._sending_one:
-            self._close()
-
-    def _close(self) -> None:
-        """Close the clients without waiting for single records."""
-        with self._lock:
-            link, self._link = self._link, None
-        if link is not None:
+            with self._lock:
+                link = self._link
+                if link is None or (refused is not None and refused is not link):
+                    return
+                self._link = None
             try:
                 link.close()
             except StrandlineError as error:

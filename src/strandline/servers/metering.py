@@ -187,7 +187,7 @@ class Allowance:
         self._refuse(wait_ms, "publish_bytes_per_s")
 
     def refused_publish(self) -> QuotaExceededError | None:
-        """Return and count the refusal of a publish; None if the quota allows it."""
+        """Return and count the rejection of a publish; None if the quota allows it."""
         with self._lock:
             meter, now_ms = self._current(), self._now_ms()
             bytes_ms, requests_ms = meter.publish(0, now_ms), meter.requests(0, now_ms)
@@ -207,7 +207,7 @@ class Allowance:
             meter = self._current()
             is_free = meter.connect()
             if not is_free:
-                self._count("quota_refusals", 1)
+                self._count("quota_rejections", 1)
         if not is_free:
             raise QuotaExceededError(
                 f"{self._principal} has {meter.connections} connections here, as many as its quota "
@@ -241,7 +241,7 @@ class Allowance:
             raise self._refusal(wait_ms, which)
 
     def _refusal(self, wait_ms: float, which: str) -> QuotaExceededError:
-        self._count("quota_refusals", 1)
+        self._count("quota_rejections", 1)
         return QuotaExceededError(
             f"{self._principal} has used up its quota of {which} at this broker; retry in "
             f"{max(1, round(wait_ms))} ms",

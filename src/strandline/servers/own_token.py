@@ -67,7 +67,7 @@ def wait_until_known(address: str, credentials: Credentials, clock: Clock) -> No
     try:
         while True:
             try:
-                connection.action(admin.SERVER_INFO, None, admin.ServerInfo)
+                connection.action(admin.SERVER_INFO, None)
             except UnauthenticatedError:
                 if clock.monotonic_ms() >= deadline_ms:
                     raise

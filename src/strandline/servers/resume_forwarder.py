@@ -1,4 +1,4 @@
-"""Forwarded publishes that wait until their paused partition is resumed.
+"""Records to forward, and those that wait until their paused partition is resumed.
 
 A leader pauses a partition, or learns that it was resumed, moments before or after other brokers
 do. Publishes that it refuses meanwhile are held, with later ones behind them, until none of the
@@ -7,16 +7,17 @@ sent alone: a leader that learns of the resumption between two of them would ref
 the next.
 
 Rules: loop thread only. A publish is not sent again once a later one was stored, which would change
-the order, nor for longer than ``PATIENCE_S``: its publisher gets the refusal.
+the order, nor for longer than ``PATIENCE_S``: its publisher gets the rejection.
 """
 
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from strandline.client.reader.results import Ack
 from strandline.errors import PausedError, StrandlineError
+from strandline.record.codec import Headers
 from strandline.types import PartitionName
 
 PATIENCE_S: Final = 5.0
@@ -24,6 +25,19 @@ RETRY_S: Final = 0.05
 """Long enough for the leader to have heard, more often than not."""
 
 Outcome = Ack | StrandlineError
+
+
+class PendingForward(NamedTuple):
+    """A record to forward."""
+
+    partition: PartitionName
+    value: bytes | None
+    subject: str
+    key: bytes | None
+    headers: Headers | None
+    message_id: str | None
+    wakes: bool = False
+    """Whether the partition is resumed for it, if it is paused."""
 
 
 class ForwardedPublish:
@@ -117,7 +131,7 @@ class ResumeForwarder:
         return now_s < publish.refused_s + PATIENCE_S
 
     def _give_up_earlier(self, partition: _Partition, stored: ForwardedPublish) -> None:
-        """Report their refusal to publishes that would now be stored after a later one."""
+        """Report their rejection to publishes that would now be stored after a later one."""
         refused, partition.refused = partition.refused, []
         for publish, error in refused:
             if publish.number < stored.number:

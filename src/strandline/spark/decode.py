@@ -201,7 +201,7 @@ def _bisect(values: pa.Array, parse: ParseRows, schema: pa.Schema) -> Decoded:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason of a refusal as one line."""
+    """Return the reason of a rejection as one line."""
     return " ".join(f"{error}".split())[:_REASON_CHARACTERS] or type(error).__name__
 
 

@@ -5,19 +5,30 @@ changelog; every setting can be overridden. The data sources do not need it: any
 finds ``format("strandline")``. Must not know streams or tables.
 """
 
+import contextlib
+import logging
 import os
+import signal
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping
 
+import pyspark
+from py4j.java_gateway import JavaGateway
 from py4j.protocol import Py4JJavaError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
+from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 
 from strandline.errors import UnavailableError
 from strandline.spark.java import use_java
 from strandline.spark.releases import refuse_old_spark
+
+logger = logging.getLogger(__name__)
 
 _STATE = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 _CHECKPOINTS = (
@@ -27,6 +38,10 @@ _CHECKPOINTS = (
 _INITIALIZING = "Initializing sources"
 """Spark's status message of a query that is starting."""
 _STATUS_POLL_S = 0.1
+_STDERR = 2
+_CHUNK_BYTES = 1 << 16
+_is_silent = threading.Event()
+"""Set once Java's standard error is no longer forwarded."""
 
 RECOMMENDED: dict[str, str] = {
     # The default state store keeps everything on the heap and refuses transformWithState.
@@ -62,6 +77,7 @@ def spark_session(
     *,
     app_name: str = "strandline",
     settings: Mapping[str, str] | None = None,
+    own_group: bool = False,
 ) -> SparkSession:
     """Start Spark, or return the running session.
 
@@ -70,6 +86,8 @@ def spark_session(
             ``spark://host:port``.
         app_name: shown in Spark's pages.
         settings: Spark settings that override the recommended ones.
+        own_group: whether Java gets a process group of its own, so that Ctrl-C at a terminal and
+            signals to our group do not stop it and its Python processes before we do.
 
     Raises:
         InvalidConfigError: this PySpark is too old.
@@ -84,11 +102,14 @@ def spark_session(
     if master.startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     chosen = RECOMMENDED | (LAPTOP if master.startswith("local") else {}) | dict(settings or {})
-    builder = SparkSession.builder.master(master).appName(app_name)
-    for name, value in chosen.items():
-        builder = builder.config(name, value)
+    builder = SparkSession.builder.master(master).appName(app_name).config(map=chosen)
+    logger.info("starting Spark with master %s", master)
+    started_s = time.monotonic()
     try:
-        return builder.getOrCreate()
+        if own_group and SparkContext._gateway is None:  # noqa: SLF001 - as PySpark asks itself
+            conf = SparkConf().setMaster(master).setAppName(app_name).setAll([*chosen.items()])
+            SparkContext(conf=conf, gateway=_launch_in_group(conf))
+        session = builder.getOrCreate()
     except (Py4JJavaError, PySparkRuntimeError) as error:
         is_java = isinstance(error, Py4JJavaError)
         reason = error.java_exception.toString() if is_java else f"{error} See Java's output above."
@@ -96,6 +117,41 @@ def spark_session(
             f"Spark does not start with master {master!r} and these settings: "
             f"{reason.splitlines()[0]}"
         ) from error
+    elapsed_s = time.monotonic() - started_s
+    logger.info("Spark %s is running, after %.1f s", pyspark.__version__, elapsed_s)
+    return session
+
+
+def _launch_in_group(conf: SparkConf) -> JavaGateway:
+    """Start Java as the leader of a process group, and forward its standard error."""
+    gateway = launch_gateway(conf, popen_kwargs={"process_group": 0, "stderr": subprocess.PIPE})
+    source = gateway.proc.stderr.fileno()
+    threading.Thread(target=_forward, args=(source,), name="spark-stderr", daemon=True).start()
+    return gateway
+
+
+def _forward(source: int) -> None:
+    """Write what Java and its Python processes print to our standard error, unless silenced."""
+    while text := os.read(source, _CHUNK_BYTES):
+        if not _is_silent.is_set():
+            os.write(_STDERR, text)
+
+
+def silence_spark(spark: SparkSession) -> None:
+    """Print nothing more of a session that is about to be stopped.
+
+    Spark and its Python processes report each task that is abandoned with a stack trace.
+    """
+    spark.sparkContext.setLogLevel("OFF")
+    _is_silent.set()
+
+
+def kill_spark() -> None:
+    """Kill the Java of a session with ``own_group``; its Python processes end without it."""
+    gateway = SparkContext._gateway  # noqa: SLF001 - PySpark has no other way to its process
+    if gateway is not None and gateway.proc is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(gateway.proc.pid, signal.SIGKILL)
 
 
 def wait_for_sources(query: StreamingQuery, *, timeout_s: float = 60.0) -> None:

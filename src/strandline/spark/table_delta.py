@@ -12,14 +12,17 @@ nor what may be committed.
 """
 
 import json
+import operator
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import (
     CommitFailedError,
@@ -40,7 +43,12 @@ from strandline.spark.table_log import (
     encode_schema,
     encode_state,
 )
-from strandline.spark.table_store import Loaded, TableStore, local_path
+from strandline.spark.table_store import (
+    Loaded,
+    TableStore,
+    local_path,
+    refuse_without_records,
+)
 
 STATE_KEY = "strandline.state"
 """Key of our state in the commit information."""
@@ -276,12 +284,32 @@ def _state_by_transactions(table: DeltaTable) -> TableState | None:
         return None
     partitions = range(table.transaction_version(PARTITIONS_ID) or 0)
     found = {p: table.transaction_version(f"{OFFSET_ID}{p}") for p in partitions}
-    return TableState(
+    state = TableState(
         sequence=sequence,
         arrow_schema=encode_schema(pa.schema(table.schema().to_arrow())),
         tracks_offsets=bool(partitions),
         offsets={p: offset for p, offset in found.items() if offset is not None},
     )
+    # A RESTORE leaves the application transactions as they are.
+    refuse_without_records(table.table_uri, state, partial(_has_record, table))
+    return state
+
+
+def _has_record(table: DeltaTable, values: Mapping[str, int]) -> bool:
+    """Return whether a table has a row with these values.
+
+    Raises:
+        InvalidRequestError: the library cannot read the table.
+    """
+    tests = [pc.field(name) == value for name, value in values.items()]
+    try:
+        found: int = table.to_pyarrow_dataset().count_rows(filter=reduce(operator.and_, tests))
+    except DeltaError as error:
+        raise InvalidRequestError(
+            f"the log of {table.table_uri} was cleaned up since the last load, and its records "
+            f"cannot be read: {error}; load into another table, with a new checkpoint"
+        ) from error
+    return found > 0
 
 
 def _properties(state: TableState, proposal: Proposal) -> CommitProperties:

@@ -13,6 +13,7 @@ under the table's location before the commit. Must not know Spark, nor what may 
 import json
 import weakref
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -34,7 +35,13 @@ from strandline.spark.table_log import (
     decode_state,
     encode_state,
 )
-from strandline.spark.table_store import Loaded, TableStore, local_path, make_directory
+from strandline.spark.table_store import (
+    Loaded,
+    TableStore,
+    local_path,
+    make_directory,
+    refuse_without_records,
+)
 
 STATE_KEY = "strandline.state"
 """The table property with our state."""
@@ -183,12 +190,20 @@ def _current_state(table: Table, state: TableState) -> TableState:
         at = known[at].parent_snapshot_id
     # No remaining ancestor has our state: either our snapshot expired ...
     if not any(_is_commit(each, state.sequence) for each in known.values()):
+        refuse_without_records(".".join(table.name()), state, partial(_has_record, table))
         return state
     # ... or the current snapshot does not descend from it.
     raise InvalidRequestError(
         f"table {'.'.join(table.name())} was rolled back, or replaced, and no snapshot says which "
         "of the records it still has; load into another table, with a new checkpoint"
     )
+
+
+def _has_record(table: Table, values: Mapping[str, int]) -> bool:
+    """Return whether a table has a row with these values."""
+    test = " and ".join(f"{name} = {value}" for name, value in values.items())
+    found = table.scan(row_filter=test, selected_fields=tuple(values), limit=1).to_arrow()
+    return bool(found.num_rows)
 
 
 def _restored(state: TableState, offsets: Mapping[str, int]) -> TableState:

@@ -130,7 +130,7 @@ def decide(
     Raises:
         InvalidRequestError: the batch was committed with other content, is older than the last, or
             repeats committed offsets; or its columns differ from the table's, or its records are
-            another stream's.
+            another stream's; or the table that earlier batches of a load were in is gone.
         DataLossError: a dense table would get a gap.
     """
     assert last is None or proposal.files or proposal.ranges, "an empty batch needs no commit"
@@ -140,6 +140,12 @@ def decide(
         if _is_replay(last, proposal):
             return "already committed"
         _refuse_other_shape(last, proposal)
+    elif proposal.batch > 0 and proposal.stream is not None:
+        raise InvalidRequestError(
+            f"there is no table, but batch {proposal.batch} of {proposal.stream} is not the load's "
+            "first: the table was deleted, or moved, and its checkpoint was not; nothing was "
+            "written: bring the table back, or load into a new one with a new checkpoint"
+        )
     offsets = dict(last.offsets) if last else {}
     for partition, found in sorted(ranges.items()):
         _refuse_repeated(partition, found, offsets.get(partition))

@@ -13,7 +13,7 @@ import os
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +22,12 @@ import pyarrow as pa
 from strandline.errors import (
     DataLossError,
     InvalidConfigError,
+    InvalidRequestError,
     StrandlineError,
     UnavailableError,
 )
-from strandline.spark.table_log import DataFile, Proposal, TableState
+from strandline.spark.decode import RECORD_PREFIX
+from strandline.spark.table_log import DataFile, Proposal, TableState, decode_schema
 
 META_DIRECTORY = "_strandline"
 _PLACED_GRACE_S = 600.0
@@ -144,6 +146,33 @@ class TableStore(ABC):
                 exceed the longest job, whose first tasks finish long before it commits.
         """
         return remove_garbage(self.staging, age_s)
+
+
+def refuse_without_records(
+    name: str, state: TableState, has_record: Callable[[Mapping[str, int]], bool]
+) -> None:
+    """Check that a table has the records up to its offsets, where its log no longer says so.
+
+    A table may be restored to older records and its log then cleaned up, while the offsets stay.
+
+    Args:
+        name: of the table.
+        state: its offsets, and the columns of its rows.
+        has_record: whether the table has a row with these values.
+
+    Raises:
+        InvalidRequestError: the last record of a partition is not there.
+    """
+    names = decode_schema(state.arrow_schema).names
+    prefix = "" if {"partition", "offset"}.issubset(names) else RECORD_PREFIX
+    for partition, stop in state.offsets.items():
+        if not has_record({f"{prefix}partition": partition, f"{prefix}offset": stop - 1}):
+            raise InvalidRequestError(
+                f"table {name} was loaded up to offset {stop} of partition {partition}, but has no "
+                f"record {stop - 1} of partition {partition}, and its log no longer reaches back "
+                "to that load: if it was restored since, records are missing; load into another "
+                "table, with a new checkpoint"
+            )
 
 
 def local_path(path: str) -> Path:

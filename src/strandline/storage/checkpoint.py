@@ -34,8 +34,8 @@ class LogCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
     first_timestamp: TimestampNs
     """Of the active segment, for rolling by age."""
     max_timestamp: TimestampNs
-    cuts: int = 0
-    """How many cuts of the log had been noted by then (``log_cut``)."""
+    truncations: int = 0
+    """The number of truncations of the log until then (``truncation_marker``)."""
 
 
 NEW_LOG = LogCheckpoint(
@@ -71,7 +71,7 @@ def load_checkpoint(directory: Path, *, disk: Disk) -> Checkpoint | None:
     """The checkpoint, or None if none was ever taken.
 
     Raises:
-        CorruptBatchError: the file is damaged; logs must be opened by scanning.
+        CorruptBatchError: the file is corrupt; logs must be opened by scanning.
     """
     path = directory / FILE_NAME
     data = disk.read_bytes(path)
@@ -95,12 +95,12 @@ def decode_note(data: bytes, kind: type[NoteT], path: Path) -> NoteT:
     """Decode a checkpoint or note file and verify its checksum.
 
     Raises:
-        CorruptBatchError: it is damaged.
+        CorruptBatchError: it is corrupt.
     """
     try:
         crc, body = data.rstrip(b"\n").split(b"\n", 1)
         if int(crc, 16) != crc32c(body):
-            raise CorruptBatchError(f"{path.stem} is damaged (checksum mismatch)", file=str(path))
+            raise CorruptBatchError(f"{path.stem} is corrupt (checksum mismatch)", file=str(path))
         return msgspec.json.decode(body, type=kind)
     except UNDECODABLE as error:
-        raise CorruptBatchError(f"{path.stem} is damaged ({error})", file=str(path)) from error
+        raise CorruptBatchError(f"{path.stem} is corrupt ({error})", file=str(path)) from error

@@ -6,8 +6,8 @@ their offsets, and logs stay dense (``compaction_rewrite``). Records without a k
 value stays visible for the delay, so that readers learn of the deletion, and until every replica
 has it, so that none keeps what was deleted; then it goes. What retries are told by stays as long as
 they may come: young batches with message ids, and a record of each producer's last batch (as Kafka
-keeps it). A segment with damage in it is left as it is. Everything but ``is_due`` may take long and
-runs on any thread.
+keeps it). A segment with corruption in it is left as it is. Everything but ``is_due`` may take long
+and runs on any thread.
 """
 
 import contextlib
@@ -147,7 +147,7 @@ class Compactor:
             self._done_before = stable[-1].next_offset
         self._held_due_ns = now_ns + min(held_ns) + 1 if held_ns else 0
         self._tombstone_due_ns = 0
-        if tombstones and keys.is_whole:  # damage holds them all; no use in looking every time
+        if tombstones and keys.is_whole:  # corruption holds them all; no use in looking every time
             self._tombstone_due_ns = min(tombstones).time_ns + self._delay_ns + 1
             self._tombstone_first = min(each.offset for each in tombstones)
         saved = sum(old.size - new.size for old, new in rewritten)

@@ -2,8 +2,8 @@
 
 Rules: records replace others only if they count and are committed. A null value may go only if
 nothing older of its key is in the log any more when the run begins, or a deleted key would come
-back: after a crash between two segments, from a batch that was kept whole, or from damage that is
-mended later. Reads, and changes nothing; any thread.
+back: after a crash between two segments, from a batch that was kept whole, or from corruption that
+is repaired later. Reads, and changes nothing; any thread.
 """
 
 from collections.abc import Callable, Sequence
@@ -69,7 +69,7 @@ class CompactionKeys:
         deleted: whose newest record is a null value.
         shadowed: of those, whose older records are still in the log.
         last_numbered: of each producer that is still known, where its last batch begins.
-        is_whole: False if some of the log is damaged: then nobody knows what else there is.
+        is_whole: False if some of the log is corrupt: then nobody knows what else there is.
     """
 
     newest: dict[bytes, int] = field(default_factory=dict)

@@ -65,7 +65,7 @@ class SegmentRewrite:
         self._stretch: _Stretch | None = None
 
     def write(self) -> None:
-        """Write what stays, unless that is all, or the segment is damaged.
+        """Write what stays, unless that is all, or the segment is corrupt.
 
         Raises:
             DiskFullError: no space; nothing is left behind.

@@ -14,8 +14,8 @@ from strandline.storage.scan import header_at
 from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, CorruptRange
 from strandline.storage.walk import open_unindexed, walk
 
-DAMAGED = frozenset({"damaged_until", "has_damaged_batch"})
-"""What pieces of a dump have that are damaged."""
+CORRUPT = frozenset({"corrupt_until", "has_corrupt_batch"})
+"""What pieces of a dump have that are corrupt."""
 
 
 def dump_file(path: Path) -> Iterator[tuple[int, dict[str, int | str]]]:
@@ -23,7 +23,7 @@ def dump_file(path: Path) -> Iterator[tuple[int, dict[str, int | str]]]:
 
     Raises:
         InvalidRequestError: not a file of a kind that can be dumped.
-        CorruptBatchError: an index is damaged.
+        CorruptBatchError: an index is corrupt.
     """
     disk = Disk()
     if path.name.endswith(SUFFIX):
@@ -64,7 +64,7 @@ def _dump_journal(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, in
                 "parts": " ".join(f"{log_id}:{len(part)}" for log_id, part in parts),
             }
             if not batches_intact(entry, file.view):
-                fields["has_damaged_batch"] = "true"
+                fields["has_corrupt_batch"] = "true"
             yield entry.position, fields
 
 
@@ -77,10 +77,10 @@ def _dump_segment(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, in
     holes: list[CorruptRange] = []
     for found in walk(segment, on_hole=holes.append):
         for hole in holes:
-            yield hole.position, {"damaged_until": hole.next_position}
+            yield hole.position, {"corrupt_until": hole.next_position}
         holes.clear()
         header = header_at(found.view, 0)
         assert header is not None, "the walk found it intact"
         yield found.position, {name: int(value) for name, value in header._asdict().items()}
     for hole in holes:
-        yield hole.position, {"damaged_until": segment.size}
+        yield hole.position, {"corrupt_until": segment.size}

@@ -47,7 +47,7 @@ class _Change(NamedTuple):
 
 
 @dataclass(slots=True)
-class _File:
+class _FileState:
     """Unsynced changes of one file; holds it open so that its inode is not used again."""
 
     fd: int
@@ -76,7 +76,7 @@ class FaultyDisk(Disk):
         self.full = False
         self.syncs = 0
         self._scratch = scratch
-        self._files: dict[int, _File] = {}
+        self._files: dict[int, _FileState] = {}
         self._names: list[_NameChange] = []
         self._failures: dict[str, list[tuple[int, int]]] = {}
         self._links = 0
@@ -173,12 +173,12 @@ class FaultyDisk(Disk):
     def drop_cache(self, fd: int) -> None:
         """Nothing: here the cache is all there is."""
 
-    def _state(self, fd: int) -> _File:
+    def _state(self, fd: int) -> _FileState:
         inode = os.fstat(fd).st_ino
         file = self._files.get(inode)
         if file is None:
             path = Path(f"/proc/self/fd/{fd}").readlink()
-            file = self._files[inode] = _File(os.open(f"/proc/self/fd/{fd}", os.O_RDWR), path)
+            file = self._files[inode] = _FileState(os.open(f"/proc/self/fd/{fd}", os.O_RDWR), path)
         return file
 
     # -- names ---------------------------------------------------------------------------------

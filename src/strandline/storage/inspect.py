@@ -1,9 +1,10 @@
-"""Looking through a data directory without changing it: what is there, and what is damaged.
+"""Looking through a data directory without changing it: what is there, and what is corrupt.
 
-Every file gets one ``FileReport``; each piece of damage in it is a ``Finding`` with its position.
+Every file gets one ``FileReport``; each piece of corruption in it is a ``Finding`` with its
+position.
 Rules: opens nothing for writing and never repairs; believes batches, not indexes; what follows the
 last checkpoint and is not intact is called torn, because recovery will take it from the journal.
-What the checkpoint counts on and is not there is damage (``missing``).
+What the checkpoint counts on and is not there is corruption (``missing``).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -21,7 +22,7 @@ from strandline.storage.journal_scan import (
     batches_intact,
     scan_directory,
 )
-from strandline.storage.log_generation import BIRTH_NAME, birth_of
+from strandline.storage.log_generation import GENERATION_NAME, read_generation
 from strandline.storage.log_start import START_NAME, parse_start
 from strandline.storage.lost_ranges import (
     QUORUM_LOG,
@@ -35,10 +36,10 @@ from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseInde
 from strandline.storage.recovery import JOURNAL_NAME
 from strandline.storage.segment import Segment
 from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, CorruptRange
-from strandline.storage.truncation_marker import CUT_NAME, cut_of
+from strandline.storage.truncation_marker import MARKER_NAME, read_marker
 from strandline.storage.walk import open_unindexed, walk
 
-Severity = Literal["note", "torn", "damage"]
+Severity = Literal["note", "torn", "corruption"]
 Kind = Literal[
     "checkpoint",
     "journal",
@@ -46,8 +47,8 @@ Kind = Literal[
     "index",
     "timeindex",
     "log-start",
-    "log-birth",
-    "log-cut",
+    "log-generation",
+    "truncation-marker",
     "other",
 ]
 
@@ -59,7 +60,7 @@ class Finding:
     file: Path
     position: int
     severity: Severity
-    """``damage``: bytes are not what was written; ``torn``: was being written when the broker
+    """``corruption``: bytes are not what was written; ``torn``: was being written when the broker
     stopped, recovery deals with it; ``note``: harmless."""
     message: str
 
@@ -76,9 +77,9 @@ class FileReport:
     findings: list[Finding] = field(default_factory=list)
 
     @property
-    def is_damaged(self) -> bool:
-        """Whether any finding is damage."""
-        return any(finding.severity == "damage" for finding in self.findings)
+    def is_corrupt(self) -> bool:
+        """Whether any finding is corruption."""
+        return any(finding.severity == "corruption" for finding in self.findings)
 
     def add(self, severity: Severity, position: int, message: str) -> None:
         """Note a finding."""
@@ -154,7 +155,7 @@ class _Inspection:
                 self._short[each.file] = each
                 continue
             report = FileReport(each.file, "segment", 0)
-            report.add("damage" if each.is_certain else "note", 0, each.message)
+            report.add("corruption" if each.is_certain else "note", 0, each.message)
             yield report
         # Segments are named by an offset: the log of the nats-server ends alike and is none.
         segments = (f for f in self._path.rglob(f"*{LOG_SUFFIX}") if f.stem.isdigit())
@@ -174,14 +175,14 @@ class _Inspection:
         try:
             return durable_part(directory, int(number), self._checkpoint, disk=self._disk)
         except CorruptBatchError:
-            return None  # the file that is damaged says so itself
+            return None  # the file that is corrupt says so itself
 
     def _inspect_checkpoint(self) -> FileReport:
         report = self._report(self._path / CHECKPOINT_NAME, "checkpoint")
         try:
             self._checkpoint = load_checkpoint(self._path, disk=self._disk) or self._checkpoint
         except CorruptBatchError as error:
-            report.add("damage", error.position, error.message)
+            report.add("corruption", error.position, error.message)
             return report
         report.facts = {
             "sequence": self._checkpoint.sequence,
@@ -207,16 +208,16 @@ class _Inspection:
             "entries_after_checkpoint": len(file.positions),
             "bytes_after_checkpoint": file.used_bytes,
         }
-        for damage in scan.damage:
-            if damage.file == file.path:
-                report.add("damage", damage.position, damage.why)
+        for corruption in scan.corruption:
+            if corruption.file == file.path:
+                report.add("corruption", corruption.position, corruption.why)
         if scan.torn_bytes and file is scan.files[-1]:
             end = max((file.entry(position).end for position in file.positions), default=0)
             report.add("torn", end, f"{scan.torn_bytes} bytes of an entry that was never synced")
         if self._verify:
             for position in file.positions:
                 if not batches_intact(file.entry(position), file.view):
-                    report.add("damage", position, "a batch in this entry is damaged")
+                    report.add("corruption", position, "a batch in this entry is corrupt")
         return report
 
     def _inspect_log(self, directory: Path) -> Iterator[FileReport]:
@@ -243,7 +244,7 @@ class _Inspection:
         extent = _extent(segment, limit, durable)
         short = self._short.get(segment.path)
         if short is not None:
-            report.add("damage", short.position, short.message)
+            report.add("corruption", short.position, short.message)
             extent = extent._replace(until=extent.first)
         places = _verify_segment(segment, report, extent=extent) if self._verify else None
         yield report
@@ -258,7 +259,7 @@ class _Inspection:
         report = self._report(path, "index" if kind == KIND_OFFSETS else "timeindex")
         decoded = decode_index(self._disk.read_bytes(path) or b"", kind)
         if decoded is None:
-            report.add("damage", 0, "checksum mismatch; it will be rebuilt from the segment")
+            report.add("corruption", 0, "checksum mismatch; it will be rebuilt from the segment")
             return report
         about, index = decoded
         report.facts = {"entries": len(index), "log_bytes": about.log_bytes}
@@ -273,27 +274,27 @@ class _Inspection:
             report = self._report(path, "log-start")
             start = parse_start(self._disk.read_bytes(path) or b"")
             if start is None:
-                report.add("damage", 0, "not an offset and its checksum")
+                report.add("corruption", 0, "not an offset and its checksum")
             else:
                 report.facts = {"log_start_offset": start}
-        elif path.name == BIRTH_NAME:
-            report = self._report(path, "log-birth")
+        elif path.name == GENERATION_NAME:
+            report = self._report(path, "log-generation")
             try:
-                report.facts = {"journal_sequence": birth_of(path.parent, disk=self._disk)}
+                report.facts = {"journal_sequence": read_generation(path.parent, disk=self._disk)}
             except CorruptBatchError as error:
-                report.add("damage", 0, error.message)
-        elif path.name == CUT_NAME:
-            report = self._report(path, "log-cut")
+                report.add("corruption", 0, error.message)
+        elif path.name == MARKER_NAME:
+            report = self._report(path, "truncation-marker")
             try:
-                cut = cut_of(path.parent, disk=self._disk)
+                marker = read_marker(path.parent, disk=self._disk)
             except CorruptBatchError as error:
-                report.add("damage", 0, error.message)
+                report.add("corruption", 0, error.message)
             else:
-                assert cut is not None, "the file is there"
+                assert marker is not None, "the file is there"
                 report.facts = {
-                    "journal_sequence": cut.sequence,
-                    "log_end_offset": cut.state.log_end_offset,
-                    "cuts": cut.state.cuts,
+                    "journal_sequence": marker.sequence,
+                    "log_end_offset": marker.state.log_end_offset,
+                    "truncations": marker.state.truncations,
                 }
         else:
             report = self._report(path, "other")
@@ -338,8 +339,8 @@ def _verify_segment(segment: Segment, report: FileReport, *, extent: _Extent) ->
         until = f" to {hole.next_offset - 1}" if known else " on"
         reached = hole.next_offset
         if hole.position < extent.position:
-            message = f"damaged: records {hole.first_offset}{until} cannot be read"
-            report.add("damage", hole.position, message)
+            message = f"corrupt: records {hole.first_offset}{until} cannot be read"
+            report.add("corruption", hole.position, message)
         else:
             message = f"not intact from offset {hole.first_offset} on, and after the checkpoint"
             report.add("torn", hole.position, message)
@@ -349,14 +350,14 @@ def _verify_segment(segment: Segment, report: FileReport, *, extent: _Extent) ->
         records += found.header.record_count
         base = found.header.base_offset
         if base < end:
-            report.add("damage", found.position, "offsets go back")
+            report.add("corruption", found.position, "offsets go back")
         elif max(reached, extent.first) < base and found.position < extent.position:
             lost = f"records {max(reached, extent.first)} to {base - 1} are missing"
-            report.add("damage", found.position, lost)
+            report.add("corruption", found.position, lost)
         end = reached = found.header.next_offset
     if max(reached, extent.first) < extent.until:
         lost = f"records {max(reached, extent.first)} to {extent.until - 1} are missing"
-        report.add("damage", segment.size, lost)
+        report.add("corruption", segment.size, lost)
     report.facts |= {"next_offset": end, "batches": len(places), "records": records}
     return places
 

@@ -47,7 +47,7 @@ _MARK_BYTES = 1 << 20
 __all__ = ["Journal", "JournalCorruption", "JournalEntry"]
 
 
-class _File:
+class _JournalFile:
     """A zero-filled file that is or will be written to."""
 
     __slots__ = ("capacity", "file", "last_sequence", "nonce", "number")
@@ -60,6 +60,11 @@ class _File:
         self.last_sequence = 0
 
 
+def entry_bytes(parts: Sequence[tuple[LogId, Bytes]]) -> int:
+    """Return the length of an entry with these parts."""
+    return ENTRY_BYTES + sum(2 * PART_BYTES + len(data) for _, data in parts)
+
+
 class Journal:
     """Entries in order of sequence, from 1.
 
@@ -67,7 +72,7 @@ class Journal:
         last_sequence: of the newest entry written.
         synced_sequence: entries up to this one survive a power loss.
         poisoned: a write or sync failed; only reopening helps.
-        damage: entries that were synced once and cannot be read now, by file and position.
+        corruption: entries that were synced once and cannot be read now, by file and position.
         torn_bytes: bytes of a last entry that was being written when the broker died.
     """
 
@@ -78,15 +83,15 @@ class Journal:
         self.last_sequence = scan.last_sequence
         self.synced_sequence = scan.last_sequence
         self.poisoned = False
-        self.damage = scan.damage
+        self.corruption = scan.corruption
         self.torn_bytes = scan.torn_bytes
         self._first_sequence = scan.first_sequence
         self._scan: JournalScan | None = scan
-        self._current: _File | None = None
+        self._current: _JournalFile | None = None
         self._position = 0
         self._begun_position = 0
-        self._full: list[_File] = []
-        self._spares: list[_File] = []
+        self._full: list[_JournalFile] = []
+        self._spares: list[_JournalFile] = []
         self._number = scan.last_number
         self._slots = itertools.count(scan.last_slot + 1)
         self._total_bytes = 0
@@ -123,7 +128,7 @@ class Journal:
         and what never happened is wiped out, lest it count when the file that bounds it is gone.
         """
         for found in scan.files:
-            file = _File(OpenFile(found.path, disk=self.disk, write=True), found.size)
+            file = _JournalFile(OpenFile(found.path, disk=self.disk, write=True), found.size)
             for position in found.dropped:
                 self.disk.pwrite(file.file.fd, bytes(ENTRY_BYTES), position)
             self.disk.fdatasync(file.file.fd)
@@ -144,7 +149,7 @@ class Journal:
 
     @property
     def spares(self) -> int:
-        """Files ready for use; with none, the next roll creates one while its caller waits."""
+        """Files ready for use; with none, the next roll creates one: see ``has_room``."""
         return len(self._spares)
 
     @property
@@ -159,6 +164,13 @@ class Journal:
             return False
         current = self._current
         return current is None or not self._full or self._position > current.capacity // 2
+
+    def has_room(self, length: int) -> bool:
+        """Whether an entry of so many bytes can be written without making a file for it."""
+        current = self._current
+        if current is not None and self._position + length <= current.capacity:
+            return True
+        return any(spare.capacity >= FILE_HEADER_BYTES + length for spare in self._spares)
 
     def append(self, parts: Sequence[tuple[LogId, Bytes]]) -> int:
         """Write one entry; it survives a power loss only once synced.
@@ -285,13 +297,17 @@ class Journal:
             self._recycled_bytes = self._marks[passed - 1][1]
             del self._marks[:passed]
 
-    def allocate_spare(self) -> None:
+    def allocate_spare(self, length: int = 0) -> None:
         """Create a file ahead of need; may run on another thread, takes about 4 ms per MiB.
+
+        Args:
+            length: of an entry that it has to have room for.
 
         Raises:
             DiskFullError: no space; nothing is left behind.
+            LogPoisonedError: the disk fails.
         """
-        self._spares.append(self._allocate(self.file_bytes))
+        self._spares.append(self._allocate(max(self.file_bytes, FILE_HEADER_BYTES + length)))
 
     def close(self) -> None:
         """Sync and let go of the files; poisons the object.
@@ -307,11 +323,12 @@ class Journal:
             self._current, self._scan = None, None
             self._full, self._spares = [], []
 
-    def _roll(self, length: int) -> _File:
+    def _roll(self, length: int) -> _JournalFile:
         """Sync the current file and begin the next, with room for an entry of ``length`` bytes."""
         needed = FILE_HEADER_BYTES + length
-        if needed <= self.file_bytes and self._spares:
-            fresh = self._spares.pop()
+        fresh = next((spare for spare in self._spares if spare.capacity >= needed), None)
+        if fresh is not None:
+            self._spares.remove(fresh)
         else:
             try:
                 fresh = self._allocate(max(self.file_bytes, needed))
@@ -337,7 +354,7 @@ class Journal:
         self._scan = None
         return fresh
 
-    def _allocate(self, length: int) -> _File:
+    def _allocate(self, length: int) -> _JournalFile:
         """A new file of zeros, its name durable; no trace of it if that fails."""
         path = self.directory / f"{next(self._slots):06d}{SUFFIX}"
         while self.disk.exists(path):  # made by the journal that this one takes over from
@@ -349,7 +366,7 @@ class Journal:
         except StrandlineError:
             self.disk.unlink(path)
             raise
-        return _File(file, length)
+        return _JournalFile(file, length)
 
     def _poisoned_error(self) -> LogPoisonedError:
         return LogPoisonedError(

@@ -137,7 +137,7 @@ def read_entry(view: memoryview, position: int, nonce: int) -> ScannedEntry | No
 
 
 def scan_entries(view: memoryview, nonce: int) -> tuple[list[ScannedEntry], int]:
-    """Every intact entry of a file, stepping over damage, and the position after the last."""
+    """Every intact entry of a file, stepping over corruption, and the position after the last."""
     entries: list[ScannedEntry] = []
     position = FILE_HEADER_BYTES
     while True:

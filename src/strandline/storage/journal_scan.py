@@ -1,7 +1,7 @@
-"""Reading a journal back: which entries count, what is torn, what is damaged.
+"""Reading a journal back: which entries count, what is torn, what is corrupt.
 
 Rules: an entry that is missing or broken is *torn* if nothing shows that it was ever synced, and
-then it and all after it never happened; it is *damaged* if a later entry or file was written after
+then it and all after it never happened; it is *corrupt* if a later entry or file was written after
 its sync, and then it is reported by file and position while the later ones still count. In a file
 only entries below the next file's first sequence count: what follows them was left by a crash.
 Reads only; ``journal`` writes.
@@ -83,7 +83,7 @@ class JournalScan:
     """The contents of a journal directory after the checkpoint."""
 
     files: list[ScannedFile] = field(default_factory=list)
-    damage: list[JournalCorruption] = field(default_factory=list)
+    corruption: list[JournalCorruption] = field(default_factory=list)
     stubs: list[Path] = field(default_factory=list)
     """Files whose creation was cut short; nothing was ever written to them."""
     torn_bytes: int = 0
@@ -144,7 +144,7 @@ def _guess_header(view: memoryview) -> FileHeader:
 
 
 class _Walk:
-    """One pass over the files in order; decides what is torn and what is damaged."""
+    """One pass over the files in order; decides what is torn and what is corrupt."""
 
     def __init__(self, scan: JournalScan, after_sequence: int) -> None:
         self.scan = scan
@@ -156,7 +156,7 @@ class _Walk:
         self.position = FILE_HEADER_BYTES
 
     def run(self) -> None:
-        """Fill in positions, damage and the torn tail."""
+        """Fill in positions, corruption and the torn tail."""
         files = self.scan.files
         found: list[tuple[ScannedFile, list[ScannedEntry], int]] = []
         for index, file in enumerate(files):
@@ -187,8 +187,8 @@ class _Walk:
                 if entry.sequence > self.expected:
                     self._missing(entry.sequence - 1)
                 if file.is_guessed and not file.positions and entry.sequence <= self.synced:
-                    why = "journal file header is damaged; its entries are intact"
-                    self.scan.damage.append(JournalCorruption(file.path, Position(0), why))
+                    why = "journal file header is corrupt; its entries are intact"
+                    self.scan.corruption.append(JournalCorruption(file.path, Position(0), why))
                 file.positions.append(entry.position)
                 file.used_bytes += entry.length
                 self.expected = entry.sequence + 1
@@ -198,11 +198,11 @@ class _Walk:
     def _missing(self, last: int) -> None:
         """Report the entries from the expected one to ``last``: they were synced once."""
         assert self.file is not None, "a file is being walked"
-        why = f"journal entries {self.expected} to {last} are damaged"
-        self.scan.damage.append(JournalCorruption(self.file, Position(self.position), why))
+        why = f"journal entries {self.expected} to {last} are corrupt"
+        self.scan.corruption.append(JournalCorruption(self.file, Position(self.position), why))
 
     def _measure_tail(self, file: ScannedFile, end: int) -> None:
-        """Look at what follows the last entry: damage if it was synced, else torn."""
+        """Look at what follows the last entry: corruption if it was synced, else torn."""
         if self.expected <= self.synced:
             self._missing(self.synced)
             self.scan.last_sequence = self.synced

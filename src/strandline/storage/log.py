@@ -9,7 +9,7 @@ on other threads, too. So may ``truncate_to`` and ``restart_at``, as long as not
 What is removed leaves the segments at once; its files go by ``reclaim``, since a file system takes
 long to free gigabytes.
 
-Rules: a batch is served only if its checksum is right; damage raises ``CorruptBatchError`` that
+Rules: a batch is served only if its checksum is right; corruption raises ``CorruptBatchError`` that
 says where reading can go on. A failed write or sync poisons the log; a full disk does not, and
 leaves it as it was. Does not decode records. ``log_durability`` says what survives what.
 """
@@ -33,7 +33,7 @@ from strandline.storage.log_replay import LogReplayer
 from strandline.storage.log_start import START_NAME, format_start
 from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
-from strandline.storage.truncation_marker import TruncationMarker, note_cut
+from strandline.storage.truncation_marker import TruncationMarker, write_marker
 from strandline.types import Offset
 
 
@@ -132,7 +132,7 @@ class Log(LogDurability):
         """
         with self._names_lock:
             if self._closed:
-                raise self._refusal()
+                raise self._unusable_error()
             yield
 
     # -- writing (one thread) --------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Log(LogDurability):
             LogPoisonedError: now or earlier a write failed.
         """
         if self.poisoned or self._closed:
-            raise self._refusal()
+            raise self._unusable_error()
         if self._is_held_up:
             self.write_pending()
         active = self._layout.segments[-1]
@@ -179,7 +179,7 @@ class Log(LogDurability):
             LogPoisonedError: now or earlier a write failed.
         """
         if self.poisoned or self._closed:
-            raise self._refusal()
+            raise self._unusable_error()
         if not self._cut_lock.acquire(blocking=False):
             return  # it is being cut; whoever finds it too old asks again
         try:
@@ -231,23 +231,23 @@ class Log(LogDurability):
                 raise self._out_of_range(offset)
             if offset >= self.log_end_offset:
                 return self.log_end_offset
-            self._cuts += 1
+            self._version += 1
             try:
                 self._cut_at(self._place_of(offset), journal, synced_sequence)
             except (LogPoisonedError, DiskFullError):
                 self.poisoned = True  # the files may already be shorter than the log believes
                 raise
             # Once more: a checkpoint begun meanwhile is of neither before nor after.
-            self._cuts += 1
+            self._version += 1
             return self.log_end_offset
 
     def _cut_at(self, place: _Place, journal: Journal | None, synced_sequence: int | None) -> None:
-        cuts = self.cuts_noted
+        truncations = self.truncations
         if journal is not None:
-            cuts = self._note_cut(place, journal, synced_sequence)
+            truncations = self._write_marker(place, journal, synced_sequence)
         self._cut(place)
-        # Last: what a checkpoint says of the log counts less than the note until it is cut.
-        self.cuts_noted = cuts
+        # Last: until it is truncated, the marker must count more than any checkpoint.
+        self.truncations = truncations
         start = max(self.log_start_offset, self._noted_start)
         if self.log_end_offset < start:  # which is within the batch that went
             self.restart_at(start)
@@ -265,11 +265,11 @@ class Log(LogDurability):
             end = min(offset, header.base_offset) if header is not None else offset
         return _Place(kept, position, end)
 
-    def _note_cut(self, place: _Place, journal: Journal, synced_sequence: int | None) -> int:
-        """Let recovery know, before anything is cut; what stays is durable before that.
+    def _write_marker(self, place: _Place, journal: Journal, synced_sequence: int | None) -> int:
+        """Write the marker of a truncation, after what it keeps is durable.
 
         Returns:
-            How many cuts were noted, this one included.
+            The number of truncations, this one included.
         """
         self.write_pending()
         self.sync_written()
@@ -277,12 +277,12 @@ class Log(LogDurability):
             # After a power loss the journal gives the sequences of entries that are lost to others.
             synced_sequence = journal.sync()
         last = self._layout.segments[place.segments - 1]
-        state = self._state(last, place.position, end=place.end, cuts=self.cuts_noted + 1)
-        note_cut(
+        state = self._state(last, place.position, end=place.end, truncations=self.truncations + 1)
+        write_marker(
             self.directory, TruncationMarker(sequence=synced_sequence, state=state), disk=self._disk
         )
         self._stable_base = min(self._stable_base, last.base_offset)
-        return state.cuts
+        return state.truncations
 
     def _cut(self, place: _Place) -> None:
         kept = self._layout.segments[: place.segments]
@@ -372,7 +372,7 @@ class Log(LogDurability):
         """
         assert offset > self.log_end_offset, "up to the end, truncate_before does"
         with self._cut_lock, self.files_held():
-            self._cuts += 1
+            self._version += 1
             self.note_start(offset)
             with self._layout_lock:
                 old = self._layout.segments
@@ -382,7 +382,7 @@ class Log(LogDurability):
                 segment.doom()
             # Their names must not come back after a power loss: recovery would go on in them.
             self._disk.sync_directory(self.directory)
-            self._cuts += 1  # as in ``_truncate_to``
+            self._version += 1  # as in ``_truncate_to``
         self._let_go(old)
 
     def _drop_below(self, offset: int) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 from strandline.storage.disk import Disk
 
 DELETED_SUFFIX = ".deleted"
-UNBORN_SUFFIX = ".unborn"
+UNFINISHED_SUFFIX = ".unfinished"
 """Of a directory that is being made."""
 
 
@@ -18,7 +18,7 @@ def delete_log_directory(directory: Path, *, disk: Disk) -> None:
     Raises:
         LogPoisonedError: a file could not be removed.
     """
-    remove_doomed(directory.with_name(directory.name + UNBORN_SUFFIX), disk=disk)
+    remove_doomed(directory.with_name(directory.name + UNFINISHED_SUFFIX), disk=disk)
     is_there = disk.exists(directory)
     doomed = doom_log_directory(directory, disk=disk)
     if is_there:

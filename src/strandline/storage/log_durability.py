@@ -3,7 +3,8 @@
 Rules: batches are gathered in memory, as the journal has them; whoever owns the log writes them,
 any thread may sync what is written. A checkpoint names what a sync has made durable; what no
 journal has may be synced by itself, as long as no recovery could put something else in its place.
-Whoever cuts a log whose batches a journal has notes it durably first (``log_cut``).
+A log whose batches are in a journal gets a marker (``truncation_marker``) before
+it is truncated.
 """
 
 import contextlib
@@ -46,17 +47,17 @@ class LogDurability(LogReads):
         """
         self.reclaim: Callable[[Callable[[], None]], None] = _now
         """Runs what removes files, at once or on a thread for that; in the order given."""
-        self.cuts_noted = 0
-        """How many cuts were ever noted in its directory."""
+        self.truncations = 0
+        """The number of truncations that had a marker."""
         self._is_held_up = False
         """Whether what is in memory only could not be written when it was last tried."""
         self._write_lock = threading.Lock()
         """Held while that is written: a checkpoint may meet a thread that is about to cut."""
         self._stable_base = 0
-        self._cuts = 1
-        """How often it was cut, opening it included."""
-        self._cuts_noted, self._cuts_checkpointed = 0, 0
-        """Of those, how many a checkpoint has been taken after, and how many a durable one."""
+        self._version = 1
+        """Incremented by each truncation."""
+        self._captured_version, self._checkpointed_version = 0, 0
+        """The versions of the last checkpoint that was taken, and of the last durable one."""
 
     # -- in memory, or written (one thread) ------------------------------------------------------
 
@@ -78,7 +79,7 @@ class LogDurability(LogReads):
             LogPoisonedError: now or earlier a write failed.
         """
         if self.poisoned:
-            raise self._refusal()
+            raise self._unusable_error()
         try:
             with self._write_lock:
                 self._layout.segments[-1].write_pending()
@@ -99,7 +100,7 @@ class LogDurability(LogReads):
         Not before a checkpoint knows the log as it is since it was last cut: until then the journal
         may have batches that were cut, and recovery would put them back over what came after.
         """
-        return self._cuts == self._cuts_checkpointed and not (self._closed or self.poisoned)
+        return self._version == self._checkpointed_version and not (self._closed or self.poisoned)
 
     def checkpoint(self) -> LogCheckpoint:
         """The state that the next ``flush`` makes durable; on the owner's thread.
@@ -109,11 +110,13 @@ class LogDurability(LogReads):
             LogPoisonedError: now or earlier a write failed.
         """
         self.write_pending()
-        self._cuts_noted = self._cuts
+        self._captured_version = self._version
         active = self._layout.segments[-1]
-        return self._state(active, active.size, end=active.next_offset, cuts=self.cuts_noted)
+        return self._state(
+            active, active.size, end=active.next_offset, truncations=self.truncations
+        )
 
-    def _state(self, last: Segment, position: int, *, end: int, cuts: int) -> LogCheckpoint:
+    def _state(self, last: Segment, position: int, *, end: int, truncations: int) -> LogCheckpoint:
         """The log as it is if it ends at ``end``, so many bytes into a segment."""
         return LogCheckpoint(
             segment_base=Offset(last.base_offset),
@@ -122,7 +125,7 @@ class LogDurability(LogReads):
             log_end_offset=Offset(end),
             first_timestamp=last.first_timestamp,
             max_timestamp=last.max_timestamp,
-            cuts=cuts,
+            truncations=truncations,
         )
 
     @property
@@ -160,7 +163,7 @@ class LogDurability(LogReads):
         if not (self.poisoned or self._closed):
             self._sync(with_indexes=False)
         if self.poisoned or self._closed:
-            raise self._refusal()
+            raise self._unusable_error()
 
     def _sync(self, *, with_indexes: bool) -> None:
         try:
@@ -194,9 +197,9 @@ class LogDurability(LogReads):
 
     def mark_checkpointed(self, checkpoint: LogCheckpoint) -> None:
         """Tell that ``checkpoint`` is durable: what is sealed before it may be compacted."""
-        if self._cuts_noted == self._cuts:  # else it is of the log before it was cut
+        if self._captured_version == self._version:  # else it was taken before a truncation
             self._stable_base = checkpoint.segment_base
-        self._cuts_checkpointed = self._cuts_noted
+        self._checkpointed_version = self._captured_version
 
     @property
     def stable_segments(self) -> tuple[Segment, ...]:

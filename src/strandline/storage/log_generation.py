@@ -1,8 +1,8 @@
-"""Since when a log's directory is its own: a copy that moved away may move back, by the same id.
+"""The generation of a log: where in the journal a log began whose id had been used before.
 
-The journal may then still hold what the old copy wrote, and the checkpoint how far that was
-durable. So who makes a directory under an id that was used before notes the journal's sequence in
-it: what either says of the log up to there is another log's.
+A replica that moved away may move back, with the same log id. The journal may still hold entries of
+the old log, and the checkpoint its durable end. So the new log's directory has a file with the
+journal's sequence at its creation; what journal and checkpoint say up to there is the old log's.
 """
 
 from pathlib import Path
@@ -11,52 +11,53 @@ from crc32c import crc32c
 
 from strandline.errors import CorruptBatchError
 from strandline.storage.disk import Disk
-from strandline.storage.log_directory import UNBORN_SUFFIX
+from strandline.storage.log_directory import UNFINISHED_SUFFIX
 
-BIRTH_NAME = "log-birth"
+GENERATION_NAME = "log-generation"
 UNUSED = -1
 """Before any sequence."""
 
 
-def note_birth(directory: Path, synced_sequence: int, *, disk: Disk) -> None:
-    """Make a new log's directory, durably, and note where the journal was.
+def write_generation(directory: Path, synced_sequence: int, *, disk: Disk) -> None:
+    """Create the directory of a new log, durably, with its generation.
 
-    It gets its name when the note is in it: one without would be taken for the old log's. What is
-    left of one that got none goes as deleted logs do.
+    The directory gets its name only when the file is in it: without the file it would be taken for
+    the old log's. A directory left unfinished is removed like a deleted log.
 
     Args:
-        directory: of the log; there is none yet.
-        synced_sequence: the journal is durable up to this entry, and no later one is of the old
-            log. After a power loss it gives the sequences of entries that are lost to others.
+        directory: of the log; must not exist yet.
+        synced_sequence: the journal is durable up to this entry, and no later entry is the old
+            log's. Not the last sequence: a power loss loses entries that are not synced, and
+            the journal then gives their sequences to the new log's.
         disk: the file system.
 
     Raises:
         DiskFullError: no space.
         LogPoisonedError: a write failed.
     """
-    unborn = directory.with_name(directory.name + UNBORN_SUFFIX)
-    disk.make_directory(unborn)
+    unfinished = directory.with_name(directory.name + UNFINISHED_SUFFIX)
+    disk.make_directory(unfinished)
     number = b"%d" % synced_sequence
-    disk.write_atomically(unborn / BIRTH_NAME, b"%b %08x\n" % (number, crc32c(number)))
-    disk.rename(unborn, directory)
+    disk.write_atomically(unfinished / GENERATION_NAME, b"%b %08x\n" % (number, crc32c(number)))
+    disk.rename(unfinished, directory)
     disk.sync_directory(directory.parent)
 
 
-def birth_of(directory: Path, *, disk: Disk) -> int:
-    """The journal's sequence when the log was made; ``UNUSED`` if its id never was used before.
+def read_generation(directory: Path, *, disk: Disk) -> int:
+    """Return the journal's sequence at the creation; ``UNUSED`` if the id was not used before.
 
     Raises:
-        CorruptBatchError: the file is damaged.
+        CorruptBatchError: the file is corrupt.
     """
-    path = directory / BIRTH_NAME
+    path = directory / GENERATION_NAME
     data = disk.read_bytes(path)
     if data is None:
         return UNUSED
     number, _, _ = data.partition(b" ")
     if not number.isdigit() or data != b"%b %08x\n" % (number, crc32c(number)):
         raise CorruptBatchError(
-            "the note of when a log was made is damaged: records of an older copy may be in it; "
-            "move this broker's copy away and back",
+            "the log's generation is corrupt, so it may contain records of an older log; move this "
+            "broker's replica to another broker and back",
             file=str(path),
         )
     return int(number)

@@ -33,7 +33,7 @@ class LogOpening:
 
     Attributes:
         log_start_offset: the largest start offset that was ever made durable.
-        damage: what could not be restored.
+        corruption: what could not be restored.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LogOpening:
         is_only_copy: bool,
     ) -> None:
         self.directory = directory
-        self.damage: list[JournalCorruption] = []
+        self.corruption: list[JournalCorruption] = []
         self.segment_bytes = segment_bytes
         self._disk = disk
         self._at = at
@@ -90,7 +90,7 @@ class LogOpening:
             return 0
         start = parse_start(data)
         if start is None:
-            self._report(path, 0, "the log start offset is damaged; the checkpoint's is used")
+            self._report(path, 0, "the log start offset is corrupt; the checkpoint's is used")
         return start or 0
 
     def _boundary(self, sizes: dict[int, int], start: int) -> int:
@@ -127,7 +127,7 @@ class LogOpening:
     def _has_other_batches(self, at: LogCheckpoint) -> bool:
         """Whether intact batches go on across, or otherwise to, where the checkpoint ends.
 
-        Damage is no proof of that: the checkpoint is believed, and no offset is used twice.
+        Corruption is no proof of that: the checkpoint is believed, and no offset is used twice.
         """
         index = self._active.index
         marks = reversed(index.positions) if index is not None else ()
@@ -148,7 +148,7 @@ class LogOpening:
             found = find_intact(view, 0, after=segment.next_offset, below=OFFSET_MAX)
             if found < 0:
                 return
-            why = "damaged batches were stepped over while opening without a checkpoint"
+            why = "corrupt batches were stepped over while opening without a checkpoint"
             self._report(segment.path, segment.size, why)
             segment.size += found
             header = intact_at(view, found)
@@ -241,4 +241,4 @@ class LogOpening:
         self._has_removed = True
 
     def _report(self, file: Path, position: int, why: str) -> None:
-        self.damage.append(JournalCorruption(file, Position(position), why))
+        self.corruption.append(JournalCorruption(file, Position(position), why))

@@ -1,7 +1,7 @@
 """A log as readers see it: its segments at a moment, and batches from an offset on.
 
 Any thread may use it while another writes: readers take the tuple of segments once and keep what
-they hold alive. A batch is served only if its checksum is right; damage raises
+they hold alive. A batch is served only if its checksum is right; corruption raises
 ``CorruptBatchError`` that says where reading can go on. Must not know how segments come and go.
 """
 
@@ -102,7 +102,7 @@ class LogReads:
                 return look(layout)
             except RetiredSegmentError:
                 if self._closed:
-                    raise self._refusal() from None
+                    raise self._unusable_error() from None
                 if layout is self._layout:
                     raise
 
@@ -126,11 +126,11 @@ class LogReads:
             verify: check every batch's checksum.
 
         Returns:
-            Batches that end before damage, if there is any; of sealed segments without a copy.
+            Batches that end before corruption, if there is any; of sealed segments without a copy.
 
         Raises:
             OffsetOutOfRangeError: the offset is not in the log.
-            CorruptBatchError: the offset is in a damaged batch; says where reading can go on.
+            CorruptBatchError: the offset is in a corrupt batch; says where reading can go on.
         """
         return self._as_it_is(
             lambda layout: self._read(layout, offset, bytes_max, below=below, verify=verify)
@@ -140,7 +140,7 @@ class LogReads:
         self, layout: Layout, offset: int, bytes_max: int, *, below: int, verify: bool
     ) -> LogSlice:
         if self._closed:
-            raise self._refusal()
+            raise self._unusable_error()
         limit = layout.segments[-1].next_offset
         if not self.log_start_offset <= offset <= limit:
             raise self._out_of_range(offset)
@@ -233,7 +233,7 @@ class LogReads:
             start: looked for from here on; None: in the whole log.
 
         Returns:
-            The log end offset if there is none. Damaged batches are passed over; of one that does
+            The log end offset if there is none. Corrupt batches are passed over; of one that does
             not open the first offset is taken, which is not too late.
         """
         first = max(start or 0, self.log_start_offset)
@@ -254,7 +254,7 @@ class LogReads:
             f" {self.log_start_offset} up to (not including) {self.log_end_offset}"
         )
 
-    def _refusal(self) -> LogPoisonedError | ShuttingDownError:
+    def _unusable_error(self) -> LogPoisonedError | ShuttingDownError:
         if self._closed:
             return ShuttingDownError("the log was closed or deleted")
         return LogPoisonedError(f"a write to {self.directory} failed; reopen the log to verify it")
@@ -272,7 +272,7 @@ def _collect(
     if header.base_offset >= below:
         whole = segment.view(position, min(header.length, rest))
         if verify and intact_at(whole, 0) is None:
-            return None  # a damaged offset must not pass for one that is not committed yet
+            return None  # a corrupt offset must not pass for one that is not committed yet
         following = Offset(below)
         return LogSlice(memoryview(b""), following, following, segment.path, Position(position))
     if len(view) < header.length <= rest:

@@ -2,7 +2,7 @@
 
 Rules: nothing that might be the only copy is cut before the journal has been read. Each journaled
 batch is redone by position: found intact where it belongs, it is only counted, else it is written
-there. Where the journal is damaged, intact batches that continue the log on disk fill the gap, and
+there. Where the journal is corrupt, intact batches that continue the log on disk fill the gap, and
 what neither has is a hole that is reported. A batch below the end means the log was truncated
 before it was written. Where the file of the checkpoint's segment is gone, the only copy goes on
 behind what is lost, so that no offset is used twice; one of several forgets what comes after, too,
@@ -26,7 +26,7 @@ LOST_SUFFIX = ".lost"
 
 
 class _Unreadable(NamedTuple):
-    """A damaged batch in the journal."""
+    """A corrupt batch in the journal."""
 
     batch: memoryview
     header: BatchHeader | None
@@ -50,7 +50,7 @@ class LogReplayer(LogOpening):
 
     @cached_property
     def _unreadable(self) -> list[_Unreadable]:
-        """Damaged batches of the journal since the last intact one."""
+        """Corrupt batches of the journal since the last intact one."""
         return []
 
     def apply(self, part: memoryview, *, file: Path, position: Position) -> None:
@@ -62,12 +62,12 @@ class LogReplayer(LogOpening):
             position: of the entry.
         """
         if not part:
-            self._damaged(part, None, file=file, position=position)
+            self._corrupt(part, None, file=file, position=position)
         at = 0
         while at < len(part):
             header = header_at(part, at)
             if header is None or at + header.length > len(part):
-                self._damaged(part[at:], None, file=file, position=position)
+                self._corrupt(part[at:], None, file=file, position=position)
                 return
             self._redo(part[at : at + header.length], header, file=file, position=position)
             at += header.length
@@ -76,7 +76,7 @@ class LogReplayer(LogOpening):
         """Drop what never happened; the segments, the last of them active.
 
         Args:
-            keep_lost: the journal was damaged, so rename instead of removing what cannot be placed.
+            keep_lost: the journal was corrupt, so rename instead of removing what cannot be placed.
         """
         self._skip_removed()
         self._settle(below=OFFSET_MAX)
@@ -117,7 +117,7 @@ class LogReplayer(LogOpening):
         if self._count_if_there(batch, header):
             self._counted(header)
         elif intact_at(batch, 0) is None:
-            self._damaged(batch, header, file=file, position=position)
+            self._corrupt(batch, header, file=file, position=position)
         else:
             self._settle(below=base)
             if base < self.log_end_offset:
@@ -193,14 +193,14 @@ class LogReplayer(LogOpening):
             self._active.synced_bytes = min(self._active.synced_bytes, hole.position)
         return True
 
-    def _damaged(
+    def _corrupt(
         self, batch: memoryview, header: BatchHeader | None, *, file: Path, position: Position
     ) -> None:
-        """The journal's copy is damaged. What it says of itself may be, too: see ``_settle``."""
+        """The journal's copy is corrupt. What it says of itself may be, too: see ``_settle``."""
         self._unreadable.append(_Unreadable(batch, header, file, position, self.log_end_offset))
 
     def _settle(self, *, below: int) -> None:
-        """Take damaged batches from the disk, else keep the hole visible: its end is known now.
+        """Take corrupt batches from the disk, else keep the hole visible: its end is known now.
 
         Args:
             below: the offset at which the next intact batch begins.
@@ -216,7 +216,7 @@ class LogReplayer(LogOpening):
                 kept, restored = self.log_end_offset, False
             where = f"in the journal after offset {after} of {self.directory.name}"
             outcome = "restored from the segment" if restored else "not restored"
-            self._report(file, position, f"damaged batch {where}: {outcome}")
+            self._report(file, position, f"corrupt batch {where}: {outcome}")
 
     def _write(self, batch: memoryview, header: BatchHeader) -> None:
         active = self._active

@@ -1,8 +1,8 @@
 """A check for data that the checkpoint promises and that a log's files lack; opens no log.
 
-Rules: believes what recovery would: a log's own notes of its birth, its last cut and its start come
-before the checkpoint, and what they say is over is not missed. What only the journal need have is
-not missed either. Reads only; the files are listed before the notes are read, so that what a
+Rules: believes what recovery would: a log's own notes of its generation, its last cut and its start
+come before the checkpoint, and what they say is over is not missed. What only the journal need have
+is not missed either. Reads only; the files are listed before the notes are read, so that what a
 running broker removes meanwhile is not missed.
 """
 
@@ -14,11 +14,11 @@ from strandline.errors import CorruptBatchError
 from strandline.storage.checkpoint import Checkpoint, LogCheckpoint
 from strandline.storage.disk import Disk
 from strandline.storage.journal_scan import JournalScan
-from strandline.storage.log_generation import birth_of
+from strandline.storage.log_generation import read_generation
 from strandline.storage.log_start import START_NAME, parse_start
 from strandline.storage.scan import header_at
 from strandline.storage.segment_reads import LOG_SUFFIX
-from strandline.storage.truncation_marker import cut_of
+from strandline.storage.truncation_marker import read_marker
 
 QUORUM_LOG = 0
 """The log that a broker of a cluster always has, in a directory of its own."""
@@ -58,13 +58,13 @@ def durable_part(
     """Return the part of a log that must be in its files; None if nothing has to be.
 
     Raises:
-        CorruptBatchError: a note of the log is damaged.
+        CorruptBatchError: a note of the log is corrupt.
     """
     at, sequence = checkpoint.logs.get(log_id), checkpoint.sequence
-    if birth_of(directory, disk=disk) >= sequence:
+    if read_generation(directory, disk=disk) >= sequence:
         at = None  # the checkpoint's is another log, which was here before
-    cut = cut_of(directory, disk=disk)
-    if cut is not None and cut.state.cuts > (at.cuts if at is not None else 0):
+    cut = read_marker(directory, disk=disk)
+    if cut is not None and cut.state.truncations > (at.truncations if at is not None else 0):
         at, sequence = cut.state, cut.sequence
     if at is None:
         return None

@@ -2,7 +2,7 @@
 
 Recovery = load the checkpoint, take each log as it was then, redo the journal after it, take a new
 checkpoint. Rules: doing it twice changes nothing; log ids without a plan are skipped, because their
-streams were deleted and ids are never reused; damage is reported by file and position and never
+streams were deleted and ids are never reused; corruption is reported by file and position and never
 stops what can be read from being read. A full disk stops neither recovery nor the broker as long
 as nothing has to be written. Knows nothing of streams; the caller says which log is where.
 """
@@ -25,9 +25,9 @@ from strandline.storage.disk import Disk
 from strandline.storage.journal import Journal
 from strandline.storage.journal_scan import JournalCorruption
 from strandline.storage.log import Log
-from strandline.storage.log_generation import BIRTH_NAME, UNUSED, birth_of
+from strandline.storage.log_generation import GENERATION_NAME, UNUSED, read_generation
 from strandline.storage.log_replay import LogReplayer
-from strandline.storage.truncation_marker import CUT_NAME, TruncationMarker, cut_of
+from strandline.storage.truncation_marker import MARKER_NAME, TruncationMarker, read_marker
 from strandline.types import LogId, Position
 
 JOURNAL_NAME = "journal"
@@ -49,7 +49,7 @@ class RecoveryReport:
     bytes_replayed: int = 0
     torn_bytes: int = 0
     """Of an entry that was being written and was never acknowledged."""
-    damage: list[JournalCorruption] = field(default_factory=list)
+    corruption: list[JournalCorruption] = field(default_factory=list)
     checkpointed: bool = False
     """False if the disk was too full for a new checkpoint; the journal keeps what it has."""
 
@@ -150,13 +150,13 @@ def recover(
         after_sequence=checkpoint.sequence if checkpoint else 0,
     )
     report.torn_bytes = journal.torn_bytes
-    report.damage += journal.damage
-    births = _births(plans, disk=disk, report=report)
-    states = _states(checkpoint, births, is_whole=journal.first_sequence == 1)
-    cuts = _cuts(plans, disk=disk, report=report)
-    for log_id, cut in cuts.items():
-        if cut.is_newer(states[log_id], journal):
-            states[log_id], births[log_id] = cut.state, cut.sequence
+    report.corruption += journal.corruption
+    generations = _generations(plans, disk=disk, report=report)
+    states = _states(checkpoint, generations, is_whole=journal.first_sequence == 1)
+    markers = _markers(plans, disk=disk, report=report)
+    for log_id, marker in markers.items():
+        if marker.is_newer(states[log_id], journal):
+            states[log_id], generations[log_id] = marker.state, marker.sequence
     redos = {
         log_id: LogReplayer(
             plan.directory,
@@ -169,70 +169,70 @@ def recover(
     }
     for parent in sorted({directory, *(plan.directory.parent for plan in plans.values())}):
         disk.sync_directory(parent)  # a killed broker may not have got to it
-    _replay(journal, redos, births, on_progress=on_progress)
+    _replay(journal, redos, generations, on_progress=on_progress)
     logs: dict[LogId, Log] = {}
     for log_id, redo in redos.items():
         logs[log_id] = Log.redone(
             redo,
             disk=disk,
             segment_age_ms=plans[log_id].segment_age_ms,
-            keep_lost=bool(journal.damage),
+            keep_lost=bool(journal.corruption),
         )
         logs[log_id].journal = journal
-        logs[log_id].cuts_noted = cuts[log_id].state.cuts if log_id in cuts else 0
+        logs[log_id].truncations = markers[log_id].state.truncations if log_id in markers else 0
         report.records_replayed += redo.records
         report.bytes_replayed += redo.bytes
-        report.damage += redo.damage
+        report.corruption += redo.corruption
     checkpointer = Checkpointer(directory, disk=disk, journal=journal)
     _checkpoint(checkpointer, logs, report)
     return Recovered(journal, logs, report, checkpointer)
 
 
 def _load(directory: Path, *, disk: Disk, report: RecoveryReport) -> Checkpoint | None:
-    """The checkpoint; a damaged one is reported and done without."""
+    """The checkpoint; a corrupt one is reported and done without."""
     try:
         return load_checkpoint(directory, disk=disk)
     except CorruptBatchError as error:
-        report.damage.append(JournalCorruption(directory / FILE_NAME, Position(0), str(error)))
+        report.corruption.append(JournalCorruption(directory / FILE_NAME, Position(0), str(error)))
         return None
 
 
-def _births(
+def _generations(
     plans: Mapping[LogId, LogPlan], *, disk: Disk, report: RecoveryReport
 ) -> dict[LogId, int]:
     """Up to where the journal and the checkpoint speak of older logs with the same ids."""
-    births: dict[LogId, int] = {}
+    generations: dict[LogId, int] = {}
     for log_id, plan in plans.items():
         try:
-            births[log_id] = birth_of(plan.directory, disk=disk)
+            generations[log_id] = read_generation(plan.directory, disk=disk)
         except CorruptBatchError as error:
-            births[log_id] = UNUSED
-            report.damage.append(
-                JournalCorruption(plan.directory / BIRTH_NAME, Position(0), str(error))
+            generations[log_id] = UNUSED
+            report.corruption.append(
+                JournalCorruption(plan.directory / GENERATION_NAME, Position(0), str(error))
             )
-    return births
+    return generations
 
 
-def _cuts(
+def _markers(
     plans: Mapping[LogId, LogPlan], *, disk: Disk, report: RecoveryReport
 ) -> dict[LogId, TruncationMarker]:
     """Read the truncation markers of all logs; corrupt ones are reported."""
-    cuts: dict[LogId, TruncationMarker] = {}
+    markers: dict[LogId, TruncationMarker] = {}
     for log_id, plan in plans.items():
         try:
-            cut = cut_of(plan.directory, disk=disk)
+            marker = read_marker(plan.directory, disk=disk)
         except CorruptBatchError as error:
-            report.damage.append(
-                JournalCorruption(plan.directory / CUT_NAME, Position(0), str(error))
+            report.corruption.append(
+                JournalCorruption(plan.directory / MARKER_NAME, Position(0), str(error))
             )
         else:
-            if cut is not None:
-                cuts[log_id] = cut
-    return cuts
+            if marker is not None:
+                markers[log_id] = marker
+    return markers
 
 
 def _states(
-    checkpoint: Checkpoint | None, births: Mapping[LogId, int], *, is_whole: bool
+    checkpoint: Checkpoint | None, generations: Mapping[LogId, int], *, is_whole: bool
 ) -> dict[LogId, LogCheckpoint | None]:
     """Each log as the checkpoint has it.
 
@@ -240,11 +240,11 @@ def _states(
     its last segment is scanned.
     """
     unknown = NEW_LOG if checkpoint is not None or is_whole else None
-    states: dict[LogId, LogCheckpoint | None] = dict.fromkeys(births, unknown)
+    states: dict[LogId, LogCheckpoint | None] = dict.fromkeys(generations, unknown)
     if checkpoint is not None:
-        for log_id, birth in births.items():
+        for log_id, generation in generations.items():
             # One as old as the log itself is of the log before.
-            if birth < checkpoint.sequence and log_id in checkpoint.logs:
+            if generation < checkpoint.sequence and log_id in checkpoint.logs:
                 states[log_id] = checkpoint.logs[log_id]
     return states
 
@@ -252,7 +252,7 @@ def _states(
 def _replay(
     journal: Journal,
     redos: Mapping[LogId, LogReplayer],
-    births: Mapping[LogId, int],
+    generations: Mapping[LogId, int],
     *,
     on_progress: Callable[[int], None] | None,
 ) -> None:
@@ -260,7 +260,7 @@ def _replay(
     for entry in journal.replay():
         for log_id, part in entry.parts:
             redo = redos.get(log_id)
-            if redo is not None and entry.sequence > births[log_id]:
+            if redo is not None and entry.sequence > generations[log_id]:
                 redo.apply(part, file=entry.file, position=entry.position)
             done += len(part)
         if on_progress is not None and entry.sequence % 256 == 0:

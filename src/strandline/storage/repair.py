@@ -1,11 +1,11 @@
-"""Putting batches back where a log is damaged, from another replica's copy.
+"""Putting batches back where a log is corrupt, from another replica's copy.
 
 Rules: bytes are only ever put where no intact batch is, and only if they are what was there: whole
 intact batches that fill the hole exactly, by offsets and by bytes. So nothing that was ever served
-changes, and readers need no lock: until all is written they meet the damage. Where copies are
+changes, and readers need no lock: until all is written they meet the corruption. Where copies are
 compacted they may fit and differ all the same: then what is left of each batch has to tell that it
-was this one. Durable on return; a crash in the middle leaves damage, as before. On any thread: the
-files of the log stay what they are meanwhile. Knows nothing of where the copy comes from.
+was this one. Durable on return; a crash in the middle leaves corruption, as before. On any thread:
+the files of the log stay what they are meanwhile. Knows nothing of where the copy comes from.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,8 @@ from strandline.storage.segment_reads import CorruptRange
 from strandline.types import Offset
 
 
-def mend(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False) -> bool:
-    """Put batches in the place of damaged ones, as far as the first hole among them goes.
+def repair_log(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False) -> bool:
+    """Put batches in the place of corrupt ones, as far as the first hole among them goes.
 
     Args:
         log: which has lost them.
@@ -33,14 +33,14 @@ def mend(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False) -> b
         False if they are all there: somebody was quicker.
 
     Raises:
-        CorruptBatchError: a batch is damaged itself.
+        CorruptBatchError: a batch is corrupt itself.
         InvalidRecordError: they are not what was there.
         DiskFullError: no space, on a file system that copies when it overwrites.
         LogPoisonedError: the write or its sync failed.
         ShuttingDownError: the log was closed or deleted.
     """
     headers = [check_batch(memoryview(batch), 0) for batch in batches]
-    assert headers, "an answer without batches mends nothing"
+    assert headers, "an answer without batches repairs nothing"
     for before, after in pairwise(headers):
         if before.next_offset != after.base_offset:
             raise InvalidRecordError(f"no batch from {before.next_offset} on among the copies")
@@ -85,8 +85,8 @@ def _hole_at(segment: Segment, offset: Offset) -> CorruptRange | None:
     """
     try:
         place = segment.locate(offset)
-    except CorruptBatchError as damage:
-        return segment.hole(damage.position, damage.first_offset)
+    except CorruptBatchError as corruption:
+        return segment.hole(corruption.position, corruption.first_offset)
     there = None if place is None else header_at(segment.view(place.position, HEADER_BYTES), 0)
     if there is None or there.base_offset > offset:
         raise InvalidRecordError(
@@ -113,7 +113,7 @@ def _check_fit(segment: Segment, hole: CorruptRange, headers: list[BatchHeader])
             f"{hole.next_offset - 1} in {end - hole.position} bytes"
         )
     if end > segment.written_bytes:
-        raise InvalidRecordError(f"the damage at byte {hole.position} is not in the file yet")
+        raise InvalidRecordError(f"the corruption at byte {hole.position} is not in the file yet")
 
 
 def _check_same(segment: Segment, hole: CorruptRange, batches: Sequence[Bytes]) -> None:

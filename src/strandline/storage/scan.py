@@ -1,7 +1,7 @@
 """Walking batches in bytes: the hot loops of reading.
 
 Rules: a batch counts only if its checksum is right; what is not a batch is a hole, and the batch
-after a hole is found by the damaged header's own length if that leads to one, else by searching
+after a hole is found by the corrupt header's own length if that leads to one, else by searching
 for the magic at eight-byte steps. Pure functions over memoryviews; local variables instead of a
 generator and a tuple per batch, because one-record batches come by the hundred thousand.
 """
@@ -77,17 +77,17 @@ def intact_at(view: memoryview, position: int) -> BatchHeader | None:
 
 
 def find_intact(view: memoryview, position: int, *, after: int, below: int) -> int:
-    """Position of the first intact batch beyond the damaged one at ``position``, or -1.
+    """Position of the first intact batch beyond the corrupt one at ``position``, or -1.
 
     Args:
         view: the bytes, eight-byte aligned with the file.
-        position: where the damage begins.
+        position: where the corruption begins.
         after: the batch's base offset must be greater than this one,
         below: and lower than this one, lest the contents of a record pose as a batch.
     """
-    damaged = header_at(view, position)
-    if damaged is not None and _fits(view, position + damaged.length, after=after, below=below):
-        return position + damaged.length
+    corrupt = header_at(view, position)
+    if corrupt is not None and _fits(view, position + corrupt.length, after=after, below=below):
+        return position + corrupt.length
     window = 1 << 20
     for start in range(position + 8, len(view), window):
         chunk = bytes(view[start : start + window + 4])

@@ -2,7 +2,7 @@
 
 Rules: an active segment grows at its end only and gathers batches in memory until it is told to
 write them (the journal has them already, and nobody has to wait for it); a sealed one is
-memory-mapped and never changes, but for damage that is mended. One thread appends;
+memory-mapped and never changes, but for corruption that is repaired. One thread appends;
 ``segment_reads`` says what others may do meanwhile. Knows nothing of others.
 """
 
@@ -112,7 +112,7 @@ class Segment(SegmentReads):
         self.next_offset = header.next_offset
 
     def put_back(self, batches: Bytes, position: int) -> None:
-        """Put batches where damage is, durably; what is intact does not change.
+        """Put batches where corruption is, durably; what is intact does not change.
 
         Raises:
             DiskFullError: no space for a copy, where the file system makes one.

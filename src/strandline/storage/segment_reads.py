@@ -1,4 +1,4 @@
-"""A segment as readers see it: its bytes, where an offset lies in them, and what is damaged.
+"""A segment as readers see it: its bytes, where an offset lies in them, and what is corrupt.
 
 Rules: any number of threads may read while one appends, because what they need is swapped in one
 assignment, in this order: bytes, index, size, next offset. A sealed segment is memory-mapped, and
@@ -332,7 +332,7 @@ class SegmentReads:
     def corrupt(self, hole: CorruptRange) -> CorruptBatchError:
         """The error for a reader whose offset lies in ``hole``."""
         return CorruptBatchError(
-            f"records {hole.first_offset} to {hole.next_offset - 1} are damaged;"
+            f"records {hole.first_offset} to {hole.next_offset - 1} are corrupt;"
             f" reading can go on from offset {hole.next_offset}",
             file=str(self.path),
             position=hole.position,
@@ -379,7 +379,7 @@ class SegmentReads:
         return None if self.sealed and found[0].log_bytes != self.size else found
 
     def _index_rest(self, into: Self, position: int) -> None:
-        """Walk the batches from ``position`` to the end; damage is stepped over.
+        """Walk the batches from ``position`` to the end; corruption is stepped over.
 
         Offsets are dense: only a header that does not go on where the one before ends may lie,
         and is believed if its checksum is right.
@@ -394,9 +394,9 @@ class SegmentReads:
                     into.note(header, position + at)
                     expected = header.next_offset
                 at += header.length
-            position = position + at if at else self._beyond_damage(position)
+            position = position + at if at else self._beyond_corruption(position)
 
-    def _beyond_damage(self, position: int) -> int:
+    def _beyond_corruption(self, position: int) -> int:
         """Return the position of the first intact batch after the corruption at ``position``."""
         view = self.view(position, self.size - position)
         found = find_intact(view, 0, after=self.base_offset - 1, below=self.next_offset)

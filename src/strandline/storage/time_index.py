@@ -3,8 +3,8 @@
 The index of a segment pairs positions with the largest timestamp before them, so it works when
 clocks step back: everything before the last entry whose key is under the wanted time is too old.
 
-Rules: batches decide, the index only says where to begin; damage is stepped over. Of the columns
-of a batch only the timestamps are decoded, and only if the batch spans the wanted time.
+Rules: batches decide, the index only says where to begin; corruption is stepped over. Of the
+columns of a batch only the timestamps are decoded, and only if the batch spans the wanted time.
 """
 
 from collections.abc import Callable

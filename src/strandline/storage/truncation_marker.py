@@ -1,9 +1,9 @@
-"""From where a log goes on since its end was cut, though the journal has what was removed.
+"""The truncation marker of a log: its end when it was truncated.
 
-Journal and checkpoint know nothing of cuts: both may still speak of what was removed, and a
-recovery that believed them would look for it, or put it back in the place of what came after. So
-whoever cuts a log notes first, in its directory, the journal's sequence and the state in which the
-log goes on: what a checkpoint or the journal says of the log up to there is over.
+The journal and the checkpoint may still have what a truncation removed. A recovery that believed
+them would report it as lost, or write it over what came after. So before a log is truncated, a file
+in its directory gets the journal's sequence and the log's new state. Recovery ignores what the
+journal and older checkpoints say of the log up to that sequence.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from strandline.storage.checkpoint import LogCheckpoint, decode_note, encode_not
 from strandline.storage.disk import Disk
 from strandline.storage.journal import Journal
 
-CUT_NAME = "log-cut"
+MARKER_NAME = "truncation-marker"
 
 
 class TruncationMarker(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,28 +24,30 @@ class TruncationMarker(msgspec.Struct, frozen=True, kw_only=True):
     state: LogCheckpoint
 
     def is_newer(self, at: LogCheckpoint | None, journal: Journal) -> bool:
-        """Whether a checkpoint does not know of it; None: there is none, only the journal."""
+        """Return whether the truncation is newer than a checkpoint, or without one the journal."""
         if at is None:
             return self.sequence >= journal.first_sequence - 1
-        return self.state.cuts > at.cuts
+        return self.state.truncations > at.truncations
 
 
-def note_cut(directory: Path, cut: TruncationMarker, *, disk: Disk) -> None:
-    """Note a cut durably; the log up to it, and the journal up to its sequence, are already.
+def write_marker(directory: Path, cut: TruncationMarker, *, disk: Disk) -> None:
+    """Write the marker durably.
+
+    The log up to it, and the journal up to its sequence, must be durable before.
 
     Raises:
-        DiskFullError: no space; what was noted before stands.
+        DiskFullError: no space; the earlier marker is unchanged.
         LogPoisonedError: a write failed.
     """
-    disk.write_atomically(directory / CUT_NAME, encode_note(cut))
+    disk.write_atomically(directory / MARKER_NAME, encode_note(cut))
 
 
-def cut_of(directory: Path, *, disk: Disk) -> TruncationMarker | None:
-    """The last cut that was noted; None if there was none.
+def read_marker(directory: Path, *, disk: Disk) -> TruncationMarker | None:
+    """Return the marker of the last truncation; None if there was none.
 
     Raises:
-        CorruptBatchError: the file is damaged.
+        CorruptBatchError: the file is corrupt.
     """
-    path = directory / CUT_NAME
+    path = directory / MARKER_NAME
     data = disk.read_bytes(path)
     return None if data is None else decode_note(data, TruncationMarker, path)

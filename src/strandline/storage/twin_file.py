@@ -1,8 +1,8 @@
 """Small files that are kept twice, so that one flipped bit costs nothing.
 
-Rules: the twin is written first, so that it is never older than the file: a file that is damaged is
+Rules: the twin is written first, so that it is never older than the file: a file that is corrupt is
 rebuilt from its twin, and one that is intact counts. A twin that is newer belongs to a write that
-did not return. Who reads says what is damaged; must not know what the files mean.
+did not return. Who reads says what is corrupt; must not know what the files mean.
 """
 
 import logging
@@ -35,15 +35,15 @@ def write_with_twin(path: Path, data: Bytes, *, disk: Disk) -> None:
 
 
 def read_with_twin(path: Path, decode: Callable[[bytes], T], *, disk: Disk) -> T | None:
-    """The contents of a file, or of its twin where it is damaged or gone; None: neither is there.
+    """The contents of a file, or of its twin where it is corrupt or gone; None: neither is there.
 
     Args:
         path: of the file.
-        decode: raises ``CorruptBatchError`` for what is damaged.
+        decode: raises ``CorruptBatchError`` for what is corrupt.
         disk: the file system.
 
     Raises:
-        CorruptBatchError: both are damaged.
+        CorruptBatchError: both are corrupt.
         LogPoisonedError: they cannot be read.
     """
     data = disk.read_bytes(path)

@@ -1,4 +1,4 @@
-"""Walking a segment batch by batch, stepping over damage; for everything that is not a read.
+"""Walking a segment batch by batch, stepping over corruption; for everything that is not a read.
 
 Rules: only intact batches are yielded; the walk goes through a window of the file, so it costs no
 more memory than the largest batch. ``Log.read`` has its own, faster way.
@@ -35,7 +35,7 @@ def walk(
     Args:
         segment: as long as it is at the time of the call.
         position: in bytes.
-        on_hole: told about every stretch that is damaged.
+        on_hole: told about every stretch that is corrupt.
     """
     size = segment.size
     expected = segment.offset_near(position)

@@ -10,8 +10,8 @@ violation. Must not know how a log is implemented.
 A publish has three outcomes: acknowledged; refused for certain, before anything was written (by a
 broker that does not lead, or leads with too few replicas); unknown (no answer, a leader that lost
 its leadership after writing, a failed sync): then the record may be stored or not, and nothing is
-recorded here. Over NATS in a cluster no refusal is certain: every broker receives the message, and
-one that refuses cannot speak for the next leader.
+recorded here. Over NATS in a cluster no rejection is certain: every broker receives the message,
+and one that rejects it cannot answer for the next leader.
 """
 
 import threading
@@ -74,7 +74,7 @@ class PartitionHistory:
         self.acked_end = max(self.acked_end, offset + 1)
 
     def refused(self, value: bytes) -> None:
-        """Record a certain refusal of a record that is not sent again.
+        """Record a certain rejection of a record that is not sent again.
 
         Raises:
             ViolationError: the record was observed.

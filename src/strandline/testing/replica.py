@@ -39,7 +39,7 @@ class ReplicaReader:
     def ends(self, stream: str) -> dict[int, int]:
         """The high watermark of each partition, as known here."""
         body = admin.OffsetsRequest(name=stream)
-        [answer] = self._connection.action(admin.OFFSETS, body, admin.Offsets)
+        [answer] = self._connection.action(admin.OFFSETS, body)
         return dict(answer.offsets)
 
     def wait_for(
@@ -49,7 +49,7 @@ class ReplicaReader:
         body = admin.WaitRequest(
             name=stream, beyond=dict(beyond), wait_ms_max=int(timeout_s * 1000)
         )
-        [answer] = self._connection.action(admin.WAIT_BEYOND, body, admin.Offsets, wait_s=timeout_s)
+        [answer] = self._connection.action(admin.WAIT_BEYOND, body, wait_s=timeout_s)
         return dict(answer.offsets)
 
     def read(

@@ -5,9 +5,9 @@ go to the leader, as those of clients do that were redirected.
 """
 
 import itertools
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 
 import grpc
 import pytest
@@ -17,6 +17,7 @@ from strandline.errors import StreamExistsError, UnknownStreamError
 from strandline.process.ports import free_ports
 from strandline.servers.grpc._generated import logspec_pb2 as pb
 from strandline.testing import ProcessServer
+from tests.kit.waiting import until as wait_until
 
 TIMEOUT_S = 120
 SERVICE = pb.DESCRIPTOR.services_by_name["Log"]
@@ -121,12 +122,7 @@ class Beam:
         return info.WhichOneof("reply") == "ok"
 
 
-def until(condition):
-    """Poll for a condition; fail if it does not come true."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not become so"
-        time.sleep(0.02)
+until = partial(wait_until, seconds=TIMEOUT_S)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from strandline.encryption.master_keys import new_key_text
 from strandline.process.ports import free_ports
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.testing import ProcessServer, Server
+from tests.kit.waiting import until as wait_until
 
 TIMEOUT_S = 120
 CONSUMER_TIMEOUT_MS = 10_000
@@ -31,12 +32,7 @@ SENT_AWAY = ("Server not", "The request should be sent to partition leader", "br
 SERVICE = pb.DESCRIPTOR.services_by_name["API"]
 
 
-def until(condition):
-    """Poll for a condition; fail if it does not come true."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while not condition():
-        assert time.monotonic() < deadline, "it does not become so"
-        time.sleep(0.02)
+until = partial(wait_until, seconds=TIMEOUT_S)
 
 
 def is_sent_away(error):
@@ -309,7 +305,7 @@ class Lift:
         """A subscription at one broker, whether it serves it or not."""
         return Subscription(call, looks_again=False)
 
-    def refusal(self, call, request):
+    def rejection(self, call, request):
         """The code and text that a call ends with."""
         with pytest.raises(grpc.RpcError) as caught:
             call(request, timeout=TIMEOUT_S)

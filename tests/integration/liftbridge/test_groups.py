@@ -44,8 +44,8 @@ def test_cursors_need_names(lift, api, kind):
     """Stream and cursor id are asked for."""
     make = {"SetCursor": pb.SetCursorRequest, "FetchCursor": pb.FetchCursorRequest}[kind]
     invalid = grpc.StatusCode.INVALID_ARGUMENT
-    assert lift.refusal(getattr(api, kind), make(cursorId="c")) == (invalid, "No stream provided")
-    assert lift.refusal(getattr(api, kind), make(stream="s")) == (invalid, "No cursorId provided")
+    assert lift.rejection(getattr(api, kind), make(cursorId="c")) == (invalid, "No stream provided")
+    assert lift.rejection(getattr(api, kind), make(stream="s")) == (invalid, "No cursorId provided")
 
 
 # Consumer groups
@@ -60,7 +60,7 @@ def test_members_share_the_partitions(lift, api, stream):
     second = lift.join("g", "b", stream)
     assert second.epoch > first.epoch
     stale = pb.FetchConsumerGroupAssignmentsRequest(groupId="g", consumerId="a", epoch=first.epoch)
-    assert lift.refusal(api.FetchConsumerGroupAssignments, stale) == (
+    assert lift.rejection(api.FetchConsumerGroupAssignments, stale) == (
         grpc.StatusCode.FAILED_PRECONDITION,
         "client-provided group epoch differs from broker group epoch",
     )
@@ -68,18 +68,18 @@ def test_members_share_the_partitions(lift, api, stream):
     assert lift.assigned("g", "a", second.epoch) == {stream: [0]}
     assert lift.assigned("g", "b", second.epoch) == {stream: [1]}
     again = pb.JoinConsumerGroupRequest(groupId="g", consumerId="a", streams=[stream])
-    assert lift.refusal(api.JoinConsumerGroup, again) == (
+    assert lift.rejection(api.JoinConsumerGroup, again) == (
         grpc.StatusCode.FAILED_PRECONDITION,
         "consumer is already a member of the consumer group",
     )
     leave = pb.LeaveConsumerGroupRequest(groupId="g", consumerId="a")
     api.LeaveConsumerGroup(leave, timeout=TIMEOUT_S)
-    assert lift.refusal(api.LeaveConsumerGroup, leave)[0] is grpc.StatusCode.FAILED_PRECONDITION
+    assert lift.rejection(api.LeaveConsumerGroup, leave)[0] is grpc.StatusCode.FAILED_PRECONDITION
     assert lift.assigned("g", "b", lift.group("g").epoch) == {stream: [0, 1]}
     api.LeaveConsumerGroup(
         pb.LeaveConsumerGroupRequest(groupId="g", consumerId="b"), timeout=TIMEOUT_S
     )
-    assert lift.refusal(api.LeaveConsumerGroup, leave)[0] is grpc.StatusCode.NOT_FOUND
+    assert lift.rejection(api.LeaveConsumerGroup, leave)[0] is grpc.StatusCode.NOT_FOUND
 
 
 def test_names_of_groups_and_members_are_short(lift, api, stream):
@@ -88,7 +88,7 @@ def test_names_of_groups_and_members_are_short(lift, api, stream):
         request = pb.JoinConsumerGroupRequest(
             groupId=names[0], consumerId=names[1], streams=[stream]
         )
-        assert lift.refusal(api.JoinConsumerGroup, request) == (
+        assert lift.rejection(api.JoinConsumerGroup, request) == (
             grpc.StatusCode.INVALID_ARGUMENT,
             "groupId and consumerId have at most 400 bytes",
         )
@@ -124,7 +124,7 @@ def test_a_silent_member_is_removed(quick):
     quiet = pb.FetchConsumerGroupAssignmentsRequest(
         groupId="silence", consumerId="quiet", epoch=epoch
     )
-    assert lift.refusal(api.FetchConsumerGroupAssignments, quiet)[1] == (
+    assert lift.rejection(api.FetchConsumerGroupAssignments, quiet)[1] == (
         "consumer is not a member of the consumer group"
     )
 
@@ -194,7 +194,7 @@ def test_wrong_group_calls_are_refused(lift, api, kind, fields, code, text):
         "Fetch": (api.FetchConsumerGroupAssignments, pb.FetchConsumerGroupAssignmentsRequest),
         "Report": (api.ReportConsumerGroupCoordinator, pb.ReportConsumerGroupCoordinatorRequest),
     }[kind]
-    found, details = lift.refusal(call, make(**fields))
+    found, details = lift.rejection(call, make(**fields))
     assert (found.name, text in details) == (code, True), details
 
 
@@ -204,12 +204,12 @@ def test_one_broker_cannot_hand_a_group_over(one):
     request = pb.ReportConsumerGroupCoordinatorRequest(
         groupId="reported", consumerId="a", coordinator=joined.coordinator, epoch=joined.epoch
     )
-    assert one.refusal(one.api.ReportConsumerGroupCoordinator, request) == (
+    assert one.rejection(one.api.ReportConsumerGroupCoordinator, request) == (
         grpc.StatusCode.FAILED_PRECONDITION,
         "No group coordinator candidates",
     )
     request.epoch += 1
-    assert one.refusal(one.api.ReportConsumerGroupCoordinator, request)[0] is (
+    assert one.rejection(one.api.ReportConsumerGroupCoordinator, request)[0] is (
         grpc.StatusCode.FAILED_PRECONDITION
     )
 
@@ -263,7 +263,7 @@ def test_health_is_reported(lift, grpc_stub):
         watching = health.Watch(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
         assert next(watching) == serving
         watching.cancel()
-        unknown = lift.refusal(health.Check, health_pb2.HealthCheckRequest(service="x"))
+        unknown = lift.rejection(health.Check, health_pb2.HealthCheckRequest(service="x"))
         assert unknown[0] is grpc.StatusCode.NOT_FOUND
 
 
@@ -289,7 +289,7 @@ def test_without_cursors_their_rpcs_say_so(bare):
             (stub.SetCursor, pb.SetCursorRequest),
             (stub.FetchCursor, pb.FetchCursorRequest),
         ):
-            assert bare.refusal(call, kind(stream="s", cursorId="c")) == (
+            assert bare.rejection(call, kind(stream="s", cursorId="c")) == (
                 grpc.StatusCode.INTERNAL,
                 "Cursors stream does not exist",
             )
@@ -300,7 +300,7 @@ def test_without_a_key_no_stream_is_encrypted(bare):
     request = pb.CreateStreamRequest(name="hidden", subject="hidden")
     request.encryption.value = True
     for stub in bare.stubs.values():
-        code, text = bare.refusal(stub.CreateStream, request)
+        code, text = bare.rejection(stub.CreateStream, request)
         assert code is grpc.StatusCode.FAILED_PRECONDITION
         assert "Failed on preconditions for stream's encryption handler" in text
     assert bare.metadata("hidden").error == pb.StreamMetadata.UNKNOWN_STREAM

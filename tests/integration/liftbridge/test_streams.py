@@ -1,4 +1,4 @@
-"""Streams and publishing, by every setting and refusal: on one broker and on three."""
+"""Streams and publishing, by every setting and rejection: on one broker and on three."""
 
 import itertools
 
@@ -62,7 +62,7 @@ def test_every_setting_of_a_stream_is_taken(lift, api):
 def test_impossible_streams_are_refused(lift, api, fields, code, text):
     """Each with Liftbridge's code, and never at the broker's cost."""
     request = pb.CreateStreamRequest(**{"name": "bad", "subject": "bad", **fields})
-    found, details = lift.refusal(api.CreateStream, request)
+    found, details = lift.rejection(api.CreateStream, request)
     assert (found.name, text in details) == (code, True), details
 
 
@@ -102,13 +102,13 @@ def test_names_are_unique_and_deletion_is_not_idempotent(lift, api, stream):
     """A second creation is ALREADY_EXISTS, a second deletion NOT_FOUND; a new one is empty."""
     lift.publish(stream, b"a")
     again = pb.CreateStreamRequest(name=stream, subject="other")
-    assert lift.refusal(api.CreateStream, again)[0] is grpc.StatusCode.ALREADY_EXISTS
+    assert lift.rejection(api.CreateStream, again)[0] is grpc.StatusCode.ALREADY_EXISTS
     api.DeleteStream(pb.DeleteStreamRequest(name=stream), timeout=TIMEOUT_S)
-    gone = lift.refusal(api.DeleteStream, pb.DeleteStreamRequest(name=stream))
+    gone = lift.rejection(api.DeleteStream, pb.DeleteStreamRequest(name=stream))
     assert gone == (grpc.StatusCode.NOT_FOUND, "stream does not exist")
     api.CreateStream(again, timeout=TIMEOUT_S)
     assert lift.publish(stream, b"b") == [0]
-    reserved = lift.refusal(api.DeleteStream, pb.DeleteStreamRequest(name="__cursors"))
+    reserved = lift.rejection(api.DeleteStream, pb.DeleteStreamRequest(name="__cursors"))
     assert reserved == (grpc.StatusCode.INVALID_ARGUMENT, "Stream is reserved")
 
 
@@ -116,15 +116,15 @@ def test_names_are_unique_and_deletion_is_not_idempotent(lift, api, stream):
 def test_what_is_not_there_is_neither_paused_nor_closed(lift, api, stream, change):
     """An unknown stream or partition, and those of the broker itself; nothing is changed."""
     call, request = getattr(api, change), getattr(pb, f"{change}Request")
-    for fields, refusal in (
+    for fields, rejection in (
         ({"name": "none"}, ("NOT_FOUND", "stream not found")),
         ({"name": "none", "partitions": [0]}, ("NOT_FOUND", "stream does not exist")),
         ({"name": stream, "partitions": [0, 9]}, ("NOT_FOUND", "partition does not exist")),
         ({"name": stream, "partitions": [-1]}, ("NOT_FOUND", "partition does not exist")),
         ({"name": "__cursors"}, ("INVALID_ARGUMENT", "Stream is reserved")),
     ):
-        code, text = lift.refusal(call, request(**fields))
-        assert (code.name, text) == refusal
+        code, text = lift.rejection(call, request(**fields))
+        assert (code.name, text) == rejection
     found = lift.partition(stream)
     assert (found.paused, found.readonly) == (False, False)
 
@@ -188,7 +188,7 @@ def test_a_partition_tells_when_things_happened(lift, api, stream):
     again = lift.partition(stream).pauseTimestamps
     assert again.firstTimestamp == found.pauseTimestamps.firstTimestamp < again.latestTimestamp
     absent = pb.FetchPartitionMetadataRequest(stream=stream, partition=9)
-    assert lift.refusal(api.FetchPartitionMetadata, absent) == (
+    assert lift.rejection(api.FetchPartitionMetadata, absent) == (
         grpc.StatusCode.NOT_FOUND,
         "partition not found",
     )
@@ -265,7 +265,7 @@ def test_nobody_waits_without_a_deadline_or_a_policy(lift, api, stream):
 )
 def test_wrong_publishes_cost_their_sender_an_error(lift, api, stream, fields, code, text):
     """With Liftbridge's codes; the broker goes on."""
-    found, details = lift.refusal(api.Publish, pb.PublishRequest(**{"stream": stream, **fields}))
+    found, details = lift.rejection(api.Publish, pb.PublishRequest(**{"stream": stream, **fields}))
     assert (found.name, text in details) == (code, True), details
     assert lift.publish(stream, b"fine") == [0]
 
@@ -277,7 +277,7 @@ def test_a_message_id_makes_a_retry_the_same_record(lift, stream):
 
 
 def test_a_stream_of_publishes_answers_in_band_and_goes_on(lift, stream):
-    """Refusals come as responses with an empty ack; the stream ends only when the client does."""
+    """Rejections come as responses with an empty ack; the stream ends only when the client does."""
     publishing = lift.publishing()
     publishing.send(stream="none", correlationId="1")
     first = next(publishing.responses)
@@ -359,7 +359,7 @@ def test_a_subject_reaches_every_stream_that_records_it(lift, api, stream):
     with pytest.raises(grpc.RpcError) as caught:
         api.PublishToSubject(pb.PublishToSubjectRequest(subject="nobody"), timeout=0.3)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    empty = lift.refusal(api.PublishToSubject, pb.PublishToSubjectRequest(subject=""))
+    empty = lift.rejection(api.PublishToSubject, pb.PublishToSubjectRequest(subject=""))
     assert empty == (grpc.StatusCode.UNKNOWN, "nats: invalid subject")
 
 
@@ -372,12 +372,12 @@ def test_optimistic_concurrency_stores_only_what_is_expected(lift, api):
     for wrong in (0, 2, -2, -(2**63), 2**63 - 1):
         request = pb.PublishRequest(stream="occ", value=b"b", expectedOffset=wrong)
         for stub in lift.stubs.values():
-            found = lift.refusal(stub.Publish, request)
+            found = lift.rejection(stub.Publish, request)
             assert found == (grpc.StatusCode.UNKNOWN, "incorrect expected offset")
     assert lift.publish("occ", b"c", expectedOffset=1) == [1]
     assert lift.publish("occ", b"d", expectedOffset=-1) == [2]
     none = pb.PublishRequest(stream="occ", value=b"e", expectedOffset=3, ackPolicy=pb.NONE)
-    assert lift.refusal(api.Publish, none) == (
+    assert lift.rejection(api.Publish, none) == (
         grpc.StatusCode.INVALID_ARGUMENT,
         "stream with concurrency control must have AckPolicy set",
     )

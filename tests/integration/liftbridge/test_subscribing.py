@@ -360,7 +360,7 @@ def test_who_does_not_lead_sends_clients_away(three):
             "Consumer groups not compatible with ReadISRReplica",
         )
         partition = pb.FetchPartitionMetadataRequest(stream=name)
-        assert three.refusal(stub.FetchPartitionMetadata, partition) == (
+        assert three.rejection(stub.FetchPartitionMetadata, partition) == (
             refused,
             "The request should be sent to partition leader",
         )
@@ -452,7 +452,7 @@ def test_a_readonly_partition_refuses_records_and_ends_its_readers(lift, api, st
     api.SetStreamReadonly(
         pb.SetStreamReadonlyRequest(name=stream, partitions=[0], readonly=True), timeout=TIMEOUT_S
     )
-    refused = lift.refusal(api.Publish, pb.PublishRequest(stream=stream, value=b"c"))
+    refused = lift.rejection(api.Publish, pb.PublishRequest(stream=stream, value=b"c"))
     assert refused == (grpc.StatusCode.FAILED_PRECONDITION, "readonly partition: 0")
     assert lift.publish(stream, b"c", partition=1) == [0]
     reading = lift.subscribe(stream, startPosition=pb.EARLIEST)
@@ -488,12 +488,12 @@ def test_pausing_what_is_not_there(lift, api, stream, kind):
     }
     call, make = getattr(api, kind), request[kind]
     not_found = grpc.StatusCode.NOT_FOUND
-    assert lift.refusal(call, make(name="none")) == (not_found, "stream not found")
-    assert lift.refusal(call, make(name="none", partitions=[0])) == (
+    assert lift.rejection(call, make(name="none")) == (not_found, "stream not found")
+    assert lift.rejection(call, make(name="none", partitions=[0])) == (
         not_found,
         "stream does not exist",
     )
-    assert lift.refusal(call, make(name=stream, partitions=[3])) == (
+    assert lift.rejection(call, make(name=stream, partitions=[3])) == (
         not_found,
         "partition does not exist",
     )

@@ -3,7 +3,6 @@
 import pytest
 
 from strandline.api.admin import (
-    ACTIONS,
     DeleteRecords,
     OffsetsRequest,
     PartitionInfo,
@@ -57,8 +56,3 @@ def test_a_client_takes_the_answer_of_a_newer_broker():
     newer = encode(stream).replace(b'"created_ns":1', b'"created_ns":1,"leader":"b1"')
     assert decode(newer, StreamInfo, what="answer") == stream
     assert (stream.name, stream.subject, info.records) == ("s", "t", 2)
-
-
-def test_every_action_says_what_it_does():
-    """ListActions shows a sentence for each."""
-    assert all(text.endswith(".") for text in ACTIONS.values())

@@ -34,7 +34,7 @@ def test_every_error_arrives_as_itself(cls):
     assert arrived.code == cls.code
 
 
-def test_a_damaged_batch_says_where_it_is():
+def test_a_corrupt_batch_says_where_it_is():
     """File, position and the hole's extent travel, and the message is not built twice."""
     sent = CorruptBatchError("checksum mismatch", file="0.log", position=4096)
     sent.first_offset, sent.next_offset = 10, 20

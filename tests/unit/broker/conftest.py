@@ -24,6 +24,7 @@ from strandline.core.transactions.state import BatchOfProducer, TransactionalPro
 from strandline.record.codec import decode_batches
 from strandline.storage.disk import Disk, failed_sync, translated
 from strandline.types import ProducerStamp
+from tests.kit.waiting import until_async as until
 
 FILE_BYTES = 64 << 10
 FOR_EVER = 1 << 30
@@ -53,7 +54,7 @@ class RiggedDisk(Disk):
         for operation in ("write", "create", "mkdir"):
             self.fail(operation, pattern, code=errno.ENOSPC)
 
-    def mend(self):
+    def heal(self):
         """No more failures."""
         self.orders.clear()
 
@@ -150,8 +151,7 @@ class RiggedDisk(Disk):
 
 SHORT = {
     "JournalSync": "the sync that publishers wait for",
-    "Journal._roll": "a journal file is full and none is spare",
-    "GroupCommitter.sync": "what was answered without a sync: little, as the next turn takes it",
+    "Journal.sync": "what was answered without a sync: little, as the next turn takes it",
     "Segment._write": "a segment's first bytes make its file",
     "MetadataStore._append": "one line, of one command of an operator or an application",
     "ReplicaWrites.undo": "a turn is taken back out",
@@ -214,6 +214,11 @@ class Answers:
         if duplicate:
             self.duplicates.add(token)
 
+    def acked_many(self, tokens, partition, offset):
+        for number, token in enumerate(tokens):
+            if token is not None:
+                self.acked(token, partition, offset + number, duplicate=False)
+
     def rejected(self, token, error):
         self._once(token)
         self.errors[token] = error
@@ -261,13 +266,6 @@ def values(partition):
                     found.append(value)
                     offset += 1
     return found
-
-
-async def until(condition, *, seconds=60):
-    """Wait for something to become true."""
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - conditions of all kinds
-            await asyncio.sleep(0.002)
 
 
 def wait_beyond(partition, offset, timeout_s):
@@ -357,7 +355,7 @@ async def open_broker(tmp_path, disk, clock, monkeypatch):
         return broker
 
     yield start
-    disk.mend()
+    disk.heal()
     for gate in disk.gates:
         gate.released.set()
     for broker in started:
@@ -466,7 +464,7 @@ class Asker:
         )
 
     async def read(self, question):
-        return await self.office.ask(lambda token: ev.Read(token, question))
+        return await self.office.ask(lambda token: ev.QueryTransactions(token, question))
 
 
 @pytest.fixture

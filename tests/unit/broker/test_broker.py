@@ -6,7 +6,6 @@ import errno
 import pytest
 
 from strandline.broker.broker import Broker
-from strandline.broker.routing import RouteTable, stream_bindings
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
     CorruptBatchError,
@@ -98,7 +97,7 @@ async def test_ids_that_are_not_utf8_are_told_apart(open_broker, make_stream, an
     """As NATS publishers send them: two records, whose retries are known, live and restarted."""
 
     def publish(broker, token, message_id):
-        routes = RouteTable(stream_bindings(broker.stream("s")))
+        routes = broker.routes
         block = encode_headers([("Nats-Msg-Id", message_id)])
         intake = MessageIngest(broker.clock, routes, broker.admission)
         intake.take(routes.find(b"s"), token, block=block, payload=b"v", sink=answers)
@@ -144,7 +143,7 @@ async def test_a_start_that_fails_lets_go_of_the_directory(
     disk.fail("open", "/journal/")
     with pytest.raises(LogPoisonedError):
         await open_broker()
-    disk.mend()
+    disk.heal()
     assert (await open_broker()).stream("s")
 
 
@@ -166,7 +165,7 @@ async def test_a_broker_starts_and_stops_on_a_full_disk(
     assert answers.codes == {"refused": "disk_full"}
     await second.stop()
     third = await open_broker()
-    disk.mend()
+    disk.heal()
     found = third.stream("s").partition(0)
     kit.put(found, answers, "b")
     await answers.wait(3)
@@ -186,7 +185,7 @@ async def test_a_full_disk_after_a_crash_refuses_the_start_and_loses_nothing(
     for _ in range(2):
         with pytest.raises(DiskFullError, match="free some on its file system"):
             await open_broker()
-    disk.mend()
+    disk.heal()
     assert kit.values((await open_broker()).stream("s").partition(0)) == [b"a"]
 
 
@@ -222,7 +221,7 @@ async def test_a_stop_while_reopening_stays_stopped(broker, partition, answers, 
     assert answers.codes == {"late": "shutting_down"}
 
 
-async def test_damage_found_at_the_start_is_logged_with_its_place(
+async def test_corruption_found_at_the_start_is_logged_with_its_place(
     open_broker, make_stream, answers, kit, data_dir, caplog
 ):
     """File and byte position are in the log, and counted; the other records are served."""
@@ -238,8 +237,8 @@ async def test_damage_found_at_the_start_is_logged_with_its_place(
     content[at + 5] ^= 0x10
     journal.write_bytes(content)
     second = await open_broker()
-    assert f"damage in {journal} at byte" in caplog.text
-    assert second.telemetry.damaged_batches == 1
+    assert f"corruption in {journal} at byte" in caplog.text
+    assert second.telemetry.corrupt_batches == 1
     found = second.stream("s").partition(0)
     with pytest.raises(CorruptBatchError) as caught:
         found.read(1, 1 << 20)
@@ -265,14 +264,16 @@ async def test_a_task_that_dies_of_a_bug_is_reported(broker, kit, caplog, monkey
 async def test_streams_are_announced_and_counted(broker):
     """Front ends hear of every change; the figures follow."""
     changes = []
-    broker.on_streams_changed(lambda: changes.append([s.name for s in broker.streams()]))
+    broker.on_streams_changed(
+        lambda names: changes.append((*names, [s.name for s in broker.streams()]))
+    )
     await broker.create_stream(StreamConfig(name="b", subject="b", partitions=3))
     await broker.create_stream(StreamConfig(name="a", subject="a"))
     broker.refresh_telemetry()
     assert broker.telemetry.streams == 2
     assert broker.telemetry.partitions == 4
     await broker.delete_stream("b")
-    assert changes == [["b"], ["a", "b"], ["a"]]
+    assert changes == [("b", ["b"]), ("a", ["a", "b"]), ("b", ["a"])]
     assert broker.telemetry.partitions == 1
 
 
@@ -304,7 +305,7 @@ async def test_a_stream_that_cannot_be_made_leaves_nothing(
     with pytest.raises(UnknownStreamError, match="create it"):
         broker.stream("s")
     assert not broker._storage.logs
-    disk.mend()
+    disk.heal()
     await broker.create_stream(config)
     await broker.stop()
     assert len((await open_broker()).stream("s").partitions) == 3
@@ -360,7 +361,7 @@ async def test_deleting_does_not_wait_for_a_pause_of_the_others(
     again()
     async with asyncio.timeout(60):
         await broker.delete_stream("gone")
-    broker.committer.answered_callbacks.clear()
+    broker.committer.outbox.disconnect()
 
 
 async def test_a_deleted_stream_does_not_come_back(open_broker, make_stream, answers, kit):
@@ -399,7 +400,7 @@ async def test_files_that_cannot_be_removed_are_left_to_the_next_start(
     disk.fail("rename", "/logs/")
     await first.delete_stream("s")
     assert not first.streams()
-    disk.mend()
+    disk.heal()
     await first.stop()
     await open_broker()
     assert not list((data_dir / "logs").iterdir())

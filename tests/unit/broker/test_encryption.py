@@ -219,7 +219,7 @@ async def test_keys_are_rotated_where_there_are_some(encrypted, make_stream):
 
 
 async def test_a_forged_batch_is_not_served(encrypted, kit):
-    """Its checksum is right, so it is no damage to be mended; those before it are served."""
+    """Its checksum is right, so it is no corruption to be repaired; those before it are served."""
     partition = await encrypted.fill(3, size=10)
     segment = partition.log.segments[-1]
     stored = bytearray(partition.log.read(0, 1 << 20).buffer)

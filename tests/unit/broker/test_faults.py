@@ -43,7 +43,7 @@ async def test_a_full_disk_for_segments_rejects_and_heals(
     assert answers.codes == {"big": "disk_full", "after": "disk_full"}
     assert (partition.next_offset, partition.high_watermark) == (1, 1)
     assert broker.telemetry.disk_full == 1
-    disk.mend()
+    disk.heal()
     kit.put(partition, answers, "b")
     await settle(broker, answers, 4)
     assert answers.acks == {"a": 0, "b": 1}
@@ -62,7 +62,7 @@ async def test_what_only_the_journal_had_space_for_is_kept(
     await settle(broker, answers, 2)
     assert (answers.acks, answers.codes) == ({"first": 0}, {"second": "disk_full"})
     assert kit.values(partition) == [bytes(40_000)]
-    disk.mend()
+    disk.heal()
     kit.put(partition, answers, "third", value=b"3")
     await settle(broker, answers, 3)
     assert answers.acks == {"first": 0, "third": 1}
@@ -92,7 +92,7 @@ async def test_a_full_disk_for_the_journal_undoes_the_turn(
     await settle(broker, answers, 10)
     assert set(answers.codes.values()) == {"disk_full"}
     assert (partition.next_offset, partition.log_end_offset, partition.high_watermark) == (0, 0, 0)
-    disk.mend()
+    disk.heal()
     kit.put(partition, answers, "b")
     await settle(broker, answers, 11)
     assert answers.acks == {"b": 0}
@@ -115,7 +115,7 @@ async def test_a_full_disk_that_cannot_even_undo_reopens(
         kit.put(partition, answers, number, value=bytes(1 << 20))
     await settle(broker, answers, 8)
     assert answers.acks == {"a": 0}
-    disk.mend()
+    disk.heal()
     await healed(broker, kit)
     kit.put(partition, answers, "b")
     await settle(broker, answers, 9)
@@ -133,7 +133,7 @@ async def test_too_many_open_files_costs_the_turn_only(
     kit.put(partition, answers, *range(3))
     await settle(broker, answers, 3)
     assert set(answers.codes.values()) == {"unavailable"}
-    disk.mend()
+    disk.heal()
     kit.put(partition, answers, "b")
     await settle(broker, answers, 4)
     assert kit.values(partition) == [b"b"]
@@ -148,7 +148,7 @@ async def test_too_many_open_files_for_a_segment_costs_its_records_only(
     await settle(broker, answers, 1)
     assert answers.codes == {"a": "unavailable"}
     assert broker.admission.refusal is None
-    disk.mend()
+    disk.heal()
     kit.put(partition, answers, "b", value=bytes(40_000))
     await settle(broker, answers, 2)
     assert answers.acks == {"b": 0}
@@ -173,7 +173,7 @@ async def test_a_failed_journal_poisons_and_heals(
     kit.put(partition, answers, "refused")
     assert answers.codes["refused"] == "log_poisoned"
     assert broker.telemetry.journal_poisoned == 1
-    disk.mend()
+    disk.heal()
     await healed(broker, kit)
     assert broker.telemetry.journal_poisoned == 0
     kit.put(partition, answers, "b")
@@ -195,7 +195,7 @@ async def test_everything_drained_is_answered_when_a_segment_fails(
     kit.put(second, answers, "b")
     await answers.wait(2)
     assert answers.codes == {"a": "log_poisoned", "b": "log_poisoned"}
-    disk.mend()
+    disk.heal()
     await healed(broker, kit)
     kit.put(second, answers, "c")
     await settle(broker, answers, 3)
@@ -211,7 +211,7 @@ async def test_an_early_ack_is_not_taken_back(broker, partition, answers, disk, 
     await settle(broker, answers, 2)
     assert answers.acks == {"early": 0}
     assert answers.codes == {"late": "log_poisoned"}
-    disk.mend()
+    disk.heal()
     await healed(broker, kit)
     assert kit.values(partition)[0] == b"early"
 
@@ -253,7 +253,7 @@ async def test_a_failed_checkpoint_poisons_and_heals(
     await kit.until(lambda: broker.admission.refusal is not None)
     kit.put(partition, answers, "refused")
     assert answers.codes == {"refused": "log_poisoned"}
-    disk.mend()
+    disk.heal()
     await healed(broker, kit)
     kit.put(partition, answers, "b")
     await settle(broker, answers, 3)
@@ -273,7 +273,7 @@ async def test_checkpoints_survive_a_lack_of_descriptors(
     await kit.until(
         lambda: disk.count("create", "checkpoint") + disk.count("open", "checkpoint") > tried
     )
-    disk.mend()
+    disk.heal()
     sequence = broker._storage.journal.last_sequence
     clock.advance_ms(60_000)
     await kit.until(lambda: broker._checkpoints._last_sequence == sequence)
@@ -302,7 +302,7 @@ async def test_unstored_ids_are_forgotten(broker, partition, answers, disk, kit,
     disk.fill("/journal/")
     kit.put(partition, answers, "first", message_id="m")
     await settle(broker, answers, 1)
-    disk.mend()
+    disk.heal()
     kit.put(partition, answers, "retry", message_id="m")
     await settle(broker, answers, 2)
     assert answers.acks == {"retry": 0}
@@ -319,7 +319,7 @@ async def test_ids_stored_before_poisoning_are_known_after_it(
     disk.fail("sync", "/journal/")
     kit.put(partition, answers, "b", message_id="n", headers=[("Nats-Msg-Id", b"n")])
     await settle(broker, answers, 2)
-    disk.mend()
+    disk.heal()
     await healed(broker, kit)
     for name, message_id in (("a again", "m"), ("b again", "n")):
         headers = [("Nats-Msg-Id", message_id.encode())]
@@ -343,7 +343,7 @@ async def test_reopening_goes_on_until_the_disk_works(
     await settle(broker, answers, 2)
     await kit.until(lambda: disk.count("open", "/journal/") > 2)
     assert broker.admission.refusal is not None
-    disk.mend()
+    disk.heal()
     await healed(broker, kit)
     kit.put(partition, answers, "b")
     await settle(broker, answers, 3)
@@ -360,7 +360,7 @@ async def test_waiting_readers_hear_of_what_reopening_found(
     kit.put(partition, answers, "a")
     await settle(broker, answers, 1)
     assert answers.codes == {"a": "log_poisoned"}
-    disk.mend()
+    disk.heal()
     await healed(broker, kit)
     assert partition.high_watermark == 1
     assert await asyncio.wait_for(waiting, 60) is True
@@ -406,7 +406,7 @@ async def test_a_record_that_cannot_be_encoded_harms_no_other(
     kit.put(one, answers, "before")
     one.append_arrow(bad, ack_sink=answers, token="bad")
     kit.put(one, answers, "behind")
-    one._open = None
+    one.pending._open = None
     kit.put(one, answers, *range(5))  # these are left to the next turn
     kit.put(two, answers, "beside")
     await settle(broker, answers, 9)
@@ -434,7 +434,7 @@ async def test_a_stream_whose_deletion_failed_is_there_after_a_restart(
     kit.put(partition, answers, "b")
     await answers.wait(2)
     assert ("b" in answers.acks) == (times == 1)
-    disk.mend()
+    disk.heal()
     await healed(broker, kit)
     kit.put(partition, answers, "c")
     await settle(broker, answers, 3)
@@ -455,7 +455,7 @@ async def test_space_is_found_again_without_a_publisher(
     clock.advance_ms(60_000)
     await asyncio.sleep(0.12)
     assert "disk is full" in broker.why_not_ready
-    disk.mend()
+    disk.heal()
     clock.advance_ms(60_000)
     await kit.until(lambda: not broker.why_not_ready)
     assert len(list((broker.data_dir / "journal").glob("space*"))) == 0
@@ -472,7 +472,7 @@ async def test_a_start_that_finds_no_space_says_where_and_for_what(
     disk.fill("/logs/")
     with pytest.raises(DiskFullError, match=r"no space left in .*/data for records"):
         await open_broker()
-    disk.mend()
+    disk.heal()
     again = await open_broker()
     assert kit.values(again.stream("s").partition(0)) == [bytes(1000)]
 
@@ -485,7 +485,7 @@ async def test_a_start_without_space_for_the_first_record_is_not_ready(
     disk.fill()
     broker = await open_broker()
     assert "disk is full" in broker.why_not_ready
-    disk.mend()
+    disk.heal()
     await asyncio.sleep(0.12)
     clock.advance_ms(60_000)
     await kit.until(lambda: not broker.why_not_ready)
@@ -497,7 +497,7 @@ async def test_clients_that_cannot_begin_to_publish_make_it_not_ready(broker, di
     with pytest.raises(DiskFullError):
         await broker.new_producer_id()
     assert "disk is full" in broker.why_not_ready
-    disk.mend()
+    disk.heal()
     await asyncio.sleep(0.12)
     clock.advance_ms(60_000)
     await kit.until(lambda: not broker.why_not_ready)

@@ -49,6 +49,15 @@ async def test_a_stream_comes_shrinks_and_goes_beside_the_loop(watched, kit, dis
     assert disk.on_the_loop == []
 
 
+@pytest.mark.usefixtures("without_spares")
+async def test_journal_files_are_made_beside_the_loop(watched, kit, disk):
+    """Also where none was made ahead of need: filling one with zeros takes long."""
+    await watched.create_stream(StreamConfig(name="s", subject="s"))
+    await put(watched, kit, 60)
+    assert disk.count("create", "/journal/") > 2
+    assert disk.on_the_loop == []
+
+
 async def test_a_failed_disk_is_reopened_beside_the_loop(watched, kit, disk):
     """Recovery reads and writes as much as there is; the loop goes on answering meanwhile."""
     await watched.create_stream(StreamConfig(name="s", subject="s"))

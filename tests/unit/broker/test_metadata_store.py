@@ -141,7 +141,7 @@ def test_a_failed_write_leaves_the_old_image(
     with pytest.raises(kind):
         store.apply(create("b"))
     assert store.image is image
-    disk.mend()
+    disk.heal()
     found = opened(tmp_path, disk).image
     assert found in (image, store.preview(create("b")))
     assert store.is_certain or operation in ("sync", "names", "write")
@@ -187,7 +187,7 @@ def test_what_cannot_be_taken_back_is_not_certain(store, tmp_path, disk):
     assert not store.is_certain
     with pytest.raises(LogPoisonedError):
         store.restore()
-    disk.mend()
+    disk.heal()
     store.restore()
     assert store.is_certain
     assert opened(tmp_path, disk).image == store.image
@@ -217,16 +217,16 @@ def test_a_deletion_needs_no_space(store, tmp_path, disk, monkeypatch):
 
 @pytest.mark.parametrize("name", [FILE_NAME, LOG_NAME])
 def test_every_flipped_bit_is_found(store, tmp_path, disk, name):
-    """Damage anywhere in a file is an error that names it, never another image."""
+    """Corruption anywhere in a file is an error that names it, never another image."""
     store.apply(create("a"))
     store.apply(create("b"))
     path = tmp_path / name
     intact = path.read_bytes()
     for position in range(len(intact)):
         for bit in (0x01, 0x20, 0x80):
-            damaged = bytearray(intact)
-            damaged[position] ^= bit
-            path.write_bytes(damaged)
+            corrupt = bytearray(intact)
+            corrupt[position] ^= bit
+            path.write_bytes(corrupt)
             with contextlib.suppress(CorruptBatchError):
                 found = opened(tmp_path, disk).image
                 assert found == store.image, "only the file's trimmings may differ"

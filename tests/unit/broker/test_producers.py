@@ -59,7 +59,7 @@ async def test_what_was_not_stored_is_stored_by_the_retry(
     put(partition, answers, "behind", (7, 0, 7), "b")
     await answers.wait(3)
     assert answers.codes == {"full": "disk_full", "behind": "disk_full"}
-    disk.mend()
+    disk.heal()
     put(partition, answers, "behind again", (7, 0, 7), "b")
     put(partition, answers, "again", (7, 0, 1), *[big] * 6)
     put(partition, answers, "in order", (7, 0, 7), "b")

@@ -241,7 +241,7 @@ async def test_a_member_with_a_full_disk_takes_part_again_when_there_is_space(ne
     words = [b"x" * 3000 + b"%d" % n for n in range(40)]
     await net.say(*words)
     assert len(net.members[number].machine.words) < 41, "there was no room for all of them"
-    net.disks[number].mend()
+    net.disks[number].heal()
     await net.say(b"after")
     await net.agree([b"before", *words, b"after"])
 
@@ -274,8 +274,8 @@ async def test_a_member_whose_storage_failed_takes_no_part(net):
     assert b"after" not in failed.machine.words
 
 
-async def test_votes_survive_and_damage_to_them_is_refused(net):
-    """Term and vote are read back as written; damaged with their twin they are never guessed at."""
+async def test_votes_survive_and_corruption_to_them_is_refused(net):
+    """Term and vote are read back as written; corrupt with their twin they are never guessed at."""
     await net.say(b"a")
     member = net.members[1]
     member.kill()

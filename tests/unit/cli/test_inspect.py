@@ -58,11 +58,11 @@ def test_the_listing_for_programs(stopped, run):
     [segment] = [report for report in reports if report["kind"] == "segment"]
     assert segment["partition"] == "orders/0"
     assert segment["facts"]["records"] == RECORDS
-    assert not segment["damaged"]
+    assert not segment["corrupt"]
 
 
 def test_a_flipped_bit_is_named_by_file_and_position(stopped, run):
-    """Damage in the middle of a segment: its file, its byte, exit code 1; mended, all is well."""
+    """Corruption inside a segment is reported with file and byte, exit code 1; repaired, with 0."""
     segment = segment_of(stopped)
     intact = segment.read_bytes()
     positions = [int(line.split()[0]) for line in run(segment).stdout.splitlines()]
@@ -92,7 +92,7 @@ def test_a_file_is_dumped_piece_by_piece(stopped, run):
         assert run(journal).exit_code == 0
 
 
-@pytest.mark.parametrize("content", [b"{", None], ids=["damaged", "missing"])
+@pytest.mark.parametrize("content", [b"{", None], ids=["corrupt", "missing"])
 def test_without_metadata_the_rest_is_told(stopped, run, content):
     """The logs are still listed and verified, under their numbers; exit code 1."""
     metadata = stopped / "metadata.json"
@@ -111,7 +111,7 @@ def test_without_metadata_the_rest_is_told(stopped, run, content):
 
 
 def test_a_missing_log_is_named(stopped, run):
-    """A stream's directory that is gone is damage, in a listing for programs too."""
+    """A stream's directory that is gone is corruption, in a listing for programs too."""
     logs = segment_of(stopped).parent
     aside = stopped / "aside"
     logs.rename(aside)
@@ -119,25 +119,25 @@ def test_a_missing_log_is_named(stopped, run):
         result = run(stopped)
         assert result.exit_code == 1
         assert f"records 0 to {RECORDS - 1} are missing" in result.stdout
-        [damaged] = [
+        [corrupt] = [
             report
             for report in map(json.loads, run(stopped, "--output", "json").stdout.splitlines())
-            if report["damaged"]
+            if report["corrupt"]
         ]
-        assert damaged["partition"] == "orders/0"
+        assert corrupt["partition"] == "orders/0"
     finally:
         aside.rename(logs)
     assert run(stopped).exit_code == 0
 
 
-def test_a_damaged_file_by_itself_is_told(stopped, run, tmp_path):
+def test_a_corrupt_file_by_itself_is_told(stopped, run, tmp_path):
     """The dump of a file with a flipped bit in its last batch goes on, and exits with code 1."""
     copy = tmp_path / segment_of(stopped).name
     intact = segment_of(stopped).read_bytes()
     copy.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
     result = run(copy)
     assert result.exit_code == 1
-    assert "damaged_until" in result.stdout
+    assert "corrupt_until" in result.stdout
 
 
 def test_a_compacted_and_a_deleted_stream_are_not_missed(run, tmp_path):

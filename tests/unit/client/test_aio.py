@@ -6,11 +6,18 @@ import pytest
 
 import strandline.client as package
 from strandline.client.access import AccessControl
-from strandline.client.aio import AsyncClient, AsyncProducer, connect_async
-from strandline.client.aio_admin import AsyncAccessControl, AsyncGroups, AsyncQuotas
+from strandline.client.aio import (
+    AsyncAccessControl,
+    AsyncClient,
+    AsyncGroups,
+    AsyncProducer,
+    AsyncQuotas,
+    AsyncStage,
+    AsyncTransaction,
+    connect_async,
+)
 from strandline.client.aio_consumer import AsyncConsumer
 from strandline.client.aio_reading import AsyncSubscription
-from strandline.client.aio_transaction import AsyncStage, AsyncTransaction
 from strandline.client.client import Client, connect
 from strandline.client.consumer.consumer import Consumer
 from strandline.client.consumer.groups import Groups
@@ -83,3 +90,40 @@ def test_the_package_has_both():
 def test_both_are_connected_alike():
     """``connect_async`` takes what ``connect`` takes."""
     assert parameters(connect_async) == parameters(connect)
+
+
+@pytest.mark.parametrize(("plain", "awaited"), PAIRS, ids=lambda cls: cls.__name__)
+def test_what_is_forwarded_has_the_docstring_of_what_it_forwards_to(plain, awaited):
+    """It is the synchronous method's own, so that it cannot go out of date."""
+    for name in names(plain) & names(awaited):
+        function = inspect.getattr_static(awaited, name)
+        assert inspect.getdoc(function), name
+        if hasattr(function, "__wrapped__"):
+            assert function.__wrapped__ is getattr(plain, name), name
+
+
+def test_most_of_the_client_is_forwarded_and_not_written_again():
+    """A hand-written twin is for what asyncio needs: futures, cancellation, iteration."""
+    written = {
+        f"{cls.__name__}.{name}"
+        for _, cls in PAIRS
+        for name in names(cls)
+        if not hasattr(inspect.getattr_static(cls, name), "__wrapped__")
+        and inspect.isfunction(inspect.getattr_static(cls, name))
+    }
+    assert written == {
+        "AsyncClient.append",
+        "AsyncClient.consumer",
+        "AsyncClient.read",
+        "AsyncConsumer.close",
+        "AsyncConsumer.poll",
+        "AsyncProducer.abandon",
+        "AsyncProducer.append",
+        "AsyncProducer.append_batch",
+        "AsyncProducer.close",
+        "AsyncProducer.flush",
+        "AsyncSubscription.close",
+        "AsyncTransaction.append",
+        "AsyncTransaction.append_batch",
+        "AsyncTransaction.commit_offsets",
+    }

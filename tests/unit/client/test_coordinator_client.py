@@ -7,8 +7,9 @@ from strandline.api.groups import GROUPS_STREAM
 from strandline.api.transactions import PartitionRef, ProducerRef
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.coordinator_client import CoordinatorClient
+from strandline.client.metadata import ClusterMetadata
 from strandline.client.transactions.transaction_calls import CoordinatorCalls
-from strandline.errors import UnknownPartitionError, UnknownStreamError
+from strandline.errors import NotLeaderError, UnknownPartitionError, UnknownStreamError
 
 
 class Cluster(ClusterClient):
@@ -19,6 +20,7 @@ class Cluster(ClusterClient):
 
     def __init__(self, error, *, lasts=1):
         self.left = [error] * lasts
+        self.metadata = ClusterMetadata((self.home,))
 
     def routes(self, stream):
         if stream in ("s", GROUPS_STREAM):
@@ -28,13 +30,10 @@ class Cluster(ClusterClient):
     def leaders(self, routes):
         return {0: "here"}
 
-    def ask_another(self):
-        pass
-
     def connection(self, address):
         return self
 
-    def action(self, name, body, kind, *, timeout_s):
+    def action(self, command, request, *, timeout_s):
         if self.left:
             raise self.left.pop()
         return ["done"]
@@ -43,7 +42,7 @@ class Cluster(ClusterClient):
 def join(cluster, *streams):
     body = wire.JoinGroupRequest(group="g", member="m", streams=streams, session_ms=1000)
     office = CoordinatorClient(cluster, GROUPS_STREAM)
-    return office.ask(wire.JOIN_GROUP, body, str, timeout_s=30, streams=streams)
+    return office.ask(wire.JOIN_GROUP, body, timeout_s=30, partitions=[(s, 0) for s in streams])
 
 
 def test_a_stream_that_the_coordinator_of_groups_does_not_know_yet_is_waited_for():
@@ -75,3 +74,24 @@ def test_a_partition_that_the_coordinator_of_transactions_does_not_know_yet_is_w
             with pytest.raises(kind):
                 add("t", ProducerRef(1, 0), (PartitionRef("s", number),))
             assert len(cluster.left) == 1
+
+
+def test_a_known_coordinator_is_not_looked_up_again_until_a_call_fails():
+    """Its address is a part of the client's metadata, whoever asks."""
+
+    class Counting(Cluster):
+        looked = 0
+
+        def routes(self, stream):
+            self.looked += 1
+            routes = {0: None}
+            self.metadata._routes[stream] = routes
+            return routes
+
+    cluster = Counting(NotLeaderError("moved"), lasts=0)
+    for _ in range(3):
+        join(cluster, "s")
+    assert cluster.looked == 1
+    cluster.left.append(NotLeaderError("moved"))
+    join(cluster, "s")
+    assert cluster.looked == 2

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from strandline.client.partition_metadata import UNKNOWN_MAX, PartitionMetadata
-from strandline.errors import NotLeaderError, UnknownStreamError
+from strandline.errors import NotLeaderError, UnauthenticatedError, UnknownStreamError
 
 LOST = NotLeaderError("somebody else leads")
 
@@ -18,6 +18,7 @@ class Brokers:
 
     def __init__(self, *answers):
         self.is_cluster = True
+        self.metadata = self
         self.answers = list(answers)
         self.named_broker = self.asked_another = 0
 
@@ -51,6 +52,7 @@ class Kit:
         self.is_over = threading.Event()
         self.sent_to = []
         self.given_up = []
+        self.refused = []
         self.leaders = PartitionMetadata(
             brokers, "s", self, changed=self.changed, is_over=self.is_over
         )
@@ -58,6 +60,12 @@ class Kit:
     def send_to(self, addresses):
         """Keep the addresses."""
         self.sent_to.append(sorted(addresses))
+
+    def give_up(self, partitions, error):
+        """Keep both."""
+        with self.changed:
+            self.refused.append((set(partitions), error))
+            self.changed.notify_all()
 
     def give_all_up(self, error):
         """Keep the error; nothing is left to deliver."""
@@ -143,6 +151,18 @@ def test_a_stream_that_stays_unknown_is_given_up(make):
     kit.until(lambda: kit.given_up)
     assert kit.given_up == [gone]
     assert brokers.named_broker == UNKNOWN_MAX
+
+
+def test_a_refused_lookup_fails_what_waits_for_it(make):
+    """As with a revoked token; the lookup goes on, in case the token is known only later."""
+    revoked = UnauthenticatedError("this token is revoked")
+    kit = make(Brokers(revoked, {0: "b:1"}))
+    with kit.changed:
+        kit.leaders.take({0: "a:1", 1: "c:1"})
+        kit.leaders.look_up([0], LOST)
+    kit.until(lambda: kit.leaders.may_send(0, "b:1"))
+    assert kit.refused == [({0}, revoked)]
+    assert not kit.given_up
 
 
 def test_a_bug_leaves_nobody_waiting(make, caplog):

@@ -2,13 +2,12 @@
 
 import pytest
 
+from strandline.client.deadline import within
 from strandline.client.retry_policy import (
     RetryBackoff,
     RetryDeadline,
-    is_connection_loss,
+    call_with_retries,
     is_passing,
-    is_refusal,
-    is_worth_a_retry,
 )
 from strandline.errors import (
     DisconnectedError,
@@ -20,6 +19,7 @@ from strandline.errors import (
     ShuttingDownError,
     StillLoadingError,
     UnavailableError,
+    all_error_classes,
 )
 
 
@@ -51,7 +51,7 @@ def test_pauses_double_up_to_a_limit_and_start_over():
 )
 def test_only_a_lost_connection_is_met_by_sending_again(error, is_loss):
     """A full disk or a wrong request is the caller's to know at once."""
-    assert is_connection_loss(error) is is_loss
+    assert error.is_connection_loss is is_loss
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def test_only_a_lost_connection_is_met_by_sending_again(error, is_loss):
 )
 def test_some_refusals_pass_and_some_leave_no_doubt(error, worth, refused):
     """A broker that does not lead did nothing; one that went away may have."""
-    assert is_worth_a_retry(error) is worth
-    assert is_refusal(error) is refused
+    assert error.passes_soon is worth
+    assert error.is_rejection is refused
 
 
 def test_patience_ends_unless_there_is_a_success():
@@ -88,4 +88,52 @@ def test_patience_ends_unless_there_is_a_success():
 def test_a_timeout_passes_for_a_read_and_not_for_an_append():
     """What was only read may be asked for again; whether an append was done is unknown."""
     assert is_passing(RequestTimeoutError("slow"))
-    assert not is_worth_a_retry(RequestTimeoutError("slow"))
+    assert not RequestTimeoutError("slow").passes_soon
+
+
+def failing(*errors):
+    """An attempt that raises these, one after another, and then succeeds."""
+    left = list(errors)
+
+    def attempt():
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return attempt, left
+
+
+def test_a_call_is_repeated_until_it_succeeds_and_something_may_be_changed_before():
+    """Such as the broker that is asked next."""
+    attempt, left = failing(NotLeaderError("n"), DisconnectedError("d"))
+    asked = []
+    found = call_with_retries(
+        attempt,
+        timeout_s=60,
+        should_retry=is_passing,
+        before_retry=lambda: asked.append("another"),
+    )
+    assert (found, left, asked) == ("done", [], ["another"] * 2)
+
+
+def test_a_permanent_error_is_raised_at_once():
+    """What is wrong with a request does not pass."""
+    attempt, left = failing(InvalidRequestError("i"), NotLeaderError("n"))
+    with pytest.raises(InvalidRequestError):
+        call_with_retries(attempt, timeout_s=60, should_retry=is_passing)
+    assert len(left) == 1
+
+
+def test_no_attempt_begins_after_the_deadline_of_the_caller():
+    """Its time counts, even where the call itself would try for longer."""
+    attempt, left = failing(*[NotLeaderError("n")] * 100)
+    with within(0.2), pytest.raises(NotLeaderError):
+        call_with_retries(attempt, timeout_s=60, should_retry=is_passing)
+    assert len(left) > 90
+
+
+def test_every_error_class_says_consistently_when_it_is_retried():
+    """What passes soon is retriable; what had no effect or lost its connection passes soon."""
+    for kind in all_error_classes():
+        assert kind.retriable or not kind.passes_soon, kind
+        assert kind.passes_soon or not (kind.is_rejection or kind.is_connection_loss), kind

@@ -46,7 +46,7 @@ def test_queries_name_metrics_that_exist(place):
 
 @pytest.mark.parametrize("place", QUERIES)
 def test_counters_are_shown_as_rates(place):
-    """A counter since the start tells little; only damage is shown as it is."""
+    """A counter since the start tells little; only corruption is shown as it is."""
     counters = {name for name in names_in(QUERIES[place]) if name.endswith(("_total", "_bucket"))}
     is_rate = re.search(r"\b(rate|increase)\(", QUERIES[place])
     assert not counters or is_rate or place.startswith("Corruption")
@@ -66,13 +66,13 @@ def test_legends_name_labels_that_exist():
 
 
 def test_what_operators_need_is_on_the_board():
-    """Copies behind and missing, elections, commit and sync times, damage, turns, the journal."""
+    """Replicas behind or missing, elections, commit and sync times, corruption, the journal."""
     shown = set(chain.from_iterable(map(names_in, QUERIES.values())))
     needed = (
         "under_replicated_partitions offline_partitions under_min_isr_partitions isr_shrinks_total"
         " isr_expands_total replica_lag_records replica_lag_bytes commit_seconds_bucket"
         " leader_elections_total controller consensus_term consensus_commit_index"
-        " damaged_batches_total repaired_batches_total failed_repairs_total journal_bytes"
+        " corrupt_batches_total repaired_batches_total failed_repairs_total journal_bytes"
         " turn_records_bucket turn_bytes_bucket sync_seconds_bucket ready"
     )
     assert {PREFIX + name for name in needed.split()} <= shown

@@ -119,7 +119,7 @@ def test_a_session_ends_before_its_key_is_worn_out(keys, monkeypatch):
     assert len({(seal.salt, seal.nonce) for seal in seals}) == 7
 
 
-def test_a_flipped_bit_is_damage_and_needs_no_key(keys):
+def test_a_flipped_bit_is_corruption_and_needs_no_key(keys):
     """The checksum covers the stored bytes, wherever the bit is."""
     sealed = keys.sealer().seal(batch())
     for position in range(len(sealed)):
@@ -178,10 +178,10 @@ def test_a_missing_master_key_is_named_until_it_comes_back(keys, caplog):
     sealed = keys.sealer().seal(batch())
     keys.master_keys = [MasterKey(b"x" * 32)]
     sealer = keys.sealer()
-    refusal = sealer.why_not()
-    assert MASTER.id in refusal.message
-    assert "data key 1 of stream 's'" in refusal.message
-    assert sealer.why_not().message == refusal.message
+    rejection = sealer.why_not()
+    assert MASTER.id in rejection.message
+    assert "data key 1 of stream 's'" in rejection.message
+    assert sealer.why_not().message == rejection.message
     assert caplog.text.count("s/0 takes no records") == 1
     with pytest.raises(EncryptionKeyError, match=MASTER.id):
         sealer.open(sealed)

@@ -22,10 +22,10 @@ def line_of(message, *arguments, error=None):
 
 def test_an_event_is_one_object():
     """Time, level, logger and message, as documented."""
-    line = line_of("damage in %s", "orders/0")
+    line = line_of("corruption in %s", "orders/0")
     assert set(line) == {"time", "level", "logger", "message"}
     assert (line["level"], line["logger"]) == ("warning", "a.b")
-    assert line["message"] == "damage in orders/0"
+    assert line["message"] == "corruption in orders/0"
     assert line["time"].endswith("Z")
 
 

@@ -1,4 +1,4 @@
-"""The sources of master keys, and refusals that show no part of a key."""
+"""The sources of master keys, and rejections that show no part of a key."""
 
 import pytest
 

@@ -52,7 +52,7 @@ async def test_listeners_stop_first_and_the_broker_last(config):
     """No client is served by a half-started broker, and every accepted record is answered."""
     story = []
     app = app_with(config, story)
-    app.broker.on_streams_changed(lambda: None)
+    app.broker.on_streams_changed(lambda names: None)
     await app.start()
     assert app.broker.is_ready
     await app.stop()

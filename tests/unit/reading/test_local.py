@@ -160,7 +160,7 @@ def test_any_range_is_read_of_what_compaction_has_left(tmp_path_factory, sizes, 
     assert cursor.is_done
 
 
-def test_a_file_that_is_missing_between_compacted_ones_is_damage(tmp_path):
+def test_a_file_that_is_missing_between_compacted_ones_is_corruption(tmp_path):
     """Fillers keep them dense, too."""
     stored = compact(tmp_path, [[[True, False]], [[True]], [[True]]])
     del stored.files[1]
@@ -168,14 +168,14 @@ def test_a_file_that_is_missing_between_compacted_ones_is_damage(tmp_path):
         rest_of(cursor_at(stored, has_hidden=True))
 
 
-def test_missing_records_are_damage(tmp_path):
+def test_missing_records_are_corruption(tmp_path):
     """Offsets are dense; a file that lacks some was tampered with."""
     stored = store(tmp_path, [[3, 2], [4]], gap=5)
     with pytest.raises(CorruptBatchError, match="0 to 4 are missing"):
         rest_of(cursor_at(stored))
 
 
-def test_damage_ends_the_read_where_it_is(tmp_path):
+def test_corruption_ends_the_read_where_it_is(tmp_path):
     """What is before it was read; the cursor stands where a read through the broker goes on."""
     stored = store(tmp_path, [[300, 300, 300]])
     path, position, base = stored.batches[1]
@@ -188,7 +188,7 @@ def test_damage_ends_the_read_where_it_is(tmp_path):
     assert cursor.position == base == 300
 
 
-def test_a_file_that_was_cut_is_damage_not_a_crash(tmp_path):
+def test_a_file_that_was_cut_is_corruption_not_a_crash(tmp_path):
     """A mapped file would end the process here."""
     stored = store(tmp_path, [[300, 300], [10]])
     path, position, _ = stored.batches[1]

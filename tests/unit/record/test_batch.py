@@ -22,10 +22,10 @@ def test_a_whole_batch_passes():
 @pytest.mark.parametrize("position", range(len(batch())))
 def test_a_flip_of_any_byte_is_found(position):
     """Whatever byte of a batch is flipped, the check refuses it."""
-    damaged = bytearray(batch())
-    damaged[position] ^= 0x10
+    corrupt = bytearray(batch())
+    corrupt[position] ^= 0x10
     with pytest.raises(CorruptBatchError):
-        check_batch(damaged)
+        check_batch(corrupt)
 
 
 @pytest.mark.parametrize("length", range(len(batch())))
@@ -51,15 +51,15 @@ def test_walk_finds_every_batch():
 
 def test_lengths_are_checked_before_use():
     """An impossible length in a header is refused without reading that far."""
-    damaged = bytearray(batch())
-    damaged[8:12] = (0xFFFFFFF8).to_bytes(4, "little")
+    corrupt = bytearray(batch())
+    corrupt[8:12] = (0xFFFFFFF8).to_bytes(4, "little")
     with pytest.raises(CorruptBatchError, match="impossible batch length"):
-        read_header(damaged)
+        read_header(corrupt)
 
 
 def test_a_header_alone_is_no_batch():
     """A header without columns is refused."""
-    damaged = bytearray(batch()[:HEADER_BYTES])
-    damaged[8:12] = HEADER_BYTES.to_bytes(4, "little")
+    corrupt = bytearray(batch()[:HEADER_BYTES])
+    corrupt[8:12] = HEADER_BYTES.to_bytes(4, "little")
     with pytest.raises(CorruptBatchError):
-        read_header(damaged)
+        read_header(corrupt)

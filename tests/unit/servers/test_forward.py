@@ -14,7 +14,7 @@ from strandline.core.metadata.image import MetadataImage, PartitionImage, Stream
 from strandline.errors import DisconnectedError, NotEnoughReplicasError, UnavailableError
 from strandline.servers import forward
 from strandline.servers.forward import Forwarder, LeaderLinks
-from strandline.servers.forwarding import PendingForward
+from strandline.servers.resume_forwarder import PendingForward
 from strandline.types import PartitionName
 
 HERE, THERE = PartitionName("s", 0), PartitionName("s", 1)
@@ -38,7 +38,7 @@ class LoneBroker:
     """One that the cluster does not know yet, so that whatever it forwards is refused."""
 
     def __init__(self):
-        self.config, self.image, self.created_ns = BrokerConfig(), MetadataImage(), {}
+        self.config, self.image = BrokerConfig(), MetadataImage()
         self.admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None)
         self.membership = SimpleNamespace(me=2)
         self.has_lost_majority = False
@@ -48,8 +48,15 @@ class LoneBroker:
     def on_streams_changed(self, callback):
         self.streams_changed = callback
 
-    def streams(self):
-        return [SimpleNamespace(name=k, created_ns=v) for k, v in self.created_ns.items()]
+    def create(self, **created_ns):
+        """There are these streams now."""
+        config = StreamConfig(name="s", subject="s")
+        streams = {
+            name: StreamImage(config=config, created_ns=at_ns, partitions=())
+            for name, at_ns in created_ns.items()
+        }
+        before, self.image = self.image, MetadataImage(streams=streams)
+        self.streams_changed(sorted(self.image.table.changed_since(before.table)))
 
     def check_quorum(self):
         if self.has_lost_majority:
@@ -179,11 +186,9 @@ async def test_producers_of_streams_not_used_for_long_are_ended(forwarder, produ
 
 async def test_the_producer_of_a_deleted_stream_is_ended(broker, forwarder, producers):
     """It would keep the files of the log open at its leader; the stream may be there again."""
-    broker.created_ns = {"a": 1, "b": 1, "c": 1}
-    broker.streams_changed()
+    broker.create(a=1, b=1, c=1)
     await publish(forwarder, producers, "a", "b", "c")
-    broker.created_ns = {"a": 2, "c": 1}
-    broker.streams_changed()
+    broker.create(a=2, c=1)
     await publish(forwarder, producers, "a")
     assert producers.ended == ["a", "b"]
     assert producers.made == ["a", "b", "c", "a"]

@@ -61,7 +61,7 @@ def test_without_a_quota_nothing_waits_and_nothing_is_counted(place):
     place.shop.check_request()
     place.shop.check_publish(10**12)
     assert not place.telemetry.quota_published_bytes
-    assert not place.telemetry.quota_refusals
+    assert not place.telemetry.quota_rejections
 
 
 def test_a_quota_counts_as_soon_as_it_is_set_and_no_longer_than_it_is(place):
@@ -97,7 +97,7 @@ def test_a_refused_request_says_when_to_ask_again(place):
     assert caught.value.wait_ms == 500
     place.clock.advance_ms(500)
     place.shop.check_request()
-    assert place.telemetry.quota_refusals == {"shop": 1}
+    assert place.telemetry.quota_rejections == {"shop": 1}
 
 
 def test_a_publish_that_cannot_be_held_up_is_refused_while_there_is_debt(place):

@@ -189,8 +189,8 @@ def test_an_offset_that_never_was_is_not_skipped(use):
         offsets(fail_on_data_loss=False)
 
 
-def test_damage_is_not_hidden(use):
-    """A damaged batch fails the read with its own error."""
+def test_corruption_is_not_hidden(use):
+    """A corrupt batch fails the read with its own error."""
     use(FakeClient(failures=[(1, CorruptBatchError("bits", file="f", position=3))]))
     with pytest.raises(CorruptBatchError, match="f at byte 3"):
         offsets()

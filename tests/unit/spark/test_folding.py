@@ -10,6 +10,7 @@ from strandline.errors import InvalidConfigError, InvalidRecordError
 from strandline.spark.pipelines.aggregates import (
     AggregateState,
     decode_state,
+    definition_of,
     encode_state,
     fold,
     next_offsets,
@@ -109,10 +110,19 @@ def test_states_of_other_columns_are_refused():
     """A column that was added would begin in the middle, and one of another function ended in a
     TypeError of Python's.
     """
-    state = AggregateState(values={"a": "text", "b": 1}, offsets={0: 7})
+    columns = {"b": "count()", "a": "last(x)"}
+    made = definition_of("key", columns)
+    state = AggregateState(values={"a": "text", "b": 1}, offsets={0: 7}, definition=made)
     with pytest.raises(InvalidConfigError, match="columns are a, but the states in s have a, b"):
-        refuse_other_columns(parse_folds({"a": "last(x)"}), [state], into="s")
-    refuse_other_columns(parse_folds({"b": "count()", "a": "last(x)"}), [state], into="s")
+        refuse_other_columns(parse_folds({"a": "last(x)"}), [state], into="s", definition="")
+    again = decode_state(encode_state(state), where="s")
+    refuse_other_columns(parse_folds(columns), [again], into="s", definition=made)
+    same = definition_of(" key", {"a": " last(x)", "b": "count()"})
+    refuse_other_columns(parse_folds(columns), [again], into="s", definition=same)
+    for key, other in (("k", columns), ("key", columns | {"a": "max(x)"})):
+        new = definition_of(key, other)
+        with pytest.raises(InvalidConfigError, match="made with another key, or other functions"):
+            refuse_other_columns(parse_folds(other), [again], into="s", definition=new)
     with pytest.raises(InvalidConfigError, match=r"'a': sum\(\) of 1 and 'text'.*another stream"):
         fold(state, parse_folds({"a": "sum(x)"}), {"a": 1}, place=(0, 8))
 

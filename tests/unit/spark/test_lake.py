@@ -351,6 +351,35 @@ def test_a_restore_that_the_log_no_longer_explains_is_refused(tmp_path):
         lake.offsets()
 
 
+@pytest.mark.parametrize("kept", ["the restore", "nothing of it"])
+def test_a_restored_delta_table_whose_log_was_cleaned_up_is_refused(tmp_path, kept):
+    """The application transactions are those of the last commit, but its records are gone."""
+    lake = Lake(tmp_path, "delta")
+    for batch in range(2):
+        assert lake.commit(lake.propose(rows(0, batch, batch + 1), batch=batch))
+    DeltaTable(lake.path).restore(0)
+    write_deltalake(lake.path, pa.Table.from_batches([rows(7, 0, 2)]), mode="append")
+    DeltaTable(lake.path).create_checkpoint()
+    for version in (0, 1, 2) if kept == "nothing of it" else (0, 1):
+        (tmp_path / "t" / "_delta_log" / f"{version:020d}.json").unlink()
+    with pytest.raises(InvalidRequestError, match=r"no record 1 of partition 0.*another table"):
+        lake.offsets()
+
+
+def test_a_rolled_back_iceberg_table_whose_snapshots_expired_is_refused(tmp_path):
+    """The property is that of the last commit, but its records are gone."""
+    lake = Lake(tmp_path, "iceberg")
+    for batch in range(2):
+        assert lake.commit(lake.propose(rows(0, batch, batch + 1), batch=batch))
+    table = open_catalog(lake.catalog).load_table(lake.path)
+    ours = [entry.snapshot_id for entry in table.history()]
+    table.manage_snapshots().rollback_to_snapshot(ours[0]).commit()
+    table.append(pa.Table.from_batches([rows(7, 0, 2)]))
+    table.maintenance.expire_snapshots().by_ids(ours).commit()
+    with pytest.raises(InvalidRequestError, match=r"no record 1 of partition 0.*another table"):
+        lake.offsets()
+
+
 def test_expired_snapshots_of_an_iceberg_table_do_not_hide_the_offsets(tmp_path):
     """Our snapshot is gone with those before the current one; the property still says it."""
     lake = Lake(tmp_path, "iceberg")
@@ -432,7 +461,7 @@ def test_a_table_that_is_not_there_is_named(tmp_path):
 
 
 def test_a_catalog_without_an_address_is_the_caller_s_mistake():
-    """pyiceberg's own complaint, with the key that mends it."""
+    """pyiceberg's own complaint, with the key that fixes it."""
     with pytest.raises(InvalidConfigError, match="'catalog'"):
         existing_store("lake.t", table_format="iceberg", catalog={"name": "nowhere"})
 

@@ -75,6 +75,15 @@ def test_commits_follow_each_other_without_gap_or_overlap():
     assert second.offsets == {0: 12, 1: 5}
 
 
+def test_a_table_that_was_deleted_is_not_continued_by_a_load():
+    """A load creates its table with its first batch; who names no stream may begin anywhere."""
+    later = file(p0=span(10, 12))
+    with pytest.raises(InvalidRequestError, match=r"batch 3 of x@1.*deleted.*new checkpoint"):
+        decide(None, proposal(later, batch=3, stream="x@1"))
+    accepted(None, proposal(later, stream="x@1"))
+    accepted(None, proposal(later, batch=3))
+
+
 def test_records_of_another_stream_are_refused():
     """A stream created anew is another one; who does not say which it is goes on, and a table that
     nobody told takes the first that it is told.
@@ -207,7 +216,7 @@ def test_other_columns_are_refused_by_name():
 
 
 def test_manifests_survive_their_file_and_refuse_others():
-    """A manifest reads back as written; damage and later versions are typed errors."""
+    """A manifest reads back as written; corruption and later versions are typed errors."""
     manifest = accepted(None, proposal(file(p0=span(0, 3))))
     data = encode_manifest(manifest)
     assert decode_manifest(data, name="m") == manifest

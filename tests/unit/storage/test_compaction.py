@@ -214,8 +214,8 @@ def test_a_null_value_waits_for_every_replica(log, compact):
     assert rows(log) == [(1, b"b", b"1" + VALUE)]
 
 
-def test_null_values_wait_for_damage_to_be_mended(log, compact):
-    """Nobody knows what a damaged batch holds: an older record of a deleted key may be in it."""
+def test_null_values_wait_for_corruption_to_be_repaired(log, compact):
+    """Nobody knows what a corrupt batch holds: an older record of a deleted key may be in it."""
     put(log, [(b"a", b"1" + VALUE)])
     settle(log)
     put(log, [(b"b", b"1" + VALUE), (b"b", b"2" + VALUE)])
@@ -454,8 +454,8 @@ def test_crash_in_the_middle(log, disk, open_log, renamed):
     assert not list(again.directory.glob("*.cleaned"))
 
 
-def test_damaged_segment_is_left_as_it_is(log, compact):
-    """A segment with damage in it is not rewritten: another replica may repair it."""
+def test_corrupt_segment_is_left_as_it_is(log, compact):
+    """A segment with corruption in it is not rewritten: another replica may repair it."""
     put(log, [(b"a", b"1" + VALUE)])
     put(log, [(b"b", b"1" + VALUE)])
     put(log, [(b"a", b"2" + VALUE)])

@@ -110,7 +110,7 @@ def test_writing_back_loses_nothing_and_needs_no_file_to_be_open(tmp_path):
 
 
 def test_real_errors_are_translated_everywhere(tmp_path):
-    """Every method turns the system's refusal into an error of ours."""
+    """Every method turns the system's rejection into an error of ours."""
     disk = Disk()
     missing = tmp_path / "no" / "file"
     bad = 10**6

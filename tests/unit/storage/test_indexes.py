@@ -75,8 +75,8 @@ def expected_offset(wanted):
     return 200
 
 
-@pytest.mark.parametrize("damage", ["none", "missing", "garbage", "too long"])
-def test_reopened_indexes(open_log, make_batch, damage):
+@pytest.mark.parametrize("corruption", ["none", "missing", "garbage", "too long"])
+def test_reopened_indexes(open_log, make_batch, corruption):
     """Offsets and times are found with index files, without them and with useless ones."""
     log = filled(open_log, make_batch)
     before = [(s.index.positions, s.times.keys) for s in log.segments]
@@ -86,11 +86,11 @@ def test_reopened_indexes(open_log, make_batch, damage):
         for suffix in (".index", ".timeindex"):
             path = segment.path.with_suffix(suffix)
             assert path.exists()
-            if damage == "missing":
+            if corruption == "missing":
                 path.unlink()
-            elif damage == "garbage":
+            elif corruption == "garbage":
                 path.write_bytes(b"\0" * 100)
-            elif damage == "too long":
+            elif corruption == "too long":
                 about = IndexFile(KIND_OFFSETS, 1 << 40, 0, 0)
                 path.write_bytes(SparseIndex().encode(about))
     again = open_log(at, segment_bytes=5 * INTERVAL_BYTES)
@@ -104,7 +104,7 @@ def test_reopened_indexes(open_log, make_batch, damage):
 
 @pytest.mark.parametrize("byte", [16, 17, 21, 28, 30], ids="offset{}".format)
 @pytest.mark.parametrize("size", [500, INTERVAL_BYTES // 8, 2 * INTERVAL_BYTES])
-def test_a_rebuilt_index_believes_no_damaged_header(open_log, make_batch, byte, size):
+def test_a_rebuilt_index_believes_no_corrupt_header(open_log, make_batch, byte, size):
     """Whichever of its offset and count is flipped: its neighbours stay readable."""
     count = max(8, 6 * INTERVAL_BYTES // size)
     log = open_log(segment_bytes=1 << 30)
@@ -204,8 +204,8 @@ def test_time_within_a_batch(open_log):
     assert [log.offset_for_timestamp(t) for t in (5, 25, 41)] == [2, 3, 4]
 
 
-def test_time_beyond_damage(open_log, fill):
-    """A damaged batch is passed over when a time is looked up."""
+def test_time_beyond_corruption(open_log, fill):
+    """A corrupt batch is passed over when a time is looked up."""
     log = open_log(segment_bytes=1 << 20)
     batches = fill(log, 6)
     log.checkpoint()

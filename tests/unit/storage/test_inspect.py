@@ -1,4 +1,4 @@
-"""Inspection: every file listed, damage named by file and position, nothing changed."""
+"""Inspection: every file listed, corruption named by file and position, nothing changed."""
 
 import shutil
 
@@ -10,7 +10,7 @@ from strandline.storage.checkpoint import load_checkpoint
 from strandline.storage.disk import Disk
 from strandline.storage.dump import dump_file
 from strandline.storage.inspect import inspect_directory
-from strandline.storage.log_generation import note_birth
+from strandline.storage.log_generation import write_generation
 from strandline.storage.recovery import LogPlan, recover
 from strandline.types import LogId
 
@@ -78,7 +78,7 @@ def test_without_verifying(data_dir):
     assert not any("records" in report.facts for report in reports)
 
 
-def test_damage_is_named_by_file_and_position(data_dir):
+def test_corruption_is_named_by_file_and_position(data_dir):
     """A flipped bit in any kind of file is found where it is."""
     logs = data_dir / "logs" / "00000001"
     segments = sorted(logs.glob("*.log"))
@@ -89,23 +89,23 @@ def test_damage_is_named_by_file_and_position(data_dir):
     flip(logs / "log-start", 0)
     found = {(f.file, f.position, f.severity) for f in findings(data_dir)}
     assert found == {
-        (segments[1], batch * 2, "damage"),
-        (min(logs.glob("*.index")), 0, "damage"),
-        (sorted(logs.glob("*.timeindex"))[1], 0, "damage"),
-        (logs / "log-start", 0, "damage"),
+        (segments[1], batch * 2, "corruption"),
+        (min(logs.glob("*.index")), 0, "corruption"),
+        (sorted(logs.glob("*.timeindex"))[1], 0, "corruption"),
+        (logs / "log-start", 0, "corruption"),
     }
 
 
-def test_damaged_checkpoint(data_dir):
-    """A checkpoint that cannot be read is damage, and the rest is still looked at."""
+def test_corrupt_checkpoint(data_dir):
+    """A checkpoint that cannot be read is corruption, and the rest is still looked at."""
     flip(data_dir / "checkpoint.json", 30)
     found = findings(data_dir)
     assert found[0].file == data_dir / "checkpoint.json"
-    assert {f.severity for f in found} == {"damage"}
+    assert {f.severity for f in found} == {"corruption"}
 
 
-def test_damaged_journal(data_dir):
-    """Damage in an entry and in a batch of an entry are both found."""
+def test_corrupt_journal(data_dir):
+    """Corruption in an entry and in a batch of an entry are both found."""
     reports = list(inspect_directory(data_dir, verify=True))
     (report,) = [r for r in reports if r.facts.get("entries_after_checkpoint")]
     positions = [p for p, f in dump_file(report.file) if f["sequence"] > 30]
@@ -113,12 +113,12 @@ def test_damaged_journal(data_dir):
     flip(report.file, positions[6] + 20)
     found = [f for f in findings(data_dir) if f.file == report.file]
     assert sorted((f.position, f.severity) for f in found) == [
-        (positions[3], "damage"),
-        (positions[6], "damage"),
+        (positions[3], "corruption"),
+        (positions[6], "corruption"),
     ]
 
 
-def test_torn_tails_are_not_damage(data_dir):
+def test_torn_tails_are_not_corruption(data_dir):
     """What was being written when the broker died is called torn."""
     logs = data_dir / "logs" / "00000001"
     last = max(logs.glob("*.log"))
@@ -128,7 +128,7 @@ def test_torn_tails_are_not_damage(data_dir):
 
 
 def test_torn_journal_entry(data_dir):
-    """The last entry, cut, is torn and not damage."""
+    """The last entry, cut, is torn and not corruption."""
     reports = list(inspect_directory(data_dir, verify=True))
     (report,) = [r for r in reports if r.facts.get("entries_after_checkpoint")]
     last = max(p for p, f in dump_file(report.file) if f["sequence"] == 40)
@@ -139,10 +139,10 @@ def test_torn_journal_entry(data_dir):
     assert [(f.position, f.severity) for f in found] == [(last, "torn")]
 
 
-def damage(path, **options):
-    """File, position and message of all damage in a directory."""
+def corruption(path, **options):
+    """File, position and message of all corruption in a directory."""
     reports = inspect_directory(path, verify=True, **options)
-    found = [f for report in reports for f in report.findings if f.severity == "damage"]
+    found = [f for report in reports for f in report.findings if f.severity == "corruption"]
     return [(f.file.name, f.position, f.message) for f in found]
 
 
@@ -153,7 +153,7 @@ def checkpointed(data_dir):
 
 
 @pytest.mark.parametrize("verify", [True, False])
-def test_a_segment_cut_below_the_checkpoint_is_damage(data_dir, verify):
+def test_a_segment_cut_below_the_checkpoint_is_corruption(data_dir, verify):
     """Also where it is cut between two batches, and without reading what is left."""
     segment, at = checkpointed(data_dir)
     first = read_header(segment.read_bytes()).length
@@ -161,7 +161,7 @@ def test_a_segment_cut_below_the_checkpoint_is_damage(data_dir, verify):
         if later > segment:
             later.unlink()
     segment.write_bytes(segment.read_bytes()[:first])
-    found = [f for f in findings(data_dir, verify=verify) if f.severity == "damage"]
+    found = [f for f in findings(data_dir, verify=verify) if f.severity == "corruption"]
     assert [(f.file, f.position) for f in found] == [(segment, first)]
     assert f"ends {at.position - first} bytes early" in found[0].message
 
@@ -173,30 +173,30 @@ def test_a_segment_cut_behind_the_checkpoint_is_not(data_dir):
         if later > segment:
             later.unlink()
     segment.write_bytes(segment.read_bytes()[: at.position])
-    assert damage(data_dir) == []
+    assert corruption(data_dir) == []
 
 
-def test_missing_segments_are_damage(data_dir):
+def test_missing_segments_are_corruption(data_dir):
     """The last that the checkpoint knows, and one in the middle, by the records they held."""
     segment, at = checkpointed(data_dir)
     whole = segment.read_bytes()
     segment.unlink()
     told = f"records {at.segment_base} to {at.log_end_offset - 1} are missing, or some of them"
-    assert damage(data_dir) == [(segment.name, 0, told)]
+    assert corruption(data_dir) == [(segment.name, 0, told)]
     segment.write_bytes(whole)
     before, middle, after = sorted(segment.parent.glob("*.log"))[:3]
     middle.unlink()
     told = f"records {int(middle.stem)} to {int(after.stem) - 1} are missing"
-    assert damage(data_dir) == [(before.name, before.stat().st_size, told)]
+    assert corruption(data_dir) == [(before.name, before.stat().st_size, told)]
 
 
-def test_a_missing_log_is_damage_unless_it_was_deleted(data_dir):
+def test_a_missing_log_is_corruption_unless_it_was_deleted(data_dir):
     """Where nobody can tell it is noted."""
     shutil.rmtree(data_dir / "logs" / "00000001")
-    [(_, _, message)] = damage(data_dir, known={1})
+    [(_, _, message)] = corruption(data_dir, known={1})
     assert message == "records 0 to 29 are missing, or some of them"
-    assert damage(data_dir, known=()) == []
-    assert damage(data_dir) == []
+    assert corruption(data_dir, known=()) == []
+    assert corruption(data_dir) == []
     [finding] = findings(data_dir)
     assert "unless this copy was deleted" in finding.message
 
@@ -220,14 +220,14 @@ def test_what_was_removed_on_purpose_is_not_missed(data_dir, make_batch):
     storage.logs[3].truncate_before(30)
     storage.logs[4].restart_at(100)
     storage.logs[5].delete()
-    note_birth(plans[5].directory, storage.journal.sync(), disk=Disk())
-    assert damage(data_dir, known=set(plans)) == []
+    write_generation(plans[5].directory, storage.journal.sync(), disk=Disk())
+    assert corruption(data_dir, known=set(plans)) == []
     for number, turn in ((1, 12), (2, 28), (3, 30), (4, 100)):
         batch = make_batch(turn, size=900)
         storage.logs[number].append(batch, read_header(batch))
         storage.journal.append([(LogId(number), batch)])
     storage.journal.sync()
-    assert damage(data_dir, known=set(plans)) == []
+    assert corruption(data_dir, known=set(plans)) == []
 
 
 def test_strange_files_are_noted(data_dir):
@@ -271,7 +271,7 @@ def test_dumps(data_dir):
     assert pieces[0][0] == 0
     assert pieces[0][1]["base_offset"] == int(segment.stem)
     flip(segment, 100)
-    assert next(dump_file(segment))[1] == {"damaged_until": pieces[1][0]}
+    assert next(dump_file(segment))[1] == {"corrupt_until": pieces[1][0]}
     assert list(dump_file(segment.with_suffix(".index"))) == [
         (48, {"offset": int(segment.stem), "log_position": 0})
     ]
@@ -281,7 +281,7 @@ def test_dumps(data_dir):
 
 
 def test_dump_refuses_other_files(data_dir):
-    """What cannot be dumped is refused with its name, and called damaged only if it is."""
+    """What cannot be dumped is refused with its name, and called corrupt only if it is."""
     (data_dir / "x.log").write_bytes(b"")
     (data_dir / "x.index").write_bytes(b"")
     for name in ("checkpoint.json", "x.log"):

@@ -86,7 +86,7 @@ def test_entries_come_back_in_order(open_journal, make_batch):
     ]
     assert contents(open_journal(), after=1)[0][0] == 2
     assert again.last_sequence == 3
-    assert again.damage == []
+    assert again.corruption == []
 
 
 def test_one_sync_covers_all_entries(open_journal, make_batch, disk):
@@ -158,7 +158,7 @@ def test_recycled_files_do_not_bring_old_entries_back(open_journal, make_batch, 
     journal.sync()
     again = open_journal(checkpoint)
     assert [sequence for sequence, _ in contents(again)] == [31, 32, 33]
-    assert again.damage == []
+    assert again.corruption == []
     assert again.torn_bytes == 0
 
 
@@ -322,7 +322,7 @@ def test_torn_last_entry_at_every_byte(open_journal, make_batch, disk, tmp_path)
         again = open_journal()
         whole = cut == len(write.data)
         assert [s for s, _ in contents(again)] == ([1, 2] if whole else [1])
-        assert again.damage == []
+        assert again.corruption == []
         assert again.torn_bytes <= len(write.data)
         assert again.append([(LogId(1), make_batch(1))]) == again.last_sequence
         del again
@@ -349,7 +349,7 @@ def test_entry_after_a_torn_one_never_comes_back(open_journal, make_batch, disk)
     disk.crash()
     again = open_journal()
     assert [s for s, _ in contents(again)] == [1, 2]
-    assert again.damage == []
+    assert again.corruption == []
 
 
 @pytest.mark.parametrize("is_wiped_late", [False, True])
@@ -378,10 +378,10 @@ def test_what_never_happened_is_wiped_at_the_opening(
         assert [sequence for sequence, _ in contents(open_journal())] == [1, 2, 3]
     (tmp_path / "journal" / "000002.journal").unlink()
     again = open_journal(3)
-    assert (contents(again, 3), again.last_sequence, again.damage) == ([], 3, [])
+    assert (contents(again, 3), again.last_sequence, again.corruption) == ([], 3, [])
 
 
-def test_damage_in_the_middle_is_reported_and_later_entries_replayed(
+def test_corruption_in_the_middle_is_reported_and_later_entries_replayed(
     open_journal, make_batch, tmp_path
 ):
     """A flipped bit in a synced entry costs that entry only, and is named by file and position."""
@@ -400,8 +400,8 @@ def test_damage_in_the_middle_is_reported_and_later_entries_replayed(
         path.write_bytes(flipped)
         again = open_journal()
         assert [s for s, _ in contents(again)] == [1, 2, 4, 5, 6]
-        (damage,) = again.damage
-        assert (damage.file, damage.position) == (path, position)
+        (corruption,) = again.corruption
+        assert (corruption.file, corruption.position) == (path, position)
         assert again.last_sequence == 6
 
 
@@ -424,7 +424,7 @@ def test_entries_without_checksums_in_their_table_count(open_journal, make_batch
     assert contents(open_journal()) == [(1, [(LogId(1), batch)])]
 
 
-def test_damage_across_files_is_reported(open_journal, make_batch, tmp_path):
+def test_corruption_across_files_is_reported(open_journal, make_batch, tmp_path):
     """Entries missing at the end of a file are missed because the next file began after them."""
     journal = open_journal()
     for offset in range(12):
@@ -439,11 +439,11 @@ def test_damage_across_files_is_reported(open_journal, make_batch, tmp_path):
     found = [s for s, _ in contents(again)]
     assert found[0] > 1 or found[1] > 2
     assert found[-1] == 12
-    assert again.damage[0].file == path
+    assert again.corruption[0].file == path
 
 
-def test_damaged_file_header_costs_no_entry(open_journal, make_batch, tmp_path):
-    """Entries are found without their file's header; its damage is reported."""
+def test_corrupt_file_header_costs_no_entry(open_journal, make_batch, tmp_path):
+    """Entries are found without their file's header; its corruption is reported."""
     journal = open_journal()
     for offset in range(3):
         journal.append([(LogId(1), make_batch(offset))])
@@ -455,7 +455,7 @@ def test_damaged_file_header_costs_no_entry(open_journal, make_batch, tmp_path):
     path.write_bytes(data)
     again = open_journal()
     assert [s for s, _ in contents(again)] == [1, 2, 3]
-    assert [(d.file, d.position) for d in again.damage] == [(path, 0)]
+    assert [(d.file, d.position) for d in again.corruption] == [(path, 0)]
 
 
 def test_half_made_files_are_removed(open_journal, make_batch, tmp_path):
@@ -472,7 +472,7 @@ def test_half_made_files_are_removed(open_journal, make_batch, tmp_path):
 
 
 def test_record_cannot_pose_as_an_entry(open_journal, make_batch, tmp_path):
-    """A record that holds the bytes of a perfect entry is not taken for one after damage."""
+    """A record that holds the bytes of a perfect entry is not taken for one after corruption."""
     forged = bytearray(48)
     entry_struct(1).pack_into(forged, 0, ENTRY_MAGIC, 0, 48, 1, 2, 1, 77, 1, 0)
     struct.pack_into("<I", forged, 4, crc32c(bytes(forged[8:])))

@@ -185,8 +185,8 @@ def test_opening_without_a_checkpoint_scans_the_last_segment(open_log, fill, rea
     assert path.stat().st_size == again.segments[-1].size
 
 
-def test_opening_without_a_checkpoint_steps_over_damage(open_log, fill):
-    """Damage in the middle of the last segment does not cost the records after it."""
+def test_opening_without_a_checkpoint_steps_over_corruption(open_log, fill):
+    """Corruption in the middle of the last segment does not cost the records after it."""
     log = open_log(segment_bytes=1 << 20)
     batches = fill(log, 10)
     log.checkpoint()
@@ -489,7 +489,7 @@ def test_offsets_removed_before_a_power_loss_are_not_used_again(open_log, fill, 
     fill(again, 1)
 
 
-def test_damaged_start_file_falls_back(open_log, fill, tmp_path):
+def test_corrupt_start_file_falls_back(open_log, fill, tmp_path):
     """A start offset that cannot be trusted is not believed."""
     log = open_log()
     fill(log, 10)

@@ -109,11 +109,11 @@ def test_flip_in_every_byte_of_a_batch(open_log, fill, sealed):
 @pytest.mark.parametrize("sealed", [False, True])
 @pytest.mark.parametrize("where", ["first", "last", "all", "two apart", "header and next"])
 def test_holes_anywhere(open_log, fill, sealed, where):
-    """Reading on from ``next_offset`` after each hole serves exactly the undamaged batches."""
+    """Reading on from ``next_offset`` after each hole serves exactly the intact batches."""
     log = open_log(segment_bytes=1 << 20)
     batches = fill(log, 9)
     seal(log, sealed=sealed)
-    damaged = {
+    corrupt = {
         "first": {0},
         "last": {8},
         "all": set(range(9)),
@@ -121,7 +121,7 @@ def test_holes_anywhere(open_log, fill, sealed, where):
         "header and next": {3, 4},
     }[where]
     data = bytearray(log.segments[0].path.read_bytes())
-    for number in damaged:
+    for number in corrupt:
         data[number * len(batches[0]) + 8] ^= 0x18  # the length: the next batch must be searched
     log.segments[0].path.write_bytes(data)
     offset, found, holes = 0, b"", []
@@ -133,13 +133,13 @@ def test_holes_anywhere(open_log, fill, sealed, where):
         except CorruptBatchError as error:
             holes.append((error.first_offset, offset, error.next_offset))
             offset = error.next_offset
-    assert found == b"".join(b for n, b in enumerate(batches) if n not in damaged)
+    assert found == b"".join(b for n, b in enumerate(batches) if n not in corrupt)
     assert all(first <= offset < following for first, offset, following in holes)
 
 
-@pytest.mark.parametrize("damaged_length", [False, True])
-def test_record_that_holds_a_batch_is_not_served_as_one(open_log, make_batch, damaged_length):
-    """A batch stored inside a record does not show up when the record around it is damaged."""
+@pytest.mark.parametrize("corrupt_length", [False, True])
+def test_record_that_holds_a_batch_is_not_served_as_one(open_log, make_batch, corrupt_length):
+    """A batch stored inside a record does not show up when the record around it is corrupt."""
     log = open_log(segment_bytes=1 << 20)
     outer = make_batch(1, size=400)
     at = (outer.index(b"1:") + 7) & ~7
@@ -147,7 +147,7 @@ def test_record_that_holds_a_batch_is_not_served_as_one(open_log, make_batch, da
     outer = outer[:at] + inner + outer[at + len(inner) :]
     for batch in (make_batch(0), outer, make_batch(2)):
         log.append(batch, read_header(batch))
-    if damaged_length:
+    if corrupt_length:
         log.checkpoint()
         contents = bytearray(log.segments[0].path.read_bytes())
         contents[len(make_batch(0)) + 8] ^= 0x18
@@ -157,8 +157,8 @@ def test_record_that_holds_a_batch_is_not_served_as_one(open_log, make_batch, da
     assert caught.value.next_offset == 2
 
 
-def test_damage_behind_a_remembered_place(open_log, fill):
-    """A sequential reader meets damage that appeared after its last read."""
+def test_corruption_behind_a_remembered_place(open_log, fill):
+    """A sequential reader meets corruption that appeared after its last read."""
     log = open_log(segment_bytes=1 << 20)
     batches = fill(log, 6)
     seal(log, sealed=False)
@@ -305,7 +305,7 @@ def test_advice_about_a_file_that_is_deleted_just_then_is_not_given(tmp_path, ma
         log.read(2, 1)
 
 
-def test_records_that_are_missing_are_damage_where_nothing_was_compacted(open_log, fill):
+def test_records_that_are_missing_are_corruption_where_nothing_was_compacted(open_log, fill):
     """A file that was cut between two batches, or is gone, is not passed over in silence."""
     log = open_log(segment_bytes=1000)
     batches = fill(log, 30)

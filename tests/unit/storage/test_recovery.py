@@ -1,4 +1,4 @@
-"""Recovery: checkpoint, redo, torn tails, damage, deleted logs, full disks."""
+"""Recovery: checkpoint, redo, torn tails, corruption, deleted logs, full disks."""
 
 import errno
 import shutil
@@ -19,9 +19,9 @@ from strandline.storage.checkpoint import (
 )
 from strandline.storage.faulty_disk import keep_all
 from strandline.storage.log import Log
-from strandline.storage.log_generation import BIRTH_NAME, note_birth
+from strandline.storage.log_generation import GENERATION_NAME, write_generation
 from strandline.storage.recovery import LogPlan, recover
-from strandline.storage.repair import mend
+from strandline.storage.repair import repair_log
 from strandline.types import LogId
 
 FILE_BYTES = 64 << 10
@@ -103,7 +103,7 @@ def test_synced_turns_survive_a_power_loss(data):
     report = data.die()
     assert report.records_replayed == 80
     assert report.bytes_replayed > 0
-    assert (report.damage, report.torn_bytes, report.checkpointed) == ([], 0, True)
+    assert (report.corruption, report.torn_bytes, report.checkpointed) == ([], 0, True)
     data.check(A)
     data.check(B)
 
@@ -155,7 +155,7 @@ def test_torn_last_turn_is_cut_and_counted(data):
     journal = [w for w in data.disk.unsynced if w.path.suffix == ".journal"][-1]
     report = data.die(lambda w: [(0, cut)] if w == journal else [])
     assert report.torn_bytes > 0
-    assert report.damage == []
+    assert report.corruption == []
     data.check(A, data.written[A][:1])
     data.check(B, data.written[B][:1])
 
@@ -176,7 +176,7 @@ def test_deleted_logs_are_not_resurrected(data):
     data.now.logs.pop(B).delete()
     data.ids = [A]
     report = data.die()
-    assert report.damage == []
+    assert report.corruption == []
     assert list(data.now.logs) == [A]
     assert not (data.path / "logs" / "2").exists()
     data.check(A)
@@ -213,7 +213,7 @@ def test_a_log_made_again_under_its_id_is_not_mixed_with_the_one_before(
     data.now.logs.pop(B).delete()
     data.turn(A)
     directory = data.path / "logs" / str(B)
-    note_birth(directory, data.now.journal.sync(), disk=data.disk)
+    write_generation(directory, data.now.journal.sync(), disk=data.disk)
     new = Log.open(directory, disk=data.disk, segment_bytes=2000, segment_age_ms=0)
     if begins_at:
         new.restart_at(begins_at)
@@ -221,24 +221,24 @@ def test_a_log_made_again_under_its_id_is_not_mixed_with_the_one_before(
     for _ in range(turns):
         data.turn(A, B, count=2, size=33)
     report = data.die(keep)
-    assert report.damage == []
+    assert report.corruption == []
     data.check(A)
     data.check(B)
     log = data.now.logs[B]
     assert (log.log_start_offset, log.log_end_offset) == (begins_at, begins_at + 2 * turns)
     data.turn(B)
-    assert data.die().damage == []
+    assert data.die().corruption == []
     data.check(B)
 
 
-def test_a_damaged_birth_is_reported(data):
+def test_a_corrupt_generation_is_reported(data):
     """Nobody knows then which records are whose: it is said, and everything is tried."""
     shutil.rmtree(data.path / "logs" / str(A))
-    note_birth(data.path / "logs" / str(A), data.now.journal.sync(), disk=data.disk)
-    (data.path / "logs" / str(A) / BIRTH_NAME).write_bytes(b"1 00000000\n")
+    write_generation(data.path / "logs" / str(A), data.now.journal.sync(), disk=data.disk)
+    (data.path / "logs" / str(A) / GENERATION_NAME).write_bytes(b"1 00000000\n")
     data.turn(A)
-    [damage] = data.die().damage
-    assert damage.file.name == BIRTH_NAME
+    [corruption] = data.die().corruption
+    assert corruption.file.name == GENERATION_NAME
     data.check(A)
 
 
@@ -253,7 +253,7 @@ def test_truncation_before_the_end_is_redone(data):
         for _ in range(3):
             data.turn(A, size=33)
     report = data.die()
-    assert report.damage == []
+    assert report.corruption == []
     data.check(A)
 
 
@@ -272,14 +272,14 @@ def test_a_log_cut_below_its_checkpoint_and_grown_again(data, sizes, keep):
     data.now.logs[A].segments[-1].write_pending()
     for _ in range(2):
         report = data.die(keep)
-        assert report.damage == [] or len(sizes) == 1, "one record less than the checkpoint had"
+        assert report.corruption == [] or len(sizes) == 1, "one record less than the checkpoint had"
         data.check(A)
         data.check(B)
         data.turn(A)
 
 
-def test_a_damaged_header_before_the_checkpoint_takes_no_offset_back(data):
-    """The last record that was durable is damaged: its offset is not given to another."""
+def test_a_corrupt_header_before_the_checkpoint_takes_no_offset_back(data):
+    """The last record that was durable is corrupt: its offset is not given to another."""
     for _ in range(5):
         data.turn(A)
     data.checkpoint()
@@ -291,14 +291,14 @@ def test_a_damaged_header_before_the_checkpoint_takes_no_offset_back(data):
 
 
 def test_removed_prefix_stays_removed(data):
-    """Removing records and their segments after the checkpoint survives, damage-free."""
+    """Removing records and their segments after the checkpoint survives, corruption-free."""
     data.turn(A)
     data.checkpoint()
     for _ in range(60):
         data.turn(A)
     data.now.logs[A].truncate_before(50)
     report = data.die()
-    assert report.damage == []
+    assert report.corruption == []
     assert data.now.logs[A].log_start_offset == 50
     data.check(A, data.written[A][50:])
 
@@ -313,7 +313,7 @@ def test_what_is_synced_in_its_segments_needs_no_journal(data, between):
             data.turn(A)
     for _ in range(2):
         report = data.die()
-        assert report.damage == []
+        assert report.corruption == []
         data.check(A)
     data.turn(A)
     data.check(A)
@@ -332,7 +332,7 @@ def test_a_cut_log_needs_the_journal_until_the_next_checkpoint(data):
     assert not log.can_do_without_journal
     data.now.checkpointer.finish(pending)
     data.without_journal(A, 70)
-    assert data.die().damage == []
+    assert data.die().corruption == []
     data.check(A)
 
 
@@ -365,7 +365,7 @@ def test_the_segment_it_starts_in_is_found_without_the_journal(data, journaled):
     for _ in range(journaled):
         data.turn(A)
     data.now.logs[A].truncate_before(10)
-    assert data.die().damage == []
+    assert data.die().corruption == []
     assert data.now.logs[A].log_start_offset == 10
     data.check(A, [b for b in data.written[A] if read_header(b).next_offset > start_of(data, A)])
 
@@ -390,7 +390,7 @@ def test_a_removed_segment_that_comes_back_takes_nothing_with_it(data):
     assert path.exists()
     for path in paths:
         path.unlink()
-    assert data.recover().report.damage == []
+    assert data.recover().report.corruption == []
     assert data.now.logs[A].log_start_offset == 50
     data.check(A, data.written[A][50:])
 
@@ -426,7 +426,7 @@ def journal_position(data, batch):
 
 
 @pytest.mark.parametrize("part", ["batch", "table"])
-def test_damage_in_the_journal_is_healed_from_the_segment(data, part):
+def test_corruption_in_the_journal_is_healed_from_the_segment(data, part):
     """A kill and a flipped bit in the journal: reported, and the segment's copy is kept."""
     for _ in range(10):
         data.turn(A, B, sync=True)
@@ -435,13 +435,13 @@ def test_damage_in_the_journal_is_healed_from_the_segment(data, part):
     data.now = None
     flip(path, position + 80 if part == "batch" else position - 20)
     report = data.recover().report
-    assert report.damage == [] or report.damage[0].file == path
-    assert part == "batch" or len(report.damage) == 1
+    assert report.corruption == [] or report.corruption[0].file == path
+    assert part == "batch" or len(report.corruption) == 1
     data.check(A)
     data.check(B)
 
 
-def test_damaged_batch_in_the_journal_and_no_segment(data):
+def test_corrupt_batch_in_the_journal_and_no_segment(data):
     """With no other copy the batch is a hole at its offsets; all others are served."""
     for _ in range(10):
         data.turn(A, B, count=2)
@@ -450,9 +450,9 @@ def test_damaged_batch_in_the_journal_and_no_segment(data):
     data.disk.crash()
     flip(path, position + 80)
     report = data.recover().report
-    (damage,) = report.damage
-    assert damage.file == path
-    assert "not restored" in damage.why
+    (corruption,) = report.corruption
+    assert corruption.file == path
+    assert "not restored" in corruption.why
     log = data.now.logs[A]
     assert log.log_end_offset == 20
     with pytest.raises(CorruptBatchError) as caught:
@@ -462,31 +462,31 @@ def test_damaged_batch_in_the_journal_and_no_segment(data):
     assert log.read(10, 10_000).base_offset == 10
     data.check(B)
     data.turn(A)
-    assert data.die().damage == []
+    assert data.die().corruption == []
 
 
 @pytest.mark.parametrize("byte", [8, 17, 29, 31], ids=["length", "base", "delta", "far-delta"])
-def test_what_a_damaged_batch_says_of_itself_takes_no_other_with_it(data, byte):
-    """Its offsets may be what is damaged: the batch after it is served all the same."""
+def test_what_a_corrupt_batch_says_of_itself_takes_no_other_with_it(data, byte):
+    """Its offsets may be what is corrupt: the batch after it is served all the same."""
     for _ in range(10):
         data.turn(A, B, count=2)
     path, position = journal_position(data, data.written[A][4])
     data.now = None
     data.disk.crash()
     flip(path, position + byte)
-    damage = data.recover().report.damage
-    assert any("not restored" in found.why for found in damage)
+    corruption = data.recover().report.corruption
+    assert any("not restored" in found.why for found in corruption)
     log = data.now.logs[A]
     assert log.log_end_offset == 20
     assert log.read(0, 10_000, below=8).buffer == b"".join(data.written[A][:4])
     assert log.read(10, 10_000).buffer == b"".join(data.written[A][5:])
     data.check(B)
     data.turn(A)
-    assert data.die().damage == []
+    assert data.die().corruption == []
 
 
 @pytest.mark.parametrize("byte", [17, 29, 31], ids=["base", "delta", "far-delta"])
-def test_two_damaged_batches_are_both_restored_from_segments(data, byte):
+def test_two_corrupt_batches_are_both_restored_from_segments(data, byte):
     """What the first says of itself does not lead past the second, whose copy would be cut off."""
     for _ in range(30):
         data.turn(A)
@@ -495,8 +495,8 @@ def test_two_damaged_batches_are_both_restored_from_segments(data, byte):
     data.now = None
     for (path, position), at in places:
         flip(path, position + at)
-    damage = data.recover().report.damage
-    assert all("restored from the segment" in found.why for found in damage)
+    corruption = data.recover().report.corruption
+    assert all("restored from the segment" in found.why for found in corruption)
     data.check(A)
 
 
@@ -511,8 +511,8 @@ def test_an_intact_batch_in_the_wrong_place_is_not_taken_for_the_right_one(data,
     with path.open("r+b") as file:
         file.seek(position)
         file.write(data.written[A][number])
-    damage = data.recover().report.damage
-    assert any("not restored" in found.why for found in damage)
+    corruption = data.recover().report.corruption
+    assert any("not restored" in found.why for found in corruption)
     log = data.now.logs[A]
     assert log.log_end_offset == 30
     kept = [log.read(offset, 1).buffer for offset in (*range(20), *range(21, 30))]
@@ -521,7 +521,7 @@ def test_an_intact_batch_in_the_wrong_place_is_not_taken_for_the_right_one(data,
     data.check(B)
 
 
-def test_damaged_entry_and_no_segment(data):
+def test_corrupt_entry_and_no_segment(data):
     """An entry lost altogether leaves a gap in its logs that is reported for each."""
     for _ in range(10):
         data.turn(A, B)
@@ -530,16 +530,16 @@ def test_damaged_entry_and_no_segment(data):
     data.disk.crash()
     flip(path, position - 20)
     report = data.recover().report
-    assert report.damage[0].file == path
-    assert sum("records 4 to 4 are lost" in damage.why for damage in report.damage) == 2
+    assert report.corruption[0].file == path
+    assert sum("records 4 to 4 are lost" in corruption.why for corruption in report.corruption) == 2
     for log_id in (A, B):
         log = data.now.logs[log_id]
         assert log.log_end_offset == 10
         assert log.read(4, 100).base_offset == 5
 
 
-def test_damage_in_the_last_entry_is_healed_from_the_segment(data):
-    """Nothing tells a damaged last entry from a torn one: intact batches on disk decide."""
+def test_corruption_in_the_last_entry_is_healed_from_the_segment(data):
+    """Nothing tells a corrupt last entry from a torn one: intact batches on disk decide."""
     for _ in range(5):
         data.turn(A)
     data.now.checkpointer.begin(data.now.logs)
@@ -550,7 +550,7 @@ def test_damage_in_the_last_entry_is_healed_from_the_segment(data):
     data.check(A)
 
 
-def test_damaged_checkpoint_is_done_without(data):
+def test_corrupt_checkpoint_is_done_without(data):
     """A checkpoint that cannot be read is reported; segments and journal give everything."""
     for _ in range(40):
         data.turn(A, B)
@@ -561,7 +561,7 @@ def test_damaged_checkpoint_is_done_without(data):
     data.now = None
     flip(data.path / "checkpoint.json", 20)
     report = data.recover().report
-    assert report.damage[0].file == data.path / "checkpoint.json"
+    assert report.corruption[0].file == data.path / "checkpoint.json"
     data.check(A)
     data.check(B)
 
@@ -663,7 +663,7 @@ def test_a_log_that_is_made_anew_has_its_note_from_the_beginning(data):
     data.disk.fail("rename")
     directory = data.path / "logs" / str(B)
     with pytest.raises(LogPoisonedError):
-        note_birth(directory, data.now.journal.sync(), disk=data.disk)
+        write_generation(directory, data.now.journal.sync(), disk=data.disk)
     assert not directory.exists()
 
 
@@ -673,7 +673,7 @@ def test_a_log_that_is_made_anew_keeps_what_takes_the_sequences_of_lost_entries(
     for _ in range(3):
         data.turn(A, sync=False)
     directory = data.path / "logs" / str(B)
-    note_birth(directory, data.now.journal.sync(), disk=data.disk)
+    write_generation(directory, data.now.journal.sync(), disk=data.disk)
     data.written[B] = []
     data.die()
     data.turn(B)
@@ -749,12 +749,12 @@ def test_a_recovery_that_is_cut_short_finds_its_own_segments(data):
     data.disk.fail("rename")
     with pytest.raises(LogPoisonedError):
         data.recover()
-    assert data.recover().report.damage == []
+    assert data.recover().report.corruption == []
     data.check(A)
 
 
-def test_offsets_of_damaged_batches_before_an_empty_segment_are_not_used_again(data):
-    """They stay told as damaged, and can be mended, as damage anywhere else."""
+def test_offsets_of_corrupt_batches_before_an_empty_segment_are_not_used_again(data):
+    """They stay told as corrupt, and can be repaired, as corruption anywhere else."""
     for _ in range(3):
         data.turn(A)
     data.now.logs[A].roll()
@@ -764,9 +764,9 @@ def test_offsets_of_damaged_batches_before_an_empty_segment_are_not_used_again(d
     data.die()
     log = data.now.logs[A]
     assert log.log_end_offset == 3
-    with pytest.raises(CorruptBatchError, match="records 2 to 2 are damaged"):
+    with pytest.raises(CorruptBatchError, match="records 2 to 2 are corrupt"):
         log.read(2, 1000)
-    assert mend(log, data.written[A][2:])
+    assert repair_log(log, data.written[A][2:])
     data.turn(A)
     data.check(A)
 
@@ -789,12 +789,12 @@ def test_the_only_copy_goes_on_behind_a_segment_that_is_gone(data):
     """What was in it is told as lost; what the journal has of after it is kept."""
     first = lose_the_active_file(data)
     report = data.recover().report
-    assert [damage.why for damage in report.damage] == [f"records {first} to 19 are lost"]
+    assert [each.why for each in report.corruption] == [f"records {first} to 19 are lost"]
     assert data.now.logs[A].log_end_offset == 21
     del data.written[A][first:20]
     data.check(A)
     data.turn(A)
-    assert data.die().damage == []
+    assert data.die().corruption == []
     data.check(A)
 
 
@@ -808,10 +808,10 @@ def test_the_only_copy_uses_no_offset_twice_though_nothing_follows_what_is_gone(
     data.disk.crash()
     active.path.unlink()
     report = data.recover().report
-    assert f"records {active.base_offset} to 19 are lost" in report.damage[0].why
+    assert f"records {active.base_offset} to 19 are lost" in report.corruption[0].why
     assert data.now.logs[A].log_end_offset == 20
     data.turn(A)
-    assert data.die().damage == []
+    assert data.die().corruption == []
     del data.written[A][active.base_offset : 20]
     data.check(A)
 
@@ -825,18 +825,18 @@ def test_the_only_copy_that_is_gone_altogether_begins_behind_it(data):
     data.disk.crash()
     shutil.rmtree(data.path / "logs" / str(A))
     report = data.recover().report
-    assert [damage.why for damage in report.damage] == ["records 0 to 2 are lost"]
+    assert [each.why for each in report.corruption] == ["records 0 to 2 are lost"]
     log = data.now.logs[A]
     assert log.log_end_offset == 3
     with pytest.raises(CorruptBatchError, match="records 0 to 2 are missing"):
         log.read_dense(0, 1000)
     data.turn(A)
-    assert data.die().damage == []
+    assert data.die().corruption == []
     data.check(A, data.written[A][3:])
 
 
-@pytest.mark.parametrize("is_journal_damaged", [False, True], ids=["lost", "damaged"])
-def test_the_only_copy_keeps_the_segment_behind_one_that_is_gone(data, is_journal_damaged):
+@pytest.mark.parametrize("is_journal_corrupt", [False, True], ids=["lost", "corrupt"])
+def test_the_only_copy_keeps_the_segment_behind_one_that_is_gone(data, is_journal_corrupt):
     """Its records are served though the journal no longer has them."""
     for _ in range(3):
         data.turn(A)
@@ -853,21 +853,21 @@ def test_the_only_copy_keeps_the_segment_behind_one_that_is_gone(data, is_journa
     data.now = log = None
     data.disk.crash()
     gone.unlink()
-    if is_journal_damaged:
+    if is_journal_corrupt:
         flip(journal, position - 20)
         last, position = journal_position(data, data.written[A][4])
         flip(last, position - 20)
     else:
         journal.unlink()
     report = data.recover().report
-    assert "records 0 to 2 are lost" in [damage.why for damage in report.damage]
+    assert "records 0 to 2 are lost" in [each.why for each in report.corruption]
     data.check(A, data.written[A][3:])
     data.turn(A)
-    assert data.die().damage == []
+    assert data.die().corruption == []
     data.check(A, data.written[A][3:])
 
 
-@pytest.mark.parametrize("size", [0, 100], ids=["empty", "damaged"])
+@pytest.mark.parametrize("size", [0, 100], ids=["empty", "corrupt"])
 def test_the_only_copy_goes_on_in_a_segment_file_without_an_intact_batch(data, size):
     """It begins where the lost records end, and is used for what comes next."""
     for _ in range(3):
@@ -879,9 +879,9 @@ def test_the_only_copy_goes_on_in_a_segment_file_without_an_intact_batch(data, s
     gone.unlink()
     gone.with_name(f"{3:020}.log").write_bytes(b"x" * size)
     report = data.recover().report
-    assert [damage.why for damage in report.damage] == ["records 0 to 2 are lost"]
+    assert [each.why for each in report.corruption] == ["records 0 to 2 are lost"]
     data.turn(A)
-    assert data.die().damage == []
+    assert data.die().corruption == []
     data.check(A, data.written[A][3:])
 
 
@@ -889,7 +889,7 @@ def test_one_copy_of_several_ends_where_a_segment_is_gone(data):
     """Its leader has what was in it, and all that follows."""
     first = lose_the_active_file(data)
     report = data.recover(are_only_copies=False).report
-    assert [damage.why for damage in report.damage] == [f"records {first} to 19 are lost"]
+    assert [each.why for each in report.corruption] == [f"records {first} to 19 are lost"]
     assert data.now.logs[A].log_end_offset == first
     del data.written[A][first:]
     data.check(A)
@@ -919,13 +919,13 @@ def test_a_turn_torn_at_every_byte(data, tmp_path, turns_before):
         with turn.path.open("r+b") as file:
             file.seek(turn.position)
             file.write(turn.data[:cut])
-        assert data.recover().report.damage == []
+        assert data.recover().report.corruption == []
         [end] = {data.now.logs[log_id].log_end_offset for log_id in (A, B)}
         assert end == turns_before + 4 or (end == turns_before + 3 and cut < len(turn.data))
         for log_id in (A, B):
             data.written[log_id] = written[log_id][:end]
             data.check(log_id)
         data.turn(A, B)
-        assert data.die().damage == []
+        assert data.die().corruption == []
         data.check(A)
         data.check(B)

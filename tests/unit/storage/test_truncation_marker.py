@@ -4,7 +4,7 @@ import pytest
 
 from strandline.errors import CorruptBatchError
 from strandline.record.batch import read_header
-from strandline.storage.truncation_marker import CUT_NAME, cut_of
+from strandline.storage.truncation_marker import MARKER_NAME, read_marker
 
 from .test_recovery import A, Data, keep_all
 
@@ -37,7 +37,7 @@ def test_what_comes_after_a_cut_is_there_and_nothing_else(data, keep, size, grow
     for _ in range(grown):
         data.turn(A, size=size + 7)
     for _ in range(2):
-        assert data.die(keep).damage == []
+        assert data.die(keep).corruption == []
         data.check(A)
 
 
@@ -48,7 +48,7 @@ def test_names_of_segments_that_were_cut_away_stay_away(data):
     data.checkpoint()
     cut(data, 1)
     data.turn(A, size=1400)
-    assert data.die().damage == []
+    assert data.die().corruption == []
     data.check(A)
 
 
@@ -75,8 +75,8 @@ def test_a_cut_that_a_checkpoint_knows_of_is_over(data):
     data.checkpoint()
     data.without_journal(A, 50, 50)
     data.checkpoint()
-    found = cut_of(log.directory, disk=data.disk)
-    assert (found.state.log_end_offset, found.state.cuts) == (2, 1)
+    found = read_marker(log.directory, disk=data.disk)
+    assert (found.state.log_end_offset, found.state.truncations) == (2, 1)
     assert data.die().records_replayed == 0
     data.check(A)
 
@@ -89,18 +89,18 @@ def test_cuts_are_counted_over_lives(data):
         data.checkpoint()
         cut(data, kept)
         data.turn(A)
-        assert data.die().damage == []
+        assert data.die().corruption == []
         data.check(A)
-    assert cut_of(data.now.logs[A].directory, disk=data.disk).state.cuts == 3
+    assert read_marker(data.now.logs[A].directory, disk=data.disk).state.truncations == 3
 
 
-def test_a_damaged_note_is_reported(data):
+def test_a_corrupt_note_is_reported(data):
     """Nobody knows then where the log went on: it is said, and everything is tried."""
     for _ in range(3):
         data.turn(A)
     log = cut(data, 2)
-    (log.directory / CUT_NAME).write_bytes(b"00000000\n{}\n")
-    with pytest.raises(CorruptBatchError, match="log-cut is damaged"):
-        cut_of(log.directory, disk=data.disk)
-    [damage] = data.die().damage
-    assert damage.file.name == CUT_NAME
+    (log.directory / MARKER_NAME).write_bytes(b"00000000\n{}\n")
+    with pytest.raises(CorruptBatchError, match="truncation-marker is corrupt"):
+        read_marker(log.directory, disk=data.disk)
+    [corruption] = data.die().corruption
+    assert corruption.file.name == MARKER_NAME

@@ -1,4 +1,4 @@
-"""Small files with a twin: one of the two may be damaged or gone at any time."""
+"""Small files with a twin: one of the two may be corrupt or gone at any time."""
 
 import pytest
 
@@ -26,14 +26,14 @@ def path(tmp_path, disk):
 
 
 @pytest.mark.parametrize("data", [b"bad", None])
-def test_a_file_that_is_damaged_or_gone_is_rebuilt_from_its_twin(path, disk, data):
+def test_a_file_that_is_corrupt_or_gone_is_rebuilt_from_its_twin(path, disk, data):
     """Once, and then it is intact again."""
     path.unlink() if data is None else path.write_bytes(data)
     assert read_with_twin(path, decode, disk=disk) == b"one"
     assert path.read_bytes() == b"one"
 
 
-def test_a_damaged_twin_is_not_looked_at(path, disk):
+def test_a_corrupt_twin_is_not_looked_at(path, disk):
     """The next write replaces it."""
     twin_of(path).write_bytes(b"bad")
     assert read_with_twin(path, decode, disk=disk) == b"one"
@@ -41,7 +41,7 @@ def test_a_damaged_twin_is_not_looked_at(path, disk):
     assert twin_of(path).read_bytes() == b"two"
 
 
-def test_both_damaged_are_refused(path, disk):
+def test_both_corrupt_are_refused(path, disk):
     """Nothing is guessed."""
     path.write_bytes(b"bad")
     twin_of(path).write_bytes(b"bad")

@@ -65,7 +65,7 @@ def test_what_faults_cause_is_counted(kind):
     ],
 )
 def test_what_no_fault_may_cause_is_a_broken_promise(kind):
-    """Damage, loss, nonsense, or a full disk where one only reads."""
+    """Corruption, loss, nonsense, or a full disk where one only reads."""
     with pytest.raises(ViolationError, match=kind.code):
         expected(kind("so"))
 
@@ -126,9 +126,9 @@ def test_a_reader_goes_on_after_errors(reader, histories):
         [[(0, b"a")], [(0, b"a")]],
         [[(0, b"a"), (2, b"c")]],
         [[(0, b"a")], [(1, b"a")]],
-        [[(0, b"a")], errors.CorruptBatchError("damaged")],
+        [[(0, b"a")], errors.CorruptBatchError("corrupt")],
     ],
-    ids=["left out", "again", "left out within", "twice", "damage"],
+    ids=["left out", "again", "left out within", "twice", "corruption"],
 )
 def test_a_reader_that_sees_what_must_not_be_says_so(reader, served):
     """Gaps, repetitions and errors that nothing here may cause end the run."""
@@ -190,7 +190,7 @@ async def heard(histories, *answers):
 async def test_a_producer_may_give_up_what_met_a_full_disk(histories):
     """Such a record is not stored; the others are, in the order in which they were given."""
     own = await heard(histories, 0, errors.DiskFullError("full"), 3)
-    assert (own.acked.count, own.refusals) == (2, {"disk_full": 1})
+    assert (own.acked.count, own.rejections) == (2, {"disk_full": 1})
     with pytest.raises(ViolationError, match="was refused"):
         histories[0].settled("broker 1", [b"own 0", b"own 1", b"x", b"own 2"])
 

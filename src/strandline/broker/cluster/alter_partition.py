@@ -68,7 +68,7 @@ class IsrProposals:
         for broker, incarnation in proposal.joining:
             known = self._image().brokers.get(broker)
             if known is None or known.incarnation != incarnation or not known.may_lead:
-                driver.step(ev.IsrRefused(proposal.epoch, proposal.proposal))
+                driver.step(ev.IsrRejected(proposal.epoch, proposal.proposal))
                 return False
         return True
 
@@ -97,14 +97,14 @@ class IsrProposals:
         self._notify(wanted, outcome)
 
     def _notify(self, wanted: list[_WantedIsr], outcome: CommandOutcome) -> None:
-        """Tell leaders of refusals; what was applied they learn from the image.
+        """Tell leaders of rejections; what was applied they learn from the image.
 
         So they do where another version or leader was first: that may have been this very change,
         proposed twice, and must not be taken for refused before the image shows it.
         """
-        reasons = {refusal.name: refusal.reason for refusal in outcome.refused}
+        reasons = {rejection.name: rejection.reason for rejection in outcome.rejected}
         for driver, proposal in wanted:
             reason = reasons.get(driver.partition.name, outcome.reason)
             if reason and reason not in ("stale_partition", "not_leader"):
                 logger.info("ISR %s of %s: %s", proposal.isr, driver.partition.name, reason)
-                driver.step(ev.IsrRefused(proposal.epoch, proposal.proposal))
+                driver.step(ev.IsrRejected(proposal.epoch, proposal.proposal))

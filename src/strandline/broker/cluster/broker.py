@@ -5,6 +5,7 @@ one of them. What clients order is proposed to the quorum, and known here when t
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from strandline.api.groups import GROUPS_STREAM
 from strandline.broker.broker import PRODUCER_IDS
 from strandline.broker.cluster import cluster_metrics
+from strandline.broker.cluster.channels import StreamOpenRequest
 from strandline.broker.cluster.delete_records import LogStarts
 from strandline.broker.cluster.discard import corrupt_metadata
 from strandline.broker.cluster.identity import DirectoryIdentity, begin_incarnation
@@ -37,7 +39,7 @@ from strandline.core.metadata.commands import (
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.metadata.placement import place
 from strandline.core.metadata.streams import check_stream_config
-from strandline.core.transactions.effects import Mark
+from strandline.core.transactions.effects import SendMarker
 from strandline.errors import (
     CorruptBatchError,
     InvalidConfigError,
@@ -162,9 +164,10 @@ class ClusterBroker(MetadataApplier):
                 identity=self._identity,
                 clock=self.clock,
                 telemetry=self.telemetry,
-                wake=self._wake,
                 on_image=self._follow,
                 on_removed=self._removed,
+                is_opening=lambda: bool(self._opening),
+                until_open=self._until_open,
             )
         except CorruptBatchError as error:
             raise corrupt_metadata(error, self._identity.broker, self.data_dir) from error
@@ -190,6 +193,7 @@ class ClusterBroker(MetadataApplier):
         self._unopened, self._remembered = {}, {}
         self._parted = set()
         self._followed, self._unsettled = MetadataImage(), set()
+        self._has_moved_on = asyncio.Event()
         self._opening, self._to_open, self._open_failures = {}, [], {}
         self._retry = None
 
@@ -205,7 +209,7 @@ class ClusterBroker(MetadataApplier):
         for partition in leaving:
             partition.is_led = False
         if leaving:
-            self._announce()
+            self._announce({partition.name.stream for partition in leaving})
             await self._wait_until_bound(leaving[0].name.stream)
 
     async def stop(self) -> None:
@@ -297,10 +301,37 @@ class ClusterBroker(MetadataApplier):
         keys = self.keys.first(config)
         command = CreateStream(config=config, now_ns=now_ns, assignment=assignment, keys=keys)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
-        outcome.raise_if_refused()
-        await self._until(lambda: self._created_ns(config.name) == now_ns)
-        await self._wait_until_bound(config.name)
+        outcome.raise_if_rejected()
+        await self._until_open_everywhere(config.name, now_ns, config.partitions)
         return self.stream(config.name)
+
+    async def _until_open_everywhere(self, name: str, created_ns: int, partitions: int) -> None:
+        """Wait until a stream is open here and at its leaders.
+
+        A publish or read right after the creation would find nobody there.
+        """
+        found = self._image.streams.get(name)
+        leaders = {each.leader for each in found.partitions if each.leader} if found else set()
+        await asyncio.gather(
+            self._until_open(StreamOpenRequest(0, name, created_ns, partitions)),
+            self.membership.opening.wait(
+                leaders - {self.membership.me}, name, created_ns=created_ns, partitions=partitions
+            ),
+        )
+
+    async def _until_open(self, question: StreamOpenRequest) -> None:
+        """Wait until a stream is open here and publishes to it are received."""
+
+        def is_open() -> bool:
+            stream = self._streams.get(question.name)
+            return (
+                stream is not None
+                and stream.created_ns == question.created_ns
+                and len(stream.partitions) >= question.partitions
+            )
+
+        await self._until(is_open)
+        await self._wait_until_bound(question.name)
 
     def _created_ns(self, name: str) -> int | None:
         stream = self._streams.get(name)
@@ -338,7 +369,7 @@ class ClusterBroker(MetadataApplier):
         """
         self._check_member()
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
-        outcome.raise_if_refused()
+        outcome.raise_if_rejected()
         await self._until(lambda: self.membership.is_fresh)
 
     async def delete_stream(self, name: str) -> None:
@@ -353,7 +384,7 @@ class ClusterBroker(MetadataApplier):
         outcome = await self.membership.admin.propose(
             DeleteStream(name=name), timeout_s=CHANGE_TIMEOUT_S
         )
-        outcome.raise_if_refused()
+        outcome.raise_if_rejected()
         await self._until(lambda: self._created_ns(name) != known)
 
     async def add_partitions(self, name: str, count: int) -> Stream:
@@ -366,8 +397,8 @@ class ClusterBroker(MetadataApplier):
         self._check_member()
         known = len(self.stream(name).partitions)
         await self.operations.add_partitions(name, count)
-        await self._until(lambda: len(self.stream(name).partitions) >= known + count)
-        await self._wait_until_bound(name)
+        created_ns = self.stream(name).created_ns
+        await self._until_open_everywhere(name, created_ns, known + count)
         return self.stream(name)
 
     async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
@@ -385,7 +416,7 @@ class ClusterBroker(MetadataApplier):
         await self._until(lambda: target.log_start_offset >= offset)
         return target.log_start_offset
 
-    def mark_remote(self, mark: Mark, done: MarkerDone) -> None:
+    def mark_remote(self, mark: SendMarker, done: MarkerDone) -> None:
         """Have the broker that leads a partition write a marker."""
         stream = self._image.streams.get(mark.place.stream)
         numbers = stream.partitions if stream is not None else ()
@@ -404,7 +435,7 @@ class ClusterBroker(MetadataApplier):
         self._check_member()
         command = AllocateProducerIds(PRODUCER_IDS, owner)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
-        outcome.raise_if_refused()
+        outcome.raise_if_rejected()
         if owner:  # the client comes back here at once, and has to be known
             await self._until(lambda: owner in self._image.producer_owners)
         return outcome.value
@@ -422,7 +453,10 @@ class ClusterBroker(MetadataApplier):
         """
         try:
             async with asyncio.timeout(CHANGE_TIMEOUT_S):
-                while not condition():  # noqa: ASYNC110  as simple as it is rare
-                    await asyncio.sleep(POLL_S)
+                while not condition():
+                    self._has_moved_on.clear()
+                    # Some conditions come true without the image, such as deleted files.
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._has_moved_on.wait(), POLL_S)
         except TimeoutError:
             raise RequestTimeoutError("it was decided, and is not known here yet") from None

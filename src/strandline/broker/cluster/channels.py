@@ -110,7 +110,22 @@ class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=10):
     failure: str = ""
 
 
-class ConsumerRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
+class StreamOpenRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """To a leader: do you receive what is published to this stream? Answered once it does."""
+
+    number: int
+    name: str
+    created_ns: int
+    partitions: int
+
+
+class StreamOpened(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """The answer: it does."""
+
+    number: int
+
+
+class ConsumerRequest(msgspec.Struct, frozen=True, array_like=True, tag=13):
     """To the group coordinator: keep a NATS consumer, forget it, or claim or list several."""
 
     number: int
@@ -122,7 +137,7 @@ class ConsumerRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
     epoch: int = 0
 
 
-class ConsumerResponse(msgspec.Struct, frozen=True, array_like=True, tag=12):
+class ConsumerResponse(msgspec.Struct, frozen=True, array_like=True, tag=14):
     """The answer: what was asked for or, if there is a code, the error."""
 
     number: int
@@ -131,13 +146,22 @@ class ConsumerResponse(msgspec.Struct, frozen=True, array_like=True, tag=12):
     message: str = ""
 
 
-Answer = Decided | Failed | MarkerWritten | LogEndsResponse | ReadIndexResponse | ConsumerResponse
+Answer = (
+    Decided
+    | Failed
+    | MarkerWritten
+    | LogEndsResponse
+    | ReadIndexResponse
+    | StreamOpened
+    | ConsumerResponse
+)
 Request = (
     Propose
     | BrokerHeartbeat
     | WriteMarker
     | LogEndsRequest
     | ReadIndexRequest
+    | StreamOpenRequest
     | ConsumerRequest
     | Answer
 )
@@ -195,7 +219,7 @@ def decode_replication(frame: Frame, sender: BrokerId) -> tuple[LogId, Received]
 
     Raises:
         InvalidRecordError: it is no message, or its batches are not what it says they are.
-        CorruptBatchError: a batch is damaged.
+        CorruptBatchError: a batch is corrupt.
     """
     if len(frame.header) < _LOG_ID.size:
         raise InvalidRecordError("a replication message is cut short")

@@ -8,7 +8,7 @@ from collections import defaultdict
 from strandline.broker.cluster.membership import ClusterMembership
 from strandline.broker.cluster.replicas import Replicas
 from strandline.core.metadata.image import MetadataImage, PartitionImage
-from strandline.core.replication.effects import Refusal
+from strandline.core.replication.effects import RejectReason
 from strandline.telemetry import Telemetry
 from strandline.types import BrokerId
 
@@ -41,7 +41,7 @@ def _refresh_leaders(telemetry: Telemetry, replicas: Replicas) -> None:
             continue
         led += 1
         under_replicated += bool(behind(given))
-        under_min_isr += leader.refusal is Refusal.NOT_ENOUGH_REPLICAS
+        under_min_isr += leader.reject_reason is RejectReason.NOT_ENOUGH_REPLICAS
         for broker, progress in leader.followers.items():
             lag = leader.log.log_end_offset - progress.durable_offset
             records[str(broker)] += lag
@@ -65,7 +65,7 @@ def why_behind(replicas: Replicas) -> str:
         late += given is None or me in behind(given)
         to_lead += given is not None and given.leader == me and driver.replica.leader is None
         lost += not replicas.has_way(log_id)
-        too_few += driver.replica.refusal is Refusal.NOT_ENOUGH_REPLICAS
+        too_few += driver.replica.reject_reason is RejectReason.NOT_ENOUGH_REPLICAS
     if lost:
         return f"no controller: {lost} of {len(replicas.drivers)} copies here take no records"
     if too_few:

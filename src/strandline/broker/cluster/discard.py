@@ -1,4 +1,4 @@
-"""Discarding a broker's damaged copy of the metadata, which the other brokers have.
+"""Discarding a broker's corrupt copy of the metadata, which the other brokers have.
 
 Offline, on its data directory; records stay. Rule: the broker has forgotten its votes then, so it
 comes back as one that joins: the others must have withdrawn its vote (``replace-disk``), and they
@@ -9,15 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from strandline.broker.cluster.identity import load_identity, save_identity
-from strandline.broker.cluster.opening import QUORUM_NAME, open_all_logs
-from strandline.broker.lock import DataDirLock
+from strandline.broker.cluster.identity import save_identity
+from strandline.broker.cluster.opening import QUORUM_NAME, opened_offline
 from strandline.broker.quorum_store import LOG_ID, SNAPSHOT_NAME, VOTE_NAME
-from strandline.config import JournalConfig
-from strandline.errors import CorruptBatchError, InvalidConfigError
+from strandline.errors import CorruptBatchError
 from strandline.storage.disk import Disk
 from strandline.storage.log_directory import delete_log_directory
-from strandline.storage.log_generation import note_birth
+from strandline.storage.log_generation import write_generation
 from strandline.storage.twin_file import remove_with_twin
 from strandline.types import BrokerId
 
@@ -27,7 +25,7 @@ def corrupt_metadata(
 ) -> CorruptBatchError:
     """The error with what to do about it."""
     return CorruptBatchError(
-        f"{error.message}: this broker's copy of the metadata is damaged, and the others have it. "
+        f"{error.message}: this broker's copy of the metadata is corrupt, and the others have it. "
         f"Run 'strandline cluster replace-disk {broker}' at another broker, then 'strandline "
         f"cluster discard-metadata --data-dir {data_dir}' here, and start this one again: its "
         "records are kept. If no other broker is left, restore the directory from a backup"
@@ -45,26 +43,12 @@ def discard_metadata(data_dir: Path, *, disk: Disk) -> BrokerId:
         DataDirLockedError: the broker is running.
         UnavailableError: a file cannot be read or written.
     """
-    identity = load_identity(data_dir, disk=disk)
-    if identity is None:
-        raise InvalidConfigError(
-            f"{data_dir} is not the data directory of a broker of a cluster; name another one"
-        )
-    lock = DataDirLock(data_dir)
-    try:
+    with opened_offline(data_dir, disk=disk) as (identity, storage):
         # First: one that founded the cluster would take its empty log for the beginning.
         save_identity(data_dir, msgspec.structs.replace(identity, founders=()), disk=disk)
-        storage = open_all_logs(data_dir, disk=disk, file_bytes=JournalConfig().file_bytes)
-        try:
-            storage.logs.pop(LOG_ID).close()
-            delete_log_directory(data_dir / QUORUM_NAME, disk=disk)
-            note_birth(data_dir / QUORUM_NAME, storage.journal.sync(), disk=disk)
-            for name in (VOTE_NAME, SNAPSHOT_NAME):
-                remove_with_twin(data_dir / name, disk=disk)
-        finally:
-            storage.journal.close()
-            for log in storage.logs.values():
-                log.close()
-    finally:
-        lock.release()
+        storage.logs.pop(LOG_ID).close()
+        delete_log_directory(data_dir / QUORUM_NAME, disk=disk)
+        write_generation(data_dir / QUORUM_NAME, storage.journal.sync(), disk=disk)
+        for name in (VOTE_NAME, SNAPSHOT_NAME):
+            remove_with_twin(data_dir / name, disk=disk)
     return identity.broker

@@ -49,12 +49,12 @@ def _first(low: Offset, high: Offset, holds: Callable[[Offset], bool]) -> Offset
 
 
 def _header_from(log: Log, offset: Offset) -> BatchHeader | None:
-    """Of the batch at ``offset``, or of the first after it where damage or compaction left none."""
+    """Return the header at ``offset``, or of the first batch after it if that one is lost."""
     while offset < log.log_end_offset:
         try:
             found = log.read(offset, 1, verify=False)
-        except CorruptBatchError as damage:
-            offset = Offset(max(damage.next_offset, offset + 1))
+        except CorruptBatchError as corruption:
+            offset = Offset(max(corruption.next_offset, offset + 1))
             continue
         if found.buffer:
             return read_header(found.buffer)

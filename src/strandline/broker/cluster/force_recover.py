@@ -9,16 +9,13 @@ would be a majority without this broker.
 from pathlib import Path
 from typing import NamedTuple
 
-from strandline.broker.cluster.identity import load_identity
-from strandline.broker.cluster.opening import open_all_logs
+from strandline.broker.cluster.opening import opened_offline
 from strandline.broker.cluster.remembered import remembered
-from strandline.broker.lock import DataDirLock
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
-from strandline.config import JournalConfig
 from strandline.core.metadata.commands import BrokerRun, Fence, encode_entry
 from strandline.core.metadata.image import MetadataImage
 from strandline.core.raft.messages import Members, Snapshot
-from strandline.errors import InvalidConfigError, InvalidRequestError
+from strandline.errors import InvalidRequestError
 from strandline.storage.disk import Disk
 from strandline.types import BrokerId, PartitionName
 
@@ -46,26 +43,12 @@ def force_recover(data_dir: Path, *, disk: Disk) -> ForcedRecovery:
         InvalidConfigError: no broker of a cluster has used the directory.
         InvalidRequestError: it is the only voter already, or was never a voter.
         DataDirLockedError: the broker is running.
-        CorruptBatchError: what it has of the metadata is damaged.
+        CorruptBatchError: what it has of the metadata is corrupt.
         UnavailableError: a file cannot be read or written; nothing changed.
     """
-    identity = load_identity(data_dir, disk=disk)
-    if identity is None:
-        raise InvalidConfigError(
-            f"{data_dir} is not the data directory of a broker of a cluster; name another one"
-        )
-    lock = DataDirLock(data_dir)
-    try:
-        storage = open_all_logs(data_dir, disk=disk, file_bytes=JournalConfig().file_bytes)
-        try:
-            store = QuorumStore(data_dir, disk=disk, log=storage.logs[LOG_ID])
-            return _decide_alone(store, identity.broker, founders=identity.founders or ())
-        finally:
-            storage.journal.close()
-            for log in storage.logs.values():
-                log.close()
-    finally:
-        lock.release()
+    with opened_offline(data_dir, disk=disk) as (identity, storage):
+        store = QuorumStore(data_dir, disk=disk, log=storage.logs[LOG_ID])
+        return _decide_alone(store, identity.broker, founders=identity.founders or ())
 
 
 def _decide_alone(

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 FILE_NAME = "broker.json"
 UNREADABLE = (
-    "the file that says whose data directory it is, and its twin, are damaged; restore one of them "
+    "the file that says whose data directory it is, and its twin, are corrupt; restore one of them "
     "from a backup, or give this broker an empty directory after 'strandline cluster replace-disk'"
 )
 
@@ -58,7 +58,7 @@ def begin_incarnation(
 
     Raises:
         InvalidConfigError: the directory belongs to another broker.
-        CorruptBatchError: the file is damaged.
+        CorruptBatchError: the file is corrupt.
         UnavailableError: it cannot be written, and the directory is new or the disk not just full.
     """
     disk.make_directory(directory)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from strandline.broker.cluster.channels import MarkerWritten, WriteMarker
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.coordinators.transactions import MarkerDone
-from strandline.core.transactions.effects import Mark
+from strandline.core.transactions.effects import SendMarker
 from strandline.errors import StrandlineError, UnavailableError
 from strandline.types import BrokerId
 
@@ -27,10 +27,10 @@ class RemoteMarkers:
     """
 
     def __init__(self, questions: PeerRpc) -> None:
-        self.write_here: Callable[[Mark, MarkerDone], None] = _not_yet
+        self.write_here: Callable[[SendMarker, MarkerDone], None] = _not_yet
         self._questions = questions
 
-    def order(self, leader: BrokerId, mark: Mark, done: MarkerDone) -> None:
+    def order(self, leader: BrokerId, mark: SendMarker, done: MarkerDone) -> None:
         """Have ``leader`` write a marker; ``done`` is called once, perhaps at once."""
         answer = self._questions.ask(
             leader,
@@ -49,7 +49,7 @@ class RemoteMarkers:
             failure = "" if error is None else error.message or error.code
             self._questions.answer(sender, MarkerWritten(order.number, failure))
 
-        self.write_here(Mark("", order.producer, order.place, order.kind), done)
+        self.write_here(SendMarker("", order.producer, order.place, order.kind), done)
 
 
 def _outcome(answer: asyncio.Future[MarkerWritten]) -> StrandlineError | None:
@@ -62,6 +62,6 @@ def _outcome(answer: asyncio.Future[MarkerWritten]) -> StrandlineError | None:
     return error
 
 
-def _not_yet(mark: Mark, done: MarkerDone) -> None:
+def _not_yet(mark: SendMarker, done: MarkerDone) -> None:
     """Before the broker has begun."""
     done(UnavailableError(f"no marker for {mark.place} yet: this broker begins"))

@@ -8,7 +8,7 @@ replicas. A malformed frame is dropped and never stops this broker.
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from strandline.broker.cluster import channels
@@ -19,6 +19,7 @@ from strandline.broker.cluster.channels import (
     Propose,
     ReadIndexRequest,
     Request,
+    StreamOpenRequest,
     WriteMarker,
 )
 from strandline.broker.cluster.controller import ControllerRunner
@@ -34,6 +35,7 @@ from strandline.broker.cluster.replicas import Incarnation, Replicas
 from strandline.broker.cluster.replication_throttle import ReplicationThrottle
 from strandline.broker.cluster.requests import Requests, Session
 from strandline.broker.cluster.state_machine import MetadataMachine
+from strandline.broker.cluster.stream_opening import StreamOpening
 from strandline.broker.cluster.trace import open_trace, take_clock
 from strandline.broker.peers.frame import Frame
 from strandline.broker.quorum import Quorum
@@ -71,9 +73,10 @@ class ClusterMembership:
         identity: of the data directory.
         clock: the time.
         telemetry: counters.
-        wake: lets a turn end soon.
         on_image: told of each image that streams and replicas may go by.
         on_removed: told that the cluster has removed this broker.
+        is_opening: whether logs of the image are being opened.
+        until_open: waits until a stream is open here and publishes to it are received.
     """
 
     why_refused = ""
@@ -88,9 +91,10 @@ class ClusterMembership:
         identity: DirectoryIdentity,
         clock: Clock,
         telemetry: Telemetry,
-        wake: Callable[[], None],
         on_image: Callable[[MetadataImage], None],
         on_removed: Callable[[], None],
+        is_opening: Callable[[], bool],
+        until_open: Callable[[StreamOpenRequest], Awaitable[None]],
     ) -> None:
         self.me = BrokerId(config.cluster.broker_id)
         self._config = config
@@ -136,7 +140,10 @@ class ClusterMembership:
         self._questions = questions = PeerRpc(self._send_request)
         self._requests = Requests(self.quorum, questions)
         self.admin = Session(self._requests)
-        self.newest = MetadataReadBarrier(self.quorum, questions, is_fresh=lambda: self.is_fresh)
+        self.newest = MetadataReadBarrier(
+            self.quorum, questions, is_fresh=lambda: self.is_fresh and not is_opening()
+        )
+        self.opening = StreamOpening(questions, until_open)
         self.markers = RemoteMarkers(questions)
         self.consumers = RemoteConsumers(questions)
         self.replicas = Replicas(
@@ -144,7 +151,6 @@ class ClusterMembership:
             committer,
             clock=clock,
             telemetry=telemetry,
-            wake=wake,
             session=Session(self._requests),
             move_rate=_move_rate(config),
         )
@@ -246,6 +252,7 @@ class ClusterMembership:
         await self._requests.stop()
         await self.consumers.stop()
         await self.newest.stop()
+        await self.opening.stop()
         await self._links.stop()
         self.replicas.drop_all(error)
         self.quorum.stop(error)
@@ -421,6 +428,8 @@ class ClusterMembership:
                 self.replica_status.serve(peer, request)
             case ReadIndexRequest():
                 self.newest.serve(peer, request)
+            case StreamOpenRequest():
+                self.opening.serve(peer, request)
             case _:
                 self._questions.answered(peer, request)
 

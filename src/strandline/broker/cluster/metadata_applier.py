@@ -68,6 +68,8 @@ class MetadataApplier(Broker):
     _retry: asyncio.TimerHandle | None
     _followed: MetadataImage
     """What streams and replicas were made to be."""
+    _has_moved_on: asyncio.Event
+    """Set when streams and replicas have followed an image."""
     _unsettled: set[str]
     """Streams with partitions that are being opened, or cannot be."""
     _opening: dict[LogId, None]
@@ -85,8 +87,7 @@ class MetadataApplier(Broker):
 
     def _follow(self, image: MetadataImage) -> None:
         """Make streams and replicas what the image says."""
-        names = self._names_to_follow(image)
-        deleted = self._streams.keys() - image.streams.keys()
+        names, deleted = self._names_to_follow(image)
         streams = dict(self._streams)
         for name in deleted:
             del streams[name]
@@ -96,8 +97,8 @@ class MetadataApplier(Broker):
                 streams[name] = made
             else:
                 streams.pop(name, None)
-        changed = [name for name in names if streams.get(name) is not self._streams.get(name)]
-        changed += deleted
+        changed = {name for name in names if streams.get(name) is not self._streams.get(name)}
+        changed |= deleted
         gone = [self._streams[name] for name in changed if name in self._streams]
         self._streams = streams
         shown = [
@@ -110,10 +111,9 @@ class MetadataApplier(Broker):
             self._keep_transaction_index(partition, partition.high_watermark)
         self.membership.replicas.assign(image, names)
         self.log_starts.follow(image, shown)
-        has_moved = self._describe(image, names)
-        if changed or has_moved:
-            self._announce()
-            self._count_streams()
+        changed |= self._describe(image, names)
+        if changed:
+            self._announce(changed)
         self._sweep(image)
         self._has_followed = True
         self._forget_remembered()
@@ -123,20 +123,22 @@ class MetadataApplier(Broker):
         self._unopened = {log_id: why for log_id, why in self._unopened.items() if log_id in here}
         self._followed = image
         self._note_unsettled(image, names)
+        self._has_moved_on.set()
         if self._unopened and self._retry is None:
             self._release_unopened(image)
             self._retry = self._loop.call_later(RETRY_S, self._follow_again)
 
-    def _names_to_follow(self, image: MetadataImage) -> Collection[str]:
-        """Streams that may have to change here; all of them cost as much as there are."""
-        before = self._followed
+    def _names_to_follow(self, image: MetadataImage) -> tuple[list[str], set[str]]:
+        """Streams that may have to change here, and those that are to go.
+
+        All of them cost as much as there are: they are looked at only if brokers have changed.
+        """
+        before, there = self._followed, image.streams
         if image.brokers is not before.brokers or self._is_stopping:
-            return list(image.streams)
-        return [
-            name
-            for name, stream in image.streams.items()
-            if stream is not before.streams.get(name) or name in self._unsettled
-        ]
+            return list(there), self._streams.keys() - there.keys()
+        changed = image.table.changed_since(before.table) | self._unsettled
+        gone = {name for name in changed if name not in there and name in self._streams}
+        return sorted(name for name in changed if name in there), gone
 
     def _note_unsettled(self, image: MetadataImage, names: Collection[str]) -> None:
         """Remember what is to be looked at again though the image stays the same."""
@@ -372,23 +374,27 @@ class MetadataApplier(Broker):
     async def _open_beside(self) -> None:
         """Open what is to be opened, and follow the image with it."""
         while self._to_open:
-            wanted, self._to_open = self._to_open, []
-            storage = self._storage
-            try:
-                sequence = await self.committer.sync()
-                outcomes = await asyncio.to_thread(
-                    open_logs, wanted, disk=self.disk, synced_sequence=sequence
-                )
-            except StrandlineError as error:
-                outcomes = dict.fromkeys((each.log_id for each in wanted), error)
-            for log_id, outcome in outcomes.items():
-                del self._opening[log_id]
-                if isinstance(outcome, StrandlineError):
-                    self._open_failures[log_id] = outcome
-                elif storage is not self._storage:
-                    outcome.close()  # all was reopened meanwhile, this one perhaps with it
-                elif log_id not in storage.logs:
-                    self._keep(log_id, outcome)
+            async with self._opening_lock:
+                storage = self._storage
+                queued, self._to_open = self._to_open, []
+                # A recovery may have opened some meanwhile, and closed what was there before.
+                wanted = [each for each in queued if each.log is storage.logs.get(each.log_id)]
+                try:
+                    # Only what the journal has of an older log of the same id has to be on disk.
+                    was_used = any(each.was_used for each in wanted)
+                    sequence = await self.committer.sync() if was_used else 0
+                    outcomes = await asyncio.to_thread(
+                        open_logs, wanted, disk=self.disk, synced_sequence=sequence
+                    )
+                except StrandlineError as error:
+                    outcomes = dict.fromkeys((each.log_id for each in wanted), error)
+                for each in queued:
+                    del self._opening[each.log_id]
+                for log_id, outcome in outcomes.items():
+                    if isinstance(outcome, StrandlineError):
+                        self._open_failures[log_id] = outcome
+                    elif log_id not in storage.logs:
+                        self._keep(log_id, outcome)
             if self.membership.is_registered:
                 self._follow(self._image)
                 unwanted = outcomes.keys() - self.membership.replicas.drivers.keys()
@@ -451,7 +457,7 @@ class MetadataApplier(Broker):
         """Remove logs that the metadata has given up, unless it has changed its mind.
 
         A copy that has moved away may move back, under the same log id. Once a checkpoint is past
-        the old log, a recovery takes nothing of it for the new one's; until then ``log_birth``
+        the old log, a recovery takes nothing of it for the new one's; until then ``log_generation``
         sees to that.
         """
         async with self._admin:
@@ -470,9 +476,9 @@ class MetadataApplier(Broker):
             except StrandlineError as error:
                 logger.warning("no checkpoint after logs were removed: %s", error)
 
-    def _describe(self, image: MetadataImage, names: Iterable[str]) -> bool:
-        """Tell partitions who leads and where Flight finds them; whether queue groups are moved."""
-        has_moved = False
+    def _describe(self, image: MetadataImage, names: Iterable[str]) -> set[str]:
+        """Tell partitions who leads and where Flight finds them; whose queue groups are moved."""
+        moved = set[str]()
         for name, partition in image.partitions(names):
             stream = self._streams.get(name.stream)
             if stream is None:
@@ -492,12 +498,13 @@ class MetadataApplier(Broker):
                 leader = None  # who came here would be sent here again
             here.leader_address = leader.flight_address if leader is not None else ""
             is_led = is_ours and unopened is None and not self._is_stopping
-            has_moved |= is_led != here.is_led and bool(here.config.queue_group)
+            if is_led != here.is_led and here.config.queue_group:
+                moved.add(name.stream)
             here.is_led = is_led
             if isinstance(here, RemotePartition):
                 away = not_leader(image, name, partition)
                 here.describe(away if leader is not None or unopened is None else unopened)
-        return has_moved
+        return moved
 
     def _sweep(self, image: MetadataImage) -> None:
         """Once: remove logs of streams that were deleted while this broker was away."""

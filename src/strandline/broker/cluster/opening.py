@@ -4,18 +4,21 @@ The image that says which streams exist lies in one of them, so all are recovere
 then shows to be deleted is removed by whoever follows it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from strandline.broker.cluster.identity import DirectoryIdentity, load_identity
+from strandline.broker.lock import DataDirLock
 from strandline.broker.opening import LOGS_NAME, log_directories, log_plan
 from strandline.broker.quorum_store import LOG_ID
-from strandline.config import StreamConfig
-from strandline.errors import StrandlineError
+from strandline.config import JournalConfig, StreamConfig
+from strandline.errors import InvalidConfigError, StrandlineError
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.log_directory import delete_log_directory
-from strandline.storage.log_generation import note_birth
+from strandline.storage.log_generation import write_generation
 from strandline.storage.recovery import LogPlan, Recovered, recover
 from strandline.types import LogId, Offset
 
@@ -30,7 +33,7 @@ def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:
 
     Raises:
         UnavailableError: a file cannot be read or written.
-        CorruptBatchError: something is damaged that cannot be done without.
+        CorruptBatchError: something is corrupt that cannot be done without.
     """
     quorum = LogPlan(data_dir / QUORUM_NAME, QUORUM_SEGMENT_BYTES, ANY_CONFIG.segment_age_ms)
     plans = {LOG_ID: quorum}
@@ -41,6 +44,35 @@ def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:
         else:
             delete_log_directory(plan.directory, disk=disk)
     return recover(data_dir, plans, disk=disk, file_bytes=file_bytes, are_only_copies=False)
+
+
+@contextmanager
+def opened_offline(data_dir: Path, *, disk: Disk) -> Iterator[tuple[DirectoryIdentity, Recovered]]:
+    """Lock and open the data directory of a stopped broker of a cluster; close it afterwards.
+
+    Yields whose directory it is, and its journal and logs.
+
+    Raises:
+        InvalidConfigError: no broker of a cluster has used the directory.
+        DataDirLockedError: the broker is running.
+        StrandlineError: as ``open_all_logs``.
+    """
+    identity = load_identity(data_dir, disk=disk)
+    if identity is None:
+        raise InvalidConfigError(
+            f"{data_dir} is not the data directory of a broker of a cluster; name another one"
+        )
+    lock = DataDirLock(data_dir)
+    try:
+        storage = open_all_logs(data_dir, disk=disk, file_bytes=JournalConfig().file_bytes)
+        try:
+            yield identity, storage
+        finally:
+            storage.journal.close()
+            for log in storage.logs.values():
+                log.close()
+    finally:
+        lock.release()
 
 
 class LogToOpen(NamedTuple):
@@ -69,7 +101,7 @@ def open_logs(
     Args:
         wanted: which.
         disk: the file system.
-        synced_sequence: as for ``note_birth``.
+        synced_sequence: as for ``write_generation``.
     """
     outcomes: dict[LogId, Log | StrandlineError] = {}
     for each in wanted:
@@ -84,7 +116,7 @@ def _opened(wanted: LogToOpen, disk: Disk, synced_sequence: int) -> Log:
     plan, log = wanted.plan, wanted.log
     if log is None and wanted.was_used:
         delete_log_directory(plan.directory, disk=disk)
-        note_birth(plan.directory, synced_sequence, disk=disk)
+        write_generation(plan.directory, synced_sequence, disk=disk)
     found = log or Log.open(
         plan.directory,
         disk=disk,

@@ -229,7 +229,7 @@ class Operations:
 
     async def _propose(self, command: Command) -> None:
         outcome = await self.outcome(command)
-        outcome.raise_if_refused()
+        outcome.raise_if_rejected()
 
     async def outcome(self, command: Command) -> CommandOutcome:
         """Propose a command and return its outcome.
@@ -249,13 +249,13 @@ def _is_stale(outcome: CommandOutcome) -> bool:
     Raises:
         InvalidRequestError: for another reason.
     """
-    for refusal in outcome.refused:
-        if refusal.reason != "stale_partition":
+    for rejection in outcome.rejected:
+        if rejection.reason != "stale_partition":
             others = "; the other partitions have begun to move" if outcome.is_applied else ""
-            raise InvalidRequestError(refusal.message + others)
-    if not outcome.refused:
-        outcome.raise_if_refused()
-    return bool(outcome.refused)
+            raise InvalidRequestError(rejection.message + others)
+    if not outcome.rejected:
+        outcome.raise_if_rejected()
+    return bool(outcome.rejected)
 
 
 def _moves(

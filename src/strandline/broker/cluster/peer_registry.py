@@ -6,7 +6,7 @@ from pathlib import Path
 from strandline.broker.cluster.identity import DirectoryIdentity
 from strandline.broker.cluster.state_machine import MetadataMachine
 from strandline.broker.cluster.trace import TracedLinks
-from strandline.broker.peers.errors import HandshakeError, HandshakeRefusal
+from strandline.broker.peers.errors import HandshakeError, HandshakeRejection
 from strandline.broker.peers.handshake import Hello, PeerIdentity
 from strandline.broker.peers.limits import LinkLimits
 from strandline.broker.peers.link import PeerLinks
@@ -98,14 +98,14 @@ class PeerRegistry:
             return
         if known.directory_id not in ("", hello.directory_id):
             raise HandshakeError(
-                HandshakeRefusal.OTHER_DIRECTORY,
+                HandshakeRejection.OTHER_DIRECTORY,
                 f"broker {broker} has another data directory than before; give a second broker a "
                 f"number of its own, or, if the disk is lost, run 'strandline cluster replace-disk "
                 f"{broker}'",
             )
         if not known.directory_id and broker in self._quorum.members.voters:
             raise HandshakeError(
-                HandshakeRefusal.OTHER_DIRECTORY,
+                HandshakeRejection.OTHER_DIRECTORY,
                 f"the vote of broker {broker} is not withdrawn yet",
             )
 

@@ -17,7 +17,7 @@ from strandline.core.replication.events import Event
 from strandline.core.replication.messages import BatchRef, Buffer
 from strandline.core.replication.state import LogState
 from strandline.errors import CorruptBatchError, LogPoisonedError, StrandlineError
-from strandline.storage.repair import mend
+from strandline.storage.repair import repair_log
 from strandline.telemetry import Telemetry
 from strandline.types import BrokerId, LogId
 
@@ -42,7 +42,7 @@ class RangeServerHost(Protocol):
 
 
 class RangeServer:
-    """Reads and mends one copy.
+    """Reads and repairs one copy.
 
     Args:
         partition: whose log it is.
@@ -89,8 +89,8 @@ class RangeServer:
         def read() -> None:
             try:
                 found.extend(read_batches(log, asked, bytes_max, below=end))
-            except CorruptBatchError as damage:
-                self._partition.report_corruption(damage)
+            except CorruptBatchError as corruption:
+                self._partition.report_corruption(corruption)
             except StrandlineError as error:
                 logger.error("%s: no batches for a follower: %s", self._partition.name, error)  # noqa: TRY400  no trace
 
@@ -110,8 +110,8 @@ class RangeServer:
         def read() -> None:
             try:
                 found.extend(read_range(log, first, after))
-            except CorruptBatchError as damage:
-                self._partition.report_corruption(damage)
+            except CorruptBatchError as corruption:
+                self._partition.report_corruption(corruption)
             except StrandlineError as error:
                 logger.error("%s: no batches to lend: %s", self._partition.name, error)  # noqa: TRY400  no trace
 
@@ -122,7 +122,7 @@ class RangeServer:
 
         self._host.in_thread(read, done)
 
-    def mend(self, effect: fx.Repair) -> None:
+    def repair(self, effect: fx.Repair) -> None:
         """Put back what another replica has sent, beside the loop."""
         first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset
         name, telemetry = self._partition.name, self._host.telemetry
@@ -131,7 +131,7 @@ class RangeServer:
 
         def work() -> None:
             try:
-                outcome.append(mend(log, batches, is_compacted=is_compacted))
+                outcome.append(repair_log(log, batches, is_compacted=is_compacted))
             except StrandlineError as error:
                 outcome.append(error)
 

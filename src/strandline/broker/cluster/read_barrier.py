@@ -30,7 +30,7 @@ class MetadataReadBarrier:
     Args:
         quorum: this broker's member.
         questions: to other brokers and theirs.
-        has_told: whether the broker goes by the newest image that is applied here.
+        is_fresh: whether the broker uses the newest image that is applied here.
     """
 
     def __init__(self, quorum: Quorum, questions: PeerRpc, *, is_fresh: Callable[[], bool]) -> None:

@@ -36,7 +36,7 @@ def read_batches(
     copy that begins where records were deleted may begin within a batch: it gets those that stay.
 
     Raises:
-        CorruptBatchError: damage, or records are missing: logs with several copies are dense.
+        CorruptBatchError: corruption, or records are missing: logs with several copies are dense.
         OffsetOutOfRangeError, UnavailableError: the log does not hold or cannot read it.
         EncryptionKeyError, DecryptionError: a batch that has to be cut does not open.
     """

@@ -32,7 +32,7 @@ def remembered(store: QuorumStore, founders: Members) -> LocalMetadata:
     """Read the metadata from a broker's disk.
 
     Raises:
-        CorruptBatchError: what the disk has is damaged.
+        CorruptBatchError: what the disk has is corrupt.
         UnavailableError: it cannot be read.
     """
     _, snapshot, entries = store.load(founders)

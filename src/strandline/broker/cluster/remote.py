@@ -40,7 +40,12 @@ class RemotePartition(Partition):
     """A partition without a replica on this broker: whoever wants it is told where it is."""
 
     def __init__(
-        self, name: PartitionName, config: StreamConfig, *, log_id: LogId, admission: Admission
+        self,
+        name: PartitionName,
+        config: StreamConfig,
+        *,
+        log_id: LogId,
+        admission: Admission[Partition],
     ) -> None:
         super().__init__(
             name,

@@ -85,7 +85,7 @@ class ReplicaDriver:
         self.publishers = replica_publishers.ReplicaPublishers(partition, replica, host)
         self._range_server = range_server.RangeServer(partition, replica.log, host, step=self.step)
         partition.attach_replica(self, replica.log.high_watermark)
-        self.publishers.note_refusal()
+        self.publishers.update_reject_reason()
 
     @property
     def log_id(self) -> LogId:
@@ -122,7 +122,7 @@ class ReplicaDriver:
         for effect in self.replica.step(event, self._host.now_ms()):
             self._carry_out(effect)
         self.publishers.note_role()
-        self.publishers.note_refusal()
+        self.publishers.update_reject_reason()
         if isinstance(event, ev.Assigned):
             early, self._early = self._early, {}
             self._events.extend(early.values())
@@ -161,10 +161,10 @@ class ReplicaDriver:
                 logger.error(
                     "the copy of %s here cannot go on: %s", self.partition.name, effect.trouble
                 )
-            case fx.Refusing() | fx.AskMetadata():
-                pass  # the refusal is looked at after each step; metadata comes by itself
+            case fx.RejectWrites() | fx.AskMetadata():
+                pass  # the rejection is looked at after each step; metadata comes by itself
             case fx.Repair():
-                self._range_server.mend(effect)
+                self._range_server.repair(effect)
             case _:
                 assert_never(effect)
 
@@ -298,11 +298,11 @@ class ReplicaDriver:
                 return
             self._change_now(self._deferred.popleft())
 
-    # Damage
+    # Corruption
 
-    def damaged(self, first_offset: Offset, next_offset: Offset) -> None:
+    def corruption_found(self, first_offset: Offset, next_offset: Offset) -> None:
         """Batches here cannot be read: get them from another replica."""
-        self.step(ev.Damaged(first_offset, next_offset))
+        self.step(ev.CorruptionFound(first_offset, next_offset))
 
     def _expose(self, offset: Offset) -> None:
         """Records below ``offset`` are committed."""

@@ -11,8 +11,8 @@ from typing import Protocol
 
 from strandline.broker.write_path.append_queue import GATHERING_MS_MAX
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.pending import AckWaiter, Chunk
-from strandline.core.replication.effects import Refusal
+from strandline.broker.write_path.pending import Chunk, Waiting
+from strandline.core.replication.effects import RejectReason
 from strandline.core.replication.replica import Replica
 from strandline.errors import (
     NotEnoughReplicasError,
@@ -37,7 +37,7 @@ class ReplicaPublisherHost(Protocol):
         """The time, to measure with."""
         ...
 
-    def answer(self, partition: Partition, waiting: list[AckWaiter]) -> None:
+    def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
         """Tell publishers that their records are as safe as they asked."""
         ...
 
@@ -64,9 +64,9 @@ class ReplicaPublishers:
         self._replica = replica
         self._host = host
         self._epoch_led: LeaderEpoch | None = None
-        self._uncommitted: deque[tuple[Offset, list[AckWaiter]]] = deque()
+        self._uncommitted: deque[tuple[Offset, list[Waiting]]] = deque()
         self._journaled: deque[tuple[Offset, float]] = deque()
-        self._refusal: Refusal | None = None
+        self._reject_reason: RejectReason | None = None
         self._is_cut_off = False
         self._ending: StrandlineError | None = None
         """What those are told who wait when the replica has been dropped; None: it is here."""
@@ -110,7 +110,7 @@ class ReplicaPublishers:
                 self._host.answer(self._partition, waiting)
             elif self._ending is not None:  # dropped between the turn's write and its sync
                 _reject(waiting, self._ending)
-            elif self._refusal in (None, Refusal.RESIGNING):
+            elif self._reject_reason in (None, RejectReason.RESIGNING):
                 self._uncommitted.append((next_offset, waiting))
             else:
                 _reject(waiting, self._unknown())
@@ -144,23 +144,23 @@ class ReplicaPublishers:
             self._epoch_led = partition.leader_epoch = replica.epoch
             self._journaled.clear()
             self._host.telemetry.leader_elections += 1
-            if self._refusal is Refusal.NOT_LEADER:
+            if self._reject_reason is RejectReason.NOT_LEADER:
                 partition.lead(replica.epoch)
 
-    def note_refusal(self) -> None:
+    def update_reject_reason(self) -> None:
         """Accept records, or refuse them, as the replica does."""
-        refusal = self._replica.refusal
-        if refusal is None and self._is_cut_off:
-            refusal = Refusal.CUT_OFF
-        if refusal is self._refusal:
+        reason = self._replica.reject_reason
+        if reason is None and self._is_cut_off:
+            reason = RejectReason.CUT_OFF
+        if reason is self._reject_reason:
             return
-        self._refusal = refusal
-        if refusal is None:
+        self._reject_reason = reason
+        if reason is None:
             self._partition.refuse(None)
             return
-        error = self.refusal_error()
+        error = self.write_error()
         self._partition.refuse(error)
-        if refusal is not Refusal.RESIGNING:
+        if reason is not RejectReason.RESIGNING:
             self._partition.reject_from((), error)
             self.give_up(self._unknown())
 
@@ -173,19 +173,19 @@ class ReplicaPublishers:
         """Set whether records are refused because no quorum is reached that could commit them."""
         self._is_cut_off = is_cut_off
         if self._ending is None:
-            self.note_refusal()
+            self.update_reject_reason()
 
-    def refusal_error(self) -> StrandlineError:
+    def write_error(self) -> StrandlineError:
         """Why records are refused now."""
         name = self._partition.name
-        if self._refusal is Refusal.NOT_ENOUGH_REPLICAS:
+        if self._reject_reason is RejectReason.NOT_ENOUGH_REPLICAS:
             few = self._partition.config.min_isr
             return NotEnoughReplicasError(
                 f"fewer than {few} replicas of {name} are in sync; retry later"
             )
-        if self._refusal is Refusal.RESIGNING:
+        if self._reject_reason is RejectReason.RESIGNING:
             return NotLeaderError(f"this broker is handing over {name}; retry at another")
-        if self._refusal is Refusal.CUT_OFF:
+        if self._reject_reason is RejectReason.CUT_OFF:
             return UnavailableError(
                 f"this broker reaches neither all replicas of {name} nor most of the cluster; "
                 "retry at another broker"
@@ -193,15 +193,15 @@ class ReplicaPublishers:
         return self._host.not_leader(self._partition)
 
     def describe_leader(self) -> None:
-        """Metadata changed: the refusal may name another leader now."""
-        if self._refusal is not None and self._ending is None:
-            self._partition.refuse(self.refusal_error())
+        """Update the error after a metadata change: it may name another leader."""
+        if self._reject_reason is not None and self._ending is None:
+            self._partition.refuse(self.write_error())
 
     def _unknown(self) -> UnavailableError:
         name = self._partition.name
-        if self._refusal is Refusal.NOT_ENOUGH_REPLICAS:
+        if self._reject_reason is RejectReason.NOT_ENOUGH_REPLICAS:
             return UnavailableError(f"too few replicas of {name} are left; {UNKNOWN}")
-        if self._refusal is Refusal.CUT_OFF:
+        if self._reject_reason is RejectReason.CUT_OFF:
             return UnavailableError(f"this broker is cut off from the others; {UNKNOWN}")
         return UnavailableError(f"the leader of {name} has changed; {UNKNOWN}")
 
@@ -212,6 +212,6 @@ class ReplicaPublishers:
             _reject(waiting, error)
 
 
-def _reject(waiting: list[AckWaiter], error: StrandlineError) -> None:
+def _reject(waiting: list[Waiting], error: StrandlineError) -> None:
     for each in waiting:
-        each.ack_sink.rejected(each.token, error)
+        each.rejected(error)

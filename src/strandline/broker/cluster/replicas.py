@@ -20,7 +20,7 @@ from strandline.broker.peers.frame import Frame
 from strandline.broker.peers.link import PeerLinks
 from strandline.broker.write_path.group_commit import GroupCommitter
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.pending import AckWaiter
+from strandline.broker.write_path.pending import Waiting, acknowledge
 from strandline.clock import Clock
 from strandline.core.metadata.commands import BrokerRun
 from strandline.core.metadata.image import MetadataImage, PartitionImage
@@ -62,7 +62,6 @@ class Replicas:
         turn: writes copies.
         clock: for their patience.
         telemetry: counters.
-        wake: lets a turn end soon, so that front ends send the answers they were given.
         session: proposes changes of ISRs.
         limits: how patient replicas are.
         move_rate: of what moves bring in; None: as fast as it goes.
@@ -75,7 +74,6 @@ class Replicas:
         *,
         clock: Clock,
         telemetry: Telemetry,
-        wake: Callable[[], None],
         session: Session,
         limits: ReplicationLimits | None = None,
         move_rate: ReplicationThrottle | None = None,
@@ -86,7 +84,6 @@ class Replicas:
         self._links = links
         self._clock = clock
         self.telemetry = telemetry
-        self._wake = wake
         self.isrs = IsrProposals(session, lambda: self.image)
         self._limits = limits or ReplicationLimits()
         self._move_rate = move_rate
@@ -103,7 +100,8 @@ class Replicas:
         """Told what replicas do, if anybody wants to know."""
         self._loop = asyncio.get_running_loop()
         self._reading: set[asyncio.Future[None]] = set()
-        committer.replication = self.flush
+        self._outbox = committer.outbox
+        self._outbox.add_frames(self.flush)
 
     # Life
 
@@ -314,14 +312,10 @@ class Replicas:
             self._links.flush()
         return has_sent
 
-    def answer(self, partition: Partition, waiting: list[AckWaiter]) -> None:
+    def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
         """Tell publishers, and let the front ends send it."""
-        name = partition.name
-        self.telemetry.acks += len(waiting)
-        for ack_sink, token, offset, duplicate in waiting:
-            ack_sink.acked(token, name, offset, duplicate=duplicate)
-        waiting.clear()
-        self._wake()
+        self.telemetry.acks += acknowledge(waiting, partition.name)
+        self._outbox.send_answers_soon()
 
     def committed(self, partition: Partition) -> None:
         """Let a partition's gathered batches follow, since one was committed."""

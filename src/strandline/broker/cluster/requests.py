@@ -31,7 +31,6 @@ from strandline.types import BrokerId
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.05
-APPLIED_POLL_S = 0.005
 ATTEMPT_S = 5.0
 """After so long without an answer the command is proposed again."""
 LEADERLESS_S = 8.0
@@ -126,8 +125,8 @@ class Requests:
                 decided = await answer
                 # Whoever asked may look at once for what it changed.
                 # What was refused changed nothing, and an older copy never comes so far.
-                while decided.outcome.is_applied and self._quorum.applied_index < decided.index:  # noqa: ASYNC110  soon enough
-                    await asyncio.sleep(APPLIED_POLL_S)
+                if decided.outcome.is_applied:
+                    await self._quorum.applied(decided.index)
                 return decided.outcome
         except TimeoutError:
             raise RequestTimeoutError(f"broker {leader} did not answer") from None
@@ -180,7 +179,7 @@ class Session:
         async with self._lock:
             if not self._client_id:
                 opened = await self._requests.propose(OpenSession(), timeout_s=timeout_s)
-                opened.raise_if_refused()
+                opened.raise_if_rejected()
                 self._client_id, self._sequence = opened.value, 0
             # One that was given up keeps its number: should it come late, it is refused.
             self._sequence += 1

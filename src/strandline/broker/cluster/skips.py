@@ -90,5 +90,5 @@ class Skips:
             logger.warning("whether %s goes on elsewhere is not known: %s", target.name, error)
             return False
         if outcome.reason != "stale_partition":
-            outcome.raise_if_refused()
+            outcome.raise_if_rejected()
         return outcome.is_applied

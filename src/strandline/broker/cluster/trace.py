@@ -44,7 +44,7 @@ def take_clock(trace: Trace, frame: Frame) -> None:
         InvalidRecordError: it is none.
     """
     try:
-        trace.heard(_decode(frame.header))
+        trace.received(_decode(frame.header))
     except UNDECODABLE as error:
         raise InvalidRecordError(f"not a clock: {error}") from error
 

@@ -41,5 +41,5 @@ def load_watermarks(directory: Path, *, disk: Disk) -> dict[LogId, Offset]:
             return msgspec.msgpack.decode(body, type=dict[LogId, Offset])
     except UNDECODABLE:
         pass  # as good as missing, which the next line says
-    logger.warning("%s is damaged and not used; what is committed is found out again", FILE_NAME)
+    logger.warning("%s is corrupt and not used; what is committed is found out again", FILE_NAME)
     return {}

@@ -18,7 +18,7 @@ another broker may have become the coordinator without our knowing.
 """
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from strandline.api.groups import GROUPS_STREAM
@@ -28,12 +28,11 @@ from strandline.broker.coordinators.runtime import (
     CoordinatorTerm,
     Token,
 )
-from strandline.broker.stream import Stream
-from strandline.core.coordinator_effects import restore
+from strandline.core.coordinator_effects import EntriesStored, Tick, restore
 from strandline.core.groups import effects as fx
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
-from strandline.core.groups.effects import Assigned
+from strandline.core.groups.effects import GroupAssignment
 from strandline.core.groups.state import (
     ConsumerGroup,
     GroupsState,
@@ -42,8 +41,8 @@ from strandline.core.groups.state import (
     decode_entry,
     encode_entry,
 )
-from strandline.core.groups.transactions import Mark, PendingOffsets
-from strandline.errors import StrandlineError, UndecidedPositionsError, UnknownGroupError
+from strandline.core.groups.transactions import PendingOffsets, TransactionMark
+from strandline.errors import StrandlineError, UnknownGroupError, UnstableOffsetCommitError
 from strandline.telemetry import GroupSample
 
 logger = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         instance: str = "",
         keeps: bool = False,
         owner: str = "",
-    ) -> Assigned:
+    ) -> GroupAssignment:
         """Become a member; see ``events.Join``.
 
         Raises:
@@ -81,7 +80,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
         names = tuple(streams)
-        assigned: Assigned = await self._ask(
+        assigned: GroupAssignment = await self._ask(
             lambda token: ev.Join(token, group, member, names, session_ms, instance, keeps, owner)
         )
         return assigned
@@ -95,7 +94,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         held: Partitions,
         instance: str = "",
         owner: str = "",
-    ) -> Assigned:
+    ) -> GroupAssignment:
         """Say that a member is still there; see ``events.Heartbeat``.
 
         Raises:
@@ -103,7 +102,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             NotAllowedError: it belongs to another principal.
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
-        assigned: Assigned = await self._ask(
+        assigned: GroupAssignment = await self._ask(
             lambda token: ev.Heartbeat(token, group, member, epoch, held, instance, owner)
         )
         return assigned
@@ -146,7 +145,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             NotAllowedError: the member belongs to another principal.
             UnknownMemberError, StaleMemberError: it is not the member's to commit.
             GroupInUseError: there are members, and this is none.
-            UndecidedPositionsError: a transaction is about to commit some of these positions.
+            UnstableOffsetCommitError: a transaction is about to commit some of these positions.
             ProducerFencedError: the transaction is over, or was not let in.
             StrandlineError: as ``CoordinatorRuntime.request``; the outcome may be unknown.
         """
@@ -228,7 +227,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
     def mark(
         self,
         transaction: PendingOffsets,
-        mark: Mark,
+        mark: TransactionMark,
         done: Callable[[StrandlineError | None], None],
     ) -> None:
         """Let a transaction commit positions, or let count what waits for it.
@@ -283,7 +282,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
         Raises:
             UnknownGroupError: there is none.
-            UndecidedPositionsError: positions wait for transactions.
+            UnstableOffsetCommitError: positions wait for transactions.
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
 
@@ -302,7 +301,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             raise UnknownGroupError(f"no group {group!r}; 'strandline group list' names them")
         if must_be_decided and found.undecided:
             names = ", ".join(sorted({str(each.transaction) for each in found.undecided.values()}))
-            raise UndecidedPositionsError(
+            raise UnstableOffsetCommitError(
                 f"transactions are about to commit positions of group {group!r}: {names}; end "
                 "them, or retry when they are over"
             )
@@ -321,7 +320,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
     def maker(self) -> Callable[[Iterable[bytes], int], GroupCoordinator]:
         """Return the factory of the coordinator's state machine."""
-        partitions, created = self._partitions(), self._created()
+        partitions, created = self._streams()
 
         def make(entries: Iterable[bytes], sequence: int) -> GroupCoordinator:
             state = GroupsState()
@@ -339,15 +338,16 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
     def begun(self, term: CoordinatorTerm[GroupCoordinator]) -> None:
         """Begin a term; streams may have changed in the meantime."""
-        self._step(term, ev.StreamsChanged(self._partitions(), self._created()))
+        partitions, created = self._streams()
+        self._step(term, ev.StreamsChanged(partitions, created))
 
     def stored(self, term: CoordinatorTerm[GroupCoordinator], sequence: int) -> None:
         """Entries up to here are stored."""
-        self._step(term, ev.Stored(sequence))
+        self._step(term, EntriesStored(sequence))
 
     def tick(self, term: CoordinatorTerm[GroupCoordinator]) -> None:
         """Look at the clock."""
-        self._step(term, ev.TimePassed())
+        self._step(term, Tick())
         groups = term.machine.state.groups
         self.broker.telemetry.groups = len(groups)
         self.broker.telemetry.group_members = sum(len(each.members) for each in groups.values())
@@ -356,22 +356,21 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """Others count now."""
         self.broker.telemetry.groups = self.broker.telemetry.group_members = 0
 
-    def _streams_changed(self) -> None:
+    def _streams_changed(self, names: Collection[str]) -> None:
         term = self.term
         if term is not None:
-            self._step(term, ev.StreamsChanged(self._partitions(), self._created()))
+            partitions, created = self._streams(names)
+            self._step(term, ev.StreamsChanged(partitions, created, names))
 
-    def _partitions(self) -> dict[str, int]:
-        """Return the number of partitions of each stream."""
-        return {stream.name: len(stream.partitions) for stream in self._streams()}
+    def _streams(self, names: Collection[str] | None = None) -> tuple[dict[str, int], ...]:
+        """Return the number of partitions and the creation time of streams groups can consume.
 
-    def _created(self) -> dict[str, int]:
-        """Return the creation time of each stream."""
-        return {stream.name: stream.created_ns for stream in self._streams()}
-
-    def _streams(self) -> list[Stream]:
-        """Return the streams that groups can consume; the internal one is not among them."""
-        return [each for each in self.broker.streams() if each.name != GROUPS_STREAM]
+        Args:
+            names: of the streams; None: all. The internal one is not among them.
+        """
+        found = [each for each in self.broker.streams(names) if each.name != GROUPS_STREAM]
+        partitions = {stream.name: len(stream.partitions) for stream in found}
+        return partitions, {stream.name: stream.created_ns for stream in found}
 
     async def _ask(self, make: Callable[[Token], ev.Request]) -> Any:
         def ask(term: CoordinatorTerm[GroupCoordinator], token: Token) -> None:
@@ -381,7 +380,9 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
     async def _read(self, question: Callable[[GroupsState], object]) -> Any:
         is_alone = self.broker.is_alone
-        return await self._ask(lambda token: ev.Read(token, question, must_confirm=not is_alone))
+        return await self._ask(
+            lambda token: ev.QueryGroups(token, question, must_confirm=not is_alone)
+        )
 
     def _step(self, term: CoordinatorTerm[GroupCoordinator], event: ev.Event) -> None:
         for effect in term.machine.step(event, self._now_ms()):

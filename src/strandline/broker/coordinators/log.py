@@ -16,16 +16,16 @@ logger = logging.getLogger(__name__)
 READ_BYTES = 4 << 20
 
 
-def read_entries(partition: Partition, end: Offset, *, skips_damaged: bool) -> list[bytes]:
+def read_entries(partition: Partition, end: Offset, *, skips_corrupt: bool) -> list[bytes]:
     """The values of a partition's records below ``end``.
 
     Args:
         partition: of the coordinator.
         end: where its next term begins.
-        skips_damaged: go on without what cannot be read, and say so.
+        skips_corrupt: go on without what cannot be read, and say so.
 
     Raises:
-        CorruptBatchError: some are damaged.
+        CorruptBatchError: some are corrupt.
         StrandlineError: they cannot be read.
     """
     found: list[bytes] = []
@@ -33,12 +33,12 @@ def read_entries(partition: Partition, end: Offset, *, skips_damaged: bool) -> l
     while offset < end:
         try:
             part = partition.log.read_dense(offset, READ_BYTES, below=end)
-        except CorruptBatchError as damage:
-            partition.report_corruption(damage)
-            if not skips_damaged:
-                raise _with_advice(damage) from damage
-            logger.warning("%s goes on without what it decided there: %s", partition.name, damage)
-            offset = Offset(damage.next_offset)
+        except CorruptBatchError as corruption:
+            partition.report_corruption(corruption)
+            if not skips_corrupt:
+                raise _with_advice(corruption) from corruption
+            logger.warning("%s continues without those entries: %s", partition.name, corruption)
+            offset = Offset(corruption.next_offset)
             continue
         for batch in decode_batches(part.buffer, columns=["offset", "value"]):
             offsets, values = (column.to_pylist() for column in batch.columns)
@@ -48,10 +48,10 @@ def read_entries(partition: Partition, end: Offset, *, skips_damaged: bool) -> l
     return found
 
 
-def _with_advice(damage: CorruptBatchError) -> CorruptBatchError:
+def _with_advice(corruption: CorruptBatchError) -> CorruptBatchError:
     return CorruptBatchError(
-        f"{damage.message}; it is repaired if another replica has it, else set "
+        f"{corruption.message}; it is repaired if another replica has it, else set "
         "allow_corrupt_coordinator_log to start the coordinator without it (docs/operations.md)",
-        first_offset=damage.first_offset,
-        next_offset=damage.next_offset,
+        first_offset=corruption.first_offset,
+        next_offset=corruption.next_offset,
     )

@@ -18,7 +18,7 @@ Must not know what is decided.
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from strandline.broker.coordinators.log import read_entries
@@ -26,7 +26,7 @@ from strandline.broker.stream import Stream
 from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock
 from strandline.config import BrokerConfig, StreamConfig
-from strandline.core.coordinator_effects import Answer, Decision, Forget, Refuse, Store
+from strandline.core.coordinator_effects import Answer, Decision, Forget, Reject, Store
 from strandline.errors import (
     RequestTimeoutError,
     StillLoadingError,
@@ -60,16 +60,16 @@ class CoordinatorHost(Protocol):
         """Whether there is no other broker."""
         ...
 
-    def on_streams_changed(self, callback: Callable[[], None]) -> None:
-        """Call back after streams were created, deleted or grew."""
+    def on_streams_changed(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Call back with the names of streams that were created, deleted or grew."""
         ...
 
     def stream(self, name: str) -> Stream:
         """The stream of this name, or ``UnknownStreamError``."""
         ...
 
-    def streams(self) -> list[Stream]:
-        """All streams."""
+    def streams(self, names: Iterable[str] | None = None) -> list[Stream]:
+        """All streams, or those of these that there are."""
         ...
 
     async def create_internal_stream(self, config: StreamConfig) -> None:
@@ -186,7 +186,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
                 waiting = term.waiting.get(token)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(value)
-            case Refuse(token, error):
+            case Reject(token, error):
                 waiting = term.waiting.get(token)
                 if waiting is not None and not waiting.done():
                     waiting.set_exception(error)
@@ -278,7 +278,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             make = self.maker()
 
             def load() -> tuple[MachineT, int]:
-                entries = read_entries(partition, end, skips_damaged=skips)
+                entries = read_entries(partition, end, skips_corrupt=skips)
                 return make(entries, end), len(entries)
 
             machine, entries = await asyncio.to_thread(load)

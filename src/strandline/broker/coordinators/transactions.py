@@ -19,9 +19,9 @@ from strandline.broker.coordinators.runtime import (
     Token,
 )
 from strandline.broker.write_path.partition import Partition
-from strandline.core.coordinator_effects import restore
-from strandline.core.groups.transactions import Mark as GroupMark
+from strandline.core.coordinator_effects import EntriesStored, Tick, restore
 from strandline.core.groups.transactions import PendingOffsets as GroupTransaction
+from strandline.core.groups.transactions import TransactionMark
 from strandline.core.transactions import effects as fx
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.coordinator import Coordinator
@@ -47,7 +47,7 @@ MarkerDone = Callable[[StrandlineError | None], None]
 class Positions(Protocol):
     """The group coordinator as far as transactions use it to commit offsets."""
 
-    def mark(self, transaction: GroupTransaction, mark: GroupMark, done: MarkerDone) -> None:
+    def mark(self, transaction: GroupTransaction, mark: TransactionMark, done: MarkerDone) -> None:
         """Write the end of a transaction to a group, then call ``done``."""
         ...
 
@@ -66,7 +66,7 @@ class TransactionCoordinatorHost(CoordinatorHost, Protocol):
         """Whether a partition that is not here was deleted, for certain."""
         ...
 
-    def mark_remote(self, mark: fx.Mark, done: MarkerDone) -> None:
+    def mark_remote(self, mark: fx.SendMarker, done: MarkerDone) -> None:
         """Have the broker that leads a partition write a marker."""
         ...
 
@@ -74,7 +74,7 @@ class TransactionCoordinatorHost(CoordinatorHost, Protocol):
 class MarkerWriter:
     """Has partitions that are led here write markers, and tells when they are committed."""
 
-    def write(self, mark: fx.Mark, partition: Partition, done: MarkerDone) -> None:
+    def write(self, mark: fx.SendMarker, partition: Partition, done: MarkerDone) -> None:
         """Write a marker; ``done`` is called once, later."""
         partition.mark(mark.kind, mark.producer, ack_sink=self, token=done)
 
@@ -144,7 +144,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
             for stream, number in names
         ]
 
-    def mark_here(self, mark: fx.Mark, done: MarkerDone) -> None:
+    def mark_here(self, mark: fx.SendMarker, done: MarkerDone) -> None:
         """Write a marker that a coordinator, here or elsewhere, wants; ``done`` is called once."""
         try:
             partition = self._partition(mark.place)
@@ -154,7 +154,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
             return
         if mark.place.stream == GROUPS_STREAM:
             who = GroupTransaction(mark.producer.producer_id, mark.producer.epoch)
-            self.broker.groups.mark(who, GroupMark(mark.kind.value), done)
+            self.broker.groups.mark(who, TransactionMark(mark.kind.value), done)
         else:
             self._markers.write(mark, partition, done)
 
@@ -190,11 +190,11 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
 
     def stored(self, term: CoordinatorTerm[Coordinator], sequence: int) -> None:
         """Tell the coordinator that its entries up to ``sequence`` are stored."""
-        self._step(term, ev.Stored(sequence))
+        self._step(term, EntriesStored(sequence))
 
     def tick(self, term: CoordinatorTerm[Coordinator]) -> None:
         """Tell the coordinator that time passed."""
-        self._step(term, ev.TimePassed())
+        self._step(term, Tick())
 
     def _step(self, term: CoordinatorTerm[Coordinator], event: ev.Event) -> None:
         if self.is_current(term):
@@ -203,7 +203,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
     def _carry_out(self, term: CoordinatorTerm[Coordinator], effects: list[fx.Effect]) -> None:
         for effect in effects:
             match effect:
-                case fx.Mark():
+                case fx.SendMarker():
                     self._mark(term, effect)
                 case fx.TimedOut(name):
                     self._count_timeout(name)
@@ -215,7 +215,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
         """Count the undecided transactions that are coordinated here; linear in all of them."""
         return 0 if self.term is None else self.term.machine.undecided
 
-    def _mark(self, term: CoordinatorTerm[Coordinator], mark: fx.Mark) -> None:
+    def _mark(self, term: CoordinatorTerm[Coordinator], mark: fx.SendMarker) -> None:
         """Have a marker written, here or where the partition is led."""
         is_begin = mark.kind is fx.MarkerKind.BEGIN
 

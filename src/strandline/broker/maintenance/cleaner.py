@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 from strandline.api.put import PRODUCER_MEMORY_S
 from strandline.broker.maintenance.reclaimer import SpaceReclaimer
+from strandline.broker.read_path.transaction_visibility import is_visible
 from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock, SteadyTime
 from strandline.config import StreamConfig
@@ -153,7 +154,7 @@ class Cleaner:
                 below=partition.last_stable_offset,
                 tombstones_below=_seen_by_all(partition),
                 now_ns=now_ns,
-                counts=partition.counts,
+                counts=lambda header: is_visible(partition.transaction_index, header),
             )
             if partition.log is not log:
                 return  # it was reopened meanwhile, and what was prepared is gone

@@ -1,16 +1,15 @@
-"""Damage that somebody has met: said once, counted, and handed to the replica that can mend it.
+"""Corruption that a reader met: logged and counted once, and given to the replica that can repair.
 
-Rules: whoever reads a log reports what it met here, from any thread, and goes on; what follows
-happens on the loop. The same damage is told to the replica each time, which asks for a copy once.
+Rules: a reader of a log reports what it met here, from any thread, and goes on; what follows
+happens on the loop. The replica gets each report, and asks for a copy once.
 """
 
 import logging
 from collections.abc import Callable
 
-from strandline.broker.write_path.partition import Partition
 from strandline.errors import CorruptBatchError
 from strandline.telemetry import Telemetry
-from strandline.types import LogId, Offset
+from strandline.types import LogId, Offset, PartitionName
 
 logger = logging.getLogger(__name__)
 
@@ -26,22 +25,42 @@ class CorruptionReports:
     def __init__(self, call_soon: Callable[..., None], *, telemetry: Telemetry) -> None:
         self._call_soon = call_soon
         self._telemetry = telemetry
-        self._said: set[tuple[LogId, int]] = set()
+        self._logged: set[tuple[LogId, int]] = set()
 
-    def met(self, partition: Partition, error: CorruptBatchError) -> None:
-        """Somebody met damage; any thread."""
-        self._call_soon(self._note, partition, error)
+    def report(
+        self,
+        name: PartitionName,
+        log_id: LogId,
+        error: CorruptBatchError,
+        *,
+        repair: Callable[[Offset, Offset], None],
+    ) -> None:
+        """Report a corrupt range; any thread.
 
-    def _note(self, partition: Partition, error: CorruptBatchError) -> None:
-        place = partition.log_id, error.first_offset
-        if place not in self._said:
-            self._said.add(place)
-            self._telemetry.damaged_batches += 1
-            logger.error("damage in %s: %s", partition.name, error)
-        has_place = 0 <= error.first_offset < error.next_offset
-        if partition.replica_hooks is not None and not partition.closed and has_place:
-            partition.replica_hooks.damaged(Offset(error.first_offset), Offset(error.next_offset))
+        Args:
+            name: of the partition.
+            log_id: of its log.
+            error: says where.
+            repair: called on the loop with the range, if it is known.
+        """
+        self._call_soon(lambda: self._note(name, log_id, error, repair=repair))
+
+    def _note(
+        self,
+        name: PartitionName,
+        log_id: LogId,
+        error: CorruptBatchError,
+        *,
+        repair: Callable[[Offset, Offset], None],
+    ) -> None:
+        place = log_id, error.first_offset
+        if place not in self._logged:
+            self._logged.add(place)
+            self._telemetry.corrupt_batches += 1
+            logger.error("corruption in %s: %s", name, error)
+        if 0 <= error.first_offset < error.next_offset:
+            repair(Offset(error.first_offset), Offset(error.next_offset))
 
     def forget(self) -> None:
-        """A new look at everything begins: say again what is still damaged."""
-        self._said.clear()
+        """Log and count again what is still corrupt: a new scan begins."""
+        self._logged.clear()

@@ -1,8 +1,8 @@
-"""Reads every log again from time to time, so that damage is found while others have a copy.
+"""Reads every log again from time to time, so that corruption is found while others have a copy.
 
-Rules: slowly, beside the loop, one log at a time; a broker whose recovery met damage looks at once,
-another when it has run for a while. What is found is only reported. A log that is closed, reopened
-or cut meanwhile is left to the next round.
+Rules: slowly, beside the loop, one log at a time; a broker whose recovery met corruption looks at
+once, another when it has run for a while. What is found is only reported. A log that is closed,
+reopened or cut meanwhile is left to the next round.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ STEP_BYTES = 1 << 20
 
 
 class Scrubber:
-    """Looks for damage in all logs.
+    """Looks for corruption in all logs.
 
     Args:
         partitions: asked at every round for the partitions there are.
-        reports: told of damage.
+        reports: told of corruption.
         telemetry: counters.
         interval_ms: between two rounds.
         bytes_per_s: how much is read, at most.
@@ -50,7 +50,7 @@ class Scrubber:
         self._is_urgent = asyncio.Event()
 
     def hurry(self) -> None:
-        """Begin a round soon: there is reason to expect damage."""
+        """Begin a round soon: there is reason to expect corruption."""
         self._is_urgent.set()
 
     async def run(self) -> None:
@@ -95,9 +95,9 @@ class Scrubber:
                 if offset >= log.log_start_offset:
                     raise
                 offset = log.log_start_offset  # retention was quicker
-            except CorruptBatchError as damage:
-                self._reports.met(partition, damage)
-                offset = Offset(max(damage.next_offset, offset + 1))
+            except CorruptBatchError as corruption:
+                partition.report_corruption(corruption)
+                offset = Offset(max(corruption.next_offset, offset + 1))
             else:
                 size, offset = len(found.buffer), found.next_offset
                 del found  # or the segment stays mapped

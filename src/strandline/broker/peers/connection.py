@@ -19,7 +19,7 @@ from strandline.broker.peers.handshake import (
     PeerIdentity,
     accept_answer,
     encode_hello,
-    encode_refusal,
+    encode_rejection,
 )
 from strandline.broker.peers.limits import LinkLimits
 from strandline.broker.peers.tls import certified_brokers
@@ -206,7 +206,7 @@ class Incoming(PeerConnection):
 
     def refuse(self, error: HandshakeError) -> None:
         """Say why not, and close."""
-        self._put(encode_refusal(error))
+        self._put(encode_rejection(error))
         self.close(f"refused: {error}")
 
     def release(self) -> None:

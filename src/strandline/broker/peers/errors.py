@@ -12,7 +12,7 @@ class PeerFrameError(Exception):
     """Bytes that are no frame, or one over a limit; the stream cannot be read on."""
 
 
-class HandshakeRefusal(StrEnum):
+class HandshakeRejection(StrEnum):
     """Why a broker does not want to talk; crosses the wire, so names are not changed."""
 
     NOT_A_PEER = "not_a_peer"
@@ -33,6 +33,6 @@ class HandshakeError(Exception):
         message: for people; names what is wrong and what was expected.
     """
 
-    def __init__(self, reason: HandshakeRefusal, message: str) -> None:
+    def __init__(self, reason: HandshakeRejection, message: str) -> None:
         super().__init__(message)
         self.reason = reason

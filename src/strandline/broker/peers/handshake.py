@@ -1,8 +1,8 @@
 """The first frame each way: who speaks, and to whom. Pure.
 
 The broker that connects says ``Hello``; the other answers with a ``Hello`` of its own, or with
-``Refused`` and closes. Rules: both check the other; magic and version are looked at before anything
-else, so that a later version may change the rest; a frame before the answer is a violation. A
+``Rejected`` and closes. Rules: both check the other; magic and version are checked first, so that a
+later version may change the rest; a frame before the answer is a violation. A
 broker restarts with a new incarnation, by which ``session`` tells its old connections from its new.
 """
 
@@ -12,7 +12,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from strandline.broker.peers.errors import HandshakeError, HandshakeRefusal
+from strandline.broker.peers.errors import HandshakeError, HandshakeRejection
 from strandline.broker.peers.frame import Data, Frame, encode_frame
 from strandline.errors import UNDECODABLE
 from strandline.types import BrokerId
@@ -58,7 +58,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="k
     directory_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_field="kind"):
+class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected", tag_field="kind"):
     """Why there will be no talk. The reason is a plain string: later versions may have more."""
 
     magic: str = MAGIC
@@ -68,7 +68,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused", tag_fiel
 
 
 _decode_opening = msgspec.msgpack.Decoder(_Opening).decode
-_decode_answer = msgspec.msgpack.Decoder(Hello | Refused).decode
+_decode_answer = msgspec.msgpack.Decoder(Hello | Rejected).decode
 
 
 def encode_hello(me: PeerIdentity, to: BrokerId) -> list[Data]:
@@ -83,9 +83,9 @@ def encode_hello(me: PeerIdentity, to: BrokerId) -> list[Data]:
     return encode_frame(HANDSHAKE_CHANNEL, msgspec.msgpack.encode(hello))
 
 
-def encode_refusal(error: HandshakeError) -> list[Data]:
+def encode_rejection(error: HandshakeError) -> list[Data]:
     """The frame that refuses."""
-    refused = Refused(reason=error.reason.value, text=str(error)[:TEXT_MAX])
+    refused = Rejected(reason=error.reason.value, text=str(error)[:TEXT_MAX])
     return encode_frame(HANDSHAKE_CHANNEL, msgspec.msgpack.encode(refused))
 
 
@@ -108,19 +108,19 @@ def accept_hello(
         HandshakeError: we do not talk to it.
     """
     hello = _decode(frame)
-    if isinstance(hello, Refused):
+    if isinstance(hello, Rejected):
         raise HandshakeError(
-            HandshakeRefusal.NOT_A_PEER, "a refusal of something that was not asked"
+            HandshakeRejection.NOT_A_PEER, "a rejection of something that was not asked"
         )
     _check(hello, me, certified)
     if hello.to != me.broker_id:
         raise HandshakeError(
-            HandshakeRefusal.WRONG_BROKER,
+            HandshakeRejection.WRONG_BROKER,
             f"this is broker {me.broker_id}, not broker {hello.to}: check the addresses",
         )
     if hello.broker_id not in known:
         raise HandshakeError(
-            HandshakeRefusal.UNKNOWN_BROKER,
+            HandshakeRejection.UNKNOWN_BROKER,
             f"broker {hello.broker_id} is not a member of the cluster: admit it with 'strandline "
             "cluster add'; if it was removed, give it another number; if it is one, and broker "
             f"{me.broker_id} joins with an empty disk, name it in cluster.peers of broker "
@@ -138,39 +138,39 @@ def accept_answer(
         HandshakeError: it refused us, or we do not talk to it.
     """
     hello = _decode(frame)
-    if isinstance(hello, Refused):
+    if isinstance(hello, Rejected):
         reason = (
-            HandshakeRefusal(hello.reason)
-            if hello.reason in list(HandshakeRefusal)
-            else HandshakeRefusal.NOT_A_PEER
+            HandshakeRejection(hello.reason)
+            if hello.reason in list(HandshakeRejection)
+            else HandshakeRejection.NOT_A_PEER
         )
         raise HandshakeError(reason, f"refused by broker {expected}: {hello.text[:TEXT_MAX]}")
     _check(hello, me, certified)
     if hello.broker_id != expected:
         raise HandshakeError(
-            HandshakeRefusal.WRONG_BROKER,
+            HandshakeRejection.WRONG_BROKER,
             f"broker {hello.broker_id} answers at the address of broker {expected}",
         )
     return hello
 
 
-def _decode(frame: Frame) -> Hello | Refused:
+def _decode(frame: Frame) -> Hello | Rejected:
     if frame.channel != HANDSHAKE_CHANNEL or frame.attachments:
-        raise HandshakeError(HandshakeRefusal.NOT_A_PEER, "the first frame is no handshake")
+        raise HandshakeError(HandshakeRejection.NOT_A_PEER, "the first frame is no handshake")
     try:
         opening = _decode_opening(frame.header)
         if opening.magic != MAGIC:
-            raise HandshakeError(HandshakeRefusal.NOT_A_PEER, "the other end is not a broker")
+            raise HandshakeError(HandshakeRejection.NOT_A_PEER, "the other end is not a broker")
         if opening.version != VERSION:
             raise HandshakeError(
-                HandshakeRefusal.VERSION,
+                HandshakeRejection.VERSION,
                 f"peer protocol {opening.version} is not supported, {VERSION} is: upgrade one "
                 "broker after the other, and no more than one release at a time",
             )
-        message: Hello | Refused = _decode_answer(frame.header)
+        message: Hello | Rejected = _decode_answer(frame.header)
     except UNDECODABLE as error:
         raise HandshakeError(
-            HandshakeRefusal.NOT_A_PEER, f"cannot decode the handshake: {error}"
+            HandshakeRejection.NOT_A_PEER, f"cannot decode the handshake: {error}"
         ) from error
     return message
 
@@ -179,19 +179,19 @@ def _check(hello: Hello, me: PeerIdentity, certified: frozenset[BrokerId] | None
     """Run the checks that both sides make of each other."""
     if hello.cluster_id != me.cluster_id:
         raise HandshakeError(
-            HandshakeRefusal.OTHER_CLUSTER,
+            HandshakeRejection.OTHER_CLUSTER,
             f"broker {hello.broker_id} is of cluster {hello.cluster_id!r}, "
             f"broker {me.broker_id} of {me.cluster_id!r}",
         )
     if hello.broker_id == me.broker_id:
         raise HandshakeError(
-            HandshakeRefusal.OWN_ID,
+            HandshakeRejection.OWN_ID,
             f"both ends are broker {me.broker_id}: give each an id of its own",
         )
     if certified is not None and hello.broker_id not in certified:
         names = ", ".join(f"broker-{each}" for each in sorted(certified)) or "no broker"
         raise HandshakeError(
-            HandshakeRefusal.CERTIFICATE,
+            HandshakeRejection.CERTIFICATE,
             f"broker {hello.broker_id} shows a certificate that names {names}; "
             f"it must have the subject alternative name broker-{hello.broker_id}",
         )

@@ -67,7 +67,7 @@ class PeerLinks:
         self._calls: dict[BrokerId, asyncio.Task[None]] = {}
         self._connections: set[PeerConnection] = set()
         self._strangers: dict[PeerConnection, None] = {}
-        self._refusals = LogThrottle()
+        self._rejections = LogThrottle()
         self.port = 0
         """Where it listens, once started."""
 
@@ -249,7 +249,7 @@ class PeerLinks:
                 self._admits(hello)
         except HandshakeError as error:
             # Who is refused calls each second, for ever.
-            if self._refusals.is_due(str(error), asyncio.get_running_loop().time()):
+            if self._rejections.is_due(str(error), asyncio.get_running_loop().time()):
                 logger.warning("refused a connection: %s", error)
             connection.refuse(error)
             return

@@ -12,12 +12,16 @@ Threads: the loop's, except ``read_back``, ``readable``, and ``last_stable_offse
 on any.
 """
 
+import asyncio
+import contextlib
+import logging
 import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from strandline.broker.read_path.visible import read_visible
+from strandline.broker.write_path.log_replay import LogReplay
 from strandline.core.transactions.effects import MarkerKind
 from strandline.core.transactions.hidden import HiddenOffsets
 from strandline.core.transactions.index import Aborted, TransactionIndex
@@ -27,11 +31,15 @@ from strandline.errors import (
     OffsetOutOfRangeError,
     ProducerFencedError,
     StillLoadingError,
+    StrandlineError,
 )
-from strandline.record.batch import Attributes, Buffer
+from strandline.record.batch import Attributes, BatchHeader, Buffer
 from strandline.storage.log import Log
-from strandline.types import Offset
+from strandline.types import Offset, PartitionName
 
+logger = logging.getLogger(__name__)
+
+RETRY_S: Final = 1.0
 LOAD_READ_BYTES = 16 << 20
 _PARTS: Final = struct.Struct("<8xIxxHq4xi24xqh")
 """Length, attributes, base offset, last offset's delta, producer id, producer epoch."""
@@ -91,6 +99,13 @@ def has_transactions(batches: Buffer) -> bool:
     return False
 
 
+def is_visible(index: "PartitionTransactions | None", header: BatchHeader) -> bool:
+    """Whether readers see the records of a batch below the stable offset; any thread."""
+    if index is None or not header.attributes & Attributes.TRANSACTIONAL:
+        return True
+    return index.counts(header.producer_id, header.base_offset)
+
+
 class PartitionTransactions:
     """Transactions of one partition.
 
@@ -118,6 +133,7 @@ class PartitionTransactions:
         self._hidden = HiddenOffsets()
         self._undecided: dict[int, list[Noted]] = {}
         """Committed records of open transactions, by producer id."""
+        self._replay: LogReplay[list[Noted]] | None = None
 
     @classmethod
     def loaded(cls, log: Log, *, start: Offset, high_watermark: Offset) -> "PartitionTransactions":
@@ -129,6 +145,36 @@ class PartitionTransactions:
         made = cls(log, start=start, high_watermark=high_watermark)
         made.take(made.read_back())
         return made
+
+    def load(self, name: PartitionName, loaded: Callable[[], None]) -> None:
+        """Read the log back, beside the loop if that is much; try again until it works.
+
+        Args:
+            name: of the partition, for messages.
+            loaded: called on the loop when it is done.
+        """
+
+        def take(noted: list[Noted]) -> None:
+            self.take(noted)
+            loaded()
+
+        def read() -> None:
+            if self._replay is replay:
+                with contextlib.suppress(StillLoadingError):  # a reader meanwhile gets this error
+                    replay.read(self.read_back, size_bytes=lambda: self._log.bytes_from(self.start))
+
+        def failed(error: StrandlineError) -> None:
+            logger.warning("%s: transactions cannot be read back, will retry: %s", name, error)
+            asyncio.get_running_loop().call_later(RETRY_S, read)
+
+        replay = self._replay = LogReplay(take, what=f"transactions of {name}", failed=failed)
+        read()
+
+    def close(self) -> None:
+        """Stop reading the log back."""
+        replay, self._replay = self._replay, None
+        if replay is not None:
+            replay.cancel()
 
     def read_back(self, is_wanted: Callable[[], bool] = lambda: True) -> list[Noted]:
         """Read the log's transactions back; any thread, a third of a microsecond for each batch.
@@ -144,8 +190,8 @@ class PartitionTransactions:
         while offset < end and is_wanted():
             try:
                 found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
-            except CorruptBatchError as damage:  # a marker in it is given again by nobody
-                offset = Offset(max(damage.next_offset, offset + 1))
+            except CorruptBatchError as corruption:  # a marker in it is given again by nobody
+                offset = Offset(max(corruption.next_offset, offset + 1))
                 continue
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:

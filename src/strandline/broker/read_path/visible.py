@@ -4,10 +4,12 @@ Rules: any thread; batches as they are in the log, whole and in order, perhaps w
 them.
 """
 
-from strandline.record.batch import Buffer
+from strandline.errors import StrandlineError
+from strandline.record.batch import HEADER_BYTES, Buffer
 from strandline.record.visible import Counts, visible_stretches
 from strandline.storage.log import Log
-from strandline.types import Offset
+from strandline.storage.scan import header_at
+from strandline.types import Offset, TimestampNs
 
 
 def read_visible(
@@ -38,3 +40,13 @@ def read_visible(
         if not found.buffer or found.next_offset >= below:
             return b""
         offset = found.next_offset
+
+
+def stored_time(log: Log, offset: Offset | int, *, below: Offset) -> TimestampNs | None:
+    """Return the time of the batch at an offset, or of the next one; None if it is not readable."""
+    try:
+        found = log.read(offset, HEADER_BYTES, below=below, verify=False).buffer
+    except StrandlineError:
+        return None  # a reader of the records gets the reason
+    header = header_at(found, 0)
+    return None if header is None else header.first_timestamp

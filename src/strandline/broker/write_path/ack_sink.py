@@ -1,5 +1,6 @@
 """The interface through which every outcome of an append is reported."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from strandline.errors import StrandlineError
@@ -24,4 +25,17 @@ class AckSink(Protocol):
 
     def rejected(self, token: object, error: StrandlineError) -> None:
         """The append did not happen or, after a failed write or sync, may not have happened."""
+        ...
+
+
+class ChunkAckSink(AckSink, Protocol):
+    """An ack sink of records that are accepted by the chunk."""
+
+    def acked_many(
+        self, tokens: Sequence[object], partition: PartitionName, offset: Offset
+    ) -> None:
+        """Records in a row are as safe as was asked; the first is at ``offset``.
+
+        The token None stands for a record whose publisher asked for no answer.
+        """
         ...

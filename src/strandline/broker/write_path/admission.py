@@ -3,26 +3,57 @@
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Final, Generic, Protocol, TypeVar
+
+import pyarrow as pa
 
 from strandline.broker.log_throttle import LogThrottle
+from strandline.broker.maintenance.corruption import CorruptionReports
 from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.outbox import Outbox
 from strandline.clock import Clock, SteadyTime
 from strandline.config import LimitsConfig
-from strandline.errors import CorruptBatchError, NotLeaderError, StrandlineError
+from strandline.errors import (
+    InvalidRecordError,
+    NotLeaderError,
+    RecordTooLargeError,
+    StrandlineError,
+    UnavailableError,
+)
+from strandline.record.codec import BATCH_RECORDS_MAX
 from strandline.types import TimestampNs
-
-if TYPE_CHECKING:
-    from strandline.broker.write_path.partition import Partition
 
 logger = logging.getLogger(__name__)
 
+RECORD_OVERHEAD_BYTES: Final = 32
+"""Counted for a record besides its bytes, so that a flood of empty records is bounded too."""
 
-class Admission:
-    """The state that all partitions share with the group committer."""
+PartitionT = TypeVar("PartitionT")
 
-    def __init__(self, limits: LimitsConfig, *, clock: Clock, wake: Callable[[], None]) -> None:
+
+class Admission(Generic[PartitionT]):
+    """The state that all partitions share with the group committer.
+
+    Args:
+        limits: of records and of what is pending.
+        clock: the time.
+        wake: asks for a group commit.
+        corruption: gets reports of corrupt batches; None: only their readers see them.
+        outbox: where answers wait to be sent.
+    """
+
+    def __init__(
+        self,
+        limits: LimitsConfig,
+        *,
+        clock: Clock,
+        wake: Callable[[], None],
+        corruption: CorruptionReports | None = None,
+        outbox: Outbox | None = None,
+    ) -> None:
         self.limits = limits
+        self.corruption = corruption
+        self.outbox = outbox or Outbox()
         self.clock = clock
         self.steady = SteadyTime(clock)
         """For windows, which must not follow a wall clock that is set."""
@@ -33,10 +64,38 @@ class Admission:
         self.rejects: Counter[str] = Counter()
         """Records that were refused or given up, by error code."""
         self.now_ns = TimestampNs(0)
-        self.dirty: list[Partition] = []
-        self.on_damage: Callable[[Partition, CorruptBatchError], None] = _unheard
-        """Told, on any thread, what readers met."""
+        self.dirty: list[PartitionT] = []
+        """The partitions with accepted records, in the order in which they got them."""
         self._throttle = LogThrottle()
+
+    def record_error(self, size: int) -> StrandlineError | None:
+        """Why a record of ``size`` bytes, overhead included, is not accepted now; None: it is."""
+        limits = self.limits
+        if self.pending_bytes > limits.pending_bytes:
+            return UnavailableError(
+                f"more than limits.pending_bytes, {limits.pending_bytes}, waits to be stored; "
+                "retry later"
+            )
+        if size > limits.record_bytes + RECORD_OVERHEAD_BYTES:
+            return RecordTooLargeError(
+                f"record of {size - RECORD_OVERHEAD_BYTES} bytes; limits.record_bytes is "
+                f"{limits.record_bytes}"
+            )
+        return None
+
+    def batch_error(self, batch: pa.RecordBatch, *, is_numbered: bool) -> StrandlineError | None:
+        """Why a batch is not accepted, whenever it comes; None: it is."""
+        size, limit = int(batch.nbytes), self.limits.batch_bytes
+        if size > limit:
+            return RecordTooLargeError(
+                f"batch of {size} bytes; limits.batch_bytes is {limit}: send smaller batches"
+            )
+        if is_numbered and batch.num_rows > BATCH_RECORDS_MAX:
+            return InvalidRecordError(
+                f"numbered batch of {batch.num_rows} records; at most {BATCH_RECORDS_MAX} are "
+                "stored as one: send smaller batches"
+            )
+        return None
 
     def reject(
         self,
@@ -68,7 +127,3 @@ class Waiter(Protocol):
     def set(self) -> None:
         """There may be, or there will be none any more."""
         ...
-
-
-def _unheard(_: "Partition", error: CorruptBatchError) -> None:
-    """Nobody listens: the reader alone is told."""

@@ -17,6 +17,11 @@ from strandline.broker.write_path.pending import Chunk
 GATHERING_MS_MAX = 20.0
 """Longer than most commits take; behind a replica that is slower turns go on as they come."""
 
+BATCH_OVERHEAD_BYTES = 512
+"""Of a batch in the journal: its header, a subject, and how far its parts are filled up."""
+RECORD_OVERHEAD_BYTES = 128
+"""Of a record: its places in the columns, and perhaps a subject of its own."""
+
 
 class DrainedBatch(NamedTuple):
     """The batches drained from one partition; a batch that is given up leaves the list."""
@@ -33,7 +38,7 @@ class AppendQueue:
         admission: its ``dirty`` list is the line they stand in.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, admission: Admission) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, admission: Admission[Partition]) -> None:
         self._loop = loop
         self._admission = admission
         self._gathering: set[Partition] = set()
@@ -41,13 +46,31 @@ class AppendQueue:
     @property
     def is_empty(self) -> bool:
         """Whether no partition has anything for a turn."""
-        gathering = any(partition.has_pending for partition in self._gathering)
+        gathering = any(partition.pending.batches for partition in self._gathering)
         return not (self._admission.dirty or gathering)
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
         """All that may have something, now or soon."""
         return (*self._admission.dirty, *self._gathering)
+
+    @property
+    def bytes_max(self) -> int:
+        """How long the batches of the next turn are at most, unless subjects are very long."""
+        overhead = BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
+        return self._admission.pending_bytes + self._admission.limits.turn_records * overhead
+
+    def bytes_ahead(self) -> int:
+        """Return how long the batches of the next turn are about; rather more than less."""
+        limits = self._admission.limits
+        size = records = total = 0
+        for partition in self._admission.dirty:
+            for chunk in partition.pending.batches:
+                size, records = size + chunk.size, records + chunk.count
+                total += chunk.size + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES * chunk.count
+                if size > limits.turn_bytes or records > limits.turn_records:
+                    return total
+        return total
 
     def take(self) -> list[DrainedBatch]:
         """Chunks for one turn."""
@@ -60,7 +83,7 @@ class AppendQueue:
             if room <= 0 or records <= 0:
                 admission.dirty = dirty[index:] + admission.dirty
                 break
-            if partition.replica_hooks is not None and partition.replica_hooks.is_gathering:
+            if partition.is_gathering:
                 self._gathering.add(partition)
                 self._loop.call_later(GATHERING_MS_MAX / 1e3, self.go_on_with, partition)
                 continue
@@ -68,7 +91,7 @@ class AppendQueue:
             room -= taken_bytes
             records -= taken_records
             taken.append(DrainedBatch(partition, chunks))
-            if partition.has_pending:
+            if partition.pending.batches:
                 admission.dirty.append(partition)
         return taken
 

@@ -19,6 +19,7 @@ from strandline.record.batch import HEADER_BYTES, Attributes, BatchHeader, iter_
 from strandline.record.codec import MESSAGE_ID_HEADER, as_id
 from strandline.record.decode import BatchColumns
 from strandline.storage.log import Log
+from strandline.storage.scan import header_at
 from strandline.types import Offset, TimestampNs
 
 LOAD_READ_BYTES = 4 << 20
@@ -103,8 +104,8 @@ class DedupWindow:
         while offset < log.log_end_offset and is_wanted():
             try:
                 found = log.read(offset, LOAD_READ_BYTES)
-            except CorruptBatchError as damage:  # ids in it cannot be known any more
-                offset = Offset(max(damage.next_offset, offset + 1))
+            except CorruptBatchError as corruption:  # ids in it cannot be known any more
+                offset = Offset(max(corruption.next_offset, offset + 1))
                 continue
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:
@@ -150,6 +151,19 @@ def load_window(
     steady_ns = now_ns if steady_ns is None else steady_ns
     window.load(log, now_ns, steady_ns, is_wanted=is_wanted)
     return window
+
+
+def ends_with_ids(log: Log) -> bool:
+    """Return whether the newest batch of a log has message ids; any thread.
+
+    Raises:
+        StrandlineError: it cannot be read.
+    """
+    end = log.log_end_offset
+    if end == log.log_start_offset:
+        return False
+    header = header_at(log.read(Offset(end - 1), HEADER_BYTES, verify=False).buffer, 0)
+    return header is not None and bool(header.attributes & Attributes.MESSAGE_IDS)
 
 
 def _is_single(header: BatchHeader) -> bool:

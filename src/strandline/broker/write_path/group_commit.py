@@ -1,72 +1,45 @@
-"""The turn: take what partitions accepted, write it, sync once, answer, wake readers.
+"""The group commit: drain what was accepted, write it, sync once, acknowledge, wake readers.
 
-Group commit falls out of it: one write and one sync per turn, whatever the number of publishers,
-connections and partitions. While a sync runs beside it the loop goes on accepting; what it
-accepts is the next turn.
+One write and one sync per group commit, whatever the number of publishers, connections and
+partitions. While a sync runs beside it the loop goes on accepting; what it accepts is the next
+group commit. What other replicas have committed meanwhile is answered while the disk syncs, not
+after it (docs/adr/0035). ``io_plan`` has the order of the steps, and what a failure undoes.
 
-What other replicas have committed meanwhile is answered while the disk syncs, not after it
-(docs/adr/0035).
-
-Rules: only one turn is between write and answer at a time, so at most one journal entry is
-unsynced. Nothing is answered before the sync, except what asked for acks 'memory'. Whoever is taken
-into a turn is answered exactly once, whatever happens in it. A failed journal write or sync
-poisons: everything waiting is rejected and nothing more is accepted until it is reopened; so does
-a bug in a turn, because what it left behind is anybody's guess.
+Rules: only one plan is between write and answer at a time, so at most one journal entry is
+unsynced. It waits until the journal has a file with room for it; what it will take is pending
+meanwhile. A failed journal write or sync poisons: everything waiting is rejected and nothing more
+is accepted until it is reopened; so does a bug, because what it left behind is anybody's guess.
+Must not know replicas nor front ends.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.admission import Admission
-from strandline.broker.write_path.append_queue import AppendQueue, DrainedBatch
+from strandline.broker.write_path.append_queue import AppendQueue
 from strandline.broker.write_path.catch_up_writes import CatchUpWrites
+from strandline.broker.write_path.io_plan import IoPlan
 from strandline.broker.write_path.journal_sync import JournalSync
+from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.pending import AckWaiter, Chunk, reject_waiting
 from strandline.broker.write_path.replica_writes import Done, ReplicaWrite, ReplicaWrites
 from strandline.broker.write_path.segment_writeback import SegmentWriteback
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock
-from strandline.errors import (
-    DiskFullError,
-    InvalidRequestError,
-    LogPoisonedError,
-    StrandlineError,
-    UnavailableError,
-)
-from strandline.storage.disk import Bytes
-from strandline.storage.journal import Journal
+from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
+from strandline.storage.journal import Journal, entry_bytes
 from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
-from strandline.types import LogId, Offset
-
-
-class WrittenEntry(NamedTuple):
-    """A chunk that is in its log, and where its log ended after it."""
-
-    partition: Partition
-    chunk: Chunk
-    batch: bytearray
-    next_offset: Offset
-
-
-def _only_source(written: Sequence[WrittenEntry]) -> AckSink | None:
-    """The connection that all records came over, as far as each chunk's first and last tell."""
-    waiting = (item.chunk.waiting for item in written if item.chunk.waiting)
-    sources = (end.ack_sink for each in waiting for end in (each[0], each[-1]))
-    first = next(sources, None)
-    return first if all(source is first for source in sources) else None
 
 
 class GroupCommitter:
-    """Owns the order of write, sync and answer.
+    """Executes one plan after the other.
 
     Args:
         loop: the broker's loop; everything here runs on its thread.
         admission: shared with the partitions.
-        clock: read once a turn.
+        clock: read once a group commit.
         telemetry: counters.
         on_poisoned: called once when a write or sync failed.
     """
@@ -75,7 +48,7 @@ class GroupCommitter:
         self,
         loop: asyncio.AbstractEventLoop,
         *,
-        admission: Admission,
+        admission: Admission[Partition],
         clock: Clock,
         telemetry: Telemetry,
         on_poisoned: Callable[[StrandlineError], None],
@@ -85,61 +58,227 @@ class GroupCommitter:
         self._clock = clock
         self._telemetry = telemetry
         self._on_poisoned = on_poisoned
-        self._journal: Journal | None = None
-        self._is_scheduled = False
+        self.outbox: Outbox = admission.outbox
         self.append_queue = AppendQueue(loop, admission)
-        self._under_way: list[DrainedBatch] = []
-        self._raw = ReplicaWrites()
-        self._late = SegmentWriteback(loop, self.poison)
-        self._bulk = CatchUpWrites(
+        self._copies = ReplicaWrites()
+        self._plan: IoPlan | None = None
+        """Between write and answer."""
+        self._is_scheduled = False
+        self._is_making_file = False
+        self._passing: list[asyncio.Future[None]] = []
+        self._journal: Journal | None = None
+        self._segments = SegmentWriteback(loop, self.poison)
+        self._catch_up = CatchUpWrites(
             loop,
             telemetry=telemetry,
             on_poisoned=self.poison,
             go_on=self._submit,
-            is_busy=self._raw.has,
+            is_busy=self._copies.has,
         )
-        self._entry_sync = JournalSync(
-            loop,
-            clock=clock,
-            telemetry=telemetry,
-            late=self._late,
-            send_answers=self.send_answers,
-            end_with=self._end_with,
+        self._journal_sync = JournalSync(
+            loop, clock=clock, telemetry=telemetry, segments=self._segments, outbox=self.outbox
         )
-        self._is_busy = False
-        self._passing: list[asyncio.Future[None]] = []
-        self._met_full_disk = False
-        self.answered_callbacks: list[Callable[[], None]] = []
-        self.replication: Callable[[], bool] | None = None
-        """In a cluster: called after each journal write and after each sync; whether frames are
-        about to leave."""
+
+    # The group commit
+
+    def wake(self) -> None:
+        """Run a group commit in the loop's next round, after all ready sockets were read."""
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            self._loop.call_soon(self._run)
+
+    def _run(self) -> None:
+        """One group commit, unless one is still syncing: its end starts the next."""
+        self._is_scheduled = False
+        if self._plan is not None or self._is_making_file or not self._has_room():
+            self.outbox.send_answers()
+        else:
+            self._commit()
+
+    def _commit(self, no_file: UnavailableError | None = None) -> None:
+        """Begin a group commit.
+
+        Args:
+            no_file: why the journal could make no file, if the entry needs one.
+        """
+        self._guarded(lambda: self._begin(no_file))
+        if self._plan is None:
+            self._end()
+
+    def _begin(self, no_file: UnavailableError | None) -> None:
+        """Write, send what may leave before the sync, and sync.
+
+        Raises:
+            LogPoisonedError: a write or the sync failed.
+        """
+        now_ns = self._admission.now_ns = self._clock.now_ns()
+        plan = self._plan = IoPlan(
+            self.append_queue.take(),
+            self._copies,
+            admission=self._admission,
+            telemetry=self._telemetry,
+        )
+        plan.write_logs(now_ns)
+        if not plan.parts or not self._write_journal(plan, no_file):
+            self._plan = None
+            return
+        for log in plan.logs:
+            self._segments.note(log)
+        plan.journaled()
+        is_sending = self.outbox.send_frames()
+        if not plan.needs_sync or self._journal_sync.begin(
+            plan, is_sending=is_sending, done=self._synced
+        ):
+            self._complete(plan)
+
+    def _write_journal(self, plan: IoPlan, no_file: UnavailableError | None) -> bool:
+        """Write the plan's entry; return False if there is no room and everything is undone.
+
+        Raises:
+            LogPoisonedError: the write failed.
+        """
+        assert self._journal is not None, "attached before the first record"
+        try:
+            if no_file is not None and not self._journal.has_room(entry_bytes(plan.parts)):
+                raise no_file
+            self._journal.append(plan.parts)
+        except LogPoisonedError:
+            raise
+        except UnavailableError as error:
+            plan.undo(error)
+            return False
+        return True
+
+    def _synced(self, sync: Callable[[], None]) -> None:
+        """Go on after a sync that took more than one round of the loop.
+
+        Args:
+            sync: ends it; raises what it failed for.
+        """
+
+        def complete() -> None:
+            sync()
+            assert self._plan is not None, "it was syncing"
+            self._complete(self._plan)
+
+        self._guarded(complete)
+        self._end()
+
+    def _complete(self, plan: IoPlan) -> None:
+        """Commit, acknowledge and wake."""
+        plan.synced()
+        self._plan = None
+        self.outbox.send_frames()
+
+    def _end(self) -> None:
+        """Go on if more was accepted meanwhile, and send the answers."""
+        passing, self._passing = self._passing, []
+        for waiter in passing:
+            if not waiter.done():
+                waiter.set_result(None)
+        if self._admission.dirty or self._copies.has_waiting:
+            self.wake()
+        self.outbox.send_answers()
+        self._segments.go_on()
+
+    # Room in the journal
+
+    def _has_room(self) -> bool:
+        """Whether the journal has room for the next entry; if not, a file is being made."""
+        assert self._journal is not None, "attached before the first record"
+        waiting, queue = self._copies.waiting_bytes, self.append_queue
+        # What is pending is looked at only where this is near the end of the last file.
+        if self._journal.has_room(waiting + queue.bytes_max):
+            return True
+        length = waiting + queue.bytes_ahead()
+        if not length or self._journal.has_room(length):
+            return True
+        self._is_making_file = True
+        # Beside the loop: to fill it with zeros takes a quarter of a second.
+        made = self._loop.run_in_executor(None, self._journal.allocate_spare, length)
+        made.add_done_callback(self._file_made)
+        return False
+
+    def _file_made(self, made: asyncio.Future[None]) -> None:
+        """Go on with the group commit that waited for a file; without one it may still fit."""
+        self._is_making_file = False
+        error = made.exception()
+        if isinstance(error, UnavailableError) and not isinstance(error, LogPoisonedError):
+            self._commit(error)
+            return
+        self._guarded(made.result)
+        self._run()
+
+    # Failures
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Take a step; if it fails everyone in the plan is answered all the same."""
+        try:
+            step()
+        except LogPoisonedError as error:
+            self._fail(error)
+        except Exception as bug:
+            # Not handled, only survived: the log is reopened, and the loop reports the bug.
+            self._fail(LogPoisonedError(f"internal error, the log is reopened: {bug!r}"))
+            self._end()
+            raise
+
+    def _fail(self, error: StrandlineError) -> None:
+        """Reject the plan, too: its write or sync has failed.
+
+        The logs are left as they are: what the disk holds is known only after reopening.
+        """
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.fail(error)
+        self.poison(error)
+
+    def poison(self, error: StrandlineError) -> None:
+        """A write or sync outside a group commit has failed: nothing is acked until reopened.
+
+        A plan whose sync is under way ends as that sync does.
+        """
+        assert self._journal is not None, "attached before anything is written"
+        self._journal.poison()
+        is_first = self._admission.refusal is None
+        if is_first:
+            self._admission.refusal = error
+        for partition in self.append_queue.partitions:
+            self._admission.rejects[error.code] += partition.reject_from((), error)
+        self._copies.refuse(error)
+        self._catch_up.refuse(error)
+        self._telemetry.journal_poisoned = 1
+        if is_first:
+            self._on_poisoned(error)
+
+    # Around it
 
     def reads(self, ack_sink: AckSink) -> None:
         """The loop itself reads what comes over a connection, so it can while the disk works."""
-        self._entry_sync.read_here.add(ack_sink)
+        self._journal_sync.read_here.add(ack_sink)
 
     def attach(self, journal: Journal, syncer: SyncPolicy) -> None:
         """Use this journal from now on (at start, and after a poisoned one was reopened)."""
-        assert not self._is_busy, "a turn ends with the journal it began with"
+        assert self._plan is None, "a turn ends with the journal it began with"
         self._journal = journal
-        self._entry_sync.attach(journal, syncer)
+        self._journal_sync.attach(journal, syncer)
 
     @property
     def is_busy(self) -> bool:
         """Whether a turn is between write and answer."""
-        return self._is_busy
+        return self._plan is not None
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
-        if self._is_busy or not self.append_queue.is_empty:
+        if self._plan is not None or self._is_making_file or not self.append_queue.is_empty:
             return False
-        return self._raw.is_idle and self._bulk.is_idle
+        return self._copies.is_idle and self._catch_up.is_idle
 
     async def passed(self) -> None:
         """Wait until the turn that is under way, and what is done beside it, is answered."""
-        await self._bulk.passed()
-        if self._is_busy:
+        await self._catch_up.passed()
+        if self._plan is not None or self._is_making_file:
             await self._answered()
 
     async def _answered(self) -> None:
@@ -156,7 +295,7 @@ class GroupCommitter:
         Raises:
             LogPoisonedError: now or earlier a write or sync failed.
         """
-        while self._is_busy:  # whose sync may be told of a failure that ours would not be
+        while self._plan is not None:  # whose sync may be told of a failure that ours would not be
             await self._answered()
         assert self._journal is not None, "attached before the first record"
         try:
@@ -169,12 +308,12 @@ class GroupCommitter:
         """Write finished batches: in the next turn, or if they are large beside it."""
         if self._admission.refusal is not None:
             self._loop.call_soon(write.done, self._admission.refusal)
-        elif not self._bulk.holds(write):
+        elif not self._catch_up.holds(write):
             self._submit(write)
 
     def _submit(self, write: ReplicaWrite) -> None:
-        if not self._bulk.begin([write]):
-            self._raw.submit(write)
+        if not self._catch_up.begin([write]):
+            self._copies.submit(write)
             self.wake()
 
     def change(self, log: Log, work: Callable[[int], None], done: Done) -> None:
@@ -188,7 +327,7 @@ class GroupCommitter:
         if self._admission.refusal is not None:
             self._loop.call_soon(done, self._admission.refusal)
         else:
-            self._bulk.change(log, self._changed(work), done)
+            self._catch_up.change(log, self._changed(work), done)
 
     async def _changed(self, work: Callable[[int], None]) -> None:
         sequence = await self.sync()  # what comes into the journal after it is of other logs
@@ -196,264 +335,4 @@ class GroupCommitter:
 
     def is_changing(self, log: Log) -> bool:
         """Whether a log is being changed beside the loop."""
-        return log in self._bulk.changing
-
-    def wake(self) -> None:
-        """Run a turn in the loop's next round, after every socket that is ready was read."""
-        if not self._is_scheduled:
-            self._is_scheduled = True
-            self._loop.call_soon(self._run)
-
-    def _run(self) -> None:
-        """One turn, unless one is still syncing: its end starts the next."""
-        self._is_scheduled = False
-        if self._is_busy:
-            self.send_answers()
-            return
-        self._admission.now_ns = self._clock.now_ns()
-        self._met_full_disk = False
-        self._guarded(self._begin)
-        if not self._is_busy:
-            self._end()
-
-    def _guarded(self, step: Callable[[], None]) -> None:
-        """Take a step of the turn; if it fails everyone in the turn is answered all the same."""
-        try:
-            step()
-        except LogPoisonedError as error:
-            self._poison(error)
-        except Exception as bug:
-            # Not handled, only survived: the log is reopened, and the loop reports the bug.
-            self._poison(LogPoisonedError(f"internal error, the log is reopened: {bug!r}"))
-            self._end()
-            raise
-
-    def _begin(self) -> None:
-        """Take, write, and sync or have it done beside the loop."""
-        self._is_busy = True
-        self._under_way = self.append_queue.take()
-        # Copies first: a follower that has just become the leader goes on behind them.
-        parts = self._raw.write()
-        written = self._write()
-        parts += [(item.partition.log_id, item.batch) for item in written]
-        if parts and self._journal_write(parts):
-            self._note_logs(written)
-            for item in written:
-                if item.chunk.early:
-                    self._answer(item.partition, item.chunk.early)
-                if item.partition.replica_hooks is not None:
-                    item.partition.replica_hooks.journaled(item.chunk, item.batch)
-            size = sum(len(batch) for _, batch in parts)
-            self._sync(written, size=size, is_sending=self._flush())
-        else:
-            self._under_way = []
-            self._is_busy = False
-
-    def _write(self) -> list[WrittenEntry]:
-        """Encode and append to the logs; a partition whose disk is full loses its chunks only.
-
-        Raises:
-            LogPoisonedError: a write failed.
-        """
-        written: list[WrittenEntry] = []
-        now_ns = self._admission.now_ns
-        for partition, chunks in self._under_way:
-            for index, chunk in enumerate(chunks):
-                try:
-                    batch = partition.write(chunk, now_ns)
-                except LogPoisonedError:
-                    raise
-                except StrandlineError as error:
-                    self._give_up(partition, chunks, error, index=index)
-                    break
-                next_offset = Offset(chunk.base_offset + chunk.count)
-                written.append(WrittenEntry(partition, chunk, batch, next_offset))
-        return written
-
-    def _give_up(
-        self, partition: Partition, chunks: list[Chunk], error: StrandlineError, *, index: int
-    ) -> None:
-        """Reject the chunk at ``index`` and, as offsets are dense, everything behind it."""
-        lost = chunks[index:]
-        del chunks[index:]
-        if isinstance(error, InvalidRequestError):  # nobody else's fault
-            reject_waiting(lost[:1], error)
-            error = UnavailableError("a record before this one could not be stored; retry")
-        self._reject(partition, lost, error)
-
-    def _journal_write(self, parts: Sequence[tuple[LogId, Bytes]]) -> bool:
-        """Write the turn's entry; False if there is no room for it, and everything is undone.
-
-        Raises:
-            LogPoisonedError: the write failed.
-        """
-        assert self._journal is not None, "attached before the first record"
-        try:
-            self._journal.append(parts)
-        except LogPoisonedError:
-            raise
-        except UnavailableError as error:
-            self._undo(error)
-            return False
-        return True
-
-    def _note_logs(self, written: list[WrittenEntry]) -> None:
-        """Let what the logs were given be written to their segments."""
-        for log in self._raw.logs:
-            self._late.note(log)
-        for item in written:
-            self._late.note(item.partition.log)
-
-    def _sync(self, written: list[WrittenEntry], *, size: int, is_sending: bool) -> None:
-        """Make the entry durable if anything in it has to be, then answer.
-
-        Args:
-            written: the turn's chunks.
-            size: bytes of the entry's batches.
-            is_sending: frames leave when the loop comes round.
-
-        Raises:
-            LogPoisonedError: the sync failed.
-        """
-        needs_sync = any(item.partition.needs_sync for item in written)
-        if not needs_sync and self._raw.is_idle:
-            self._complete(written)
-            return
-        # With replicas the ack waits for others, who need the CPU.
-        is_alone = len(written) == 1 and written[0].chunk.count == 1 and self.replication is None
-        self._entry_sync.begin(
-            size,
-            source=_only_source(written),
-            is_alone=is_alone,
-            is_sending=is_sending,
-            then=lambda: self._complete(written),
-        )
-
-    def _end_with(self, last_step: Callable[[], None]) -> None:
-        """End a turn that took more than one round of the loop."""
-        self._guarded(last_step)
-        self._end()
-
-    def _complete(self, written: list[WrittenEntry]) -> None:
-        """Commit, answer and wake."""
-        telemetry = self._telemetry
-        records = size = 0
-        for partition, chunk, batch, next_offset in written:
-            if partition.replica_hooks is not None:
-                partition.replica_hooks.synced(chunk, next_offset)
-            else:
-                partition.commit(next_offset)
-                if chunk.waiting:
-                    self._answer(partition, chunk.waiting)
-            size += len(batch)
-            records += chunk.count
-        self._under_way = []
-        self._is_busy = False
-        self._raw.complete()
-        self._flush()
-        telemetry.turns += 1
-        telemetry.disk_full = int(self._met_full_disk)
-        telemetry.batches_appended += len(written)
-        telemetry.records_appended += records
-        telemetry.bytes_appended += size
-        telemetry.turn_bytes.observe(size)
-        telemetry.turn_records.observe(records)
-
-    def _flush(self) -> bool:
-        """Let the replicas of a cluster say what this step of the turn gave them to say.
-
-        Returns:
-            Whether frames leave when the loop comes round.
-        """
-        return self.replication is not None and self.replication()
-
-    def _answer(self, partition: Partition, waiting: list[AckWaiter]) -> None:
-        """Tell each responder where its record is; who was told leaves the list."""
-        name = partition.name
-        self._telemetry.acks += len(waiting)
-        rest = iter(waiting)
-        try:
-            for ack_sink, token, offset, duplicate in rest:
-                ack_sink.acked(token, name, offset, duplicate=duplicate)
-        finally:
-            waiting[:] = rest
-
-    def _end(self) -> None:
-        """Go on if more was accepted meanwhile, and flush the front ends."""
-        passing, self._passing = self._passing, []
-        for waiter in passing:
-            if not waiter.done():
-                waiter.set_result(None)
-        if self._admission.dirty or self._raw.has_waiting:
-            self.wake()
-        self.send_answers()
-        self._late.go_on()
-
-    def send_answers(self) -> None:
-        """Let the front ends send what was answered: by this turn, or by a commit."""
-        for callback in self.answered_callbacks:
-            callback()
-
-    def _reject(self, partition: Partition, chunks: list[Chunk], error: StrandlineError) -> None:
-        """Give up taken chunks and whatever the partition accepted after them."""
-        before = partition.next_offset
-        partition.reject_from(chunks, error)
-        lost = before - chunks[0].base_offset if chunks else before - partition.next_offset
-        self._admission.rejects[error.code] += lost
-        self._note_full_disk(error)
-
-    def _note_full_disk(self, error: StrandlineError) -> None:
-        if isinstance(error, DiskFullError):
-            self._met_full_disk = True
-            self._telemetry.count_full_disk()
-
-    def _undo(self, error: StrandlineError) -> None:
-        """Take the turn's chunks back out of their logs and reject them.
-
-        Raises:
-            LogPoisonedError: a log could not be cut.
-        """
-        self._note_full_disk(error)
-        for partition, chunks in self._under_way:
-            if not chunks:
-                continue
-            try:
-                partition.log.undo_to(chunks[0].base_offset)
-            except UnavailableError as failure:
-                raise LogPoisonedError(
-                    f"a turn could not be undone, the log is reopened: {failure.message}"
-                ) from failure
-            lost = chunks.copy()
-            chunks.clear()
-            self._reject(partition, lost, error)
-        self._raw.undo(error)
-
-    def poison(self, error: StrandlineError) -> None:
-        """A write or sync outside a turn has failed: nothing is acked until reopened.
-
-        A turn whose sync is under way ends as that sync does.
-        """
-        assert self._journal is not None, "attached before anything is written"
-        self._journal.poison()
-        is_first = self._admission.refusal is None
-        if is_first:
-            self._admission.refusal = error
-        for partition in self.append_queue.partitions:
-            self._reject(partition, [], error)
-        self._raw.refuse(error)
-        self._bulk.refuse(error)
-        self._telemetry.journal_poisoned = 1
-        if is_first:
-            self._on_poisoned(error)
-
-    def _poison(self, error: StrandlineError) -> None:
-        """A write or sync of this turn has failed: reject what it took, too.
-
-        The logs are left as they are: what the disk holds is known only after reopening.
-        """
-        under_way, self._under_way = self._under_way, []
-        self._is_busy = False
-        for partition, chunks in under_way:
-            self._reject(partition, chunks, error)
-        self._raw.fail(error)
-        self.poison(error)
+        return log in self._catch_up.changing

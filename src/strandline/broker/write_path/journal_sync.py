@@ -12,6 +12,8 @@ from weakref import WeakSet
 
 from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.busy_poll import BusyPoll
+from strandline.broker.write_path.io_plan import IoPlan
+from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.segment_writeback import SegmentWriteback
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock
@@ -20,6 +22,7 @@ from strandline.storage.journal import Journal
 from strandline.telemetry import Telemetry
 
 Step = Callable[[], None]
+Resume = Callable[[Step], None]
 
 
 class JournalSync:
@@ -29,9 +32,8 @@ class JournalSync:
         loop: the broker's.
         clock: measures syncs on the loop.
         telemetry: counters.
-        late: segments that can be written meanwhile.
-        send_answers: lets the front ends send what was answered.
-        end_with: takes the last step of a turn whose sync took more than one round of the loop.
+        segments: can be written meanwhile.
+        outbox: has answers that can be sent meanwhile.
     """
 
     def __init__(
@@ -40,16 +42,14 @@ class JournalSync:
         *,
         clock: Clock,
         telemetry: Telemetry,
-        late: SegmentWriteback,
-        send_answers: Step,
-        end_with: Callable[[Step], None],
+        segments: SegmentWriteback,
+        outbox: Outbox,
     ) -> None:
         self._loop = loop
         self._clock = clock
         self._telemetry = telemetry
-        self._late = late
-        self._send_answers = send_answers
-        self._end_with = end_with
+        self._segments = segments
+        self._outbox = outbox
         self.busy_poll = BusyPoll(loop)
         self._journal: Journal | None = None
         self._syncer: SyncPolicy | None = None
@@ -63,38 +63,44 @@ class JournalSync:
         self._journal = journal
         self._syncer = syncer
 
-    def begin(
-        self, size: int, *, source: AckSink | None, is_alone: bool, is_sending: bool, then: Step
-    ) -> None:
-        """Make the entry durable, then go on; before this returns or later.
+    def begin(self, plan: IoPlan, *, is_sending: bool, done: Resume) -> bool:
+        """Make a plan's entry durable.
 
         Args:
-            size: bytes of its batches.
-            source: the connection that all of it came over, if there was but one.
-            is_alone: it is a single record, whose publisher waits for nobody else.
+            plan: what was written.
             is_sending: frames leave when the loop comes round: sync after that, so that the disks
                 of all replicas work at the same time.
-            then: what comes next.
+            done: called later, unless True is returned, with the step that ends the sync: it
+                raises LogPoisonedError if the sync failed.
+
+        Returns:
+            Whether it is durable now.
 
         Raises:
             LogPoisonedError: the sync failed.
         """
         assert self._journal is not None, "attached before the first record"
         assert self._syncer is not None, "attached together"
+        source = plan.only_source
         is_from_one = source is not None and source is self._last_source
         self._last_source = source
         is_read_here = is_from_one and source in self.read_here
-        if not self._syncer.is_inline(size, is_from_one=is_from_one, is_read_here=is_read_here):
-            self._sync_beside(self._journal, self._syncer, then)
-            return
-        if is_sending or self._late.has_any:  # else there is nothing to do meanwhile
+        if not self._syncer.is_inline(
+            plan.size, is_from_one=is_from_one, is_read_here=is_read_here
+        ):
+            self._sync_beside(self._journal, self._syncer, done)
+            return False
+        # With replicas the ack waits for others, who need the CPU.
+        is_alone = plan.is_single and not self._outbox.has_peers
+        if is_sending or self._segments.has_any:  # else there is nothing to do meanwhile
             self._journal.begin_sync()
         if is_sending:
-            self._loop.call_soon(lambda: self._sync_next(then, is_alone=is_alone))
-        else:
-            self._sync_here(then, is_alone=is_alone)
+            self._loop.call_soon(self._sync_next, done)
+            return False
+        self._sync_here(is_alone=is_alone)
+        return True
 
-    def _sync_beside(self, journal: Journal, syncer: SyncPolicy, then: Step) -> None:
+    def _sync_beside(self, journal: Journal, syncer: SyncPolicy, done: Resume) -> None:
         fd, sequence = journal.sync_target()
 
         def finish(error: StrandlineError | None, took_ms: float) -> None:
@@ -102,37 +108,32 @@ class JournalSync:
                 raise LogPoisonedError(error.message) from error
             journal.mark_synced(sequence)
             self._synced(took_ms)
-            then()
 
-        def done(error: StrandlineError | None, took_ms: float) -> None:
-            self._end_with(lambda: finish(error, took_ms))
+        syncer.submit(fd, lambda error, took_ms: done(lambda: finish(error, took_ms)))
+        self._loop.call_soon(self._outbox.send_answers)
+        self._segments.write()
 
-        syncer.submit(fd, done)
-        self._loop.call_soon(self._send_answers)
-        self._late.write()
-
-    def _sync_next(self, then: Step, *, is_alone: bool) -> None:
-        """Frames have left and the disk is busy: send answers meanwhile, then sync and go on."""
+    def _sync_next(self, done: Resume) -> None:
+        """Frames have left and the disk is busy: send answers meanwhile, then sync."""
         try:
-            self._send_answers()
+            self._outbox.send_answers()
         finally:
-            self._end_with(lambda: self._sync_here(then, is_alone=is_alone))
+            done(self._sync_here)
 
-    def _sync_here(self, then: Step, *, is_alone: bool) -> None:
-        """Sync on the loop, then go on.
+    def _sync_here(self, *, is_alone: bool = False) -> None:
+        """Sync on the loop.
 
         Raises:
             LogPoisonedError: the sync failed.
         """
-        assert self._journal is not None, "a turn ends with the journal it began with"
-        self._late.write()
+        assert self._journal is not None, "a group commit ends with the journal it began with"
+        self._segments.write()
         began_ms = self._clock.monotonic_ms()
         self._journal.sync()
         ended_ms = self._clock.monotonic_ms()
         self._synced(ended_ms - began_ms)
         if is_alone:
             self.busy_poll.synced(began_ms, ended_ms)
-        then()
 
     def _synced(self, took_ms: float) -> None:
         """Count a sync and learn how long it took."""

@@ -80,6 +80,11 @@ class LogReplay(Generic[StateT]):
             self._begin(load)
         raise StillLoadingError(f"{self._what} are still read back from the log; retry")
 
+    def begin(self, load: Callable[[IsWanted], StateT]) -> None:
+        """Load the state on the thread, however little it is, unless a load is under way."""
+        if self._load is None:
+            self._begin(load)
+
     def cancel(self) -> None:
         """Ignore what is being loaded."""
         if self._load is not None:

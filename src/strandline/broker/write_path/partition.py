@@ -1,56 +1,76 @@
-"""A partition as its leader sees it: accept records, write them in the turn, expose what is safe.
+"""A partition: accepts records, writes them in the group commit, exposes what is committed.
 
 In a cluster a replica is attached to it, which says whether records are accepted and how far they
-are committed; without one, what is synced here is committed. ``partition_appends`` accepts,
-``partition_reads`` is for readers.
+are committed; without one, what is synced here is committed.
 
 Invariants:
 - ``log_start_offset <= high_watermark <= log_end_offset <= next_offset``;
 - ``next_offset - log_end_offset`` records are pending, in the order in which they were accepted;
-- a record below the high watermark is durable as the stream promises and never changes.
+- a record below the high watermark is durable as the stream promises and never changes;
+- the outcome of each append reaches its ack sink, once, and never the caller.
 
-Threads: everything runs on the loop's thread, but what readers use.
+Threads: any may read, watch and look at offsets; the rest is for the loop's.
 """
 
-import asyncio
-import contextlib
-import logging
-from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import Final
+import itertools
+from collections.abc import Sequence
+from functools import partial
+
+import pyarrow as pa
 
 from strandline.broker.read_path.transaction_visibility import (
-    Noted,
     PartitionTransactions,
     has_transactions,
+    marker_attributes,
 )
+from strandline.broker.read_path.visible import read_visible, stored_time
 from strandline.broker.replica_hooks import ReplicaHooks
-from strandline.broker.write_path.admission import Admission
-from strandline.broker.write_path.log_replay import LogReplay
-from strandline.broker.write_path.partition_appends import RECORD_OVERHEAD_BYTES, PartitionAppends
-from strandline.broker.write_path.pending import Chunk, reject_waiting
-from strandline.broker.write_path.producer_state import NotedMeanwhile, ProducerStates, note_batches
-from strandline.config import StreamConfig
-from strandline.errors import CorruptBatchError, StillLoadingError, StrandlineError
-from strandline.record.batch import Buffer, Extent
-from strandline.record.codec import Stamp
+from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
+from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission, Waiter
+from strandline.broker.write_path.duplicates import Duplicates
+from strandline.broker.write_path.held_appends import HeldAppend
+from strandline.broker.write_path.pending import (
+    AckRun,
+    AckWaiter,
+    BatchTimes,
+    Chunk,
+    PendingArrowBatch,
+    PendingMarker,
+    PendingQueue,
+    Waiting,
+    acknowledge,
+    extra_bytes,
+    reject_waiting,
+)
+from strandline.config import Acks, StreamConfig
+from strandline.core.transactions.effects import MarkerKind
+from strandline.core.transactions.state import TransactionalProducer
+from strandline.errors import (
+    CorruptBatchError,
+    OffsetOutOfRangeError,
+    ProducerFencedError,
+    StillLoadingError,
+    StrandlineError,
+    UnavailableError,
+    WrongLastSequenceError,
+)
+from strandline.record.batch import Attributes, Buffer, Extent
+from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
 from strandline.record.sealed import Sealer
+from strandline.record.visible import always_counts
 from strandline.storage.log import Log
-from strandline.types import LeaderEpoch, LogId, Offset, PartitionName, TimestampNs
-
-logger = logging.getLogger(__name__)
-
-STAMP_AHEAD_NS_MAX = 1_000_000_000
-"""How far timestamps may run ahead of a clock that was set back; beyond that they go back too."""
-
-__all__ = ["RECORD_OVERHEAD_BYTES", "Admission", "Partition"]
-
-STAMPS_KEPT: Final = 64
-RETRY_S: Final = 1.0
+from strandline.types import (
+    LeaderEpoch,
+    LogId,
+    Offset,
+    PartitionName,
+    ProducerStamp,
+    TimestampNs,
+)
 
 
-class Partition(PartitionAppends):
-    """One partition, led by this broker."""
+class Partition:
+    """One partition of a stream on this broker."""
 
     def __init__(
         self,
@@ -60,23 +80,67 @@ class Partition(PartitionAppends):
         *,
         log_id: LogId,
         leader_epoch: LeaderEpoch,
-        admission: Admission,
+        admission: "Admission[Partition]",
         sealer: Sealer | None = None,
     ) -> None:
-        super().__init__(name, config, log, admission=admission)
+        self.name = name
+        self.config = config
+        self.log = log
         log.sealer = sealer
         self.log_id = log_id
         self.leader_epoch = leader_epoch
+        self._admission = admission
+        self.high_watermark = log.log_end_offset
+        self.next_offset = log.log_end_offset
+        self.pending = PendingQueue()
+        self._is_dirty = False
+        self._late: list[tuple[Offset, AckWaiter]] = []
+        """Repeats of what is written and not committed, with the last offset of it."""
+        self.duplicates = Duplicates(
+            name,
+            log,
+            admission=admission,
+        )
+        self.transaction_index: PartitionTransactions | None = None
+        """None as long as nobody has used transactions."""
+        self._waiters: list[Waiter] = []
+        self.times = BatchTimes()
+        self.closed_by: StrandlineError | None = None
+        """Why it is closed: the stream was deleted or the broker stops; None: it is open."""
+        self._not_leader_error: StrandlineError | None = None
+        self.blocked_by: StrandlineError | None = None
+        """Why the metadata lets it take no records: it is readonly or paused."""
+        self.needs_sync = config.acks_in_force != "memory"
+        """Whether a group commit with its records has to sync."""
+        self.replica_hooks: ReplicaHooks | None = None
         self._led_from: Offset | None = Offset(0)
         """Where the log ended when this broker began to lead; None: it does not lead."""
-        self._index_replay: LogReplay[list[Noted]] = LogReplay(
-            self._take_transaction_index,
-            what=f"transactions of {name}",
-            failed=self._transaction_index_failed,
-        )
-        self._last_timestamp = TimestampNs(0)
-        self._stamps: deque[tuple[Offset, Offset, TimestampNs]] = deque(maxlen=STAMPS_KEPT)
-        """Offsets, half-open, and time of the batches written last."""
+        self.is_led = True
+        """Whether this broker leads it, as far as the metadata here says."""
+        self.addresses: tuple[str, ...] = ()
+        self.leader_address = ""
+        self.in_sync_addresses: tuple[str, ...] = ()
+        """In a cluster: Flight of the replicas, the leader first; of it; of those in sync."""
+        self.remote_error: StrandlineError | None = None
+        """In a cluster: why it cannot be read here at all; None: it can."""
+
+    # State
+
+    @property
+    def log_start_offset(self) -> Offset:
+        """Offset of the first record kept."""
+        return self.log.log_start_offset
+
+    @property
+    def log_end_offset(self) -> Offset:
+        """Offset after the last record in the log, committed or not."""
+        return self.log.log_end_offset
+
+    @property
+    def last_stable_offset(self) -> Offset:
+        """The end for readers: the high watermark, or the first open transaction below it."""
+        index = self.transaction_index
+        return self.high_watermark if index is None else index.last_stable_offset
 
     @property
     def has_copies(self) -> bool:
@@ -94,29 +158,280 @@ class Partition(PartitionAppends):
         led_from = self._led_from
         return not self.is_led or (led_from is not None and self.high_watermark >= led_from)
 
-    # The turn
+    @property
+    def is_gathering(self) -> bool:
+        """Whether enough is on its way to other replicas: what comes now is better gathered."""
+        return self.replica_hooks is not None and self.replica_hooks.is_gathering
 
-    def _mark_dirty(self) -> None:
-        self._is_dirty = True
-        self._admission.dirty.append(self)
-        self._admission.wake()
+    @property
+    def closed(self) -> bool:
+        """Whether it takes no more records: the stream was deleted or the broker stops."""
+        return self.closed_by is not None
+
+    @property
+    def refusal(self) -> StrandlineError | None:
+        """Why it takes no records now, such as who leads it instead; None: it does."""
+        return (
+            self._admission.refusal
+            or self.closed_by
+            or self._not_leader_error
+            or self.blocked_by
+            or self.key_refusal
+        )
+
+    @property
+    def unavailable_reason(self) -> StrandlineError | None:
+        """Why it is not led here now; markers are taken although it is readonly or paused."""
+        return (
+            self._admission.refusal or self.closed_by or self._not_leader_error or self.key_refusal
+        )
+
+    @property
+    def key_refusal(self) -> StrandlineError | None:
+        """Why its records cannot be encrypted, if they are to be."""
+        return None if self.log.sealer is None else self.log.sealer.why_not()
+
+    # Accepting
+
+    def append(
+        self,
+        value: bytes | None,
+        *,
+        subject: str,
+        key: bytes | None = None,
+        headers: Headers | None = None,
+        ack_sink: AckSink | None = None,
+        token: object = None,
+        message_id: str | None = None,
+        expected_last: int | None = None,
+        acks: Acks | None = None,
+    ) -> None:
+        """Accept a record; the outcome reaches ``ack_sink``, never the caller.
+
+        Args:
+            value: the payload; None deletes its key when the stream is compacted.
+            subject: NATS subject.
+            key: key for compaction and partitioning.
+            headers: kept as they are.
+            ack_sink: whom to tell; None: nobody.
+            token: handed back to the responder.
+            message_id: deduplicates within the stream's window.
+            expected_last: reject unless the last record's sequence (offset + 1) is this.
+            acks: less than the stream's, to be told sooner.
+        """
+        admission = self._admission
+        size = RECORD_OVERHEAD_BYTES
+        if value is not None:
+            size += len(value)
+        if key is not None or headers:
+            size += extra_bytes(key, headers)
+        refusal = self.refusal or admission.record_error(size)
+        held = self.duplicates.held
+        is_held = bool(held.waiting)
+        is_judged = message_id is not None or expected_last is not None
+        if refusal is None and is_judged and not is_held:
+            # A repeat is recognised first: what it expected was true when it was stored.
+            try:
+                if message_id is not None:
+                    known = self.duplicates.find_message(message_id, self.config.dedup_window_ms)
+                    if known is not None:
+                        self._answer_repeat(known, ack_sink, token, last=known)
+                        return
+                if expected_last is not None and expected_last != self.next_offset:
+                    raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
+                if message_id is not None:  # the record is certain of its offset now
+                    self.duplicates.note_message(message_id, self.next_offset)
+            except StillLoadingError:
+                is_held = True
+            except StrandlineError as error:
+                refusal = error
+        if refusal is None and is_held:
+            again = partial(self.append, value, subject=subject, key=key, headers=headers)
+            again = partial(again, ack_sink=ack_sink, token=token, acks=acks)
+            again = partial(again, message_id=message_id, expected_last=expected_last)
+            refusal = held.add(HeldAppend(again, ack_sink, token, size))
+            if refusal is None:
+                return
+        if refusal is not None:
+            admission.reject(refusal, ack_sink, token, stream=self.name.stream)
+            return
+        chunk = self.pending.open_batch(self.next_offset)
+        chunk.add(value, subject)
+        if key is not None or headers:
+            chunk.decorate(key, headers)
+        if ack_sink is not None:
+            waiting = AckWaiter(ack_sink, token, self.next_offset)
+            self._waiting(chunk, acks).append(waiting)
+        chunk.size += size
+        admission.pending_bytes += size
+        self.next_offset = Offset(self.next_offset + 1)
+        self._enqueue()
+
+    def append_many(
+        self,
+        values: Sequence[bytes],
+        *,
+        subjects: Sequence[str],
+        ack_sink: ChunkAckSink,
+        tokens: Sequence[object],
+    ) -> None:
+        """Accept plain records, in order, as ``append`` does each.
+
+        Args:
+            values: their payloads.
+            subjects: one for each, or one for all.
+            ack_sink: receives the outcomes.
+            tokens: one for each; None: nobody asked for its outcome.
+        """
+        admission, limits, count = self._admission, self._admission.limits, len(values)
+        size = sum(map(len, values)) + RECORD_OVERHEAD_BYTES * count
+        if (
+            self.duplicates.held.waiting
+            or self.refusal is not None
+            or max(map(len, values)) > limits.record_bytes
+            or admission.pending_bytes + size > limits.pending_bytes
+        ):
+            # They are held, or some are refused, perhaps not all.
+            each = subjects if len(subjects) == count else itertools.repeat(subjects[0])
+            for value, subject, token in zip(values, each, tokens, strict=False):
+                sink = None if token is None else ack_sink
+                self.append(value, subject=subject, ack_sink=sink, token=token)
+            return
+        chunk = self.pending.open_batch(self.next_offset, count)
+        chunk.add_many(values, subjects)
+        if tokens.count(None) < count:
+            chunk.waiting.append(AckRun(ack_sink, tokens, self.next_offset))
+        chunk.size += size
+        admission.pending_bytes += size
+        self.next_offset = Offset(self.next_offset + count)
+        self._enqueue()
+
+    def append_arrow(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        ack_sink: AckSink | None = None,
+        token: object = None,
+        acks: Acks | None = None,
+        producer: ProducerStamp | None = None,
+        is_transactional: bool = False,
+    ) -> None:
+        """Accept the rows of an Arrow batch, in order; told once, with the offset of the first.
+
+        Args:
+            batch: column ``value`` and perhaps ``key``, ``subject``, ``headers``; not empty.
+            ack_sink: whom to tell when all rows are safe.
+            token: handed back to the responder.
+            acks: less than the stream's, to be told sooner.
+            producer: who numbered the rows; they become one batch, and are stored once.
+            is_transactional: they count if the producer's transaction is committed.
+        """
+        refusal = (
+            self.refusal
+            or self._admission.record_error(0)
+            or self._admission.batch_error(batch, is_numbered=producer is not None)
+        )
+        if refusal is None and self.duplicates.held.waiting:
+            again = partial(self.append_arrow, batch, ack_sink=ack_sink, token=token, acks=acks)
+            again = partial(again, producer=producer, is_transactional=is_transactional)
+            held = HeldAppend(again, ack_sink, token, int(batch.nbytes), batch.num_rows)
+            refusal = self.duplicates.held.add(held)
+            if refusal is None:
+                return
+        if refusal is None and producer is not None:
+            try:
+                if is_transactional:
+                    if self.transaction_index is None:
+                        raise ProducerFencedError(f"no transaction is open in {self.name}")
+                    transactional = TransactionalProducer(producer.producer_id, producer.epoch)
+                    self.transaction_index.check(transactional)
+                known = self.duplicates.find_batch(producer, batch.num_rows)
+                if known is not None:
+                    last = Offset(known + batch.num_rows - 1)
+                    self._answer_repeat(known, ack_sink, token, last=last)
+                    return
+            except StrandlineError as error:
+                refusal = error
+        if refusal is not None:
+            rows, stream = batch.num_rows, self.name.stream
+            self._admission.reject(refusal, ack_sink, token, stream=stream, records=rows)
+            return
+        first = self.next_offset
+        for start in range(0, batch.num_rows, BATCH_RECORDS_MAX):
+            piece = batch.slice(start, BATCH_RECORDS_MAX)
+            chunk = PendingArrowBatch(self.next_offset, piece, self.config.subject)
+            self.pending.add(chunk)
+            self.next_offset = Offset(self.next_offset + piece.num_rows)
+            self._admission.pending_bytes += chunk.size
+        if ack_sink is not None:
+            waiting = self._waiting(chunk, None if is_transactional else acks)
+            waiting.append(AckWaiter(ack_sink, token, first))
+        if producer is not None:  # then there is one piece, and its offsets are certain now
+            chunk.producer = producer
+            chunk.attributes = Attributes.TRANSACTIONAL if is_transactional else 0
+            self.duplicates.note_batch(producer, chunk.count, chunk.base_offset)
+        self._enqueue()
+
+    def mark(
+        self, kind: MarkerKind, producer: TransactionalProducer, *, ack_sink: AckSink, token: object
+    ) -> None:
+        """Accept the beginning or the end of a transaction; told when it is committed."""
+        index = self.transaction_index
+        unknown = UnavailableError(f"{self.name} does not know of transactions yet; retry")
+        refusal = self.unavailable_reason or (unknown if index is None else index.why_loading)
+        if index is None or refusal is not None:
+            ack_sink.rejected(token, refusal or unknown)
+            return
+        if not index.needs(kind, producer):
+            ack_sink.acked(token, self.name, self.high_watermark, duplicate=True)
+            return
+        self.needs_sync = True
+        stamp = ProducerStamp(producer.producer_id, producer.epoch, -1)
+        chunk = PendingMarker(self.next_offset, stamp, marker_attributes(kind))
+        chunk.waiting.append(AckWaiter(ack_sink, token, self.next_offset))
+        self.pending.add(chunk)
+        self.next_offset = Offset(self.next_offset + 1)
+        self._enqueue()
+
+    def _enqueue(self) -> None:
+        if not self._is_dirty:
+            self._is_dirty = True
+            self._admission.dirty.append(self)
+            self._admission.wake()
+
+    def _waiting(self, chunk: Chunk, acks: Acks | None) -> list[Waiting]:
+        """Return the waiters that are notified at the level ``acks`` of a batch."""
+        if acks == "memory":
+            return chunk.early
+        is_less = (
+            acks == "disk"
+            and self.replica_hooks is not None
+            and self.config.acks_in_force == "replicated"
+        )
+        return chunk.on_disk if is_less else chunk.waiting
+
+    def _answer_repeat(
+        self, known: Offset, ack_sink: AckSink | None, token: object, *, last: Offset
+    ) -> None:
+        """Tell who repeats what is, or will be, from ``known`` to ``last``, once that is safe."""
+        self._admission.duplicates += 1
+        if ack_sink is None:
+            return
+        waiting = AckWaiter(ack_sink, token, known, duplicate=True)
+        if last < self.high_watermark:
+            ack_sink.acked(token, self.name, known, duplicate=True)
+            self._admission.outbox.send_answers_soon()
+        elif last < self.log_end_offset:
+            self._late.append((last, waiting))
+        else:
+            self.pending.holder_of(last).waiting.append(waiting)
+
+    # The group commit
 
     def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
-        """The chunks for this turn, at least one, up to so many bytes and records.
-
-        Returns:
-            The chunks, how many bytes they have and how many records.
-        """
-        taken, size, records = 0, 0, 0
-        for chunk in self._chunks:
-            next_size, next_records = size + chunk.size, records + chunk.count
-            if taken and (next_size > bytes_max or next_records > records_max):
-                break
-            taken, size, records = taken + 1, next_size, next_records
-        chunks, self._chunks = self._chunks[:taken], self._chunks[taken:]
-        if not self._chunks:
-            self._open = None
-            self._is_dirty = False
+        """Take chunks for a group commit, at least one; see ``PendingQueue.take``."""
+        chunks, size, records = self.pending.take(bytes_max, records_max)
+        self._is_dirty = bool(self.pending.batches)
         self._admission.pending_bytes -= size
         return chunks, size, records
 
@@ -130,9 +445,7 @@ class Partition(PartitionAppends):
             DiskFullError: nothing of the chunk was kept.
             LogPoisonedError: a write failed.
         """
-        if 0 < self._last_timestamp - now_ns <= STAMP_AHEAD_NS_MAX:
-            now_ns = self._last_timestamp  # a clock that was set back a little
-        self._last_timestamp = now_ns
+        now_ns = self.times.next(now_ns)
         stamp = Stamp(chunk.base_offset, self.leader_epoch, now_ns, self.config.compression)
         batch = chunk.encode(stamp)
         if self.log.sealer is not None:
@@ -140,17 +453,10 @@ class Partition(PartitionAppends):
         base = chunk.base_offset
         extent = Extent(base, Offset(base + chunk.count), len(batch), now_ns, now_ns)
         self.log.append(batch, extent)
-        self._stamps.append((base, extent.next_offset, now_ns))
+        self.times.note(base, extent.next_offset, now_ns)
         if self.transaction_index is not None:
             self.transaction_index.written(batch)
         return batch
-
-    def stamp_of(self, offset: Offset) -> TimestampNs | None:
-        """Return the timestamp of a record that was written here; None if it cannot be read."""
-        for base, end, stamp_ns in reversed(self._stamps):
-            if base <= offset < end:
-                return stamp_ns
-        return self.stored_ns(offset)
 
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""
@@ -164,23 +470,44 @@ class Partition(PartitionAppends):
             due = [late for last, late in self._late if last < offset]
             self._late = [each for each in self._late if each[0] >= offset]
             for late in due:
-                late.ack_sink.acked(late.token, self.name, late.offset, duplicate=True)
+                late.acked(self.name)
 
-    def reject_from(self, chunks: Iterable[Chunk], error: StrandlineError) -> None:
-        """Give up chunks that were taken but not stored, and everything accepted after them."""
+    def journaled(self, chunk: Chunk, batch: bytearray) -> int:
+        """A batch is in the journal, not synced; return how many acks that made."""
+        acks = acknowledge(chunk.early, self.name)
+        if self.replica_hooks is not None:
+            self.replica_hooks.journaled(chunk, batch)
+        return acks
+
+    def synced(self, chunk: Chunk, next_offset: Offset) -> int:
+        """A batch is as safe here as the stream asks for; return how many acks that made."""
+        if self.replica_hooks is not None:
+            self.replica_hooks.synced(chunk, next_offset)
+            return 0
+        self.commit(next_offset)
+        return acknowledge(chunk.waiting, self.name)
+
+    def reject_from(self, chunks: Sequence[Chunk], error: StrandlineError) -> int:
+        """Give up chunks that were taken but not stored, and everything accepted after them.
+
+        Returns:
+            How many records that are.
+        """
+        before = self.next_offset
         late, self._late = self._late, []
-        pending, self._chunks = self._chunks, []
+        pending = self.pending.clear()
         self._admission.pending_bytes -= sum(chunk.size for chunk in pending)
-        self._open = None
         self.next_offset = self.log_end_offset
-        if self.dedup is not None:
-            self.dedup.forget_from(self.next_offset)
-        self._forget_producers()
+        self.duplicates.forget_from(self.next_offset)
         if self.transaction_index is not None:
             self.transaction_index.forget_from(self.next_offset)
         reject_waiting((*chunks, *pending), error)
+        self.duplicates.held.reject(error)
         for _, each in late:
-            each.ack_sink.rejected(each.token, error)
+            each.rejected(error)
+        return before - (chunks[0].base_offset if chunks else self.next_offset)
+
+    # The log and the role
 
     def rebind(self, log: Log, high_watermark: Offset | None = None) -> None:
         """Continue on a log that was reopened after a failure; nothing is pending.
@@ -189,17 +516,22 @@ class Partition(PartitionAppends):
             log: as reopened.
             high_watermark: as far as it is committed; None: all of it.
         """
-        assert not self._chunks, "everything was rejected when the storage failed"
+        assert not self.pending.batches, "everything was rejected when the storage failed"
         log.sealer = self.log.sealer
         self.log = log
         self._led_from = Offset(0) if self.replica_hooks is None else None  # who leads next says so
-        self._drop_window()
-        self._drop_producers()
+        self.duplicates.rebind(log)
         self.next_offset = log.log_end_offset
         self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
         if self.transaction_index is not None:
             self.keep_transaction_index(log.log_start_offset)
+        if self.replica_hooks is None:
+            self.preload_ids()
         self._wake_waiters()
+
+    def preload_ids(self) -> None:
+        """Begin to read the message ids back where they are likely to be asked for."""
+        self.duplicates.preload_messages(self.config.dedup_window_ms)
 
     def keep_transaction_index(self, start: Offset) -> None:
         """Look after transactions from now on; no batch below ``start`` belongs to one.
@@ -207,31 +539,12 @@ class Partition(PartitionAppends):
         Raises:
             UnavailableError: the log cannot be read.
         """
-        self._index_replay.cancel()
+        if self.transaction_index is not None:
+            self.transaction_index.close()
         hw = self.high_watermark
         self.transaction_index = PartitionTransactions(self.log, start=start, high_watermark=hw)
-        self._load_transaction_index()
-
-    def _load_transaction_index(self) -> None:
-        transaction_index, log = self.transaction_index, self.log
-        if self.closed or transaction_index is None or not transaction_index.is_loading:
-            return
-        with contextlib.suppress(StillLoadingError):  # who reads meanwhile is told so
-            self._index_replay.read(
-                transaction_index.read_back,
-                size_bytes=lambda: log.bytes_from(transaction_index.start),
-            )
-
-    def _take_transaction_index(self, noted: list[Noted]) -> None:
-        assert self.transaction_index is not None, "whoever drops it cancels the load"
-        self.transaction_index.take(noted)
-        self._wake_waiters()
-
-    def _transaction_index_failed(self, error: StrandlineError) -> None:
-        logger.warning("%s: transactions cannot be read back, will try again: %s", self.name, error)
-        asyncio.get_running_loop().call_later(RETRY_S, self._load_transaction_index)
-
-    # The seat
+        if not self.closed:
+            self.transaction_index.load(self.name, self._wake_waiters)
 
     def attach_replica(self, replica_hooks: ReplicaHooks, high_watermark: Offset) -> None:
         """Be a replica of a cluster from now on; committed is what the seat says is.
@@ -248,10 +561,11 @@ class Partition(PartitionAppends):
 
     def lead(self, leader_epoch: LeaderEpoch) -> None:
         """Accept records in a new leadership, behind what the log holds; nothing is pending."""
-        assert not self._chunks, "a follower accepts nothing"
+        assert not self.pending.batches, "a follower accepts nothing"
         self.leader_epoch = leader_epoch
-        self._drop_window()  # who led before knew other ids
+        self.duplicates.forget_messages()  # the leader before knew other ids
         self.next_offset = self._led_from = self.log_end_offset
+        self.preload_ids()
         self._wake_waiters()
 
     def follow(self) -> None:
@@ -262,7 +576,6 @@ class Partition(PartitionAppends):
 
     def copied(self, batches: Sequence[Buffer]) -> None:
         """Copies of batches were stored: know of producers what their leader knew."""
-        now_ns = self._admission.steady.now_ns()
         if self.transaction_index is not None:
             for batch in batches:
                 self.transaction_index.written(batch)
@@ -270,64 +583,33 @@ class Partition(PartitionAppends):
             self.keep_transaction_index(
                 self.high_watermark
             )  # the leader has heard of transactions before us
-        noted: ProducerStates | NotedMeanwhile | None = self.producers
-        if noted is None:
-            if not self._producers_replay.is_under_way:
-                self._begin_to_know_producers()
-                return  # these are in the log by now
-            noted = self._noted_meanwhile
-        for batch in batches:
-            note_batches(noted, batch, now_ns)
-
-    def _begin_to_know_producers(self) -> None:
-        try:
-            self._load_producers()
-        except StillLoadingError:
-            logger.debug("%s: producers are read back beside the loop", self.name)
-        except StrandlineError as error:  # who publishes here later asks again, and is told
-            logger.warning("%s: producers cannot be read back: %s", self.name, error)
-
-    def _forget_producers(self) -> None:
-        """Forget what is not in the log, or everything if the log alone can tell what was."""
-        end = self.log_end_offset
-        is_empty = end == self.log_start_offset
-        if self.producers is None or is_empty or not self.producers.forget_from(end):
-            self._drop_producers()
-
-    def _drop_window(self) -> None:
-        """Forget all message ids: the log alone can tell what was stored."""
-        self.dedup = None
-        self._dedup_replay.cancel()
+        self.duplicates.copied(batches)
 
     def refuse(self, error: StrandlineError | None) -> None:
         """Refuse records with this error from now on; None: accept them."""
         self._not_leader_error = error
-        self._settle()
 
     def block_writes(self, error: StrandlineError | None) -> None:
         """Refuse records by order of the metadata, whoever leads; None: accept them."""
-        if error is None and self._blocked_by is None:
+        if error is None and self.blocked_by is None:
             return
-        self._blocked_by = error
-        self._settle()
+        self.blocked_by = error
         self._wake_waiters()
-
-    @property
-    def blocked_by(self) -> StrandlineError | None:
-        """Why the metadata lets it take no records: it is readonly or paused."""
-        return self._blocked_by
 
     def report_corruption(self, error: CorruptBatchError) -> None:
         """Report a corrupt batch; any thread."""
-        self._admission.on_damage(self, error)
+        if self._admission.corruption is not None:
+            self._admission.corruption.report(self.name, self.log_id, error, repair=self._repair)
 
-    def _settle(self) -> None:
-        self._refused_by = self._closed_by or self._not_leader_error or self._blocked_by
+    def _repair(self, first_offset: Offset, next_offset: Offset) -> None:
+        """Get batches that cannot be read here from another replica."""
+        if self.replica_hooks is not None and not self.closed:
+            self.replica_hooks.corruption_found(first_offset, next_offset)
 
     def move(self, high_watermark: Offset) -> None:
         """The log was restarted elsewhere: what is committed there may be read."""
         self.next_offset = self.log_end_offset
-        self._forget_producers()
+        self.duplicates.forget_producers_from(self.log_end_offset)
         self.high_watermark = high_watermark
         if self.transaction_index is not None and self.transaction_index.is_stale(high_watermark):
             self.keep_transaction_index(self.log_start_offset)
@@ -341,9 +623,78 @@ class Partition(PartitionAppends):
 
         The log stays usable for those that are reading.
         """
-        self._closed_by = error
-        self._dedup_replay.cancel()
-        self._producers_replay.cancel()
-        self._index_replay.cancel()
-        self._settle()
+        self.closed_by = error
+        self.duplicates.close(error)
+        if self.transaction_index is not None:
+            self.transaction_index.close()
         self._wake_waiters()
+
+    # Reading
+
+    def hidden_between(self, start: int, stop: int) -> int:
+        """Count committed offsets of markers and aborted transactions; any thread."""
+        index = self.transaction_index
+        return 0 if index is None else index.hidden_between(start, stop)
+
+    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
+        """Whole batches from the one that holds ``offset``, up to the stable offset.
+
+        Committed batches: none that a transaction in doubt or an aborted one has written, and no
+        markers. The caller drops records below ``offset``.
+
+        Returns:
+            Batches in order; empty if there is nothing to see from ``offset`` to the stable offset.
+
+        Raises:
+            OffsetOutOfRangeError: below the log start offset or beyond the stable offset.
+            CorruptBatchError: the batch at ``offset`` is corrupt; it says where the next one is.
+            StillLoadingError: which transactions there are is still read back.
+            EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
+        """
+        if self.transaction_index is not None:
+            self.transaction_index.check_loaded()
+        end = self.last_stable_offset
+        if not self.log_start_offset <= offset <= end:
+            name = "high watermark" if end == self.high_watermark else "first open transaction"
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {self.name} is outside {self.log_start_offset} (log start) to "
+                f"{end} ({name})"
+            )
+        try:
+            if self.transaction_index is not None:
+                seen = self.transaction_index.readable(offset, bytes_max, below=end)
+            elif self.config.compact:
+                seen = read_visible(self.log, offset, bytes_max, below=end, counts=always_counts)
+            else:
+                seen = self.log.read_dense(offset, bytes_max, below=end).buffer
+            return self.log.opened(seen)
+        except CorruptBatchError as error:
+            self.report_corruption(error)
+            raise
+
+    def watch(self, waiter: Waiter) -> None:
+        """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``.
+
+        Look at what you wait for after this, for it may have come before.
+        """
+        self._waiters.append(waiter)
+
+    def unwatch(self, waiter: Waiter) -> None:
+        """Set it no more."""
+        self._waiters.remove(waiter)
+
+    def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
+        """The first offset stored at or after a time; the stable offset if there is none."""
+        return min(self.log.offset_for_timestamp(timestamp_ns), self.last_stable_offset)
+
+    def stored_ns(self, offset: int) -> TimestampNs | None:
+        """About when the record at an offset, or the next one, was stored; None if not readable."""
+        end = self.last_stable_offset
+        if offset >= end:
+            return None
+        return stored_time(self.log, max(offset, self.log_start_offset), below=end)
+
+    def _wake_waiters(self) -> None:
+        """Wake who waits for records; they leave the list meanwhile, on their own threads."""
+        for waiter in tuple(self._waiters):
+            waiter.set()

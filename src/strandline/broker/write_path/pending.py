@@ -4,12 +4,13 @@ A chunk is either records that came one by one or an Arrow batch that came whole
 order in which the partition accepted them.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
 from strandline.errors import StrandlineError
 from strandline.record.codec import (
     BATCH_RECORDS_MAX,
@@ -20,9 +21,12 @@ from strandline.record.codec import (
     encode_one,
     encode_records,
 )
-from strandline.types import Offset, ProducerStamp
+from strandline.types import Offset, PartitionName, ProducerStamp, TimestampNs
 
 CHUNK_BYTES_MAX = 4 << 20
+TIME_AHEAD_NS_MAX = 1_000_000_000
+"""How far batches may run ahead of a clock that was set back; beyond that they go back too."""
+TIMES_KEPT = 64
 MARKER_SUBJECT = "_"
 """A batch has a subject; nobody sees that of a marker."""
 
@@ -34,6 +38,40 @@ class AckWaiter(NamedTuple):
     token: object
     offset: Offset
     duplicate: bool = False
+
+    def acked(self, partition: PartitionName) -> int:
+        """Acknowledge the record; return how many acks that are."""
+        self.ack_sink.acked(self.token, partition, self.offset, duplicate=self.duplicate)
+        return 1
+
+    def rejected(self, error: StrandlineError) -> None:
+        """Report that the record is not stored, or that nobody knows."""
+        self.ack_sink.rejected(self.token, error)
+
+
+class AckRun(NamedTuple):
+    """The receiver of the acks for records in a row, the first at ``offset``.
+
+    The token None stands for a record whose publisher asked for no answer.
+    """
+
+    ack_sink: ChunkAckSink
+    tokens: Sequence[object]
+    offset: Offset
+
+    def acked(self, partition: PartitionName) -> int:
+        """Acknowledge the records; return how many acks that are."""
+        self.ack_sink.acked_many(self.tokens, partition, self.offset)
+        return len(self.tokens) - self.tokens.count(None)
+
+    def rejected(self, error: StrandlineError) -> None:
+        """Report that the records are not stored, or that nobody knows."""
+        for token in self.tokens:
+            if token is not None:
+                self.ack_sink.rejected(token, error)
+
+
+Waiting = AckWaiter | AckRun
 
 
 class PendingRecords:
@@ -57,9 +95,9 @@ class PendingRecords:
         self.subjects: list[str] = []
         self.keys: list[bytes | None] | None = None
         self.headers: list[Headers | None] | None = None
-        self.waiting: list[AckWaiter] = []
-        self.early: list[AckWaiter] = []
-        self.on_disk: list[AckWaiter] = []
+        self.waiting: list[Waiting] = []
+        self.early: list[Waiting] = []
+        self.on_disk: list[Waiting] = []
         self.size = 0
 
     @property
@@ -67,10 +105,9 @@ class PendingRecords:
         """Never: records that come one by one belong to no transaction."""
         return False
 
-    @property
-    def is_full(self) -> bool:
-        """Whether the next record belongs into another chunk."""
-        return self.size >= CHUNK_BYTES_MAX or len(self.values) >= BATCH_RECORDS_MAX
+    def has_room(self, records: int) -> bool:
+        """Whether so many more records belong into this chunk."""
+        return self.size < CHUNK_BYTES_MAX and len(self.values) + records <= BATCH_RECORDS_MAX
 
     @property
     def count(self) -> int:
@@ -85,6 +122,21 @@ class PendingRecords:
             self.keys.append(None)
         if self.headers is not None:
             self.headers.append(None)
+
+    def add_many(self, values: Sequence[bytes], subjects: Sequence[str]) -> None:
+        """Take records without key and headers.
+
+        Args:
+            values: at least one.
+            subjects: one for each, or one for all.
+        """
+        count = len(values)
+        self.values += values
+        self.subjects += subjects if len(subjects) == count else [subjects[0]] * count
+        if self.keys is not None:
+            self.keys += [None] * count
+        if self.headers is not None:
+            self.headers += [None] * count
 
     def decorate(self, key: bytes | None, headers: Headers | None) -> None:
         """Give the record just taken its key and headers."""
@@ -131,14 +183,9 @@ class PendingArrowBatch:
         self.producer: ProducerStamp = NOBODY
         self.attributes = 0
         self.size = int(batch.nbytes)
-        self.waiting: list[AckWaiter] = []
-        self.early: list[AckWaiter] = []
-        self.on_disk: list[AckWaiter] = []
-
-    @property
-    def is_full(self) -> bool:
-        """Always: an Arrow batch stays as it came."""
-        return True
+        self.waiting: list[Waiting] = []
+        self.early: list[Waiting] = []
+        self.on_disk: list[Waiting] = []
 
     @property
     def is_transactional(self) -> bool:
@@ -174,14 +221,9 @@ class PendingMarker:
         self.producer = producer
         self.attributes = attributes
         self.size = 0
-        self.waiting: list[AckWaiter] = []
-        self.early: list[AckWaiter] = []
-        self.on_disk: list[AckWaiter] = []
-
-    @property
-    def is_full(self) -> bool:
-        """Always: nothing else is in its batch."""
-        return True
+        self.waiting: list[Waiting] = []
+        self.early: list[Waiting] = []
+        self.on_disk: list[Waiting] = []
 
     @property
     def is_transactional(self) -> bool:
@@ -202,12 +244,114 @@ class PendingMarker:
 Chunk = PendingRecords | PendingArrowBatch | PendingMarker
 
 
+class PendingQueue:
+    """The accepted records of one partition that no group commit has taken yet, in order."""
+
+    __slots__ = ("_open", "batches")
+
+    def __init__(self) -> None:
+        self.batches: list[Chunk] = []
+        self._open: PendingRecords | None = None
+
+    def open_batch(self, base_offset: Offset, records: int = 1) -> PendingRecords:
+        """Return the batch that records from ``base_offset`` on join, or begin."""
+        batch = self._open
+        if batch is None or not batch.has_room(records):
+            batch = self._open = PendingRecords(base_offset)
+            self.batches.append(batch)
+        return batch
+
+    def add(self, batch: Chunk) -> None:
+        """Add a batch that no further record joins."""
+        self.batches.append(batch)
+        self._open = None
+
+    def take(self, bytes_max: int, records_max: int) -> tuple[list[Chunk], int, int]:
+        """Take batches for a group commit, at least one, up to so many bytes and records.
+
+        Returns:
+            The batches, how many bytes they have and how many records.
+        """
+        taken, size, records = 0, 0, 0
+        for batch in self.batches:
+            next_size, next_records = size + batch.size, records + batch.count
+            if taken and (next_size > bytes_max or next_records > records_max):
+                break
+            taken, size, records = taken + 1, next_size, next_records
+        batches, self.batches = self.batches[:taken], self.batches[taken:]
+        if not self.batches:
+            self._open = None
+        return batches, size, records
+
+    def clear(self) -> list[Chunk]:
+        """Take everything."""
+        batches, self.batches = self.batches, []
+        self._open = None
+        return batches
+
+    def holder_of(self, offset: Offset) -> Chunk:
+        """Return the batch with the record at ``offset``, which is pending."""
+        return next(batch for batch in reversed(self.batches) if batch.base_offset <= offset)
+
+
+class BatchTimes:
+    """The times of a partition's batches: they do not go back with a clock that is set a little."""
+
+    __slots__ = ("_last", "_newest")
+
+    def __init__(self) -> None:
+        self._last = TimestampNs(0)
+        self._newest: deque[tuple[Offset, Offset, TimestampNs]] = deque(maxlen=TIMES_KEPT)
+        """Offsets, half-open, and time of the batches written last."""
+
+    def next(self, now_ns: TimestampNs) -> TimestampNs:
+        """Return the time of the next batch."""
+        if 0 < self._last - now_ns <= TIME_AHEAD_NS_MAX:
+            return self._last
+        self._last = now_ns
+        return now_ns
+
+    def note(self, base_offset: Offset, next_offset: Offset, time_ns: TimestampNs) -> None:
+        """Remember the time of a batch that was written."""
+        self._newest.append((base_offset, next_offset, time_ns))
+
+    def find(self, offset: Offset) -> TimestampNs | None:
+        """Return the time of a record; None if its batch was written too long ago."""
+        for base, end, time_ns in reversed(self._newest):
+            if base <= offset < end:
+                return time_ns
+        return None
+
+
+def extra_bytes(key: bytes | None, headers: Headers | None) -> int:
+    """Return the bytes of a record's key and headers."""
+    size = len(key) if key is not None else 0
+    for name, value in headers or ():
+        size += len(name) + len(value)
+    return size
+
+
+def acknowledge(waiting: list[Waiting], partition: PartitionName) -> int:
+    """Acknowledge records and forget their waiters; return how many acks that are.
+
+    A waiter leaves the list before it is called: nobody is called twice, whatever a sink raises.
+    """
+    acks = 0
+    rest = iter(waiting)
+    try:
+        for each in rest:
+            acks += each.acked(partition)
+    finally:
+        waiting[:] = rest
+    return acks
+
+
 def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:
-    """Tell everyone who waits for the chunks, and forget them: nobody is told twice."""
+    """Reject all records of chunks and forget their waiters: nobody is called twice."""
     for chunk in chunks:
         waiting = [*chunk.early, *chunk.on_disk, *chunk.waiting]
         chunk.early.clear()
         chunk.on_disk.clear()
         chunk.waiting.clear()
         for each in waiting:
-            each.ack_sink.rejected(each.token, error)
+            each.rejected(error)

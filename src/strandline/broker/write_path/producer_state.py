@@ -64,11 +64,11 @@ class _Range:
 class _Producer:
     """The state of one producer."""
 
-    __slots__ = ("heard_ns", "is_whole", "ranges")
+    __slots__ = ("is_whole", "last_seen_ns", "ranges")
 
     def __init__(self) -> None:
         self.ranges: deque[_Range] = deque()
-        self.heard_ns = 0
+        self.last_seen_ns = 0
         self.is_whole = True
         """Whether no range has been forgotten."""
 
@@ -133,7 +133,7 @@ class ProducerStates:
             known = self._known[stamp.producer_id] = _Producer()
         else:
             self._known.move_to_end(stamp.producer_id)
-        known.heard_ns = now_ns
+        known.last_seen_ns = now_ns
         ranges = known.ranges
         if ranges and ranges[-1].is_before(stamp, offset):
             ranges[-1].next_sequence += records
@@ -148,7 +148,7 @@ class ProducerStates:
         """Forget who was not heard for long, and who is too many."""
         while True:
             first = next(iter(self._known))
-            is_old = self._known[first].heard_ns < now_ns - MEMORY_NS
+            is_old = self._known[first].last_seen_ns < now_ns - MEMORY_NS
             if not is_old and len(self._known) <= self._producers_max:
                 return
             del self._known[first]
@@ -252,8 +252,8 @@ def load_producers(
     while offset < end and is_wanted():
         try:
             found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
-        except CorruptBatchError as damage:  # who was in it cannot be known any more
-            offset = Offset(max(damage.next_offset, offset + 1))
+        except CorruptBatchError as corruption:  # who was in it cannot be known any more
+            offset = Offset(max(corruption.next_offset, offset + 1))
             continue
         except OffsetOutOfRangeError:
             if offset >= log.log_start_offset:

@@ -16,6 +16,8 @@ from strandline.storage.disk import Bytes
 from strandline.storage.log import Log
 from strandline.types import LogId
 
+PART_OVERHEAD_BYTES = 16
+"""Of a batch in a journal entry: its log and its length."""
 Done = Callable[[StrandlineError | None], None]
 """Told None once everything is on disk, or why it is not."""
 
@@ -41,6 +43,8 @@ class ReplicaWrites:
 
     def __init__(self) -> None:
         self._waiting: list[ReplicaWrite] = []
+        self.waiting_bytes = 0
+        """How long what waits will be in the journal."""
         self._under_way: list[ReplicaWrite] = []
 
     @property
@@ -64,6 +68,7 @@ class ReplicaWrites:
 
     def submit(self, write: ReplicaWrite) -> None:
         """Take part in the next turn."""
+        self.waiting_bytes += sum(len(batch) + PART_OVERHEAD_BYTES for batch in write.batches)
         self._waiting.append(write)
 
     def write(self) -> list[tuple[LogId, Bytes]]:
@@ -75,7 +80,7 @@ class ReplicaWrites:
             LogPoisonedError: a write failed.
         """
         assert not self._under_way, "one turn at a time"
-        taken, self._waiting = self._waiting, []
+        taken, self._waiting, self.waiting_bytes = self._waiting, [], 0
         parts: list[tuple[LogId, Bytes]] = []
         failed: dict[LogId, StrandlineError] = {}
         self._under_way = taken
@@ -117,7 +122,7 @@ class ReplicaWrites:
 
     def refuse(self, error: StrandlineError) -> None:
         """Storage has failed: give up what waits."""
-        waiting, self._waiting = self._waiting, []
+        waiting, self._waiting, self.waiting_bytes = self._waiting, [], 0
         for write in waiting:
             write.done(error)
 

@@ -29,7 +29,7 @@ class Groups:
 
     def list(self) -> list[wire.GroupSummary]:
         """Return all groups, by name."""
-        return self._coordinator.ask(wire.LIST_GROUPS, None, wire.GroupSummary, timeout_s=TIMEOUT_S)
+        return self._coordinator.ask(wire.LIST_GROUPS, None, timeout_s=TIMEOUT_S)
 
     def info(self, group: str) -> wire.GroupInfo:
         """Return a group's members, assignment and committed offsets.
@@ -38,7 +38,7 @@ class Groups:
             UnknownGroupError: there is no such group.
         """
         body = _ref(group)
-        [found] = self._coordinator.ask(wire.GROUP_INFO, body, wire.GroupInfo, timeout_s=TIMEOUT_S)
+        [found] = self._coordinator.ask(wire.GROUP_INFO, body, timeout_s=TIMEOUT_S)
         return found
 
     def committed_offsets(self, group: str) -> dict[PartitionName, int]:
@@ -47,7 +47,7 @@ class Groups:
         Waits while a transaction is about to commit offsets of the group.
 
         Raises:
-            UndecidedPositionsError: the transaction is open for too long; end it.
+            UnstableOffsetCommitError: the transaction is open for too long; end it.
         """
         return LogOffsetStore(self._coordinator).read(text(group, "a group"))
 
@@ -112,7 +112,7 @@ class Groups:
             UnknownGroupError: there is no such group.
             GroupInUseError: it has members.
         """
-        self._coordinator.call(wire.DELETE_GROUP, _ref(group), timeout_s=TIMEOUT_S)
+        self._coordinator.ask(wire.DELETE_GROUP, _ref(group), timeout_s=TIMEOUT_S)
 
 
 def _ref(group: str) -> wire.GroupRef:

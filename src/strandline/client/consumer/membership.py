@@ -122,7 +122,7 @@ class GroupMembership:
 
         Raises:
             MemberFencedError: another consumer took over this static member.
-            StrandlineError: the coordinator's final refusal.
+            StrandlineError: the coordinator's final rejection.
         """
         self._polled_s = time.monotonic()
         if self._error is not None:
@@ -177,7 +177,7 @@ class GroupMembership:
         if self._member and not self._instance:
             body = wire.LeaveGroupRequest(group=self._group, member=self._member)
             try:
-                self._coordinator.call(wire.LEAVE_GROUP, body, timeout_s=LEAVE_TIMEOUT_S)
+                self._coordinator.ask(wire.LEAVE_GROUP, body, timeout_s=LEAVE_TIMEOUT_S)
             except StrandlineError as error:
                 logger.warning(
                     "group %s: could not leave; the session will expire: %s", self._group, error
@@ -219,7 +219,7 @@ class GroupMembership:
                 self._poll_interval_max_s,
             )
             body = wire.LeaveGroupRequest(group=self._group, member=self._member)
-            self._coordinator.call(wire.LEAVE_GROUP, body, timeout_s=self._session_s)
+            self._coordinator.ask(wire.LEAVE_GROUP, body, timeout_s=self._session_s)
             self._lose()
         elif self._member:
             self._heartbeat()
@@ -239,9 +239,8 @@ class GroupMembership:
         [answer] = self._coordinator.ask(
             wire.JOIN_GROUP,
             body,
-            wire.Assignment,
             timeout_s=JOIN_TIMEOUT_S,
-            streams=self._streams,
+            partitions=[(stream, 0) for stream in self._streams],
         )
         with self._lock:
             self._member = member
@@ -257,9 +256,7 @@ class GroupMembership:
                 instance=self._instance,
             )
         try:
-            [answer] = self._coordinator.ask(
-                wire.GROUP_HEARTBEAT, body, wire.Assignment, timeout_s=self._session_s
-            )
+            [answer] = self._coordinator.ask(wire.GROUP_HEARTBEAT, body, timeout_s=self._session_s)
         except UnknownMemberError as error:
             logger.warning("group %s: %s", self._group, error)
             self._lose()

@@ -104,7 +104,7 @@ class LogOffsetStore:
             epoch=owner.epoch,
             number=self._commits,
         )
-        self._coordinator.call(wire.COMMIT_OFFSETS, body, timeout_s=self._timeout_s)
+        self._coordinator.ask(wire.COMMIT_OFFSETS, body, timeout_s=self._timeout_s)
 
     def commit_in(
         self, transaction: ProducerRef, group: str, offsets: Offsets, *, owner: Owner
@@ -122,20 +122,19 @@ class LogOffsetStore:
             epoch=owner.epoch,
             transaction=wire.TransactionRef(transaction.producer_id, transaction.epoch),
         )
-        self._coordinator.call(wire.COMMIT_OFFSETS, body, timeout_s=self._timeout_s)
+        self._coordinator.ask(wire.COMMIT_OFFSETS, body, timeout_s=self._timeout_s)
 
     def read(self, group: str) -> dict[PartitionName, int]:
         """Return all committed offsets; see ``OffsetStore``.
 
         Raises:
-            UndecidedPositionsError: a transaction has kept some of them undecided all the time.
+            UnstableOffsetCommitError: a transaction has kept some of them undecided all the time.
             StrandlineError: the coordinator was not reached.
         """
         try:
             [info] = self._coordinator.ask(
                 wire.GROUP_INFO,
                 wire.GroupRef(group=group, decided=True),
-                wire.GroupInfo,
                 timeout_s=self._timeout_s,
             )
         except UnknownGroupError:

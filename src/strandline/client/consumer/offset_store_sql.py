@@ -4,7 +4,7 @@
 
 Rules: a commit is one transaction. The epoch in each row fences: only the last claimer changes a
 row, which the database checks in the same statement. The table is created if it does not exist.
-Needs the extra ``positions`` and the database's driver.
+Needs the extra ``offset-stores`` and the database's driver.
 """
 
 from collections.abc import Collection, Iterator

@@ -7,7 +7,7 @@ under which it was claimed as JSON.
 
 Rules: a commit is one ZooKeeper transaction that changes each znode only in the version that was
 read: a claim made meanwhile wins, also over a commit that timed out here and is executed once
-ZooKeeper is back. Needs the extra ``positions``.
+ZooKeeper is back. Needs the extra ``offset-stores``.
 """
 
 from collections.abc import Callable, Collection, Iterator

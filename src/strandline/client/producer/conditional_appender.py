@@ -6,17 +6,16 @@ a second attempt could not distinguish its own first from another writer's recor
 """
 
 import queue
-import time
 
 from strandline.api.put import BatchTag, PutAck, PutRequest
 from strandline.api.status import from_body
 from strandline.client.cluster_client import ClusterClient
-from strandline.client.deadline import within
+from strandline.client.deadline import limited
 from strandline.client.producer.accumulator import ProducerRecord, RecordProducerBatch
 from strandline.client.producer.put_stream import PutStream
 from strandline.client.producer.table_batches import batch_of_records
 from strandline.client.reader.results import Ack, AckFuture
-from strandline.client.retry_policy import RetryBackoff, is_refusal
+from strandline.client.retry_policy import call_with_retries
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
@@ -66,32 +65,29 @@ class ConditionalAppender:
         )
         pending.records.append(record)
         tag = BatchTag(sequence=0, partition=partition, expected_offset=expected_offset)
-        backoff = RetryBackoff()
-        with within(self._timeout_s) as deadline_s:
-            while True:
-                try:
-                    return self._attempt(stream, pending, tag, deadline_s=deadline_s)
-                except StrandlineError as error:
-                    now_s = time.monotonic()
-                    backoff.failed(now_s)
-                    # Only after a refusal it is certainly not stored.
-                    if not is_refusal(error) or backoff.not_before_s >= deadline_s:
-                        raise
-                    self._brokers.ask_another()
-                    time.sleep(backoff.wait_s(now_s))
+
+        def should_retry(error: StrandlineError) -> bool:
+            if error.retriable:
+                self._brokers.metadata.forget(stream)
+            return error.is_rejection  # otherwise it may be stored
+
+        return call_with_retries(
+            lambda: self._attempt(stream, pending, tag),
+            timeout_s=self._timeout_s,
+            should_retry=should_retry,
+            before_retry=self._brokers.metadata.ask_another,
+        )
 
     def _attempt(
         self,
         stream: str,
         pending: RecordProducerBatch[AckFuture[Ack]],
         tag: BatchTag,
-        *,
-        deadline_s: float,
     ) -> Ack:
         """Send the record once.
 
         Raises:
-            StrandlineError: as ``append``; after a refusal it may be sent again.
+            StrandlineError: as ``append``; after a rejection it may be sent again.
         """
         batch = batch_of_records(pending)
         answers: queue.SimpleQueue[PutAck | None] = queue.SimpleQueue()
@@ -110,7 +106,7 @@ class ConditionalAppender:
             raise NotLeaderError(f"cannot reach {address}: {error.message}") from error
         put.write(batch, tag)
         try:
-            ack = answers.get(timeout=max(0.1, deadline_s - time.monotonic()))
+            ack = answers.get(timeout=max(0.1, limited(self._timeout_s)))
         except queue.Empty:
             connection.reset()
             raise RequestTimeoutError(f"{address} did not answer; {UNKNOWN}") from None
@@ -134,7 +130,9 @@ class ConditionalAppender:
             NotLeaderError: it has none now.
             StrandlineError: there is no such partition, or no broker answers.
         """
-        leaders = self._brokers.leaders(self._brokers.routes(stream))
+        leaders = self._brokers.leaders(self._brokers.known_routes(stream))
+        if partition not in leaders:  # it may have been added
+            leaders = self._brokers.leaders(self._brokers.routes(stream))
         if partition not in leaders:
             raise UnknownPartitionError(f"stream {stream!r} has no partition {partition}")
         if not leaders[partition]:

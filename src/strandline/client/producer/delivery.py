@@ -12,14 +12,15 @@ other brokers still name it.
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
 from strandline.api import admin
 from strandline.api.put import NUMBERED_RECORDS_MAX, PutAck, PutRequest
 from strandline.api.status import from_body
-from strandline.client.cluster_client import ClusterClient, Routes
+from strandline.client.cluster_client import ClusterClient
 from strandline.client.deadline import limited
+from strandline.client.metadata import Routes
 from strandline.client.partition_metadata import FAILED, PartitionMetadata
 from strandline.client.producer.accumulator import ProducerRecord, RecordAccumulator
 from strandline.client.producer.broker_sender import BrokerSender
@@ -32,7 +33,7 @@ from strandline.client.producer.table_batches import (
     resolve,
 )
 from strandline.client.reader.results import Ack, AckFuture
-from strandline.client.retry_policy import is_worth_a_retry, unknown_outcome
+from strandline.client.retry_policy import unknown_outcome
 from strandline.client.transactions.transaction_context import TransactionContext
 from strandline.errors import (
     DisconnectedError,
@@ -481,7 +482,7 @@ class ProducerDelivery:
             while len(self._producer_ids) <= producer:
                 sender.waits_since_s = None  # nothing is sent yet, so its broker is not silent
                 try:
-                    [info] = self._brokers.ask(admin.NEW_PRODUCER, None, admin.ProducerInfo)
+                    [info] = self._brokers.ask(admin.NEW_PRODUCER, None)
                 except RequestTimeoutError as error:  # nothing was sent, so it is retried
                     raise UnavailableError(error.message) from error
                 self._producer_ids.append(info.producer_id)
@@ -493,7 +494,7 @@ class ProducerDelivery:
         is_unknown = self._brokers.is_cluster and isinstance(error, UnknownStreamError)
         if sender.is_over:
             return
-        if is_worth_a_retry(error) or is_unknown:
+        if error.passes_soon or is_unknown:
             with self._changed:
                 self._in_flight.lost(sender)
                 sender.waits_since_s = None
@@ -519,12 +520,20 @@ class ProducerDelivery:
         """Fail everything after a bug, so that nobody waits; see ``SenderCallbacks``."""
         self.give_all_up(StrandlineError(FAILED))
 
+    def give_up(self, partitions: Collection[int], error: StrandlineError) -> None:
+        """Fail what is not delivered to partitions; see ``MetadataListener``."""
+        self._fail(lambda partition: partition in partitions, error)
+
     def give_all_up(self, error: StrandlineError) -> None:
         """Fail everything that is not delivered; see ``MetadataListener``."""
         self._closing.set()
+        self._fail(lambda _: True, error)
+
+    def _fail(self, matches: Callable[[int], bool], error: StrandlineError) -> None:
+        """Fail what is not delivered to the partitions that match."""
         with self._changed:
             self._collect(time.monotonic(), everything=True)
-            batches = self._in_flight.drop(lambda _: True)
+            batches = self._in_flight.drop(matches)
             self._resolving.append(threading.get_ident())
         self._give_up(_outcomes(batches, error))
 

@@ -11,8 +11,7 @@ This module checks and routes records; ``delivery`` sends them.
 import itertools
 import weakref
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, get_args
+from typing import Any, TypedDict, get_args
 
 import msgspec
 import pyarrow as pa
@@ -20,8 +19,8 @@ import pyarrow as pa
 from strandline.api.admin import ServerInfo, StreamInfo
 from strandline.api.put import PRODUCER_MEMORY_S, PutRequest
 from strandline.api.routing import Router
-from strandline.client.arguments import check_number, utf8, whole_number
-from strandline.client.close_on_exit import close_on_exit
+from strandline.client.arguments import check_number, options_of, utf8, whole_number
+from strandline.client.close_on_exit import ClosesOnExit
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.producer.accumulator import ProducerRecord
 from strandline.client.producer.delivery import DeliveryOptions, ProducerDelivery
@@ -50,7 +49,22 @@ KNOWN_SUBJECTS_MAX = 10_000
 IDEMPOTENT_TIMEOUT_S_MAX = PRODUCER_MEMORY_S // 2
 
 
-class Producer:
+class RecordOptions(TypedDict, total=False):
+    """The optional arguments of an append; see ``Producer.append``."""
+
+    key: bytes | str | None
+    subject: str | None
+    headers: Headers | None
+    partition: int | None
+
+
+class AppendOptions(RecordOptions, total=False):
+    """``RecordOptions`` of an append outside of transactions."""
+
+    message_id: str | None
+
+
+class Producer(ClosesOnExit):
     """Appends to one stream; safe to use from several threads. Use it as a context, or ``close``.
 
     Args:
@@ -250,16 +264,8 @@ class Producer:
         """
         self._delivery.close()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        close_on_exit(self.close, error, otherwise="records failed")
+    def _end_context(self, _: BaseException | None, /) -> None:
+        self.close()
 
     def _learn(self, subject: str) -> None:
         """Check a subject seen for the first time."""
@@ -355,3 +361,6 @@ def _size_of(record: ProducerRecord) -> int:
     for name, value in record.headers or ():
         size += len(name.encode()) + len(value)
     return size
+
+
+APPEND_OPTIONS = options_of(Producer.append)

@@ -20,9 +20,10 @@ import pyarrow.compute as pc
 
 from strandline.api.admin import PartitionInfo
 from strandline.api.tickets import ReadRequest
-from strandline.client.cluster_client import ClusterClient, Routes
+from strandline.client.cluster_client import ClusterClient
 from strandline.client.coordinator_client import ATTEMPT_S
 from strandline.client.deadline import within
+from strandline.client.metadata import Routes
 from strandline.client.reader.reading import (
     PUMPED_BATCHES,
     BatchStream,

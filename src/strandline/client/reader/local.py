@@ -37,15 +37,22 @@ RECORDS_FEW = 4096
 """A read of fewer records is not worth the extra call."""
 
 
-def begin_read(connection: BrokerConnection, request: ReadRequest) -> BatchStream:
+def begin_read(
+    connection: BrokerConnection, request: ReadRequest, *, is_small: bool = False
+) -> BatchStream:
     """Begin a read at one broker, from its files as far as possible.
+
+    Args:
+        connection: to the broker.
+        request: what to read.
+        is_small: whether the partitions are known to be small, so that files are not worth a call.
 
     Raises:
         StrandlineError: the broker refuses it, or cannot be reached.
     """
-    if not (_is_long(request) and _is_here(connection.address) and _can_decode()):
+    if is_small or not (_is_long(request) and _is_here(connection.address) and _can_decode()):
         return BatchStream(connection, request)
-    [files] = connection.action(LOCAL_FILES, request, LocalFiles)
+    [files] = connection.action(LOCAL_FILES, request)
     if not files.proof or not _reader().is_here(files):
         return BatchStream(connection, request)
     return LocalStream(connection, request, files)
@@ -53,7 +60,7 @@ def begin_read(connection: BrokerConnection, request: ReadRequest) -> BatchStrea
 
 def _is_long(request: ReadRequest) -> bool:
     """Return whether a read of stored records may be long."""
-    if request.follow or request.wait_ms_max or request.skip_damaged:
+    if request.follow or request.wait_ms_max or request.skip_corrupt:
         return False
     if request.order == "descending":
         return False  # files are read forwards

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from strandline.api import admin
 from strandline.api.tickets import ReadRequest
+from strandline.client.arguments import check_options, options_of
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.deadline import within
 from strandline.client.reader.cluster_reader import ClusterReader
@@ -20,7 +21,6 @@ from strandline.client.reader.local import begin_read
 from strandline.client.reader.reading import BatchStream, EndlessReader, OffsetSpec, read_request
 from strandline.client.reader.replica_selector import Replica
 from strandline.client.reader.subscription import SUBSCRIPTION_COLUMNS, Subscription
-from strandline.client.retry_policy import is_connection_loss
 from strandline.errors import (
     DisconnectedError,
     InvalidRequestError,
@@ -30,6 +30,13 @@ from strandline.errors import (
 
 FOLLOWED_S = 60.0
 """How long an endless read waits for unreachable brokers, which may all be restarting."""
+
+READ_OPTIONS = (*options_of(read_request), "replica")
+_NOT_SUBSCRIBED = ("columns", "follow")
+SUBSCRIBE_OPTIONS = (
+    *(name for name in READ_OPTIONS if name not in _NOT_SUBSCRIBED),
+    "reconnect_timeout_s",
+)
 
 
 class ReadCalls(ABC):
@@ -83,8 +90,8 @@ class ReadCalls(ABC):
             **options: filters on the broker: ``subject`` (a pattern), ``keys``,
                 ``timestamp_from``, ``timestamp_to``; ``order`` (``"descending"``: each partition
                 newest first), ``starts`` ({partition: offset}, instead of ``start``),
-                ``records_max``, ``bytes_min`` with ``wait_ms_max`` (long poll), ``batch_bytes``,
-                ``skip_damaged``.
+                ``records_max`` (0: no record, only the schema), ``bytes_min`` with
+                ``wait_ms_max`` (long poll), ``batch_bytes``, ``skip_corrupt``.
 
         Raises:
             OffsetOutOfRangeError: the offset does not exist; the message names those that do.
@@ -111,6 +118,7 @@ class ReadCalls(ABC):
         Raises:
             StrandlineError: as ``read``.
         """
+        check_options("read", options, READ_OPTIONS)
         request = read_request(stream, **options)
         timeout_s = self._brokers.timeout_s
         can_wait = request.follow and replica != "this"
@@ -155,7 +163,7 @@ class ReadCalls(ABC):
             try:
                 return begin_read(connection, request)
             except StrandlineError as error:
-                if is_connection_loss(error):
+                if error.is_connection_loss:
                     connection.reset()
                 raise
 
@@ -163,7 +171,7 @@ class ReadCalls(ABC):
         """Return whether a broker has the cluster's metadata; its replicas are readable anyway."""
         body = admin.StreamInfoRequest(name=stream)
         try:
-            self._brokers.connection(address).action(admin.STREAM_INFO, body, admin.StreamInfo)
+            self._brokers.connection(address).action(admin.STREAM_INFO, body)
         except DisconnectedError:
             raise
         except UnavailableError:
@@ -174,6 +182,7 @@ class ReadCalls(ABC):
 
     def subscribe(
         self,
+        /,
         stream: str,
         *,
         partition: int | None = None,
@@ -197,9 +206,7 @@ class ReadCalls(ABC):
         Raises:
             StrandlineError: as ``read``.
         """
-        for name in ("columns", "follow"):
-            if name in options:
-                raise InvalidRequestError(f"a subscription takes no {name!r}; omit it, or use read")
+        check_subscribe_options(options)
         request = read_request(
             stream,
             starts=self._positions(stream, partition, start) if starts is None else starts,
@@ -223,3 +230,16 @@ class ReadCalls(ABC):
             return {partition: start}
         found = self._offsets(stream, start, (partition,))
         return {partition: found.get(partition, 0)}
+
+
+def check_subscribe_options(options: Mapping[str, Any]) -> None:
+    """Refuse options that ``subscribe`` does not have.
+
+    Raises:
+        InvalidRequestError: one is an option of ``read`` alone.
+        TypeError: there is no such option.
+    """
+    for name in _NOT_SUBSCRIBED:
+        if name in options:
+            raise InvalidRequestError(f"a subscription takes no {name!r}; omit it, or use read")
+    check_options("subscribe", options, SUBSCRIBE_OPTIONS)

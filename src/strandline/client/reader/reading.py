@@ -29,6 +29,7 @@ from strandline.client.arguments import (
     whole_number,
 )
 from strandline.client.connection import BrokerConnection
+from strandline.client.reader.exit_guard import GuardedBatches
 from strandline.errors import InvalidRequestError
 
 OffsetSpec = str | int | datetime
@@ -77,7 +78,7 @@ def read_request(
     bytes_min: int = 0,
     wait_ms_max: int = 0,
     batch_bytes: int = BATCH_BYTES_DEFAULT,
-    skip_damaged: bool = False,
+    skip_corrupt: bool = False,
 ) -> ReadRequest:
     """Build the ticket of a read; arguments as ``Client.read``.
 
@@ -103,7 +104,7 @@ def read_request(
         bytes_min=bytes_min,
         wait_ms_max=wait_ms_max,
         batch_bytes=batch_bytes,
-        skip_damaged=skip_damaged,
+        skip_corrupt=skip_corrupt,
     )
     # Checks what the broker would check, with its messages.
     check_request(decode(encode(request), ReadRequest, what="read"))
@@ -155,7 +156,7 @@ def arrow_reader(
     cancel: Callable[[], None],
 ) -> pa.RecordBatchReader | EndlessReader:
     """Return the batches of a read as a reader."""
-    reader = pa.RecordBatchReader.from_batches(schema, batches)
+    reader = pa.RecordBatchReader.from_batches(schema, GuardedBatches(batches, cancel))
     is_endless = request.follow and request.stop is None and request.records_max is None
     return EndlessReader(reader, cancel) if is_endless else reader
 

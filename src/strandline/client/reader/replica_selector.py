@@ -17,10 +17,12 @@ import pyarrow as pa
 
 from strandline.api import admin
 from strandline.api.admin import PartitionInfo
+from strandline.api.local import WORTH_BYTES
 from strandline.api.tickets import Bound, ReadRequest, counts_from_end
 from strandline.client.cluster_client import ClusterClient, group
 from strandline.client.coordinator_client import ATTEMPT_S
 from strandline.client.deadline import within
+from strandline.client.metadata import Routes
 from strandline.client.reader.local import begin_read
 from strandline.client.reader.read_checks import (
     check_offsets,
@@ -80,15 +82,15 @@ class ReplicaSelector:
         """The replica that failed last."""
         self._only = brokers.named_broker() if replica == "this" else ""
         """The only broker to read at; empty: any."""
-        routes = brokers.routes(request.stream)
-        numbers = numbers_of(request, sorted(routes))
-        check_offsets(request, numbers)
-        is_whole = request.partition is None and len(routes) > 1
+        self._positions: dict[int, Bound] = {}
+        self._stops: dict[int, Bound | None] = {}
+        self._sizes: dict[int, int] = {}
+        """Bytes of each partition, if its leader was asked."""
+        self._resolve()
+        is_whole = request.partition is None and len(brokers.known_routes(request.stream)) > 1
         self.schema: pa.Schema = project(
             request.columns, with_partition=is_whole and request.columns is None
         )
-        self._positions = self._resolved(request.start, numbers, request.starts)
-        self._stops = self._resolved_stops(numbers)
         self._has_resolved_stops = not isinstance(request.stop, int)
         """Whether leaders resolved the ends."""
         self._left = request.records_max
@@ -97,39 +99,47 @@ class ReplicaSelector:
 
     # Where it begins and ends
 
-    def _resolved(
-        self, bound: Bound, numbers: list[int], starts: dict[int, int] | None
-    ) -> dict[int, Bound]:
-        """Return each partition's start; "earliest" stays relative, as retention moves it."""
-        if starts is not None:
-            return dict(starts)
-        is_fixed = isinstance(bound, int) and not counts_from_end(bound)
-        if is_fixed or (bound == "earliest" and not self._request.follow):
-            return dict.fromkeys(numbers, bound)
-        return dict(self._offsets(bound, numbers))
+    def _resolve(self) -> None:
+        """Set where each partition begins and ends.
 
-    def _resolved_stops(self, numbers: list[int]) -> dict[int, Bound | None]:
-        """Return each partition's end; None: resolved when it is read."""
-        stop = self._request.stop
-        is_fixed = isinstance(stop, int)
-        if is_fixed or (stop is None and (self._request.follow or self._request.wait_ms_max)):
-            return dict.fromkeys(numbers, stop)
-        return dict(self._offsets("latest" if stop is None else stop, numbers))
+        Relative bounds are resolved at the leaders, once. As a start "earliest" stays relative, as
+        retention moves it, unless the read follows.
+        """
+        request, brokers = self._request, self._brokers
+        start, stop = request.start, request.stop
+        is_fixed = isinstance(start, int) and not counts_from_end(start)
+        is_earliest = start == "earliest" and not request.follow
+        has_start = request.starts is not None or is_fixed or is_earliest
+        is_open = stop is None and bool(request.follow or request.wait_ms_max)
+        has_stop = isinstance(stop, int) or is_open
+        if has_start and has_stop:
+            numbers = self._numbers(brokers.routes(request.stream))
+            self._positions = dict.fromkeys(numbers, start) | (request.starts or {})
+            self._stops = dict.fromkeys(numbers, stop)
+            return
+        asked = ReadRequest(
+            stream=request.stream,
+            partition=request.partition,
+            start="earliest" if has_start else start,
+            starts=request.starts,
+            stop=None if has_stop else stop,
+            follow=has_stop,  # then no end has to be known
+        )
+        ranges = brokers.resolve(asked, self._numbers)
+        starts = {n: start if has_start else each.start for n, each in ranges.items()}
+        self._positions = {**starts, **(request.starts or {})}
+        self._stops = {n: stop if has_stop else each.stop for n, each in ranges.items()}
+        self._sizes = {n: each.partition.size_bytes for n, each in ranges.items()}
 
-    def _offsets(self, at: Bound, numbers: list[int]) -> dict[int, int]:
-        found: dict[int, int] = {}
-        for _, answer in self._brokers.ask_leaders(
-            self._request.stream,
-            admin.OFFSETS,
-            admin.Offsets,
-            body=lambda of: admin.OffsetsRequest(
-                name=self._request.stream, at=at, partitions=of, of_leader=True
-            ),
-            numbers=numbers,
-            must_exist=True,
-        ):
-            found |= answer.offsets
-        return {number: found[number] for number in numbers}
+    def _numbers(self, routes: Routes) -> list[int]:
+        """Return the partitions to read.
+
+        Raises:
+            StrandlineError: the request names one that does not exist, or an offset for several.
+        """
+        numbers = numbers_of(self._request, sorted(routes))
+        check_offsets(self._request, numbers)
+        return numbers
 
     # Where it is read
 
@@ -139,7 +149,7 @@ class ReplicaSelector:
         Raises:
             UnavailableError: none of them is.
         """
-        routes = self._brokers.routes(self._request.stream)
+        routes = self._brokers.known_routes(self._request.stream)
         targets = group({number: self._target_of(routes[number]) for number in numbers})
         nowhere = targets.pop("", ())
         if not targets:
@@ -188,7 +198,7 @@ class ReplicaSelector:
             raise DisconnectedError("the read was cancelled")
         connection = self._brokers.connection(address)
         try:
-            stream = begin_read(connection, asked)
+            stream = begin_read(connection, asked, is_small=self._is_small(numbers))
         except OffsetOutOfRangeError as error:
             raise self._classify_out_of_range(error, address, numbers) from error
         except (UnknownStreamError, UnknownPartitionError) as error:
@@ -200,6 +210,10 @@ class ReplicaSelector:
         self._streams[stream] = ReadTarget(address, numbers)
         return stream
 
+    def _is_small(self, numbers: tuple[int, ...]) -> bool:
+        """Return whether reading files is not worth a call, as far as is known."""
+        return all(self._sizes.get(number, WORTH_BYTES) < WORTH_BYTES for number in numbers)
+
     def _avoid(self, address: str, error: StrandlineError) -> None:
         """Avoid a broker after an error."""
         self._avoided = address
@@ -210,9 +224,9 @@ class ReplicaSelector:
         self, error: OffsetOutOfRangeError, address: str, numbers: tuple[int, ...]
     ) -> StrandlineError:
         """Return the error, or a retriable one if the offset is only not known there yet."""
-        body = admin.StreamName(name=self._request.stream)
+        body = admin.StreamInfoRequest(name=self._request.stream)
         connection = self._brokers.connection(address)
-        [info] = connection.action(admin.STREAM_INFO, body, admin.StreamInfo)
+        [info] = connection.action(admin.STREAM_INFO, body)
         self._avoided = address
         for number in numbers:
             part = info.partitions[number]
@@ -258,10 +272,11 @@ class ReplicaSelector:
         return retry_deadline.pause_s(error, time.monotonic())
 
     def _check_passing(self, error: StrandlineError) -> None:
-        """Raise a permanent error, or any error of a cancelled read.
+        """Raise a permanent error, or any of a cancelled read; forget the leaders otherwise.
 
         Raises:
             StrandlineError: ``error``, if another attempt is useless.
         """
+        self._brokers.metadata.forget(self._request.stream)
         if self._is_cancelled.is_set() or not is_passing(error):
             raise error

@@ -6,7 +6,6 @@ cluster reconnects by itself.
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
@@ -17,7 +16,7 @@ from strandline.api.tickets import ReadRequest
 from strandline.client.reader.cluster_reader import ClusterReader
 from strandline.client.reader.reading import BatchStream
 from strandline.client.reader.results import Record
-from strandline.client.retry_policy import RetryBackoff, is_connection_loss
+from strandline.client.retry_policy import call_with_retries
 from strandline.errors import StrandlineError
 from strandline.record.schema import COLUMNS
 
@@ -99,7 +98,7 @@ class Subscription:
             except StrandlineError as error:
                 if self._is_closed.is_set() or self._left == 0:
                     return
-                if self._stream.resumes or not is_connection_loss(error):
+                if self._stream.resumes or not error.is_connection_loss:
                     raise
             else:
                 return
@@ -121,18 +120,12 @@ class Subscription:
 
     def _reopen(self) -> BatchStream | ClusterReader | None:
         """Reconnect and continue at the positions; None if it was closed meanwhile."""
-        backoff = RetryBackoff()
-        deadline_s = time.monotonic() + self._timeout_s
-        while not self._is_closed.is_set():
-            try:
-                return self._begin(self._resumed())
-            except StrandlineError as error:
-                now_s = time.monotonic()
-                if not is_connection_loss(error) or now_s >= deadline_s:
-                    raise
-                backoff.failed(now_s)
-                self._is_closed.wait(backoff.wait_s(now_s))
-        return None
+        return call_with_retries(
+            lambda: None if self._is_closed.is_set() else self._begin(self._resumed()),
+            timeout_s=self._timeout_s,
+            should_retry=lambda error: error.is_connection_loss,
+            pause=self._is_closed.wait,
+        )
 
     def _resumed(self) -> ReadRequest:
         """Return the request, starting at the positions reached."""

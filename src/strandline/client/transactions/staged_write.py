@@ -3,12 +3,12 @@
 Rules: as ``transactional_writer``. A part of a batch that is already committed stores nothing.
 """
 
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-from strandline.client.arguments import offsets_by_partition, text
-from strandline.client.close_on_exit import close_on_exit
+from strandline.client.arguments import check_options, offsets_by_partition, text
+from strandline.client.close_on_exit import ClosesOnExit
 from strandline.client.consumer.offset_store import Offsets, Owner
+from strandline.client.producer.producer import APPEND_OPTIONS
 from strandline.client.producer.table_batches import arrow_batches
 from strandline.client.transactions.transactional_writer import TransactionalWriter
 
@@ -21,11 +21,13 @@ class StagedPart(NamedTuple):
     rows: int
 
 
-class StagedWrite:
+class StagedWrite(ClosesOnExit):
     """One part of a batch. Made by ``Client.stage``.
 
     Leaving its context without ``finish`` discards it.
     """
+
+    _failure_means = "the part is discarded at its timeout"
 
     def __init__(self, writer: TransactionalWriter | None) -> None:
         self._writer = writer
@@ -37,12 +39,13 @@ class StagedWrite:
         """Return whether the batch is already committed, so that nothing is stored."""
         return self._writer is None
 
-    def append(self, stream: str, value: bytes | str | None, **record: Any) -> None:
+    def append(self, /, stream: str, value: bytes | str | None, **record: Any) -> None:
         """Append a record; as ``Transaction.append``, but ``finish`` raises its failure.
 
         Raises:
             StrandlineError: as ``Transaction.append``.
         """
+        check_options("append", record, APPEND_OPTIONS)
         if self._writer is not None:
             self._writer.watch(self._writer.producer_of(stream).append(value, **record))
         self._rows += 1
@@ -89,15 +92,6 @@ class StagedWrite:
             self._part = StagedPart(ref, self._rows)
         return self._part
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._part is not None or self._writer is None:
-            return
-        close_on_exit(self._writer.abort, error, otherwise="the part is discarded at its timeout")
+    def _end_context(self, _: BaseException | None, /) -> None:
+        if self._part is None and self._writer is not None:
+            self._writer.abort()

@@ -5,11 +5,10 @@ A ``Transaction`` belongs to one process, which ends it or leaves it prepared fo
 Rules: as ``transactional_writer``; a transaction itself is begun and ended by one thread.
 """
 
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from strandline.client.arguments import offsets_by_partition
-from strandline.client.close_on_exit import close_on_exit
+from strandline.client.close_on_exit import ClosesOnExit
 from strandline.client.consumer.offset_store import CommitCall, Offsets, Owner
 from strandline.client.producer.producer import Headers
 from strandline.client.reader.results import Ack, AckFuture, BatchAck
@@ -35,11 +34,13 @@ class ConsumerMember(Protocol):
         ...
 
 
-class Transaction:
+class Transaction(ClosesOnExit):
     """Records and offsets that are committed together. Made by ``Client.transaction``.
 
     Leaving its context commits; leaving it by an exception aborts.
     """
+
+    _failure_means = "the transaction is aborted at its timeout"
 
     def __init__(self, writer: TransactionalWriter) -> None:
         self._writer = writer
@@ -194,18 +195,10 @@ class Transaction:
             self._writer.abort()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _end_context(self, error: BaseException | None, /) -> None:
         if self._writer.has_ended:
             return
         if error is None:
             self.commit()
-            return
-        close_on_exit(self.abort, error, otherwise="the transaction is aborted at its timeout")
+        else:
+            self.abort()

@@ -4,23 +4,18 @@ Rules: every call may be repeated after a lost answer, since the coordinator rem
 done. The coordinator is the leader of its stream, which moves.
 """
 
-import logging
 import secrets
-import time
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from strandline.api import transactions as wire
+from strandline.api.command import AdminCommand
 from strandline.client.arguments import milliseconds
 from strandline.client.cluster_client import ClusterClient
-from strandline.client.coordinator_client import ATTEMPT_S
-from strandline.client.deadline import within
-from strandline.client.retry_policy import RetryBackoff, is_connection_loss, is_passing
-from strandline.errors import StrandlineError, UnknownPartitionError, UnknownStreamError
-
-logger = logging.getLogger(__name__)
+from strandline.client.coordinator_client import CoordinatorClient
 
 ANSWER_TIMEOUT_S = 60.0
-T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class CoordinatorCalls:
@@ -32,9 +27,8 @@ class CoordinatorCalls:
     """
 
     def __init__(self, brokers: ClusterClient, *, timeout_s: float = ANSWER_TIMEOUT_S) -> None:
-        self._brokers = brokers
+        self._coordinator = CoordinatorClient(brokers, wire.COORDINATOR_STREAM)
         self._timeout_s = timeout_s
-        self._address: str | None = None
 
     def begin(
         self,
@@ -52,7 +46,7 @@ class CoordinatorCalls:
             after=after,
             batch=batch,
         )
-        [begun] = self._ask(wire.BEGIN_TRANSACTION, request, wire.TransactionBegun)
+        [begun] = self._ask(wire.BEGIN_TRANSACTION, request)
         return begun.producer
 
     def add(
@@ -60,87 +54,49 @@ class CoordinatorCalls:
     ) -> None:
         """Add partitions to a transaction."""
         request = wire.AddToTransaction(id=id_, producer=producer, partitions=partitions)
-        self._ask(wire.ADD_TO_TRANSACTION, request, Any, partitions=partitions)
+        self._ask(wire.ADD_TO_TRANSACTION, request, partitions=partitions)
 
     def add_positions(self, id_: str, producer: wire.ProducerRef) -> None:
         """Let a transaction commit offsets of consumer groups."""
         request = wire.AddToTransaction(id=id_, producer=producer, positions=True)
-        self._ask(wire.ADD_TO_TRANSACTION, request, Any)
+        self._ask(wire.ADD_TO_TRANSACTION, request)
 
     def prepare(self, id_: str, producer: wire.ProducerRef) -> None:
         """Prepare a transaction, which another process ends."""
         request = wire.PrepareTransaction(id=id_, producer=producer)
-        self._ask(wire.PREPARE_TRANSACTION, request, Any)
+        self._ask(wire.PREPARE_TRANSACTION, request)
 
     def end(self, id_: str, producer: wire.ProducerRef, *, commit: bool) -> None:
         """Commit or abort a transaction."""
         request = wire.EndTransaction(id=id_, producer=producer, commit=commit)
-        self._ask(wire.END_TRANSACTION, request, Any)
+        self._ask(wire.END_TRANSACTION, request)
 
     def end_prepared(self, id_: str, staged: str, *, commit: bool) -> None:
         """Commit or abort a prepared transaction."""
-        self._ask(wire.END_PREPARED, wire.EndPrepared(id=id_, staged=staged, commit=commit), Any)
+        self._ask(wire.END_PREPARED, wire.EndPrepared(id=id_, staged=staged, commit=commit))
 
     def publish(self, request: wire.CommitStaged) -> wire.StagedPublication:
         """Commit the staged parts of a batch."""
-        [found] = self._ask(wire.COMMIT_STAGED, request, wire.StagedPublication)
+        [found] = self._ask(wire.COMMIT_STAGED, request)
         return found
 
     def last_published(self, transaction_id: str) -> wire.StagedPublication | None:
         """Return the last batch committed under a transaction id."""
         request = wire.TransactionName(transaction_id=transaction_id)
-        found = self._ask(wire.LAST_PUBLISHED, request, wire.StagedPublication)
+        found = self._ask(wire.LAST_PUBLISHED, request)
         return found[0] if found else None
 
     def transactions(self) -> list[wire.TransactionInfo]:
         """Return every transactional id and the state of its last transaction."""
-        return self._ask(wire.LIST_TRANSACTIONS, None, wire.TransactionInfo)
+        return self._ask(wire.LIST_TRANSACTIONS, None)
 
     def _ask(
         self,
-        name: str,
-        body: object,
-        kind: type[T],
+        command: AdminCommand[Q, A],
+        request: Q,
         *,
         partitions: tuple[wire.PartitionRef, ...] = (),
-    ) -> list[T]:
-        """Ask until there is an answer.
-
-        Args:
-            name: of the action.
-            body: the request.
-            kind: type of each answer.
-            partitions: partitions of the request; the coordinator may not know the newest yet.
-
-        Raises:
-            StrandlineError: the coordinator's refusal, or why it was not reached in time.
-        """
-        backoff = RetryBackoff()
-        with within(self._timeout_s) as deadline_s:
-            while True:
-                connection = self._brokers.connection(self._address or self._brokers.home)
-                try:
-                    return connection.action(name, body, kind, timeout_s=ATTEMPT_S)
-                except StrandlineError as error:
-                    now_s = time.monotonic()
-                    backoff.failed(now_s)
-                    may_pass = is_passing(error)
-                    if isinstance(error, UnknownStreamError | UnknownPartitionError):
-                        names = ((at.stream, at.partition) for at in partitions)
-                        may_pass = self._brokers.any_broker_knows(names)
-                    if not may_pass or backoff.not_before_s >= deadline_s:
-                        raise
-                    if is_connection_loss(error):
-                        connection.reset()
-                self._brokers.ask_another()
-                time.sleep(backoff.wait_s(now_s))
-                self._address = self._find()
-
-    def _find(self) -> str | None:
-        """Return the coordinator's address as any broker knows it; None if unknown."""
-        try:
-            leaders = self._brokers.leaders(self._brokers.routes(wire.COORDINATOR_STREAM))
-        except StrandlineError as error:
-            logger.debug("cannot look up the transaction coordinator: %s", error)
-            return None
-        return leaders.get(0) or None
+    ) -> list[A]:
+        names = [(each.stream, each.partition) for each in partitions]
+        ask = self._coordinator.ask
+        return ask(command, request, timeout_s=self._timeout_s, partitions=names)

@@ -53,8 +53,7 @@ class TransactionalClient(ABC):
         """Begin a transaction; leaving its context commits it, an exception aborts it.
 
         The first transaction of a client under an id takes the id over: an open transaction of
-            another
-        process under it is aborted, and that process cannot begin another.
+        another process under it is aborted, and that process cannot begin another.
 
         Args:
             transactional_id: names the work; the same after a restart of the process.

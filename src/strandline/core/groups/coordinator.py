@@ -29,10 +29,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from strandline.core.coordinator_effects import Answer, DecisionLog, Refuse
+from strandline.core.coordinator_effects import Answer, DecisionLog, EntriesStored, Reject, Tick
 from strandline.core.groups import events as ev
 from strandline.core.groups.assignment import Readers, assign
-from strandline.core.groups.effects import Assigned, Effect, Expired
+from strandline.core.groups.effects import Effect, Expired, GroupAssignment
 from strandline.core.groups.state import (
     ConsumerGroup,
     GroupEntry,
@@ -40,7 +40,7 @@ from strandline.core.groups.state import (
     GroupsState,
     Partitions,
 )
-from strandline.core.groups.transactions import Mark
+from strandline.core.groups.transactions import TransactionMark
 from strandline.errors import (
     GroupInUseError,
     InvalidRequestError,
@@ -50,10 +50,10 @@ from strandline.errors import (
     StaleMemberError,
     StrandlineError,
     UnavailableError,
-    UndecidedPositionsError,
     UnknownGroupError,
     UnknownMemberError,
     UnknownStreamError,
+    UnstableOffsetCommitError,
 )
 from strandline.types import PartitionName
 
@@ -107,15 +107,15 @@ class GroupCoordinator:
         for name, group in state.groups.items():
             self._retarget(name)
             for member in group.members.values():
-                self._heard(name, member)
+                self._renew_session(name, member)
 
     def step(self, event: ev.Event, now_ms: int) -> list[Effect]:
         """Take an event in; returns what follows, in order."""
         self._now_ms = now_ms
         match event:
-            case ev.Stored():
+            case EntriesStored():
                 self._log.stored(event.sequence)
-            case ev.TimePassed():
+            case Tick():
                 self._time_passed()
             case ev.StreamsChanged():
                 self._streams_changed(event)
@@ -129,7 +129,7 @@ class GroupCoordinator:
         try:
             self._log.give(Answer(request.token, self._done(request)))
         except StrandlineError as error:
-            self._log.give(Refuse(request.token, error))
+            self._log.give(Reject(request.token, error))
         self._log.rewrite_if_due()
 
     def _done(self, request: ev.Request) -> object:
@@ -143,7 +143,7 @@ class GroupCoordinator:
                 return self._join(request)
             case ev.Heartbeat():
                 return self._heartbeat(request)
-            case ev.Read():
+            case ev.QueryGroups():
                 if request.must_confirm:
                     self._log.store(GroupEntry())
                 return request.question(self.state)
@@ -161,7 +161,7 @@ class GroupCoordinator:
                 return self._claim_consumers(request)
         return None
 
-    def _join(self, request: ev.Join) -> Assigned:
+    def _join(self, request: ev.Join) -> GroupAssignment:
         self._check_join(request)
         group = self.state.groups.get(request.group, ConsumerGroup())
         _check_no_consumer(request.group, group)
@@ -204,7 +204,7 @@ class GroupCoordinator:
             )
             self._log.store(entry)
             self._retarget(request.group)
-        self._heard(request.group, member)
+        self._renew_session(request.group, member)
         return self._reconciled(request.group, member, held=NOTHING)
 
     def _begun(self, group: ConsumerGroup, streams: Iterable[str]) -> _Begun:
@@ -232,13 +232,13 @@ class GroupCoordinator:
         if request.group not in self.state.groups and len(self.state.groups) >= GROUPS_MAX:
             raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
 
-    def _heartbeat(self, request: ev.Heartbeat) -> Assigned:
+    def _heartbeat(self, request: ev.Heartbeat) -> GroupAssignment:
         group = self.state.groups.get(request.group, ConsumerGroup())
         member = group.members.get(request.member)
         if member is None:
             raise _gone(request.group, group, request.instance)
         _check_owner(request, member)
-        self._heard(request.group, member)
+        self._renew_session(request.group, member)
         if request.epoch == member.epoch and not member.revoking <= request.held:
             # Under an older epoch it may not have heard yet what it is to give up.
             member = msgspec.structs.replace(member, revoking=member.revoking & request.held)
@@ -320,7 +320,7 @@ class GroupCoordinator:
         """Refuse to commit for a transaction that is over, or in the way of another one.
 
         Raises:
-            ProducerFencedError, UndecidedPositionsError: as they say.
+            ProducerFencedError, UnstableOffsetCommitError: as they say.
         """
         ours = request.transaction
         if ours is not None and not self.state.transactions.is_open(ours):
@@ -329,7 +329,7 @@ class GroupCoordinator:
             for number in offsets:
                 known = group.undecided.get(PartitionName(stream, number))
                 if known is not None and known.transaction != ours:
-                    raise UndecidedPositionsError(
+                    raise UnstableOffsetCommitError(
                         f"transaction {known.transaction} is about to commit the position of group "
                         f"{request.group!r} in {stream}/{number}; end it, or retry when it is over"
                     )
@@ -337,7 +337,7 @@ class GroupCoordinator:
     def _mark(self, request: ev.MarkTransaction) -> None:
         transaction, mark = request.transaction, request.mark
         known = self.state.transactions
-        if mark is Mark.BEGIN:
+        if mark is TransactionMark.BEGIN:
             if known.may_begin(transaction):
                 self._log.store(GroupEntry(transaction=transaction, mark=mark))
         elif not known.has_ended(transaction):
@@ -375,14 +375,14 @@ class GroupCoordinator:
                 f"group {request.group!r} has {len(group.members)} members; stop them first"
             )
         if group.undecided:
-            raise UndecidedPositionsError(
+            raise UnstableOffsetCommitError(
                 f"transactions are about to commit positions of group {request.group!r}; end them"
             )
         self._forget_group(request.group)
 
     # Members
 
-    def _heard(self, group: str, member: GroupMember) -> None:
+    def _renew_session(self, group: str, member: GroupMember) -> None:
         self._deadlines[group, member.id] = self._now_ms + member.session_ms
 
     def _remove(self, name: str, member: str) -> None:
@@ -413,7 +413,7 @@ class GroupCoordinator:
         subscriptions = {id_: member.streams for id_, member in members.items()}
         self._targets[name] = assign(subscriptions, self._partitions, current)
 
-    def _reconciled(self, name: str, member: GroupMember, *, held: Partitions) -> Assigned:
+    def _reconciled(self, name: str, member: GroupMember, *, held: Partitions) -> GroupAssignment:
         """Bring a member closer to what it is to read, as far as others let go; what it has then.
 
         Args:
@@ -438,7 +438,7 @@ class GroupCoordinator:
             entry = GroupEntry(group=name, began_with=begun.partitions, created=begun.created)
             self._log.store(entry)
         streams = sorted({each.stream for each in fresh})
-        return Assigned(
+        return GroupAssignment(
             member.epoch,
             member.assigned,
             group.positions_of(fresh),
@@ -457,15 +457,18 @@ class GroupCoordinator:
 
     def _streams_changed(self, event: ev.StreamsChanged) -> None:
         """Members hear of what they gain and lose with their next heartbeats."""
-        changed = {
-            stream
-            for stream in {*self._partitions, *event.partitions}
-            if self._partitions.get(stream) != event.partitions.get(stream)
-        }
-        self._partitions, self._created = dict(event.partitions), dict(event.created)
-        for name, group in self.state.groups.items():
+        names = {*self._partitions, *event.partitions} if event.names is None else event.names
+        changed = set[str]()
+        for name in names:
+            count = event.partitions.get(name)
+            if count != self._partitions.pop(name, None):
+                changed.add(name)
+            self._created.pop(name, None)
+            if count is not None:
+                self._partitions[name], self._created[name] = count, event.created[name]
+        for group_id, group in self.state.groups.items():
             if any(not changed.isdisjoint(m.streams) for m in group.members.values()):
-                self._retarget(name)
+                self._retarget(group_id)
 
     def _time_passed(self) -> None:
         late = [at for at, due_ms in self._deadlines.items() if due_ms <= self._now_ms]

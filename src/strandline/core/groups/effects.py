@@ -18,7 +18,7 @@ class Expired:
 Effect = Decision[GroupEntry] | Expired
 
 
-class Assigned(NamedTuple):
+class GroupAssignment(NamedTuple):
     """The partitions that a member may consume."""
 
     epoch: int

@@ -3,16 +3,17 @@
 A request's ``token`` comes back with its answer. Rules: plain values.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from strandline.core.coordinator_effects import EntriesStored, Tick
 from strandline.core.groups.state import GroupsState, Partitions, Positions
-from strandline.core.groups.transactions import Mark, PendingOffsets
+from strandline.core.groups.transactions import PendingOffsets, TransactionMark
 
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Become a member, or change what one subscribes to. Answered with ``effects.Assigned``.
+    """Become a member, or change what one subscribes to. Answered with ``effects.GroupAssignment``.
 
     Attributes:
         member: an id that the member made up, another one in each life of it; asking again with
@@ -37,7 +38,7 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Still here. Answered with ``effects.Assigned``.
+    """Still here. Answered with ``effects.GroupAssignment``.
 
     Attributes:
         epoch: of the last answer.
@@ -97,7 +98,7 @@ class MarkTransaction:
 
     token: object
     transaction: PendingOffsets
-    mark: Mark
+    mark: TransactionMark
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +145,7 @@ class ClaimConsumers:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class QueryGroups:
     """Ask something. Answered with what ``question`` gives.
 
     Attributes:
@@ -165,7 +166,7 @@ Request = (
     | Delete
     | KeepConsumer
     | ClaimConsumers
-    | Read
+    | QueryGroups
 )
 
 
@@ -176,22 +177,12 @@ class StreamsChanged:
     Attributes:
         partitions: how many each has.
         created: when each was made.
+        names: streams that may have changed, those that are gone included; None: any may have.
     """
 
     partitions: Mapping[str, int]
     created: Mapping[str, int]
+    names: Collection[str] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Every ``effects.Store`` up to this sequence survives from now on."""
-
-    sequence: int
-
-
-@dataclass(frozen=True, slots=True)
-class TimePassed:
-    """Look at the clock; to be sent a few times a second."""
-
-
-Event = Request | StreamsChanged | Stored | TimePassed
+Event = Request | StreamsChanged | EntriesStored | Tick

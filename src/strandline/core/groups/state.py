@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from strandline.core.groups.transactions import Mark, PendingOffsets, Transactions
+from strandline.core.groups.transactions import PendingOffsets, TransactionMark, Transactions
 from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.types import PartitionName
 
@@ -70,7 +70,7 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_deleted: bool = False
     transaction: PendingOffsets | None = None
     """Which begins or ends; or for which the positions wait."""
-    mark: Mark | None = None
+    mark: TransactionMark | None = None
     """What becomes of the transaction."""
     ended: tuple[PendingOffsets, ...] = ()
     """Have ended, whatever became of them."""
@@ -194,11 +194,11 @@ class GroupsState:
         for stream, offsets in entry.positions.items():
             group.positions.setdefault(stream, {}).update(offsets)
 
-    def _mark(self, transaction: PendingOffsets, mark: Mark) -> None:
-        if mark is Mark.BEGIN:
+    def _mark(self, transaction: PendingOffsets, mark: TransactionMark) -> None:
+        if mark is TransactionMark.BEGIN:
             self.transactions.begin(transaction)
         else:
-            self._end(transaction, is_commit=mark is Mark.COMMIT)
+            self._end(transaction, is_commit=mark is TransactionMark.COMMIT)
 
     def _wait(self, name: str, positions: Positions, transaction: PendingOffsets) -> None:
         """Positions count when the transaction is committed."""
@@ -233,7 +233,7 @@ class GroupsState:
         for start in range(0, len(ended), per_entry):
             yield GroupEntry(ended=tuple(ended[start : start + per_entry]))
         for transaction in self.transactions.opened():
-            yield GroupEntry(transaction=transaction, mark=Mark.BEGIN)
+            yield GroupEntry(transaction=transaction, mark=TransactionMark.BEGIN)
         for name, group in self.groups.items():
             yield GroupEntry(
                 group=name,

@@ -26,7 +26,7 @@ class PendingOffsets(msgspec.Struct, frozen=True, array_like=True, order=True):
         return f"{self.producer_id}.{self.epoch}"
 
 
-class Mark(enum.Enum):
+class TransactionMark(enum.Enum):
     """The decision about a transaction."""
 
     BEGIN = "begin"
@@ -35,7 +35,7 @@ class Mark(enum.Enum):
     ABORT = "abort"
 
 
-class _Open:
+class _OpenOffsets:
     """A transaction without its end."""
 
     def __init__(self, epoch: int) -> None:
@@ -48,7 +48,7 @@ class Transactions:
     """The transactions that are known here."""
 
     def __init__(self) -> None:
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenOffsets] = {}
         self._ended: dict[int, int] = {}
 
     def may_begin(self, transaction: PendingOffsets) -> bool:
@@ -69,7 +69,7 @@ class Transactions:
     def begin(self, transaction: PendingOffsets) -> None:
         """It has begun."""
         if self.may_begin(transaction):
-            self._open[transaction.producer_id] = _Open(transaction.epoch)
+            self._open[transaction.producer_id] = _OpenOffsets(transaction.epoch)
 
     def wait(self, transaction: PendingOffsets, group: str) -> None:
         """Positions of a group wait for its end."""

@@ -8,7 +8,7 @@ import msgspec
 
 from strandline.core.metadata.access_commands import AddToken, Grant, Revoke, RevokeToken
 from strandline.core.metadata.image import MetadataImage
-from strandline.core.metadata.outcome import CommandRefusedError
+from strandline.core.metadata.outcome import CommandRejectedError
 from strandline.security.acl import Rule, check_rule
 from strandline.security.tokens import check_token
 
@@ -22,7 +22,7 @@ def grant(image: MetadataImage, command: Grant) -> MetadataImage:
         check_rule(rule)
     rules = {*image.rules, *command.rules}
     if len(rules) > RULES_MAX:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "limit", f"there can be {RULES_MAX} rules; a pattern may replace many"
         )
     return _with_rules(image, rules)
@@ -33,7 +33,7 @@ def revoke(image: MetadataImage, command: Revoke) -> MetadataImage:
     known = set(image.rules)
     for rule in command.rules:
         if rule not in known:
-            raise CommandRefusedError(
+            raise CommandRejectedError(
                 "unknown_rule",
                 f"there is no rule that {rule}; 'strandline acl list' shows those there are",
             )
@@ -51,18 +51,18 @@ def add_token(image: MetadataImage, command: AddToken) -> MetadataImage:
     check_token(token)
     known = image.tokens.get(token.id)
     if known is not None and known.principal != token.principal:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "duplicate_token", f"there is a token {token.id}; make another one"
         )
     if known is None and len(image.tokens) >= TOKENS_MAX:
-        raise CommandRefusedError("limit", f"there are {TOKENS_MAX} tokens; revoke some")
+        raise CommandRejectedError("limit", f"there are {TOKENS_MAX} tokens; revoke some")
     return msgspec.structs.replace(image, tokens={**image.tokens, token.id: token})
 
 
 def revoke_token(image: MetadataImage, command: RevokeToken) -> MetadataImage:
     """Forget a token."""
     if command.id not in image.tokens:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "unknown_token",
             f"there is no token {command.id!r}; 'strandline token list' shows those there are",
         )

@@ -60,7 +60,7 @@ from strandline.core.metadata.commands import (
     Unfence,
 )
 from strandline.core.metadata.image import MetadataImage, SessionImage
-from strandline.core.metadata.outcome import CommandOutcome, CommandRefusedError, refused
+from strandline.core.metadata.outcome import CommandOutcome, CommandRejectedError, refused
 from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.errors import InvalidRequestError, StrandlineError
 from strandline.security.producer_ids import OWNERS_MAX, producer_id_of
@@ -122,9 +122,9 @@ def apply(image: MetadataImage, command: Command) -> MetadataImage:
     """
     try:
         after, outcome = _run(image, command)
-    except CommandRefusedError as error:
+    except CommandRejectedError as error:
         raise InvalidRequestError(error.message) from error
-    outcome.raise_if_refused()
+    outcome.raise_if_rejected()
     return after
 
 
@@ -137,11 +137,11 @@ def apply_entry(image: MetadataImage, entry: Entry) -> tuple[MetadataImage, Comm
         why = (
             f"session {entry.client_id} was forgotten; whether its last command applied is unknown"
         )
-        return image, refused(CommandRefusedError("session_expired", why))
+        return image, refused(CommandRejectedError("session_expired", why))
     if was_seen(session, entry):
         return image, recorded_outcome(session, entry)
     if isinstance(entry.command, OpenSession):
-        return image, refused(CommandRefusedError("limit", "a session is opened outside of one"))
+        return image, refused(CommandRejectedError("limit", "a session is opened outside of one"))
     after, outcome = _outcome(image, entry.command)
     return _recorded(after, entry, outcome), outcome
 
@@ -156,7 +156,7 @@ def recorded_outcome(session: SessionImage, entry: Proposed) -> CommandOutcome:
     if entry.sequence == session.sequence and entry.sequence > 0:
         return session.outcome
     why = f"sequence {entry.sequence} is not above {session.sequence}, the last one"
-    return refused(CommandRefusedError("sequence_passed", why))
+    return refused(CommandRejectedError("sequence_passed", why))
 
 
 def _recorded(image: MetadataImage, entry: Proposed, outcome: CommandOutcome) -> MetadataImage:
@@ -168,10 +168,10 @@ def _recorded(image: MetadataImage, entry: Proposed, outcome: CommandOutcome) ->
 
 
 def _outcome(image: MetadataImage, command: Command) -> tuple[MetadataImage, CommandOutcome]:
-    """Run a command; a refusal leaves the image as it was."""
+    """Run a command; a rejection leaves the image as it was."""
     try:
         return _run(image, command)
-    except (CommandRefusedError, StrandlineError) as error:
+    except (CommandRejectedError, StrandlineError) as error:
         return image, refused(error)
 
 
@@ -191,13 +191,13 @@ def _allocate_producer_ids(
     image: MetadataImage, command: AllocateProducerIds
 ) -> tuple[MetadataImage, CommandOutcome]:
     if not 1 <= command.count <= PRODUCER_IDS_MAX:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "limit", f"1 to {PRODUCER_IDS_MAX} producer ids, not {command.count}"
         )
     owners, first = image.producer_owners, image.next_producer_id
     if command.owner and command.owner not in owners:
         if len(owners) >= OWNERS_MAX:
-            raise CommandRefusedError(
+            raise CommandRejectedError(
                 "limit", f"{OWNERS_MAX} principals have producer ids, the most"
             )
         owners = {**owners, command.owner: len(owners) + 1}

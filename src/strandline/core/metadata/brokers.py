@@ -10,7 +10,7 @@ Rules:
 - the id of a removed broker is never used again: what is still under way to or from it, or stands
   in somebody's settings, must not be taken for another's.
 
-Every function takes an image and returns the next, or raises ``CommandRefusedError``.
+Every function takes an image and returns the next, or raises ``CommandRejectedError``.
 """
 
 from collections.abc import Collection
@@ -30,7 +30,7 @@ from strandline.core.metadata.commands import (
     Unfence,
 )
 from strandline.core.metadata.image import BrokerImage, MetadataImage
-from strandline.core.metadata.outcome import CommandRefusedError
+from strandline.core.metadata.outcome import CommandRejectedError
 from strandline.core.metadata.partitions import fence, forget_replica
 from strandline.types import BrokerId
 
@@ -52,11 +52,11 @@ def known_broker(image: MetadataImage, broker: BrokerId) -> BrokerImage:
     """The broker of an id.
 
     Raises:
-        CommandRefusedError: there is none.
+        CommandRejectedError: there is none.
     """
     if broker not in image.brokers:
         known = ", ".join(str(b) for b in sorted(image.brokers)) or "none"
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "unknown_broker", f"no broker {broker} is registered; there are: {known}"
         )
     return image.brokers[broker]
@@ -66,11 +66,11 @@ def known_run(image: MetadataImage, run: BrokerRun) -> BrokerImage:
     """The broker of a run that is its latest.
 
     Raises:
-        CommandRefusedError: no such broker, or it was started again since.
+        CommandRejectedError: no such broker, or it was started again since.
     """
     found = known_broker(image, run.broker)
     if found.incarnation != run.incarnation or not run.incarnation:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "stale_incarnation",
             f"broker {run.broker} runs as {found.incarnation!r}, not {run.incarnation!r}",
         )
@@ -81,7 +81,7 @@ def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
     """Expect a new broker at an address."""
     known = image.brokers.get(command.broker)
     if known is not None and known.directory_id:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "duplicate_broker",
             f"broker {known.id} exists ({known.state}, at {known.peer_address or 'no address'}); "
             "give the new one another id",
@@ -89,7 +89,7 @@ def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
     host, _, port = command.peer_address.rpartition(":")
     is_address = host and port.isdecimal() and 0 < int(port) <= PORT_MAX
     if not is_address or len(command.peer_address) > TEXT_MAX or command.broker < 1:
-        raise CommandRefusedError("limit", "a broker has an id above 0 and an address HOST:PORT")
+        raise CommandRejectedError("limit", "a broker has an id above 0 and an address HOST:PORT")
     _check_id(image, command.broker)
     expected = BrokerImage(
         id=command.broker, directory_id="", incarnation="", peer_address=command.peer_address
@@ -100,43 +100,43 @@ def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
 def _check_id(image: MetadataImage, broker: BrokerId) -> None:
     """Refuse an id that may not be used (again), or for which there is no room."""
     if broker in image.removed:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "removed_broker",
             f"broker {broker} was removed from the cluster, and its id is not used again; give "
             "this broker another id and an empty data directory",
         )
     if broker not in image.brokers and len(image.brokers) >= BROKERS_MAX:
-        raise CommandRefusedError("limit", f"there are {BROKERS_MAX} brokers; remove one first")
+        raise CommandRejectedError("limit", f"there are {BROKERS_MAX} brokers; remove one first")
 
 
 def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
     """Take a broker in, or take note that it started again."""
     _check_registration(image, command)
     known = image.brokers.get(command.broker)
-    told = {name: getattr(command, name) for name in (*_TEXTS, "partitions_max")}
+    reported = {name: getattr(command, name) for name in (*_TEXTS, "partitions_max")}
     if known is None:
-        return image.with_broker(BrokerImage(id=command.broker, **told))
+        return image.with_broker(BrokerImage(id=command.broker, **reported))
     check_directory(known, command)
     if known.incarnation == command.incarnation:
-        return image.with_broker(msgspec.structs.replace(known, **told))
+        return image.with_broker(msgspec.structs.replace(known, **reported))
     check_not_older(known, command)
-    again = msgspec.structs.replace(known, **told, is_fenced=True, is_stopping=False)
+    again = msgspec.structs.replace(known, **reported, is_fenced=True, is_stopping=False)
     return _without_service(image, {known.id}).with_broker(again)
 
 
 def _check_registration(image: MetadataImage, command: RegisterBroker) -> None:
     if command.broker < 1 or not command.directory_id or not command.incarnation:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "limit", "a broker has an id above 0, a directory and an incarnation"
         )
     if max(len(getattr(command, name)) for name in _TEXTS) > TEXT_MAX:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "limit", f"addresses and labels have at most {TEXT_MAX} characters"
         )
     _check_id(image, command.broker)
     for other in image.brokers.values():
         if other.id != command.broker and other.directory_id == command.directory_id:
-            raise CommandRefusedError(
+            raise CommandRejectedError(
                 "duplicate_broker",
                 f"this data directory is that of broker {other.id}; start it with id {other.id}, "
                 "or give this broker a directory of its own",
@@ -147,10 +147,10 @@ def check_directory(known: BrokerImage, command: RegisterBroker) -> None:
     """Refuse a second broker of one id.
 
     Raises:
-        CommandRefusedError: the directory is another one.
+        CommandRejectedError: the directory is another one.
     """
     if known.directory_id not in ("", command.directory_id):
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "duplicate_broker",
             f"broker {known.id} exists ({known.state}, at {known.peer_address or 'no address'}) "
             "with another data directory; give this broker another id, or, if that disk is lost, "
@@ -162,7 +162,7 @@ def check_not_older(known: BrokerImage, command: RegisterBroker) -> None:
     """Refuse a broker that has forgotten what it acknowledged: its votes, and perhaps records.
 
     Raises:
-        CommandRefusedError: its data directory is an older copy.
+        CommandRejectedError: its data directory is an older copy.
     """
     # Why a broker with its own directory is never refused. ``known.stored_index`` was reported by
     # an earlier run of this broker: an entry that was on its disk (synced, not only sent or
@@ -178,7 +178,7 @@ def check_not_older(known: BrokerImage, command: RegisterBroker) -> None:
     # each run reports for itself, in its heartbeats, which begin after it has registered; and a
     # registration that is repeated, since its answer was lost, is not compared.
     if command.stored_index < known.stored_index:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "older_copy",
             f"the data directory of broker {known.id} is an older copy: it has the metadata up to "
             f"entry {command.stored_index}, and had acknowledged entry {known.stored_index}. "
@@ -226,7 +226,7 @@ def unfence_brokers(image: MetadataImage, command: Unfence) -> MetadataImage:
     for number, run in enumerate(command.runs):
         found = _with_stored(known_run(image, run), command.stored, number)
         if found.is_stopping:
-            raise CommandRefusedError(
+            raise CommandRejectedError(
                 "not_eligible", f"broker {run.broker} is stopping; it has to restart"
             )
         brokers[found.id] = msgspec.structs.replace(found, is_fenced=False)
@@ -259,7 +259,7 @@ def forget_directory(image: MetadataImage, command: ForgetDirectory) -> Metadata
     """
     found = known_broker(image, command.broker)
     if not found.is_fenced:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "broker_in_use", f"broker {found.id} is {found.state}; stop it first"
         )
     changed = {}
@@ -267,8 +267,8 @@ def forget_directory(image: MetadataImage, command: ForgetDirectory) -> Metadata
         if found.id in partition.replicas:
             try:
                 changed[name] = forget_replica(partition, found.id)
-            except CommandRefusedError as error:
-                raise CommandRefusedError(
+            except CommandRejectedError as error:
+                raise CommandRejectedError(
                     error.reason,
                     f"broker {found.id} cannot be forgotten: in {name} {error.message}; elect "
                     "another leader there first, which loses records, or delete the stream",
@@ -283,10 +283,10 @@ def remove(image: MetadataImage, command: RemoveBroker) -> MetadataImage:
     """Let go of a broker that is out of use, for ever."""
     found = known_broker(image, command.broker)
     if found.may_take_replicas:
-        raise CommandRefusedError("broker_in_use", f"broker {found.id} is live; drain it first")
+        raise CommandRejectedError("broker_in_use", f"broker {found.id} is live; drain it first")
     kept = [str(name) for name, p in image.partitions() if found.id in p.replicas]
     if kept:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "broker_in_use",
             f"broker {found.id} keeps {len(kept)} partitions, such as {kept[0]}; drain it first",
         )

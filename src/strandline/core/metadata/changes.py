@@ -28,8 +28,8 @@ from strandline.core.metadata.image import MetadataImage, PartitionImage
 from strandline.core.metadata.internal_streams import adapt_settings
 from strandline.core.metadata.outcome import (
     CommandOutcome,
-    CommandRefusal,
-    CommandRefusedError,
+    CommandRejectedError,
+    CommandRejection,
     Reason,
 )
 from strandline.core.metadata.partitions import (
@@ -59,7 +59,7 @@ def change_isrs(image: MetadataImage, command: ChangeIsr) -> tuple[MetadataImage
 def _change_isr(image: MetadataImage, leader: BrokerId, change: IsrChange) -> PartitionImage:
     found = find_partition(image, change.at)
     if found.leader != leader or found.leader_epoch != change.leader_epoch:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "not_leader",
             f"broker {found.leader} leads in epoch {found.leader_epoch}, not broker {leader} in "
             f"epoch {change.leader_epoch}",
@@ -99,17 +99,17 @@ def reassign(
 def _begin_move(image: MetadataImage, move: Move) -> PartitionImage:
     found = find_partition(image, move.at)
     if not found.replicas:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "bad_assignment", "it has no replicas: it was made by a broker alone"
         )
     check_replicas(image, move.target)
     min_isr = _min_isr(image, move.at)
     if len(move.target) < min_isr:
-        raise CommandRefusedError("bad_assignment", f"min_isr needs {min_isr} replicas")
+        raise CommandRejectedError("bad_assignment", f"min_isr needs {min_isr} replicas")
     for broker in move.target:
         if broker not in found.replicas and not image.brokers[broker].may_take_replicas:
             state = image.brokers[broker].state
-            raise CommandRefusedError("not_eligible", f"broker {broker} is {state}")
+            raise CommandRejectedError("not_eligible", f"broker {broker} is {state}")
     return begin_move(found, move.target)
 
 
@@ -142,14 +142,14 @@ def find_partition(image: MetadataImage, at: PartitionAt) -> PartitionImage:
     """The partition a decision was about, if it is still as it was then.
 
     Raises:
-        CommandRefusedError: it is gone, or has changed since.
+        CommandRejectedError: it is gone, or has changed since.
         UnknownStreamError, UnknownPartitionError: it is gone.
     """
     found = image.partition(at.stream, at.partition)
     if found.log_id != at.log_id:
-        raise CommandRefusedError("stale_partition", "the stream was deleted and made again")
+        raise CommandRejectedError("stale_partition", "the stream was deleted and made again")
     if not is_current(found, at):
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "stale_partition", f"its version is {found.version}, not {at.version}; look again"
         )
     return found
@@ -174,37 +174,37 @@ def _each(
     """Apply what fits; a command of which nothing fits is refused with its first reason."""
     _check_each(items, at)
     changed: Changed = {}
-    left_out: list[CommandRefusal] = []
+    left_out: list[CommandRejection] = []
     for item in items:
         where = at(item)
         try:
             changed[where.name] = change(item)
-        except CommandRefusedError as error:
-            left_out.append(_refusal(where, error.reason, error.message, count=len(left_out)))
+        except CommandRejectedError as error:
+            left_out.append(_rejection(where, error.reason, error.message, count=len(left_out)))
         except InvalidRequestError as error:
-            gone = _refusal(where, "stale_partition", error.message, count=len(left_out))
+            gone = _rejection(where, "stale_partition", error.message, count=len(left_out))
             left_out.append(gone)
     if changed:
-        return image.with_partitions(changed), CommandOutcome(refused=tuple(left_out))
+        return image.with_partitions(changed), CommandOutcome(rejected=tuple(left_out))
     first = left_out[0]
     return image, CommandOutcome(
         code=InvalidRequestError.code,
         reason=first.reason,
         message=first.message,
-        refused=tuple(left_out),
+        rejected=tuple(left_out),
     )
 
 
-def _refusal(at: PartitionAt, reason: Reason, message: str, *, count: int) -> CommandRefusal:
+def _rejection(at: PartitionAt, reason: Reason, message: str, *, count: int) -> CommandRejection:
     """One partition left out; outcomes are kept in the image, so only the first ones explain."""
     text = f"{at.stream}/{at.partition}: {message}" if count < MESSAGES_MAX else ""
-    return CommandRefusal(at.stream, at.partition, reason, text)
+    return CommandRejection(at.stream, at.partition, reason, text)
 
 
 def _check_each(items: tuple[Item, ...], at: Callable[[Item], PartitionAt]) -> None:
     """Refuse a command whose items would get in each other's way."""
     if not 1 <= len(items) <= CHANGES_MAX:
-        raise CommandRefusedError("limit", f"1 to {CHANGES_MAX} partitions, not {len(items)}")
+        raise CommandRejectedError("limit", f"1 to {CHANGES_MAX} partitions, not {len(items)}")
     names: Iterable[PartitionName] = (at(item).name for item in items)
     if len(set(names)) != len(items):
-        raise CommandRefusedError("stale_partition", "a partition is named twice")
+        raise CommandRejectedError("stale_partition", "a partition is named twice")

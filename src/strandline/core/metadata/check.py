@@ -17,7 +17,12 @@ COUNTERS = ("next_log_id", "next_producer_id", "next_client_id", "next_event_id"
 
 def check_image(image: MetadataImage) -> list[str]:
     """Return the violated invariants of an image."""
-    return [*_check_numbers(image), *_check_brokers(image), *_check_partitions(image)]
+    return [
+        *_check_numbers(image),
+        *_check_brokers(image),
+        *_check_partitions(image),
+        *_check_table(image),
+    ]
 
 
 def _check_numbers(image: MetadataImage) -> Iterator[str]:
@@ -42,6 +47,26 @@ def _check_numbers(image: MetadataImage) -> Iterator[str]:
             yield f"stream {name} is not what its settings say"
         if not stream.partitions:
             yield f"stream {name} has no partition"
+
+
+def _check_table(image: MetadataImage) -> Iterator[str]:
+    """What is kept with the streams is what counting finds."""
+    replicas, preferred, led = Counter[int](), Counter[int](), Counter[int]()
+    unsettled = {name for name in image.streams if name.startswith("__")}
+    for name, partition in image.partitions():
+        staying = [b for b in partition.replicas if b not in partition.removing]
+        replicas.update(staying)
+        preferred.update(staying[:1])
+        led.update(() if partition.leader is None else (partition.leader,))
+        is_moving = bool(partition.adding or partition.removing)
+        if partition.replicas and (is_moving or partition.replicas[0] != partition.leader):
+            unsettled.add(name.stream)
+    table = image.table
+    for label, counted in (("replicas", replicas), ("preferred", preferred), ("led", led)):
+        if getattr(table, label) != counted:
+            yield f"{label} of brokers are {counted}, not {getattr(table, label)}"
+    if table.unsettled != unsettled:
+        yield f"unsettled streams are {unsettled}, not {table.unsettled}"
 
 
 def _check_brokers(image: MetadataImage) -> Iterator[str]:
@@ -101,7 +126,19 @@ def _check_service(
 
 def check_step(before: MetadataImage, after: MetadataImage) -> list[str]:
     """Return the violated invariants of a step from one image to the next."""
-    return [*_check_counters(before, after), *_check_histories(before, after)]
+    return [
+        *_check_counters(before, after),
+        *_check_histories(before, after),
+        *_check_changes(before, after),
+    ]
+
+
+def _check_changes(before: MetadataImage, after: MetadataImage) -> Iterator[str]:
+    """Whoever follows the streams hears of each that has changed."""
+    changed = after.table.changed_since(before.table)
+    for name in before.streams.keys() | after.streams.keys():
+        if before.streams.get(name) is not after.streams.get(name) and name not in changed:
+            yield f"stream {name} changed, and is not among the changes {changed}"
 
 
 def _check_counters(before: MetadataImage, after: MetadataImage) -> Iterator[str]:

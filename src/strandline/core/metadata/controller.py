@@ -5,8 +5,8 @@ leave it, so that fencing a broker and electing its successors are two commands 
 the number of partitions.
 
 Rules, in this order:
-1. a broker not heard of for ``session_ms`` is fenced, and one whose connections broke after
-   ``away_ms`` without them; one that is heard again is unfenced;
+1. a broker without a heartbeat for ``session_ms`` is fenced, and one whose connections broke after
+   ``away_ms`` without them; one that sends heartbeats again is unfenced;
 2. a partition without a leader gets one, if anybody may lead without a loss; never otherwise;
 3. brokers that stop, are drained or whose disk takes no records hand their leaderships to others
    in the ISR; one that stops and leads no more is fenced, so that no commit waits for it, and one
@@ -18,8 +18,9 @@ Rules, in this order:
 
 Invariant: decided again on the image that results, with the same view, there is nothing to do. Time
 alone brings only brokers that are late or back, and the sharing of leaders: the controller looks at
-partitions again when one of these, or the image, is new. An idle cluster costs nothing by their
-number.
+partitions again when one of these, or the image, is new. It looks at those that are not settled,
+and at all only where a broker that stops, is drained or has an impaired disk leads some: neither an
+idle cluster nor the creation of a stream costs more the more partitions there are.
 """
 
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ class ControllerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LastHeartbeat:
     """The last heartbeat of a broker."""
 
     incarnation: str
@@ -83,9 +84,9 @@ class View:
     """State of the controller besides the image."""
 
     now_ms: float
-    heard: Mapping[BrokerId, Heard]
+    heartbeats: Mapping[BrokerId, LastHeartbeat]
     listening_since_ms: float
-    """Who was silent before counts as heard then: perhaps it was not listened to."""
+    """A broker without a heartbeat since then counts as if it had sent one at that time."""
     settled_since_ms: float
     """When the set of brokers in service changed last."""
     log_ends: LogEnds = field(default_factory=dict)
@@ -118,10 +119,10 @@ def is_late(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
     """Whether a broker has been silent for too long; what an earlier run said does not count."""
     if is_away(broker, view, limits):
         return True
-    heard = view.heard.get(broker.id)
-    if heard is None or heard.incarnation != broker.incarnation:
+    last = view.heartbeats.get(broker.id)
+    if last is None or last.incarnation != broker.incarnation:
         return view.now_ms - view.listening_since_ms > limits.session_ms
-    return view.now_ms - max(heard.at_ms, view.listening_since_ms) > limits.session_ms
+    return view.now_ms - max(last.at_ms, view.listening_since_ms) > limits.session_ms
 
 
 def is_away(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
@@ -131,20 +132,20 @@ def is_away(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
 
 
 def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
-    """Whether a fenced broker is there: this very run of it was heard a moment ago."""
-    heard = view.heard.get(broker.id)
+    """Whether a fenced broker is alive: this incarnation of it has just sent a heartbeat."""
+    last = view.heartbeats.get(broker.id)
     if not broker.incarnation or broker.is_stopping:
         return False  # its directory was forgotten, or it is on its way out: it has to register
-    if heard is None or heard.incarnation != broker.incarnation:
+    if last is None or last.incarnation != broker.incarnation:
         return False
-    return view.now_ms - heard.at_ms <= limits.session_ms and not is_away(broker, view, limits)
+    return view.now_ms - last.at_ms <= limits.session_ms and not is_away(broker, view, limits)
 
 
-def reported_index(broker: BrokerImage, heard: Heard | None) -> int:
+def reported_index(broker: BrokerImage, last: LastHeartbeat | None) -> int:
     """Return how much this very run has on its disk: see ``brokers.check_not_older``."""
-    if heard is None or heard.incarnation != broker.incarnation:
+    if last is None or last.incarnation != broker.incarnation:
         return 0
-    return heard.stored_index
+    return last.stored_index
 
 
 def came_and_went(
@@ -175,7 +176,7 @@ class _Plan:
         """Add a command that applies; one that does not would be a bug here."""
         self.image, outcome = apply_entry(self.image, command)
         assert outcome.is_applied, outcome
-        assert not outcome.refused, outcome
+        assert not outcome.rejected, outcome
         self.commands.append(command)
 
     def fence_and_unfence(self) -> None:
@@ -187,14 +188,14 @@ class _Plan:
             self.propose(Unfence(_runs(back), self._stored(back)))
 
     def _stored(self, brokers: list[BrokerImage]) -> tuple[int, ...]:
-        found = tuple(reported_index(b, self.view.heard.get(b.id)) for b in brokers)
+        found = tuple(reported_index(b, self.view.heartbeats.get(b.id)) for b in brokers)
         return found if any(found) else ()
 
     def elect(self) -> None:
         """Rule 2."""
         led = led_partitions(self.image)
         changes = []
-        for name, partition in self.image.partitions():
+        for name, partition in self.image.unsettled():
             if partition.leader is None and partition.replicas:
                 leader = choose_leader(
                     partition, self.image.brokers, led=led, log_ends=self.view.log_ends
@@ -205,23 +206,26 @@ class _Plan:
 
     def hand_over(self) -> None:
         """Rule 3, and who leads a partition it is about to leave."""
-        led = led_partitions(self.image)
+        image = self.image
+        led = led_partitions(image)
         handed: list[LeaderChange] = []
         moved: list[LeaderChange] = []
         failed: list[LeaderChange] = []
-        for name, partition in self.image.partitions():
-            min_isr = self.image.streams[name.stream].config.min_isr
-            among = successors(partition, self.image.brokers, min_isr=min_isr)
+        # A broker may be drained, or its disk fail, for long; what it keeps without leading waits.
+        is_any_leaving = any(count and is_leaving(image.brokers[b]) for b, count in led.items())
+        for name, partition in image.partitions() if is_any_leaving else image.unsettled():
+            min_isr = image.streams[name.stream].config.min_isr
+            among = successors(partition, image.brokers, min_isr=min_isr)
             if not among or partition.leader is None:
                 continue
             leader = choose_leader(
-                partition, self.image.brokers, led=led, log_ends=self.view.log_ends, among=among
+                partition, image.brokers, led=led, log_ends=self.view.log_ends, among=among
             )
             if leader is not None and may_hand_to(partition, leader):
                 change = leader_change(name, partition, leader, led=led)
                 if partition.leader in partition.removing:
                     moved.append(change)
-                elif self.image.brokers[partition.leader].is_impaired:
+                elif image.brokers[partition.leader].is_impaired:
                     failed.append(change)
                 else:
                     handed.append(change)
@@ -243,7 +247,7 @@ class _Plan:
     def finish_moves(self) -> None:
         """Rule 4, the second half."""
         done = []
-        for name, partition in self.image.partitions():
+        for name, partition in self.image.unsettled():
             if partition.is_moving:
                 min_isr = self.image.streams[name.stream].config.min_isr
                 if not why_move_waits(partition, min_isr=min_isr):
@@ -295,6 +299,11 @@ def successors(
     return ()
 
 
+def is_leaving(broker: BrokerImage) -> bool:
+    """Whether others are to lead what a broker leads, also where that is settled."""
+    return broker.is_stopping or broker.is_impaired or broker.is_draining
+
+
 def may_hand_to(partition: PartitionImage, leader: BrokerId) -> bool:
     """Whether a leadership that works may end for this one: only for somebody in sync."""
     return leader in partition.isr
@@ -339,7 +348,7 @@ class Controller:
         self._listening_since_ms = now_ms
         self._decided_ms = now_ms
         self._settled_since_ms = now_ms
-        self._heard: dict[BrokerId, Heard] = {}
+        self._heartbeats: dict[BrokerId, LastHeartbeat] = {}
         self._away = dict(away or {})
         self._serving: frozenset[BrokerRun] | None = None
         self._done: _Done | None = None
@@ -357,7 +366,7 @@ class Controller:
             now_ms: the time.
             stored_index: the last entry of the metadata log that is committed and on its disk.
         """
-        self._heard[run.broker] = Heard(run.incarnation, now_ms, stored_index)
+        self._heartbeats[run.broker] = LastHeartbeat(run.incarnation, now_ms, stored_index)
 
     def lost(self, broker: BrokerId, now_ms: float) -> None:
         """The connections with a broker broke."""
@@ -383,7 +392,7 @@ class Controller:
         self._note_changes(image, now_ms)
         view = View(
             now_ms=now_ms,
-            heard=self._heard,
+            heartbeats=self._heartbeats,
             listening_since_ms=self._listening_since_ms,
             settled_since_ms=self._settled_since_ms,
             log_ends=log_ends or {},
@@ -411,4 +420,4 @@ class Controller:
         if serving != self._serving:
             self._serving = serving
             self._settled_since_ms = now_ms
-        self._heard = {b: heard for b, heard in self._heard.items() if b in image.brokers}
+        self._heartbeats = {b: last for b, last in self._heartbeats.items() if b in image.brokers}

@@ -14,7 +14,7 @@ import msgspec
 
 from strandline.core.metadata.commands import JoinGroup, LeaveGroup, MoveGroup
 from strandline.core.metadata.image import GroupImage, MetadataImage
-from strandline.core.metadata.outcome import CommandRefusedError
+from strandline.core.metadata.outcome import CommandRejectedError
 
 GROUPS_MAX = 10_000
 MEMBERS_MAX = 10_000
@@ -26,17 +26,17 @@ def join(image: MetadataImage, command: JoinGroup) -> MetadataImage:
     """Add a member; the first makes the group."""
     group = image.groups.get(command.group)
     if not command.streams or any(name not in image.streams for name in command.streams):
-        raise CommandRefusedError("unknown_stream", "stream does not exist")
+        raise CommandRejectedError("unknown_stream", "stream does not exist")
     if group is None:
         if len(image.groups) >= GROUPS_MAX:
-            raise CommandRefusedError("limit", f"there are {GROUPS_MAX} consumer groups")
+            raise CommandRejectedError("limit", f"there are {GROUPS_MAX} consumer groups")
         group = GroupImage(coordinator=command.coordinator)
     if command.member in group.members:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "already_member", "consumer is already a member of the consumer group"
         )
     if len(group.members) >= MEMBERS_MAX:
-        raise CommandRefusedError("limit", f"the group has {MEMBERS_MAX} members")
+        raise CommandRejectedError("limit", f"the group has {MEMBERS_MAX} members")
     streams = tuple(sorted(set(command.streams)))
     members = {**group.members, command.member: streams}
     owners = {**group.owners, command.member: command.owner} if command.owner else group.owners
@@ -48,7 +48,7 @@ def leave(image: MetadataImage, command: LeaveGroup) -> MetadataImage:
     """Remove a member; the last takes the group with it."""
     group = _known(image, command.group)
     if command.member not in group.members:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "unknown_member", "consumer is not a member of the consumer group"
         )
     members = {name: s for name, s in group.members.items() if name != command.member}
@@ -61,7 +61,7 @@ def move(image: MetadataImage, command: MoveGroup) -> MetadataImage:
     """Give a group another coordinator, unless it has got one since it was decided."""
     group = _known(image, command.group)
     if group.epoch != command.epoch:
-        raise CommandRefusedError("stale_group", f"the group's epoch is {group.epoch} now")
+        raise CommandRejectedError("stale_group", f"the group's epoch is {group.epoch} now")
     moved = msgspec.structs.replace(group, coordinator=command.coordinator)
     return _with_group(image, command.group, moved)
 
@@ -115,7 +115,7 @@ def assignments(group: GroupImage, partitions: Mapping[str, int]) -> dict[str, A
 def _known(image: MetadataImage, group: str) -> GroupImage:
     found = image.groups.get(group)
     if found is None:
-        raise CommandRefusedError("unknown_group", "consumer group does not exist")
+        raise CommandRejectedError("unknown_group", "consumer group does not exist")
     return found
 
 

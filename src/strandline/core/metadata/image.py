@@ -14,8 +14,9 @@ Invariants (``check.py`` states them as code):
 
 import difflib
 import itertools
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -39,6 +40,10 @@ IMAGE_VERSION = 4
 """Of the stored form. 1 had no brokers, 2 forgot who was removed, 3 knew no rules, tokens, keys and
 events; all are read and become 4."""
 
+INTERNAL_PREFIX: Final = "__"
+"""Of the names of streams of the cluster's own."""
+CHANGES_KEPT: Final = 256
+"""So many changes of the streams are remembered: whoever comes later compares all of them."""
 SIMILAR_MAX = 200
 """So many names are compared with one that is unknown: that takes 5 ms."""
 BrokerState = Literal["live", "fenced", "draining", "stopping", "impaired"]
@@ -136,6 +141,11 @@ class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         """Whether a reassignment is under way."""
         return bool(self.adding or self.removing)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether its preferred leader leads it and it stays where it is; alone it always does."""
+        return (self.replicas[:1] == (self.leader,) and not self.is_moving) or not self.replicas
+
 
 class PartitionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whether a partition takes records, and since when; times are first and latest, 0: never."""
@@ -158,6 +168,83 @@ class StreamImage(msgspec.Struct, frozen=True, kw_only=True):
     """Of partitions that were ever readonly or paused."""
     keys: tuple[WrappedKey, ...] = ()
     """Of an encrypted stream: its data keys, numbered from 1, the newest last."""
+
+
+class StreamTable(dict[str, StreamImage]):
+    """The streams of an image by name, in the order of their creation; never changed in place.
+
+    With them is what each creation and each decision asks of all: it follows the streams that
+    change, so that neither costs more the more streams there are. Snapshots hold the streams alone.
+
+    Args:
+        streams: by name.
+
+    Attributes:
+        replicas: how many partitions each broker is to keep.
+        preferred: of how many each is the preferred leader.
+        led: how many each leads.
+        unsettled: streams that the controller has to look at: those with a partition that is not
+            settled, and those of the cluster's own, which may get more copies.
+        token: tells this table from others.
+    """
+
+    __slots__ = ("_changes", "led", "preferred", "replicas", "token", "unsettled")
+
+    def __init__(self, streams: Mapping[str, StreamImage]) -> None:
+        super().__init__(streams)
+        self.token = object()
+        self.replicas, self.preferred = Counter[BrokerId](), Counter[BrokerId]()
+        self.led, self.unsettled = Counter[BrokerId](), set[str]()
+        self._changes: tuple[tuple[object, Collection[str]], ...] = ()
+        if isinstance(streams, StreamTable):
+            for name in ("replicas", "preferred", "led", "unsettled"):
+                setattr(self, name, getattr(streams, name).copy())
+            return
+        for name, stream in streams.items():
+            self._count(name, stream)
+
+    def _count(self, name: str, stream: StreamImage, sign: int = 1) -> None:
+        has_work = name.startswith(INTERNAL_PREFIX)
+        for partition in stream.partitions:
+            target = partition.target if partition.removing else partition.replicas
+            for broker in target:
+                self.replicas[broker] += sign
+            for broker in target[:1]:
+                self.preferred[broker] += sign
+            if partition.leader is not None:
+                self.led[partition.leader] += sign
+            has_work = has_work or not partition.is_settled
+        if has_work and sign > 0:
+            self.unsettled.add(name)
+        else:
+            self.unsettled.discard(name)
+
+    def changed(self, streams: Mapping[str, StreamImage | None]) -> "StreamTable":
+        """The table with streams added and replaced, and without those that are given as None."""
+        after = StreamTable(self)
+        after._changes = (*self._changes[1 - CHANGES_KEPT :], (self.token, tuple(streams)))
+        for name, stream in streams.items():
+            if name in self:
+                after._count(name, self[name], -1)
+            if stream is not None:
+                after[name] = stream
+                after._count(name, stream)
+            else:
+                del after[name]
+        return after
+
+    def changed_since(self, before: "StreamTable") -> set[str]:
+        """Names of streams that are not as they were in an earlier table, or not in both."""
+        names = set[str]()
+        if before is self:
+            return names
+        for token, changed in reversed(self._changes):
+            names.update(changed)
+            if token is before.token:
+                return names
+        # It came from a snapshot, or is too old.
+        names = {name for name, stream in self.items() if stream is not before.get(name)}
+        return names | (before.keys() - self.keys())
 
 
 class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
@@ -219,6 +306,16 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
     quotas: dict[str, Quota] = {}
     """What principals may use of each broker."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.streams, StreamTable):
+            msgspec.structs.force_setattr(self, "streams", StreamTable(self.streams))
+
+    @property
+    def table(self) -> StreamTable:
+        """The streams, with what is counted over all of them."""
+        assert isinstance(self.streams, StreamTable), "made one at the beginning"
+        return self.streams
+
     def stream(self, name: str) -> StreamImage:
         """The stream called ``name``.
 
@@ -252,18 +349,27 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
             for number, partition in enumerate(self.streams[name].partitions):
                 yield PartitionName(name, number), partition
 
+    def unsettled(self) -> Iterator[tuple[PartitionName, PartitionImage]]:
+        """Partitions of streams that the controller has to look at, in the order of creation."""
+        names = self.table.unsettled
+        return self.partitions(sorted(names, key=lambda n: (self.streams[n].created_ns, n)))
+
+    def with_streams(self, changed: Mapping[str, StreamImage | None]) -> "MetadataImage":
+        """The image with streams added and replaced, and without those that are given as None."""
+        return msgspec.structs.replace(self, streams=self.table.changed(changed))
+
     def with_partitions(self, changed: Mapping[PartitionName, PartitionImage]) -> "MetadataImage":
         """The image with some partitions replaced; copies each stream concerned once."""
-        by_stream: dict[str, dict[int, PartitionImage]] = {}
+        by_stream: dict[str, list[PartitionImage]] = {}
         for (name, number), partition in changed.items():
-            by_stream.setdefault(name, {})[number] = partition
-        streams = dict(self.streams)
-        for name, numbers in by_stream.items():
-            parts = list(streams[name].partitions)
-            for number, partition in numbers.items():
-                parts[number] = partition
-            streams[name] = msgspec.structs.replace(streams[name], partitions=tuple(parts))
-        return msgspec.structs.replace(self, streams=streams)
+            parts = by_stream.setdefault(name, list(self.streams[name].partitions))
+            parts[number] = partition
+        return self.with_streams(
+            {
+                name: msgspec.structs.replace(self.streams[name], partitions=tuple(parts))
+                for name, parts in by_stream.items()
+            }
+        )
 
     def flight_addresses(self, brokers: Iterable[BrokerId]) -> tuple[str, ...]:
         """Return the client addresses of brokers that are in service."""

@@ -13,11 +13,15 @@ import msgspec
 from strandline.config import StreamConfig
 from strandline.core.metadata.commands import Move, PartitionAt, Replicas
 from strandline.core.metadata.election import at
-from strandline.core.metadata.image import MetadataImage, PartitionImage
+from strandline.core.metadata.image import (
+    INTERNAL_PREFIX,
+    MetadataImage,
+    PartitionImage,
+    StreamImage,
+)
 from strandline.core.metadata.placement import Loads, moving, open_brokers
 from strandline.types import BrokerId
 
-INTERNAL_PREFIX: Final = "__"
 COPIES_MAX: Final = 3
 
 
@@ -47,7 +51,7 @@ def widen_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
     copies, room = copies_wanted(image), moves_max - moving(image)
     loads, allowed = Loads(image), open_brokers(image)
     moves: list[Move] = []
-    for name, partition in image.partitions():
+    for name, partition in image.unsettled():
         if len(moves) >= room:
             break
         if is_internal(name.stream) and partition.replicas and not partition.is_moving:
@@ -64,21 +68,21 @@ def _widened(
 ) -> Replicas:
     target = list(partition.target)
     while len(target) < copies:
-        broker = loads.best(allowed, target)
+        broker = loads.best(loads.with_room(allowed), target)
         if broker is None:
-            break  # some of those that have a copy may take no more: there is nobody else
+            break  # some that have a copy may take no more, others have no room: nobody else
         target.append(broker)
     return tuple(target)
 
 
 def adapt_settings(image: MetadataImage, moved: tuple[PartitionAt, ...]) -> MetadataImage:
     """The image after moves have ended: settings say how many copies there are now."""
-    streams = dict(image.streams)
-    for name in {each.stream for each in moved if is_internal(each.stream)} & streams.keys():
-        stream = streams[name]
+    changed: dict[str, StreamImage | None] = {}
+    for name in {each.stream for each in moved if is_internal(each.stream)} & image.streams.keys():
+        stream = image.streams[name]
         copies = min(len(partition.replicas) for partition in stream.partitions)
         is_settled = not any(partition.is_moving for partition in stream.partitions)
         if is_settled and copies > stream.config.replicas:
             config = with_copies(stream.config, copies)
-            streams[name] = msgspec.structs.replace(stream, config=config)
-    return msgspec.structs.replace(image, streams=streams)
+            changed[name] = msgspec.structs.replace(stream, config=config)
+    return image.with_streams(changed) if changed else image

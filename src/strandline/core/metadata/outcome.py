@@ -44,7 +44,7 @@ Reason = Literal[
 """Why a command was refused, for programs; the message is for people. Stable."""
 
 
-class CommandRefusedError(Exception):
+class CommandRejectedError(Exception):
     """Inside this package only: a command that does not apply. Becomes an ``CommandOutcome``."""
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -53,7 +53,7 @@ class CommandRefusedError(Exception):
         self.message = message
 
 
-class CommandRefusal(msgspec.Struct, frozen=True, array_like=True):
+class CommandRejection(msgspec.Struct, frozen=True, array_like=True):
     """One partition of a command that was left out, and why."""
 
     stream: str
@@ -76,14 +76,14 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     message: str = ""
     value: int = 0
     """What was given out: the first producer id of a block, the client id of a session."""
-    refused: tuple[CommandRefusal, ...] = ()
+    rejected: tuple[CommandRejection, ...] = ()
 
     @property
     def is_applied(self) -> bool:
         """Whether the command took effect."""
         return not self.code
 
-    def raise_if_refused(self) -> None:
+    def raise_if_rejected(self) -> None:
         """Raise what the code stands for.
 
         Raises:
@@ -94,9 +94,9 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             raise kinds.get(self.code, StrandlineError)(self.message)
 
 
-def refused(error: CommandRefusedError | StrandlineError) -> CommandOutcome:
+def refused(error: CommandRejectedError | StrandlineError) -> CommandOutcome:
     """The outcome of a command that does not apply."""
-    if isinstance(error, CommandRefusedError):
+    if isinstance(error, CommandRejectedError):
         return CommandOutcome(
             code=InvalidRequestError.code, reason=error.reason, message=error.message
         )

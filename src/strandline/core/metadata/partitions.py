@@ -14,7 +14,7 @@ Rules:
 - the log start offset only grows, but for an unclean election: the new leader may not have come so
   far, and what it then takes must not be deleted for having the offset of something older.
 
-Must not know streams, brokers' addresses or who asks; refusals are ``CommandRefusedError``.
+Must not know streams, brokers' addresses or who asks; rejections are ``CommandRejectedError``.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -23,7 +23,7 @@ import msgspec
 
 from strandline.core.metadata.commands import Replicas
 from strandline.core.metadata.image import BrokerImage, PartitionImage
-from strandline.core.metadata.outcome import CommandRefusedError
+from strandline.core.metadata.outcome import CommandRejectedError
 from strandline.types import BrokerId, LeaderEpoch, Offset
 
 Brokers = Mapping[BrokerId, BrokerImage]
@@ -41,7 +41,7 @@ def new_partition(
     isr = tuple(b for b in able if not brokers[b].is_impaired) or tuple(able)
     leader = next((b for b in replicas if b in isr), None)
     if replicas and leader is None:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "not_eligible", f"none of the brokers {_list(replicas)} is in service"
         )
     return msgspec.structs.replace(partition, replicas=replicas, leader=leader, isr=isr)
@@ -67,13 +67,13 @@ def change_isr(
     """The partition with the ISR its leader wants.
 
     Raises:
-        CommandRefusedError: not a possible ISR.
+        CommandRejectedError: not a possible ISR.
     """
     isr = tuple(sorted(set(wanted)))
     if len(isr) != len(wanted) or not set(isr) <= set(partition.replicas):
-        raise CommandRefusedError("not_eligible", f"ISR {_list(wanted)} is not a set of replicas")
+        raise CommandRejectedError("not_eligible", f"ISR {_list(wanted)} is not a set of replicas")
     if partition.leader not in isr:
-        raise CommandRefusedError("not_eligible", f"ISR {_list(wanted)} lacks the leader")
+        raise CommandRejectedError("not_eligible", f"ISR {_list(wanted)} lacks the leader")
     for broker in sorted(set(isr) - set(partition.isr)):
         check_may_join_isr(brokers[broker])
     return _changed(partition, isr, leader=partition.leader, min_isr=min_isr)
@@ -83,10 +83,10 @@ def check_may_join_isr(broker: BrokerImage) -> None:
     """Refuse those on which a commit would wait in vain.
 
     Raises:
-        CommandRefusedError: it is fenced or stopping.
+        CommandRejectedError: it is fenced or stopping.
     """
     if not broker.may_lead:
-        raise CommandRefusedError("not_eligible", f"broker {broker.id} is {broker.state}")
+        raise CommandRejectedError("not_eligible", f"broker {broker.id} is {broker.state}")
 
 
 def elect(
@@ -109,12 +109,12 @@ def elect(
         has_failed: whether the old leader leaves the ISR, as commits would wait for it in vain.
 
     Raises:
-        CommandRefusedError: this broker may not lead it.
+        CommandRejectedError: this broker may not lead it.
     """
     if leader == partition.leader:
-        raise CommandRefusedError("not_eligible", f"broker {leader} leads it already")
+        raise CommandRejectedError("not_eligible", f"broker {leader} leads it already")
     if leader not in partition.replicas or not brokers[leader].may_lead:
-        raise CommandRefusedError("not_eligible", f"broker {leader} is no replica in service")
+        raise CommandRejectedError("not_eligible", f"broker {leader} is no replica in service")
     if leader in partition.isr:
         failed = partition.leader if has_failed else None
         isr = tuple(b for b in partition.isr if not brokers[b].is_fenced and b != failed)
@@ -122,7 +122,7 @@ def elect(
     if is_safe(partition, leader):
         return _changed(partition, (leader,), leader=leader, min_isr=min_isr)
     if not is_unclean:
-        raise CommandRefusedError("not_in_sync", f"broker {leader} may lack committed records")
+        raise CommandRejectedError("not_in_sync", f"broker {leader} may lack committed records")
     # Nobody is known to have what this leader has, or lacks: all that was known is void.
     forgotten = msgspec.structs.replace(
         partition,
@@ -143,10 +143,10 @@ def move_log_start(partition: PartitionImage, offset: Offset) -> PartitionImage:
     """The partition without the records before an offset; itself if they are gone already.
 
     Raises:
-        CommandRefusedError: an impossible offset.
+        CommandRejectedError: an impossible offset.
     """
     if not 0 <= offset <= OFFSET_MAX:
-        raise CommandRefusedError("limit", f"{offset} is no offset")
+        raise CommandRejectedError("limit", f"{offset} is no offset")
     if offset <= partition.log_start_offset:
         return partition
     version = next_version(partition.version)
@@ -165,11 +165,11 @@ def forget_replica(partition: PartitionImage, broker: BrokerId) -> PartitionImag
     before the loss, must not apply after it.
 
     Raises:
-        CommandRefusedError: it alone is in the ISR, so nobody else surely has what was committed.
+        CommandRejectedError: it alone is in the ISR, so nobody else surely has what was committed.
     """
     isr = tuple(b for b in partition.isr if b != broker)
     if partition.isr and not isr:
-        raise CommandRefusedError("last_replica", "it is the last in-sync replica")
+        raise CommandRejectedError("last_replica", "it is the last in-sync replica")
     safe = tuple(b for b in partition.last_known_safe if b != broker)
     return msgspec.structs.replace(
         partition,
@@ -224,12 +224,12 @@ def finish_move(partition: PartitionImage, *, min_isr: int) -> PartitionImage:
     """The partition without the replicas that were leaving.
 
     Raises:
-        CommandRefusedError: no move is under way, or it has to wait.
+        CommandRejectedError: no move is under way, or it has to wait.
     """
     if not partition.is_moving:
-        raise CommandRefusedError("not_ready", "no reassignment is under way")
+        raise CommandRejectedError("not_ready", "no reassignment is under way")
     if why := why_move_waits(partition, min_isr=min_isr):
-        raise CommandRefusedError("not_ready", why)
+        raise CommandRejectedError("not_ready", why)
     target = partition.target
     isr = tuple(b for b in partition.isr if b in target)
     filling = tuple(b for b in partition.filling if b in target)

@@ -21,19 +21,8 @@ class Loads:
 
     def __init__(self, image: MetadataImage) -> None:
         self._brokers = image.brokers
-        self.replicas: Counter[BrokerId] = Counter()
-        self.preferred: Counter[BrokerId] = Counter()
-        # Plain loops: it is counted anew for each stream that is created.
-        replicas, preferred = dict[BrokerId, int](), dict[BrokerId, int]()
-        for stream in image.streams.values():
-            for partition in stream.partitions:
-                target = partition.target if partition.removing else partition.replicas
-                for broker in target:
-                    replicas[broker] = replicas.get(broker, 0) + 1
-                for broker in target[:1]:
-                    preferred[broker] = preferred.get(broker, 0) + 1
-        self.replicas.update(replicas)
-        self.preferred.update(preferred)
+        self.replicas = image.table.replicas.copy()
+        self.preferred = image.table.preferred.copy()
 
     def add(self, replicas: Replicas) -> None:
         """Count a partition."""
@@ -41,7 +30,7 @@ class Loads:
         self.preferred.update(replicas[:1])
 
     def remove(self, replicas: Replicas) -> None:
-        """Count a partition no more."""
+        """Count a partition no longer."""
         self.replicas.subtract(replicas)
         self.preferred.subtract(replicas[:1])
 
@@ -49,6 +38,10 @@ class Loads:
         """Whether a broker can keep one more, as far as it has said how many it can."""
         most = self._brokers[broker].partitions_max
         return not most or self.replicas[broker] < most
+
+    def with_room(self, brokers: Iterable[BrokerId]) -> list[BrokerId]:
+        """Return the brokers that can keep one more."""
+        return [broker for broker in brokers if self.has_room(broker)]
 
     def check_room(self, targets: Iterable[Replicas], before: Iterable[Replicas] = ()) -> None:
         """Refuse what a broker could not open; the targets are counted already.
@@ -123,7 +116,7 @@ def place(image: MetadataImage, *, partitions: int, replicas: int) -> tuple[Repl
         raise _too_few(replicas, len(allowed))
     placed = []
     for _ in range(partitions):
-        free = [broker for broker in allowed if loads.has_room(broker)]
+        free = loads.with_room(allowed)
         if len(free) < replicas:
             free = allowed  # the check tells which has no room
         chosen = [loads.first(free)]
@@ -155,7 +148,7 @@ def well_placed(
     """Return a partition's replicas by the rules, moving as little as possible.
 
     Who keeps it now stays, unless out of service, drained, or in the rack of another that stays
-    while there is a free one.
+    while there is a free one. A broker without room is taken only if no other is left.
 
     Raises:
         UnavailableError: fewer brokers are in service than replicas are asked for.
@@ -174,6 +167,7 @@ def well_placed(
             min(
                 (b for b in allowed if b not in staying),
                 key=lambda b: (
+                    b not in partition.target and not loads.has_room(b),
                     racks[loads.rack(b)],
                     b not in partition.target,
                     loads.replicas[b],
@@ -192,7 +186,7 @@ def rebalance_leaders(image: MetadataImage) -> ElectLeader | None:
     """
     led = led_partitions(image)
     changes = []
-    for name, partition in image.partitions():
+    for name, partition in image.unsettled():
         preferred = next(iter(partition.target), None)
         if preferred is None or partition.leader in (None, preferred):
             continue
@@ -214,7 +208,7 @@ def is_under_way(partition: PartitionImage, image: MetadataImage) -> bool:
 
 def moving(image: MetadataImage) -> int:
     """Count the partitions that are being moved."""
-    return sum(is_under_way(partition, image) for _, partition in image.partitions())
+    return sum(is_under_way(partition, image) for _, partition in image.unsettled())
 
 
 def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
@@ -224,9 +218,9 @@ def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
         image: as it is.
         moves_max: how many partitions may be moving at once, those that are included.
 
-    A partition for which no other broker is left stays, until there is one.
+    A partition for which no other broker with room is left stays, until there is one.
     """
-    leaving = {b for b, broker in image.brokers.items() if broker.is_draining}
+    leaving = _leaving(image)
     if not leaving:
         return ()
     room = moves_max - moving(image)
@@ -247,8 +241,10 @@ def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
 
 
 def stranded(image: MetadataImage) -> tuple[PartitionName, ...]:
-    """Partitions that cannot leave a broker that is being drained, for want of another broker."""
-    leaving = {b for b, broker in image.brokers.items() if broker.is_draining}
+    """Partitions that cannot leave a broker being drained: no other one with room is left."""
+    leaving = _leaving(image)
+    if not leaving:
+        return ()
     allowed, loads = open_brokers(image), Loads(image)
     found = []
     for name, partition in image.partitions():
@@ -260,6 +256,12 @@ def stranded(image: MetadataImage) -> tuple[PartitionName, ...]:
     return tuple(found)
 
 
+def _leaving(image: MetadataImage) -> set[BrokerId]:
+    """Brokers that are being drained and still are to keep something."""
+    kept = image.table.replicas
+    return {b for b, broker in image.brokers.items() if broker.is_draining and kept[b]}
+
+
 def _without(
     partition: PartitionImage,
     leaving: set[BrokerId],
@@ -267,12 +269,12 @@ def _without(
     loads: Loads,
     allowed: list[BrokerId],
 ) -> Replicas:
-    """The replicas with each that is leaving replaced in its place, if there is somebody."""
+    """The replicas with each that is leaving replaced in its place, if anybody has room."""
     target = list(partition.target)
     for index, broker in enumerate(partition.target):
         if broker in leaving:
             beside = [b for b in target if b != broker]
-            other = loads.best(allowed, beside)
+            other = loads.best(loads.with_room(allowed), beside)
             target[index] = broker if other is None else other
     return tuple(target)
 
@@ -283,13 +285,19 @@ def rebalance_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
     Ordered by an operator, for it copies records. It moves one replica of a partition at a time,
     from the fullest broker to the emptiest, while that lessens the difference and no rack gets two
     replicas that did not have them; it settles when no broker has two replicas more than another.
+    Brokers without room for more get none.
+
+    Raises:
+        InvalidConfigError: only brokers without room should get more; it names the first.
     """
     loads, allowed = Loads(image), open_brokers(image)
     still = {name: p for name, p in image.partitions() if p.replicas and not p.is_moving}
     moves: dict[PartitionName, Move] = {}
     for _ in range(moves_max - moving(image)):
-        found = _next_spread(still, loads, allowed)
+        found = _next_spread(still, loads, allowed, takers=loads.with_room(allowed))
         if found is None:
+            if not moves:
+                _check_spread(still, loads, allowed)
             break
         name, target = found
         partition = still.pop(name)
@@ -300,12 +308,32 @@ def rebalance_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
     return tuple(moves.values())
 
 
-def _next_spread(
+def _check_spread(
     still: dict[PartitionName, PartitionImage], loads: Loads, allowed: list[BrokerId]
+) -> None:
+    """Refuse to find nothing to move where it is only for want of room.
+
+    Raises:
+        InvalidConfigError: it says which broker has none.
+    """
+    found = _next_spread(still, loads, allowed, takers=allowed)
+    if found is not None:
+        name, target = found
+        loads.remove(still[name].replicas)
+        loads.add(target)
+        loads.check_room([target], [still[name].replicas])
+
+
+def _next_spread(
+    still: dict[PartitionName, PartitionImage],
+    loads: Loads,
+    allowed: list[BrokerId],
+    *,
+    takers: list[BrokerId],
 ) -> tuple[PartitionName, Replicas] | None:
-    """A partition of the fullest broker that the emptiest one could keep instead."""
+    """A partition of the fullest broker that the emptiest of the takers could keep instead."""
     by_load = sorted(allowed, key=lambda b: (loads.replicas[b], b))
-    for empty in by_load:
+    for empty in (broker for broker in by_load if broker in takers):
         for full in reversed(by_load):
             if loads.replicas[full] - loads.replicas[empty] < 2:
                 break

@@ -6,7 +6,7 @@ Invariant: a quota that is there limits something.
 import msgspec
 
 from strandline.core.metadata.image import MetadataImage
-from strandline.core.metadata.outcome import CommandRefusedError
+from strandline.core.metadata.outcome import CommandRejectedError
 from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.security.principal import check_user_name
 from strandline.security.quota import check_quota
@@ -19,7 +19,7 @@ def set_quota(image: MetadataImage, command: SetQuota) -> MetadataImage:
     check_user_name(command.principal)
     check_quota(command.quota)
     if command.principal not in image.quotas and len(image.quotas) >= QUOTAS_MAX:
-        raise CommandRefusedError("limit", f"there are {QUOTAS_MAX} quotas; remove some")
+        raise CommandRejectedError("limit", f"there are {QUOTAS_MAX} quotas; remove some")
     quotas = {**image.quotas, command.principal: command.quota}
     return msgspec.structs.replace(image, quotas=quotas)
 
@@ -27,7 +27,7 @@ def set_quota(image: MetadataImage, command: SetQuota) -> MetadataImage:
 def remove_quota(image: MetadataImage, command: RemoveQuota) -> MetadataImage:
     """Limit a principal no more."""
     if command.principal not in image.quotas:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "unknown_quota",
             f"{command.principal!r} has no quota; 'strandline quota list' shows those there are",
         )

@@ -10,7 +10,7 @@ import msgspec
 from strandline.core.metadata.changes import find_partition
 from strandline.core.metadata.commands import SkipTo
 from strandline.core.metadata.image import MetadataImage
-from strandline.core.metadata.outcome import CommandRefusedError
+from strandline.core.metadata.outcome import CommandRejectedError
 from strandline.core.metadata.partitions import OFFSET_MAX, next_epoch, next_version
 from strandline.core.metadata.streams import log_id_after
 from strandline.types import LogId
@@ -23,7 +23,7 @@ def skip_to(image: MetadataImage, command: SkipTo) -> MetadataImage:
     """
     partition = find_partition(image, command.at)
     if not partition.log_start_offset < command.offset <= OFFSET_MAX:
-        raise CommandRefusedError("limit", f"{command.offset} is not beyond the log's start")
+        raise CommandRejectedError("limit", f"{command.offset} is not beyond the log's start")
     fresh = msgspec.structs.replace(
         partition,
         log_id=LogId(image.next_log_id),

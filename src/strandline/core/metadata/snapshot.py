@@ -1,7 +1,8 @@
 """The image as bytes, for snapshots between brokers and for the file of a broker alone.
 
 Rules: the version comes first and decides; what is older is read and becomes the present one, what
-is newer is refused, never guessed at. Guarding the bytes against damage is the keeper's business.
+is newer is refused, never guessed at. Guarding the bytes against corruption is the keeper's
+business.
 """
 
 import msgspec

@@ -76,5 +76,4 @@ def _times(times: tuple[int, int], now_ns: int) -> tuple[int, int]:
 def _with_states(
     image: MetadataImage, name: str, states: dict[int, PartitionState]
 ) -> MetadataImage:
-    stream = msgspec.structs.replace(image.streams[name], states=states)
-    return msgspec.structs.replace(image, streams={**image.streams, name: stream})
+    return image.with_streams({name: msgspec.structs.replace(image.streams[name], states=states)})

@@ -10,7 +10,7 @@ import msgspec
 from strandline.config import StreamConfig
 from strandline.core.metadata.commands import KeepStreamKeys
 from strandline.core.metadata.image import MetadataImage
-from strandline.core.metadata.outcome import CommandRefusedError
+from strandline.core.metadata.outcome import CommandRejectedError
 from strandline.types import WrappedKey
 
 
@@ -18,10 +18,10 @@ def check_new_keys(config: StreamConfig, keys: tuple[WrappedKey, ...]) -> None:
     """Refuse an encrypted stream without its first data key, and any other with one.
 
     Raises:
-        CommandRefusedError: the keys do not fit the settings.
+        CommandRejectedError: the keys do not fit the settings.
     """
     if [key.number for key in keys] != [1] * config.encryption:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "stale_keys", "an encrypted stream, and no other, begins with data key 1"
         )
 
@@ -30,7 +30,7 @@ def keep_stream_keys(image: MetadataImage, command: KeepStreamKeys) -> MetadataI
     """Take data keys that were wrapped anew, or one more."""
     stream = image.stream(command.name)
     if not stream.config.encryption:
-        raise CommandRefusedError("stale_keys", f"stream {command.name!r} is not encrypted")
+        raise CommandRejectedError("stale_keys", f"stream {command.name!r} is not encrypted")
     keys = list(stream.keys)
     for key in command.keys:
         if key.number == len(keys) + 1:
@@ -38,10 +38,9 @@ def keep_stream_keys(image: MetadataImage, command: KeepStreamKeys) -> MetadataI
         elif 1 <= key.number <= len(keys) and keys[key.number - 1].fingerprint == key.fingerprint:
             keys[key.number - 1] = key
         else:
-            raise CommandRefusedError(
+            raise CommandRejectedError(
                 "stale_keys",
                 f"data key {key.number} of stream {command.name!r} is another one: somebody else "
                 "gave the stream a key at the same time; repeat the order",
             )
-    kept = msgspec.structs.replace(stream, keys=tuple(keys))
-    return msgspec.structs.replace(image, streams={**image.streams, command.name: kept})
+    return image.with_streams({command.name: msgspec.structs.replace(stream, keys=tuple(keys))})

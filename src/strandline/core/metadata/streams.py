@@ -13,7 +13,7 @@ from strandline.core.metadata.brokers import known_broker
 from strandline.core.metadata.commands import AddPartitions, CreateStream, DeleteStream, Replicas
 from strandline.core.metadata.groups import with_more_partitions, without_stream
 from strandline.core.metadata.image import MetadataImage, PartitionImage, StreamImage
-from strandline.core.metadata.outcome import CommandRefusedError
+from strandline.core.metadata.outcome import CommandRejectedError
 from strandline.core.metadata.partitions import new_partition
 from strandline.core.metadata.stream_keys import check_new_keys
 from strandline.errors import InvalidConfigError, InvalidSubjectError, StreamExistsError
@@ -49,37 +49,29 @@ def create_stream(image: MetadataImage, command: CreateStream) -> MetadataImage:
     stream = StreamImage(
         config=config, created_ns=command.now_ns, partitions=partitions, keys=command.keys
     )
-    return msgspec.structs.replace(
-        image,
-        next_log_id=log_id_after(image, partitions),
-        streams={**image.streams, config.name: stream},
-    )
+    image = msgspec.structs.replace(image, next_log_id=log_id_after(image, partitions))
+    return image.with_streams({config.name: stream})
 
 
 def delete_stream(image: MetadataImage, command: DeleteStream) -> MetadataImage:
     """Forget a stream; its log ids stay used."""
     image.stream(command.name)
-    streams = {name: s for name, s in image.streams.items() if name != command.name}
-    return without_stream(msgspec.structs.replace(image, streams=streams), command.name)
+    return without_stream(image.with_streams({command.name: None}), command.name)
 
 
 def add_partitions(image: MetadataImage, command: AddPartitions) -> MetadataImage:
     """Append partitions to a stream."""
     stream = image.stream(command.name)
     if command.count < 1:
-        raise CommandRefusedError("bad_assignment", "at least one partition must be added")
+        raise CommandRejectedError("bad_assignment", "at least one partition must be added")
     config = msgspec.structs.replace(
         stream.config, partitions=len(stream.partitions) + command.count
     )
     check_stream_config(config, is_cluster=bool(image.brokers))
     added = _new_partitions(image, command.assignment, config=config, count=command.count)
     grown = msgspec.structs.replace(stream, config=config, partitions=stream.partitions + added)
-    image = msgspec.structs.replace(
-        image,
-        next_log_id=log_id_after(image, added),
-        streams={**image.streams, command.name: grown},
-    )
-    return with_more_partitions(image, command.name)
+    image = msgspec.structs.replace(image, next_log_id=log_id_after(image, added))
+    return with_more_partitions(image.with_streams({command.name: grown}), command.name)
 
 
 def log_id_after(image: MetadataImage, added: tuple[PartitionImage, ...]) -> int:
@@ -92,7 +84,7 @@ def _new_partitions(
 ) -> tuple[PartitionImage, ...]:
     """Partitions without records, on the brokers they were assigned to."""
     if len(assignment) != (count if image.brokers else 0):
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "bad_assignment", f"{len(assignment)} partitions are assigned, {count} are needed"
         )
     logs = [PartitionImage(log_id=LogId(image.next_log_id + i)) for i in range(count)]
@@ -101,7 +93,7 @@ def _new_partitions(
     for replicas in assignment:
         check_replicas(image, replicas)
         if len(replicas) != config.replicas:
-            raise CommandRefusedError(
+            raise CommandRejectedError(
                 "bad_assignment", f"{len(replicas)} replicas are assigned, not {config.replicas}"
             )
     return tuple(
@@ -114,12 +106,12 @@ def check_replicas(image: MetadataImage, replicas: Replicas) -> None:
     """Refuse replicas that are not distinct known brokers.
 
     Raises:
-        CommandRefusedError: naming what is wrong.
+        CommandRejectedError: naming what is wrong.
     """
     for broker in replicas:
         known_broker(image, broker)
     if not replicas or len(set(replicas)) != len(replicas) or len(replicas) > REPLICAS_MAX:
-        raise CommandRefusedError(
+        raise CommandRejectedError(
             "bad_assignment", f"1 to {REPLICAS_MAX} distinct brokers keep a partition"
         )
 

@@ -1,14 +1,14 @@
-"""The leader's part: replicate, commit, confirm reads, change members, hand over.
+"""The leader role: replication, commits, read confirmation, membership, hand-over.
 
 Invariants:
-- an entry is committed when a quorum of voters has it on disk *and* it, or one after it, is of
-  this term (paper, 5.4.2); the leader counts itself only as far as its own disk goes;
-- a read is confirmed by a quorum that answered after the read was asked for, and covers all that
-  any leader before committed, since an entry of this term is committed first (thesis 6.4);
-- one membership change at a time, of one voter, and only after this term has committed something
+- an entry is committed when a quorum of voters has it on disk *and* it, or a later one, is of this
+  term (paper, 5.4.2); the leader counts only what its own disk has;
+- a read is confirmed by a quorum that answered after the request. It sees everything that earlier
+  leaders committed, since an entry of this term is committed first (thesis 6.4);
+- one membership change at a time, of one voter, and only after this term has committed an entry
   (thesis 4.1, and Ongaro's correction of 2015: else two leaders' changes can each find a quorum).
 
-Must not know of elections: whoever wins one makes a ``RaftLeader``.
+Must not know of elections: the winner of one creates a ``RaftLeader``.
 """
 
 from dataclasses import dataclass
@@ -32,17 +32,17 @@ from strandline.errors import InvalidRequestError, UnavailableError
 from strandline.types import BrokerId
 
 _SNAPSHOT_WAITS = 4
-"""A snapshot gets so many election timeouts before it is sent again."""
+"""After so many election timeouts without an answer a snapshot is sent again."""
 
 
 @dataclass(slots=True)
-class _Read:
+class _ReadRequest:
     """A read that waits to be confirmed.
 
     Attributes:
         context: the caller's.
-        index: what must be applied first; None until this term has committed something.
-        round: the answers that count.
+        index: the entry that must be applied first; None until this term has committed one.
+        round: the round of heartbeats whose answers confirm it.
     """
 
     context: object
@@ -54,7 +54,7 @@ class RaftLeader:
     """The role of leader for one term.
 
     Args:
-        state: the member's; an entry of this term is appended to its log at once.
+        state: the member's state; an entry of this term is appended to its log at once.
     """
 
     def __init__(self, state: RaftState) -> None:
@@ -62,13 +62,13 @@ class RaftLeader:
         self._heartbeat_ticks = 0
         self._quorum_ticks = 0
         self._round = 0
-        self._reads: list[_Read] = []
+        self._reads: list[_ReadRequest] = []
         waiting = state.log.between(state.log.commit_index + 1, state.log.last_index)
         self._pending_bytes = sum(_size(entry) for entry in waiting)
         self._successor: BrokerId | None = None
         self._successor_ticks = 0
         self.is_deposed = False
-        """Lost its quorum, or is no voter any more: it must step down."""
+        """Whether it must step down: it lost its quorum, or is no longer a voter."""
         self.followers: dict[BrokerId, RaftProgress] = {}
         self._follow_members()
         self._append(Kind.NOTHING, b"")
@@ -76,7 +76,7 @@ class RaftLeader:
     # Inputs
 
     def tick(self) -> None:
-        """Send again what got no answer, heartbeats, and see whether a quorum is still there."""
+        """Send repeats and heartbeats, and check that a quorum still answers."""
         settings = self._state.settings
         self._successor_ticks = max(self._successor_ticks - 1, 0)
         if not self._successor_ticks:
@@ -94,10 +94,10 @@ class RaftLeader:
             self._check_quorum()
 
     def propose(self, data: bytes) -> tuple[Index, Term]:
-        """Append a command; it is decided when an entry with this index and term is applied.
+        """Append a command; it is committed when an entry with this index and term is applied.
 
         Raises:
-            UnavailableError: too much waits already, or leadership is being handed over.
+            UnavailableError: too many proposals wait, or leadership is being handed over.
         """
         if self._successor is not None:
             raise UnavailableError("the controller is handing over; retry")
@@ -106,10 +106,10 @@ class RaftLeader:
         return self._append(Kind.COMMAND, data)
 
     def read(self, context: object) -> None:
-        """Confirm, by asking a quorum, that we still lead; then ``context`` is in a ``Ready``."""
+        """Confirm with a quorum that we still lead, then return ``context`` in a ``Ready``."""
         self._round += 1
         index = self._state.log.commit_index if self._has_committed_own_term else None
-        self._reads.append(_Read(context, index, self._round))
+        self._reads.append(_ReadRequest(context, index, self._round))
         self._send_heartbeats()
         self._confirm_reads()
 
@@ -117,10 +117,10 @@ class RaftLeader:
         """Propose another membership.
 
         Raises:
-            InvalidRequestError: more than one voter changes, or nobody would be left, or a new
-                voter was no learner before, or one is listed twice.
-            UnavailableError: the change before is not committed, or the new voter has not caught
-                up, or this leader is too new; retry.
+            InvalidRequestError: more than one voter changes, no voter would be left, a new voter
+                was no learner before, or a member is listed twice.
+            UnavailableError: an earlier change or this term's first entry is not committed, or the
+                new voter has not caught up; retry.
         """
         old = self._state.members
         changed = set(members.voters) ^ set(old.voters)
@@ -139,10 +139,10 @@ class RaftLeader:
         return self._append(Kind.MEMBERS, encode_members(members))
 
     def hand_over(self, successor: BrokerId) -> None:
-        """Let ``successor`` take over as soon as it has everything; refuse proposals meanwhile.
+        """Let ``successor`` take over as soon as it has all entries; reject proposals meanwhile.
 
         Raises:
-            InvalidRequestError: it is no other voter.
+            InvalidRequestError: it is not another voter.
         """
         if successor not in self.followers or successor not in self._state.members.voters:
             raise InvalidRequestError(f"broker {successor} is not another voter")
@@ -150,7 +150,7 @@ class RaftLeader:
         self._hand_over_if_ready()
 
     def on_reply(self, follower: BrokerId, reply: AppendEntriesReply) -> None:
-        """A follower has taken entries, or could not."""
+        """Handle a follower's answer to entries or a snapshot."""
         progress = self.followers.get(follower)
         if progress is None:
             return
@@ -158,7 +158,7 @@ class RaftLeader:
         progress.round = max(progress.round, reply.round)
         if not reply.accepted:
             if reply.hint < progress.match and follower in self._state.members.learners:
-                # It lost its disk. That is not believed of a voter; a learner counts for nothing.
+                # It lost its disk. Safe for a learner, which has no vote; not believed of a voter.
                 self.followers[follower] = progress = RaftProgress(Index(reply.hint + 1))
             progress.refused(reply.index, reply.hint)
         elif progress.accepted(reply.index):
@@ -171,10 +171,11 @@ class RaftLeader:
     # Committing
 
     def advance_commit(self) -> None:
-        """Commit what a quorum of voters has on disk."""
+        """Commit the entries that a quorum of voters has on disk."""
         state, log = self._state, self._state.log
         stored = sorted(self._stored_by(voter) for voter in state.members.voters)
         index = stored[-state.members.quorum]
+        # An entry of an earlier term may still be replaced, though a quorum has it (paper, 5.4.2).
         if index <= log.commit_index or log.term_at(index) != state.term:
             return
         committed = log.between(log.commit_index + 1, index)
@@ -212,7 +213,7 @@ class RaftLeader:
     # Reads
 
     def _confirm_reads(self) -> None:
-        """Allow the reads, in order, that a quorum has confirmed."""
+        """Return, in order, the reads that a quorum has confirmed."""
         members = self._state.members
         if self._reads and not self._has_committed_own_term:
             return
@@ -230,20 +231,23 @@ class RaftLeader:
         return self._round if voter == self._state.me else self.followers[voter].round
 
     def give_up_reads(self) -> list[object]:
-        """The contexts of reads that will not be confirmed, since this is no leader any more."""
+        """Return the contexts of unconfirmed reads, because this member no longer leads."""
         lost, self._reads = [read.context for read in self._reads], []
         return lost
 
     # Replicating
 
     def _follow_members(self) -> None:
-        """Replicate to all in the newest membership; who left stays until that is committed."""
+        """Replicate to all members of the newest membership.
+
+        A removed member still gets entries until its removal is committed, and so learns of it.
+        """
         for member in self._state.members.everybody:
             if member != self._state.me and member not in self.followers:
                 self.followers[member] = RaftProgress(Index(self._state.log.last_index + 1))
 
     def _send_heartbeats(self) -> None:
-        """Say that we lead; without entries, since only what was asked for may be refused."""
+        """Send heartbeats without entries: only answers to entries may move progress back."""
         state, log = self._state, self._state.log
         self._heartbeat_ticks = 0
         for follower, progress in self.followers.items():
@@ -258,7 +262,7 @@ class RaftLeader:
             state.send(follower, message, early=True)
 
     def _replicate(self, follower: BrokerId) -> None:
-        """Send the next entries or the snapshot, unless something is under way already."""
+        """Send the next entries or the snapshot, unless an answer is outstanding."""
         state, log, progress = self._state, self._state.log, self.followers[follower]
         if progress.wait_ticks or progress.next > log.last_index:
             return
@@ -278,13 +282,13 @@ class RaftLeader:
         state.send(follower, append, early=True)
 
     def _check_quorum(self) -> None:
-        """Step down if no quorum was heard from: somebody else may lead by now (thesis 6.2)."""
+        """Step down if no quorum has answered lately: another member may lead (thesis 6.2)."""
         self._quorum_ticks = 0
         members, me = self._state.members, self._state.me
-        heard = sum(voter == me or self.followers[voter].active for voter in members.voters)
+        active = sum(voter == me or self.followers[voter].active for voter in members.voters)
         for progress in self.followers.values():
             progress.active = False
-        if heard < members.quorum:
+        if active < members.quorum:
             self.is_deposed = True
 
     def _hand_over_if_ready(self) -> None:

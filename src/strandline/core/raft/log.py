@@ -1,11 +1,11 @@
-"""The log as a member holds it in memory: entries since the last snapshot, and three marks.
+"""A member's log in memory: the entries since the last snapshot, and three indexes.
 
 Invariants:
 - indexes are dense: ``entries[i].index == base_index + 1 + i``;
 - ``base_index <= stable_index <= last_index``, where entries up to ``stable_index`` are on disk;
-- ``applied_index <= commit_index <= last_index``; committed entries are never removed from the end.
+- ``applied_index <= commit_index <= last_index``; committed entries are never truncated.
 
-Must not know of terms of office, members or messages.
+Must not know roles or messages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,19 +15,19 @@ import msgspec
 from strandline.core.raft.messages import Index, Kind, Members, RaftEntry, Snapshot, Term
 
 ENTRY_OVERHEAD_BYTES = 24
-"""Counted for an entry besides its data when batches are cut to size."""
+"""Counted for an entry besides its data when the size of a batch is limited."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Members)
 
 
 class RaftLog:
-    """Entries after ``base_index``, which a snapshot covers or which come later than it.
+    """Entries after ``base_index``; the snapshot covers the first of them, or none.
 
     Args:
         snapshot: the newest one.
         base: index and term of the entry before the first one kept; at or below the snapshot's.
-        entries: what is on disk after the base.
+        entries: those on disk after the base.
     """
 
     def __init__(
@@ -43,25 +43,25 @@ class RaftLog:
 
     @property
     def last_index(self) -> Index:
-        """Of the newest entry, on disk or not."""
+        """The index of the newest entry, on disk or not."""
         return Index(self.base_index + len(self._entries))
 
     @property
     def last_term(self) -> Term:
-        """Of the newest entry."""
+        """The term of the newest entry."""
         return self._entries[-1].term if self._entries else self.base_term
 
     @property
     def stored_index(self) -> Index:
-        """The last entry that is committed and on our own disk: every later start finds it there.
+        """The last entry that is committed and on our own disk, so that every restart finds it.
 
-        What is on disk and not committed may be replaced by a later leader's entries, fewer than
-        ours; what is committed never is.
+        Entries on disk that are not committed may be replaced by a later leader; committed ones
+        never are.
         """
         return min(self.commit_index, self.stable_index)
 
     def term_at(self, index: int) -> Term | None:
-        """The entry's term; None if it is not known here (any more)."""
+        """Return an entry's term; None if the entry is not, or no longer, in this log."""
         if index == self.base_index:
             return self.base_term
         if self.base_index < index <= self.last_index:
@@ -69,16 +69,16 @@ class RaftLog:
         return None
 
     def has(self, index: int, term: int) -> bool:
-        """Whether the entry is here with that term, so that all before it are equal too."""
+        """Return whether the log has the entry with that term; then all before it are equal too."""
         return self.term_at(index) == term
 
     def between(self, first: int, last: int) -> list[RaftEntry]:
-        """Entries from ``first`` to ``last``, both included, as far as they are kept."""
+        """Return the entries from ``first`` to ``last``, both included, as far as they are kept."""
         start = max(first - self.base_index - 1, 0)
         return self._entries[start : max(last - self.base_index, 0)]
 
     def batch_from(self, first: int, bytes_max: int) -> tuple[RaftEntry, ...]:
-        """Entries from ``first`` on, at least one if there is any, up to so many bytes."""
+        """Return entries from ``first`` on up to a size, at least one if there is any."""
         batch: list[RaftEntry] = []
         size = 0
         for position in range(first - self.base_index - 1, len(self._entries)):
@@ -90,7 +90,7 @@ class RaftLog:
         return tuple(batch)
 
     def members(self, *, before: int | None = None) -> tuple[Members, Index]:
-        """The newest membership in the log, committed or not, and the entry that holds it.
+        """Return the newest membership in the log, committed or not, and its entry's index.
 
         A membership counts from the moment its entry is in the log (thesis 4.1).
 
@@ -107,23 +107,23 @@ class RaftLog:
     # Changing it
 
     def append(self, entries: Sequence[RaftEntry]) -> None:
-        """Add entries at the end, not yet on disk."""
+        """Append entries, which are not on disk yet."""
         assert not entries or entries[0].index == self.last_index + 1, "indexes are dense"
         self._entries.extend(entries)
 
     def truncate_from(self, index: int) -> None:
-        """Remove the entries from ``index`` on, which a new leader never had."""
+        """Truncate the entries from ``index`` on, which a new leader does not have."""
         assert index > self.commit_index, "a committed entry is never removed"
         del self._entries[index - self.base_index - 1 :]
         self.stable_index = Index(min(self.stable_index, index - 1))
 
     def mark_stable(self, index: Index, term: Term) -> None:
-        """The entries up to ``index`` are on disk, unless they were replaced meanwhile."""
+        """Note that entries up to ``index`` are on disk, unless they were replaced meanwhile."""
         if self.has(index, term):
             self.stable_index = max(self.stable_index, index)
 
     def take_committed(self) -> tuple[RaftEntry, ...]:
-        """Entries to apply now, each handed out once: committed, and on our own disk."""
+        """Return the entries to apply now, each once: those committed and on our own disk."""
         end = self.stored_index
         if end <= self.applied_index:
             return ()
@@ -132,7 +132,7 @@ class RaftLog:
         return entries
 
     def compact(self, index: Index, data: bytes, *, keep: int) -> Snapshot:
-        """Make a snapshot at ``index`` and drop the entries it covers, but for ``keep`` of them.
+        """Make a snapshot at ``index`` and drop the entries it covers, except the last ``keep``.
 
         Args:
             index: an applied entry's.
@@ -155,9 +155,9 @@ class RaftLog:
         return self.snapshot
 
     def install(self, snapshot: Snapshot) -> None:
-        """Take another's snapshot instead of everything it covers.
+        """Replace everything that a received snapshot covers.
 
-        Entries after it stay if they go on from it; otherwise an earlier leader's are dropped.
+        Later entries stay if they continue it; otherwise they are an earlier leader's.
         """
         assert snapshot.index > self.commit_index, "never back"
         keeps_tail = self.has(snapshot.index, snapshot.term)
@@ -170,7 +170,7 @@ class RaftLog:
 
 
 def decode_members(data: bytes) -> Members:
-    """The membership in an entry.
+    """Decode the membership in an entry.
 
     Raises:
         ValueError: the bytes are no membership.
@@ -179,5 +179,5 @@ def decode_members(data: bytes) -> Members:
 
 
 def encode_members(members: Members) -> bytes:
-    """The data of an entry of kind ``MEMBERS``."""
+    """Encode the data of an entry of kind ``MEMBERS``."""
     return _encoder.encode(members)

@@ -92,7 +92,7 @@ class VoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class VoteReply(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The answer; a refusal carries the refuser's own term."""
+    """The answer; a rejection carries the refuser's own term."""
 
     term: Term
     granted: bool

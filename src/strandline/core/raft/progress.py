@@ -9,14 +9,14 @@ _NONE = Index(0)
 
 @dataclass(slots=True)
 class RaftProgress:
-    """Of one follower.
+    """The state of one follower.
 
     Attributes:
         next: index of the entry to send next.
-        match: everything up to here is on the follower's disk and equal to ours.
-        wait_ticks: until what was sent is sent again; 0: nothing is under way.
-        active: heard from since the last check of the quorum.
-        round: newest read round it has confirmed.
+        match: the last entry known to be on the follower's disk and equal to ours.
+        wait_ticks: ticks until unanswered entries are sent again; 0: none are outstanding.
+        active: whether it has answered since the last quorum check.
+        round: the newest round of heartbeats that it has answered.
     """
 
     next: Index
@@ -26,7 +26,7 @@ class RaftProgress:
     round: int = 0
 
     def accepted(self, index: Index) -> bool:
-        """Take in that everything up to ``index`` is there; whether that is news."""
+        """Note that the follower has all entries up to ``index``; return whether that is new."""
         if index <= self.match:
             return False
         self.match = index
@@ -35,9 +35,9 @@ class RaftProgress:
         return True
 
     def refused(self, index: Index, hint: Index) -> None:
-        """Take in that the entry at ``index`` is not the same there; go back, at most to ``hint``.
+        """Note that the follower's entry at ``index`` differs, and go back, at most to ``hint``.
 
-        An answer to something older than what is under way says nothing new.
+        An answer to an earlier message is ignored.
         """
         if index == self.next - 1 and index > self.match:
             self.next = Index(max(self.match + 1, min(index, hint + 1)))

@@ -2,14 +2,14 @@
 
 Roles are types; a member has exactly one:
 
-- ``RaftFollower``: knows the leader or waits for one;
-- ``RaftCandidate``: asks for votes, first on trial (pre-vote: an election that cannot be won
-  disturbs nobody, thesis 9.6), then for real;
+- ``RaftFollower``: follows a leader, or waits for one;
+- ``RaftCandidate``: asks for votes, first in a pre-vote (so that an election that cannot be won
+  disturbs nobody, thesis 9.6), then in the election;
 - ``RaftLeader``: see ``leader.py``.
 
-Rules: a message of a newer term makes a follower of anybody, one of an older term is answered with
-the newer term at most. Nothing here waits, and nothing is promised before it is on disk: see
-``ready.py`` for what the driver does in which order.
+Rules: after a message of a newer term every role becomes a follower. A message of an older term is
+ignored, or answered with the newer term. Nothing here waits, and nothing is promised before it is
+on disk: ``ready.py`` has the order in which the driver works.
 """
 
 from collections.abc import Callable, Iterable
@@ -49,18 +49,18 @@ class RaftFollower:
 
 @dataclass(slots=True)
 class RaftCandidate:
-    """Asks for votes; ``pre``: only whether it would get them."""
+    """Asks for votes; ``pre``: in a pre-vote, which changes no term."""
 
     pre: bool
     votes: set[BrokerId] = field(default_factory=set)
 
 
 class Raft:
-    """One member, from what its disk holds.
+    """One member of the group, restored from its disk.
 
     Args:
         me: this member.
-        jitter: ``jitter(n)`` is at random from 0 to n - 1.
+        jitter: ``jitter(n)`` returns a random number from 0 to n - 1.
         hard: term and vote.
         snapshot: the newest one; for a new group, one at index 0 with its first members.
         base: index and term of the entry before ``entries``; the snapshot's by default.
@@ -110,20 +110,20 @@ class Raft:
             self._campaign(pre=True)
 
     def propose(self, data: bytes) -> tuple[Index, Term]:
-        """Append a command to the log; its outcome is known when it, or another, is applied there.
+        """Append a command to the log; its outcome is known when an entry is applied at its index.
 
         Returns:
             Index and term of its entry.
 
         Raises:
             NotLeaderError: another member leads, or none.
-            UnavailableError: too much waits, or leadership is being handed over.
+            UnavailableError: too many proposals wait, or leadership is being handed over.
         """
         index, term = self._leader().propose(data)
         return index, term
 
     def read(self, context: object) -> None:
-        """Ask for a linearizable read; ``context`` comes back in a ``Ready``.
+        """Request a linearizable read; ``context`` is returned in a ``Ready``.
 
         Raises:
             NotLeaderError: another member leads, or none.
@@ -131,17 +131,17 @@ class Raft:
         self._leader().read(context)
 
     def change_members(self, members: Members) -> tuple[Index, Term]:
-        """Propose another membership: one voter more or less, learners at will.
+        """Propose another membership: one voter more or less, and any learners.
 
         Raises:
             NotLeaderError: another member leads, or none.
             InvalidRequestError: no such change is allowed.
-            UnavailableError: not now; retry.
+            UnavailableError: another change is not committed yet; retry.
         """
         return self._leader().change_members(members)
 
     def hand_over(self, successor: BrokerId) -> None:
-        """Let another voter lead.
+        """Transfer the leadership to another voter.
 
         Raises:
             NotLeaderError: another member leads, or none.
@@ -167,7 +167,7 @@ class Raft:
         return self.state.take_ready()
 
     def persisted(self, ready: Ready) -> None:
-        """The ``Ready`` is on disk, as far as it had to be."""
+        """Note that the durable parts of the ``Ready`` are on disk."""
         self.state.mark_persisted(ready)
         if isinstance(self.role, RaftLeader):
             self.role.advance_commit()
@@ -192,7 +192,7 @@ class Raft:
             self._become_follower(self.state.term, None)
 
     def _campaign(self, *, pre: bool, forced: bool = False) -> None:
-        """Ask every voter."""
+        """Ask every voter for its vote."""
         state = self.state
         term = Term(state.term + 1)
         if not pre:
@@ -220,11 +220,11 @@ class Raft:
     # Messages
 
     def step(self, envelope: Envelope) -> None:
-        """Take in a message from another member."""
+        """Handle a message from another member."""
         sender, message = envelope.sender, envelope.message
-        assert envelope.receiver == self.state.me, "delivered to whom it is for"
+        assert envelope.receiver == self.state.me, "delivered to its receiver"
         if isinstance(message, VoteRequest) and self._is_content and not message.forced:
-            return  # we hear from a leader: whoever does not is alone with that (thesis 4.2.3)
+            return  # our leader is alive: a member that lost it must not depose it (thesis 4.2.3)
         if message.term > self.state.term:
             if not _is_trial(message):
                 leads = isinstance(message, AppendEntries | InstallSnapshot)
@@ -237,13 +237,13 @@ class Raft:
 
     @property
     def _is_content(self) -> bool:
-        """Whether there is a leader, heard from lately."""
+        """Whether there is a leader from which a message came within the election timeout."""
         if isinstance(self.role, RaftLeader):
             return True
         return self.leader is not None and self._quiet_ticks < self.state.settings.election_ticks
 
     def _answer_stale(self, sender: BrokerId, message: Message) -> None:
-        """Let the sender know the newer term."""
+        """Answer a message of an older term with the newer term, where that helps the sender."""
         term = self.state.term
         if isinstance(message, AppendEntries | InstallSnapshot):
             self.state.send(sender, AppendEntriesReply(term, accepted=False, index=Index(0)))
@@ -251,7 +251,7 @@ class Raft:
             self.state.send(sender, VoteReply(term, granted=False, pre=True))
 
     def _handle(self, sender: BrokerId, message: Message) -> None:
-        """A message of our term, or a trial of the next."""
+        """Handle a message of our term, or a pre-vote for the next."""
         match message:
             case VoteRequest():
                 self._on_vote_request(sender, message)
@@ -273,7 +273,7 @@ class Raft:
                 assert_never(message)
 
     def _follow(self, leader: BrokerId) -> None:
-        """It leads this term."""
+        """Follow the leader of this term."""
         assert not isinstance(self.role, RaftLeader), "one leader in a term"
         if isinstance(self.role, RaftFollower):
             self.role.leader = leader
@@ -282,7 +282,7 @@ class Raft:
             self._become_follower(self.state.term, leader)
 
     def _on_vote_request(self, candidate: BrokerId, request: VoteRequest) -> None:
-        """Grant it if the candidate's log is no older than ours (paper, 5.4.1)."""
+        """Vote for a candidate whose log is at least as new as ours (paper, 5.4.1)."""
         state, log = self.state, self.state.log
         is_new = (request.last_term, request.last_index) >= (log.last_term, log.last_index)
         is_free = request.term > state.term or state.hard.vote in (None, candidate)
@@ -302,10 +302,10 @@ class Raft:
             self._count_vote(role, voter)
 
     def _on_append(self, leader: BrokerId, message: AppendEntries) -> None:
-        """Take the entries if they follow on what we have; say how far we are, once on disk."""
+        """Append entries that continue our log; answer after they are on disk."""
         state, log = self.state, self.state.log
         if message.prev_index < log.commit_index:
-            # What is committed is equal everywhere; the entries before may be gone here.
+            # Committed entries are equal everywhere, and may be compacted here.
             reply = AppendEntriesReply(state.term, accepted=True, index=log.commit_index)
         elif log.has(message.prev_index, message.prev_term):
             self._take(message.entries)
@@ -320,7 +320,7 @@ class Raft:
         state.send(leader, _with_round(reply, message.round))
 
     def _take(self, entries: tuple[RaftEntry, ...]) -> None:
-        """Append what is new; cut our own log only where it differs, for messages come late too."""
+        """Append new entries; truncate only where they differ, since late messages have fewer."""
         log = self.state.log
         for position, entry in enumerate(entries):
             if log.has(entry.index, entry.term):
@@ -331,7 +331,7 @@ class Raft:
             return
 
     def _last_possible(self, prev_index: Index, prev_term: Term) -> Index:
-        """The last index that may be equal: before it, skip a whole term that the leader lacks."""
+        """Return the last index that may be equal, skipping terms that the leader lacks."""
         log = self.state.log
         index = min(prev_index - 1, log.last_index)
         term = log.term_at(index)
@@ -341,7 +341,7 @@ class Raft:
         return Index(index)
 
     def _on_snapshot(self, leader: BrokerId, message: InstallSnapshot) -> None:
-        """Take the leader's state instead of entries it has dropped."""
+        """Install the leader's snapshot, because it has compacted the entries we need."""
         state = self.state
         if message.snapshot.index > state.log.commit_index:
             state.log.install(message.snapshot)
@@ -351,7 +351,7 @@ class Raft:
 
 
 def _is_trial(message: Message) -> bool:
-    """Whether its term is one to come, which binds nobody."""
+    """Return whether a message belongs to a pre-vote: its term is not in force."""
     if isinstance(message, VoteRequest):
         return message.pre
     return isinstance(message, VoteReply) and message.pre and message.granted

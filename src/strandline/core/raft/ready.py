@@ -3,12 +3,12 @@
 1. Send ``early`` at any time: nothing in it promises what is not on disk yet.
 2. Make ``hard_state``, ``snapshot`` and ``entries`` durable, together or in this order.
 3. Call ``Raft.persisted(ready)``.
-4. Only now send ``late``: these messages vouch for what step 2 wrote. Losing one is no harm.
+4. Only now send ``late``: these messages promise what step 2 wrote. Losing one does no harm.
 5. Apply ``committed`` in order (or take the state of ``snapshot`` first, if there is one).
-6. A read in ``reads`` may be answered once the entry it names is applied; those in ``lost_reads``
-   will not be: ask the new leader.
+6. Answer a read in ``reads`` once the entry it names is applied. Those in ``lost_reads`` fail: ask
+   the new leader.
 
-One ``Ready`` at a time: messages and ticks may come in meanwhile, their outcome is in the next.
+One ``Ready`` at a time: the outcome of messages and ticks that come meanwhile is in the next.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class ReadAllowed(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """See the module for the order; false if there is nothing to do."""
+    """Work to do in the order that the module describes; false if there is none."""
 
     hard_state: HardState | None
     snapshot: Snapshot | None

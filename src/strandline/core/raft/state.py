@@ -3,7 +3,7 @@
 Invariants:
 - the term only grows; within a term the vote is given once and never taken back;
 - ``members`` is the newest membership in the log, committed or not;
-- a message that vouches for the term or vote leaves only after they are on disk.
+- a message that depends on the term or vote is sent only after they are on disk.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ class RaftSettings:
     Attributes:
         election_ticks: without a leader for this long (and up to twice, at random) a member stands
             for election; a leader that has not heard from a quorum for as long steps down.
-        heartbeat_ticks: between two signs of life.
-        batch_bytes_max: entries in one message.
-        pending_bytes_max: proposals that wait to be committed; more are refused.
+        heartbeat_ticks: the time between two heartbeats.
+        batch_bytes_max: the limit of entries in one message.
+        pending_bytes_max: the limit of uncommitted proposals; more are rejected.
     """
 
     election_ticks: int = 10
@@ -34,14 +34,15 @@ class RaftSettings:
 
 
 class RaftState:
-    """Shared by the roles.
+    """The state that all roles share.
 
     Args:
         me: this member.
         log: as on disk.
         hard: as on disk.
         settings: timing and sizes.
-        jitter: ``jitter(n)`` is at random from 0 to n - 1; keeps members from standing together.
+        jitter: ``jitter(n)`` returns a random number from 0 to n - 1, so that members do not stand
+            for election at the same time.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class RaftState:
 
     @property
     def term(self) -> Term:
-        """The newest election known."""
+        """The newest term known."""
         return self.hard.term
 
     @property
@@ -81,8 +82,8 @@ class RaftState:
     def may_stand(self) -> bool:
         """Whether this member may stand for election.
 
-        A voter that is being removed may until that is committed, without a vote of its own: it may
-        be the only one whose log is new enough for the others to go on (thesis 4.2.2).
+        A voter that is being removed may, until its removal is committed, but its own vote does not
+        count: its log may be the only one that is new enough (thesis 4.2.2).
         """
         if self.is_voter or self.members_index <= self.log.commit_index:
             return self.is_voter
@@ -95,17 +96,17 @@ class RaftState:
         """Put a message into the next ``Ready``.
 
         Args:
-            receiver: to whom.
-            message: what.
-            early: it vouches for nothing but the term, so it need not wait for entries. It does
-                wait while the term itself is not on disk: a sole voter elects itself at once, and
-                after a crash would lead the same term a second time, with other entries.
+            receiver: the receiver.
+            message: the message.
+            early: it depends on the term only, so it need not wait for entries. It does wait while
+                the term itself is not on disk: a single voter elects itself at once, and after a
+                crash would lead the same term a second time, with other entries.
         """
         is_early = early and self.hard == self._saved_hard
         (self._early if is_early else self._late).append(Envelope(self.me, receiver, message))
 
     def take_ready(self) -> Ready:
-        """Everything to be done now; see ``ready.py``."""
+        """Return the work to do now; see ``ready.py``."""
         assert not self._is_out, "the Ready before was not reported as persisted"
         log = self.log
         ready = Ready(
@@ -137,18 +138,18 @@ class RaftState:
     # The log
 
     def append(self, entries: Sequence[RaftEntry]) -> None:
-        """Add entries at the end; a membership among them counts from now on (thesis 4.1)."""
+        """Append entries; a membership among them is in force from now on (thesis 4.1)."""
         self.log.append(entries)
         if any(entry.kind is Kind.MEMBERS for entry in entries):
             self.members, self.members_index = self.log.members()
 
     def truncate_from(self, index: Index) -> None:
-        """Remove entries that the leader does not have; a membership among them counts no more."""
+        """Truncate entries that the leader lacks; a membership among them is no longer in force."""
         self.log.truncate_from(index)
         if self.members_index >= index:
             self.members, self.members_index = self.log.members()
 
     def install(self) -> None:
-        """The log has just taken in a snapshot."""
+        """Take over the members of a snapshot that the log has just installed."""
         self._installed = True
         self.members, self.members_index = self.log.members()

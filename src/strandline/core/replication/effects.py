@@ -5,14 +5,14 @@ Ordering rules, which the safety of the protocol rests on:
 1. ``Append``, ``TruncateTo``, ``ResetTo`` and ``Repair`` change the log in the order given, and
    reach the journal in that order: a crash may undo the last of them, never one in the middle.
 2. A sync covers every change made before it began, truncations too. Only then comes ``Synced``.
-3. ``Send`` may leave at once. What must wait for a sync is not handed out before it: ``Acked`` only
-   follows ``Synced``. ``Replicate`` leaves before the leader's own sync on purpose: the syncs of
-   all replicas run side by side, and the leader counts itself only when its own has ended.
-4. ``Committed`` may be checkpointed whenever convenient: an old one is safe.
-5. ``ProposeIsr`` is retried until metadata has decided, and decided once: a proposal that was
-   refused must not be applied from a repeat.
-6. After a failed write or sync nothing more is stepped: the replica is dropped, and starts again
-   from the reopened log and a new registration.
+3. ``Send`` may be executed at once. Messages that must wait for a sync are not returned before it:
+   ``Acked`` only follows ``Synced``. ``Replicate`` is sent before the leader's own sync on purpose:
+   the syncs of all replicas run in parallel, and the leader counts itself only after its own.
+4. ``Committed`` may be checkpointed at any later time: an old value is safe.
+5. ``ProposeIsr`` is retried until metadata has decided, and decided once: a repeat of a
+   proposal that was rejected must not be applied.
+6. After a failed write or sync the replica gets no more events. A new one starts from the reopened
+   log, with a new registration.
 """
 
 from enum import StrEnum
@@ -23,24 +23,24 @@ from strandline.core.replication.messages import BatchRef, Buffer, Message, Sess
 from strandline.types import BrokerId, LeaderEpoch, Offset
 
 
-class Refusal(StrEnum):
-    """Why a partition takes no records now."""
+class RejectReason(StrEnum):
+    """The reason for which a partition rejects records."""
 
     NOT_LEADER = "not_leader"
     NOT_ENOUGH_REPLICAS = "not_enough_replicas"
     RESIGNING = "resigning"
     CUT_OFF = "cut_off"
-    """Said by the broker, which sees its links; a replica does not know."""
+    """Set by the broker, which sees its connections; a replica does not know it."""
 
 
 class DivergenceError(StrEnum):
-    """Why a follower stands still until an operator or a new leader helps."""
+    """The reason for which a follower stops until an operator or a new leader helps."""
 
     BELOW_HIGH_WATERMARK = "below_high_watermark"
-    """The leader lacks records that were committed here; only an unclean election may drop them."""
+    """The leader lacks records that are committed here; only an unclean election may drop them."""
 
     MISALIGNED = "misaligned"
-    """The leader's batches or answers contradict each other: the log here is no part of its log."""
+    """The leader's batches or answers contradict each other, so the logs cannot be aligned."""
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -59,13 +59,13 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class TruncateTo(msgspec.Struct, frozen=True):
-    """Cut the log so that it ends at ``offset``, and its epochs with it."""
+    """Truncate the log and its epochs to end at ``offset``."""
 
     offset: Offset
 
 
 class ResetTo(msgspec.Struct, frozen=True):
-    """Drop the log and let it start, empty, at ``offset``; then sync, even if nothing follows."""
+    """Empty the log and let it start at ``offset``; then sync, even if nothing is appended."""
 
     offset: Offset
 
@@ -80,7 +80,7 @@ class ReadLog(msgspec.Struct, frozen=True):
 
 
 class ReadRange(msgspec.Struct, frozen=True):
-    """Read the batches that cover a range and answer with ``RangeRead``, or not if damaged."""
+    """Read the batches that cover a range and answer with ``RangeRead``, or not if corrupt."""
 
     to: BrokerId
     first_offset: Offset
@@ -88,7 +88,7 @@ class ReadRange(msgspec.Struct, frozen=True):
 
 
 class Repair(msgspec.Struct, frozen=True):
-    """Put batches, once their checksums were found right, in the place of damaged ones."""
+    """Put batches, once their checksums were found right, in the place of corrupt ones."""
 
     batches: tuple[BatchRef, ...]
     buffers: tuple[Buffer, ...]
@@ -108,34 +108,34 @@ class ProposeIsr(msgspec.Struct, frozen=True):
     isr: tuple[BrokerId, ...]
     proposal: int
     joining: tuple[tuple[BrokerId, str], ...] = ()
-    """Who is new, with the incarnation that fetched. Metadata refuses unless it is the present one
-    and not fenced: the disk we heard of may have been replaced since (KIP-903)."""
+    """New members, with the incarnation that fetched. Metadata rejects the proposal unless these
+    are the current incarnations and not fenced: a disk may have been replaced since (KIP-903)."""
 
 
-class Refusing(msgspec.Struct, frozen=True):
-    """From now on records are refused for this reason; None: accepted.
+class RejectWrites(msgspec.Struct, frozen=True):
+    """Reject records for this reason from now on; None: accept them.
 
-    Who waits for an ack while there are not enough replicas is told so; whether the record will
-    be committed is not known.
+    If there are not enough replicas, report that to publishers that wait for an ack: whether their
+    records will be committed is unknown.
     """
 
-    reason: Refusal | None
+    reason: RejectReason | None
 
 
 class TransferLeadership(msgspec.Struct, frozen=True):
-    """All records are committed and none are taken: one of ``candidates`` can lead at once."""
+    """Hand the leadership to one of ``candidates``: they have all records that were accepted."""
 
     candidates: tuple[BrokerId, ...]
 
 
 class AskMetadata(msgspec.Struct, frozen=True):
-    """Another replica knows of ``epoch``; the assignment here is old."""
+    """Ask for newer metadata: another replica knows of ``epoch``."""
 
     epoch: LeaderEpoch
 
 
 class Halted(msgspec.Struct, frozen=True):
-    """This follower cannot go on; alert somebody."""
+    """Report that this follower cannot continue."""
 
     trouble: DivergenceError
 
@@ -150,7 +150,7 @@ Effect = (
     | Repair
     | Committed
     | ProposeIsr
-    | Refusing
+    | RejectWrites
     | TransferLeadership
     | AskMetadata
     | Halted

@@ -1,7 +1,7 @@
 """First offset of each leader epoch, by which two logs find where they diverge (KIP-101).
 
-Batches carry the epoch of the leader that wrote them, and an epoch has one leader; so two logs that
-have the same epoch at an offset are the same up to there (the induction of KIP-101).
+Batches carry the epoch of the leader that wrote them, and an epoch has one leader; so two logs with
+the same epoch at an offset are equal up to there (the induction of KIP-101).
 
 Invariants: epochs and offsets both ascend; the first entry is at or before the log start.
 """
@@ -31,19 +31,19 @@ class EpochList:
         return self.entries[-1][0] if self.entries else NO_EPOCH
 
     def note(self, epoch: LeaderEpoch, base_offset: Offset) -> None:
-        """A batch of ``epoch`` was appended at ``base_offset``."""
+        """Note that a batch of ``epoch`` was appended at ``base_offset``."""
         if epoch > self.last:
-            # Retention may have left an epoch at the very end, with no batch: it gives way.
+            # Retention may have left an epoch without batches at the log end: replace it.
             self.truncate_to(base_offset)
             self.entries = (*self.entries, (epoch, base_offset))
         else:
             assert epoch == self.last, "a log's epochs never go back"
 
     def end_of(self, epoch: LeaderEpoch, *, log_end_offset: Offset) -> Entry | None:
-        """The largest epoch known that is not above ``epoch``, and where it ends; None if none is.
+        """Return the largest epoch of this log up to ``epoch``, and its end; None if there is none.
 
-        Not *the* epoch but the largest below: the other log may have epochs that this one never
-        saw, and then both walk back until they meet (KIP-279).
+        The largest below, not only ``epoch`` itself: the other log may have epochs that this one
+        never had, and then both walk back until they meet (KIP-279).
         """
         found = bisect_right(self.entries, epoch, key=_epoch_of) - 1
         if found < 0:
@@ -52,12 +52,12 @@ class EpochList:
         return self.entries[found][0], log_end_offset if is_last else self.entries[found + 1][1]
 
     def truncate_to(self, offset: Offset) -> None:
-        """Forget the epochs that begin at or after ``offset``: the log was cut there."""
+        """Forget the epochs that begin at or after ``offset``, where the log was truncated."""
         while self.entries and self.entries[-1][1] >= offset:
             self.entries = self.entries[:-1]
 
     def truncate_before(self, offset: Offset) -> None:
-        """Let the epoch in force at ``offset`` begin there: what was before was removed."""
+        """Let the epoch in force at ``offset`` begin there, after earlier records were removed."""
         found = bisect_right(self.entries, offset, key=_start_of) - 1
         if found >= 0:
             in_force = self.entries[found][0]

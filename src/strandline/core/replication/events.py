@@ -40,7 +40,7 @@ class IsrChanged(msgspec.Struct, frozen=True):
     isr: tuple[BrokerId, ...]
 
 
-class IsrRefused(msgspec.Struct, frozen=True):
+class IsrRejected(msgspec.Struct, frozen=True):
     """A proposal was decided: no. It must never be applied afterwards, not from a repeat either."""
 
     epoch: LeaderEpoch
@@ -99,7 +99,7 @@ class RangeRead(msgspec.Struct, frozen=True):
     buffers: tuple[Buffer, ...]
 
 
-class Damaged(msgspec.Struct, frozen=True):
+class CorruptionFound(msgspec.Struct, frozen=True):
     """Batches from ``first_offset`` to ``next_offset`` (exclusive) do not match their checksums."""
 
     first_offset: Offset
@@ -142,14 +142,14 @@ class TimePassed(msgspec.Struct, frozen=True):
 Event = (
     Assigned
     | IsrChanged
-    | IsrRefused
+    | IsrRejected
     | Received
     | Appended
     | Synced
     | Undone
     | BatchesRead
     | RangeRead
-    | Damaged
+    | CorruptionFound
     | LogStartMoved
     | PeerDisconnected
     | PeerConnected

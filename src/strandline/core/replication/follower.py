@@ -1,30 +1,31 @@
-"""A follower of a partition: makes its log a copy of the leader's, and says what is synced.
+"""A follower of a partition: copies the leader's log and acknowledges what it has synced.
 
     WAITING ──leader known, link back──► FETCHING ──first Replicate──► STREAMING
        ▲                                  │  ▲  │                          │
        └────────────link lost─────────────┘  │  └─Diverged: truncate─┐     │ gap
                                              └───────────────────────┴─────┘
-    STUCK: the leader lacks what was committed here; only a new assignment leads out.
+    STUCK: the leader lacks records that were committed here; only a new assignment ends it.
 
 Rules:
-- Every ``Fetch`` has a session of its own, except when it is repeated because no answer came. All
-  that belongs to another session is ignored: an answer to an old question must not cut the log.
-- A batch is appended only where the log ends. What is there already is skipped; a gap ends the
-  session.
-- The log is cut only where the leader of this epoch says that the logs part, back to the last epoch
-  both know, as often as it takes (KIP-101, KIP-279), and never below the high watermark, unless an
-  operator chose the leader knowing that.
-- A copy of a compacted log that was never in sync is filled by one leadership, or anew: a null
-  value may be gone from one leader while another still has the record it deletes (ADR 0027).
-- ``Acked`` only tells of what our own sync covered.
-- Only the wait for the answer to ``Fetch`` is timed: the leader asks if it misses something.
+- Every ``Fetch`` has a session of its own, except a repeat because no answer came. Messages of
+  another session are ignored: the answer to an old ``Fetch`` must not truncate the log.
+- A batch is appended only at the log end. Batches that are already there are skipped; a gap ends
+  the session.
+- The log is truncated only where the leader of this epoch says that the logs diverge, back to the
+  last epoch that both know, in several steps if necessary (KIP-101, KIP-279). It is never truncated
+  below the high watermark, unless an operator ordered an unclean election.
+- A replica of a compacted log that was never in sync is filled by one leader or starts again: one
+  leader may have removed a null value while another still has the record it deletes (ADR 0027).
+- ``Acked`` reports only what our own sync covered.
+- Only the wait for the answer to ``Fetch`` is timed: the leader asks if it misses an ack.
 
 Invariants:
-- while streaming, all of the log is the leader's, so ``min(heard, durable)`` is committed here;
-- the high watermark never goes back, unless the leader was elected uncleanly, or the copy is filled
-  anew.
+- while streaming, the whole log is a prefix of the leader's, so records below both the leader's
+  high watermark and our own durable offset are committed;
+- the high watermark never goes back, except after an unclean election or when the replica is filled
+  again.
 
-Must not know what a batch holds or where the log is.
+Must not know what a batch contains or where the log is stored.
 """
 
 from enum import Enum
@@ -64,15 +65,15 @@ class FollowerState(Enum):
 
 
 class Follower:
-    """A replica under one leader, or under none; made by an assignment, dropped by the next.
+    """A replica as follower of one leader, or of none; created by an assignment, until the next.
 
     Args:
         log: the replica's log; shared with the replica, not with others.
         epoch: of the assignment.
-        leader: None: nobody leads now.
-        session: the last one used; those that follow are larger.
+        leader: the leader; None if there is none now.
+        session: the last session used; later ones are larger.
         incarnation: of our broker.
-        limits: how patient to be.
+        limits: timeouts and sizes.
         may_lose: the leader was elected uncleanly, by an operator's order.
     """
 
@@ -91,11 +92,11 @@ class Follower:
         self.epoch = epoch
         self.leader = leader
         self.session = session
-        self.standing = FollowerState.WAITING
+        self.state = FollowerState.WAITING
         self.deadline_ms: int | None = None
         self.min_replica_offset = Offset(0)
-        """Records below are on the disk of every replica, as the leader said."""
-        self._heard = log.high_watermark
+        """Records below it are on the disk of every replica, according to the leader."""
+        self._leader_high_watermark = log.high_watermark
         self._owes_ack = False
         self._limits = limits
         self._incarnation = incarnation
@@ -105,16 +106,16 @@ class Follower:
 
     def start(self, now_ms: int) -> list[Effect]:
         """Open a session with the leader, if there is one."""
-        if self.leader is None or self.standing is FollowerState.STUCK:
+        if self.leader is None or self.state is FollowerState.STUCK:
             return []
         self.session = Session(self.session + 1)
-        self.standing = FollowerState.FETCHING
-        self._heard = self.log.high_watermark
+        self.state = FollowerState.FETCHING
+        self._leader_high_watermark = self.log.high_watermark
         self._owes_ack = False
         return self._fetch(now_ms)
 
     def _fetch(self, now_ms: int) -> list[Effect]:
-        """Say where our log ends; again if no answer comes."""
+        """Send the end of our log to the leader, and set the timer for a repeat."""
         assert self.leader is not None, "asked only with a leader"
         self.deadline_ms = now_ms + self._limits.resend_ms
         log = self.log
@@ -123,35 +124,35 @@ class Follower:
         return [Send(self.leader, fetch)]
 
     def peer_disconnected(self, broker: BrokerId) -> list[Effect]:
-        """Wait for the link; a session does not survive it."""
-        if broker == self.leader and self.standing is not FollowerState.STUCK:
-            self.standing = FollowerState.WAITING
+        """Wait for the leader's link: a session ends with its connection."""
+        if broker == self.leader and self.state is not FollowerState.STUCK:
+            self.state = FollowerState.WAITING
             self.deadline_ms = None
         return []
 
     def peer_connected(self, broker: BrokerId, now_ms: int) -> list[Effect]:
-        """Begin again with the leader: what was under way may be lost."""
+        """Open a new session: messages of the old one may be lost."""
         return self.start(now_ms) if broker == self.leader else []
 
     def time_passed(self, now_ms: int) -> list[Effect]:
-        """No answer came: ask again, in the same session, as the question may just be slow."""
+        """Repeat ``Fetch`` after a timeout, in the same session: the answer may only be late."""
         if self.deadline_ms is None or now_ms < self.deadline_ms:
             return []
         return self._fetch(now_ms)
 
     def undone(self, log_end_offset: Offset, now_ms: int) -> list[Effect]:
-        """Our disk had no room: give the stream up and try again after a while."""
+        """Take back appended batches for which the disk had no room, and fetch again later."""
         assert log_end_offset <= self.log.log_end_offset, "less was kept, not more"
         if log_end_offset < self.log.log_end_offset:
             self.log.truncate_to(log_end_offset)
-        if self.leader is not None and self.standing is not FollowerState.STUCK:
+        if self.leader is not None and self.state is not FollowerState.STUCK:
             self.session = Session(self.session + 1)
-            self.standing = FollowerState.FETCHING
+            self.state = FollowerState.FETCHING
             self.deadline_ms = now_ms + self._limits.resend_ms
         return []
 
     def start_over(self) -> list[Effect]:
-        """Empty a copy that is being filled, and that another leadership began."""
+        """Empty a replica that another leader had begun to fill."""
         log = self.log
         offset = log.log_start_offset
         if offset == log.log_end_offset:
@@ -164,18 +165,18 @@ class Follower:
     def replicate(
         self, message: Replicate, buffers: tuple[Buffer, ...], now_ms: int
     ) -> list[Effect]:
-        """Append what is new; expose what is committed."""
-        if message.session != self.session or self.standing in (
+        """Append new batches, and raise the high watermark."""
+        if message.session != self.session or self.state in (
             FollowerState.WAITING,
             FollowerState.STUCK,
         ):
             return []
-        self.standing = FollowerState.STREAMING
+        self.state = FollowerState.STREAMING
         self.deadline_ms = None
         if message.base_offset > self.log.log_end_offset:
-            return self.start(now_ms)  # something was lost on the way
+            return self.start(now_ms)  # a message was lost
         self._owes_ack |= message.wants_ack
-        self._heard = max(self._heard, message.high_watermark)
+        self._leader_high_watermark = max(self._leader_high_watermark, message.high_watermark)
         self.min_replica_offset = message.min_replica_offset
         effects = self._append(message.batches, buffers)
         return effects + self._advance()
@@ -184,6 +185,7 @@ class Follower:
         """Append the batches that are not here yet."""
         log = self.log
         known = 0
+        # A repeat may begin with batches that we already have.
         while known < len(refs) and refs[known].next_offset <= log.log_end_offset:
             known += 1
         new = refs[known:]
@@ -196,38 +198,38 @@ class Follower:
         return [Append(new, buffers[known:])]
 
     def synced(self, offset: Offset, _now_ms: int) -> list[Effect]:
-        """Our own sync ended: it may be acked, and what is committed may be read here."""
+        """Note the end of our own sync, which is acknowledged with the next flush."""
         before = self.log.durable_offset
         self.log.synced(offset)
         self._owes_ack |= self.log.durable_offset > before
         return self._advance()
 
     def _advance(self) -> list[Effect]:
-        """Raise the high watermark as far as is committed, and durable here."""
-        if self.standing is not FollowerState.STREAMING:
+        """Raise the high watermark to what is committed and durable here."""
+        if self.state is not FollowerState.STREAMING:
             return []
-        offset = min(self._heard, self.log.durable_offset)
+        offset = min(self._leader_high_watermark, self.log.durable_offset)
         return [Committed(offset)] if self.log.advance(offset) else []
 
     def flush(self, _now_ms: int) -> list[Effect]:
-        """Ack once for all that was synced since the last turn."""
-        if not self._owes_ack or self.standing is not FollowerState.STREAMING:
+        """Send one ack for everything that was synced since the last flush."""
+        if not self._owes_ack or self.state is not FollowerState.STREAMING:
             return []
         assert self.leader is not None, "we stream from it"
         self._owes_ack = False
-        ack = Acked(self.epoch, self.session, self.log.durable_offset, self._heard)
+        ack = Acked(self.epoch, self.session, self.log.durable_offset, self._leader_high_watermark)
         return [Send(self.leader, ack)]
 
     # Agreeing with the leader
 
     def diverged(self, message: Diverged, now_ms: int) -> list[Effect]:
-        """Cut what the leader does not have, as far as one answer tells, and ask again."""
-        if message.session != self.session or self.standing is not FollowerState.FETCHING:
+        """Truncate what the leader does not have, as far as one answer shows, and fetch again."""
+        if message.session != self.session or self.state is not FollowerState.FETCHING:
             return []
         log = self.log
         target = self._parting(message)
         if target >= log.log_end_offset:
-            # A right answer cuts something, so the walk ends; this one would lead in a circle.
+            # A correct answer always truncates something; this one would repeat for ever.
             return self._get_stuck(DivergenceError.MISALIGNED)
         if target < log.high_watermark and not self._may_lose:
             return self._get_stuck(DivergenceError.BELOW_HIGH_WATERMARK)
@@ -237,10 +239,11 @@ class Follower:
         return [TruncateTo(target), *lost, *self.start(now_ms)]
 
     def _parting(self, message: Diverged) -> Offset:
-        """The end of what may still agree.
+        """Return the offset up to which the logs may still agree.
 
-        If we know the leader's epoch too, the shorter of both is common. If not, all that we have
-        above it is unknown to the leader, and our last epoch below it is the next to compare.
+        If our log has the epoch that the leader named, the logs agree up to the lower of its two
+        ends. If not, the leader has none of our later epochs, and our last epoch below it is the
+        next one to compare.
         """
         log = self.log
         ours = log.epochs.end_of(message.last_epoch, log_end_offset=log.log_end_offset)
@@ -251,16 +254,13 @@ class Follower:
         return max(shared, log.log_start_offset)
 
     def start_at(self, message: StartAt, now_ms: int) -> list[Effect]:
-        """Drop a log that cannot be compared: the leader keeps nothing that old."""
+        """Drop a log that cannot be compared, because the leader has removed records that old."""
         is_current = message.session == self.session
-        if not is_current or self.standing in (FollowerState.WAITING, FollowerState.STUCK):
+        if not is_current or self.state in (FollowerState.WAITING, FollowerState.STUCK):
             return []
         log = self.log
-        if (
-            self.standing is FollowerState.STREAMING
-            and log.log_end_offset >= message.log_start_offset
-        ):
-            return self.start(now_ms)  # we have more than the leader heard of: say so
+        if self.state is FollowerState.STREAMING and log.log_end_offset >= message.log_start_offset:
+            return self.start(now_ms)  # we have more than the leader knows: report it
         if message.log_start_offset < log.high_watermark and not self._may_lose:
             return self._get_stuck(DivergenceError.BELOW_HIGH_WATERMARK)
         log.reset_to(message.log_start_offset)
@@ -268,7 +268,7 @@ class Follower:
         return [ResetTo(offset), Committed(offset), *self.start(now_ms)]
 
     def _get_stuck(self, trouble: DivergenceError) -> list[Effect]:
-        """Stop, and say why."""
-        self.standing = FollowerState.STUCK
+        """Stop until a new assignment, and report the reason."""
+        self.state = FollowerState.STUCK
         self.deadline_ms = None
         return [Halted(trouble)]

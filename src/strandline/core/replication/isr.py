@@ -1,11 +1,12 @@
-"""The in-sync replicas as a leader may rely on them, and who should join or leave.
+"""The in-sync replicas of a leader, and the rules for joining and leaving them.
 
 Rules: metadata decides, by compare-and-set of the partition's version; we propose, one change at a
-time. While a proposal is open nobody knows which set is in force, so a record counts as committed
-only if *both* have it: the maximal ISR (KIP-497). ``min_isr`` is measured by what was decided.
+time. While a proposal is open it is unknown which set is in force, so a record is committed only if
+all members of *both* have it: the maximal ISR (KIP-497). ``min_isr`` is compared with the decided
+set.
 
-Invariants: versions only grow; a proposal is open until its version is passed or it is refused;
-the leader is a member, always.
+Invariants: versions only grow; a proposal is open until a higher version is decided or it is
+rejected; the leader is always a member.
 """
 
 from strandline.core.replication.effects import ProposeIsr
@@ -31,7 +32,7 @@ class InSync:
         self.version = version
         self.proposed: Members | None = None
         self.hold_ms: int | None = None
-        """No proposal before: the last one was refused, and would be again."""
+        """The time before which nothing is proposed, because the last proposal was rejected."""
         self._epoch = epoch
         self._proposals = 0
 
@@ -50,10 +51,9 @@ class InSync:
         return ProposeIsr(self._epoch, self.version, self.proposed, self._proposals, joining)
 
     def changed(self, version: int, members: Members) -> bool:
-        """Metadata says what is in force; False if that is old news.
+        """Take over a decided ISR; return False if it is not newer.
 
-        A higher version closes our proposal whoever made the change: it was this one, or it can no
-        longer pass.
+        A higher version closes our proposal: either it is the change, or it can no longer pass.
         """
         if version <= self.version:
             return False
@@ -61,8 +61,8 @@ class InSync:
         self.proposed = self.hold_ms = None
         return True
 
-    def refused(self, proposal: int, *, hold_ms: int) -> None:
-        """Metadata decided against the proposal."""
+    def rejected(self, proposal: int, *, hold_ms: int) -> None:
+        """Close a rejected proposal; make none before ``hold_ms``."""
         if self.proposed is not None and proposal == self._proposals:
             self.proposed = None
             self.hold_ms = hold_ms
@@ -70,7 +70,9 @@ class InSync:
 
 def lag_deadline(progress: Progress, log_end_offset: Offset, limits: ReplicationLimits) -> int:
     """Return when a member leaves the ISR unless it catches up; only for one that is behind."""
-    assert progress.durable_offset < log_end_offset, "who has everything has no deadline"
+    assert progress.durable_offset < log_end_offset, (
+        "a follower that has all records has no deadline"
+    )
     return progress.caught_up_ms + limits.replica_lag_ms_max
 
 
@@ -84,8 +86,8 @@ def must_leave(
 ) -> bool:
     """Whether a member of the ISR no longer belongs there.
 
-    One that comes back with less than is committed has lost what it synced (a wiped disk): it
-    leaves at once, or it might be elected.
+    A follower that comes back with less than what is committed has lost synced records (a wiped
+    disk). It leaves at once, because it must not be elected.
     """
     if progress.phase is Phase.STREAMING and progress.next_offset < high_watermark:
         return True
@@ -95,10 +97,10 @@ def must_leave(
 
 
 def may_join(progress: Progress, high_watermark: Offset, *, epoch_start: Offset) -> bool:
-    """Whether a follower has all that may be committed.
+    """Whether a follower has all records that may be committed.
 
-    The high watermark alone is not enough: a new leader's may be older than what its predecessor
-    committed, which is all below the log end with which it began.
+    The high watermark alone is not enough. A new leader's may be lower than its predecessor's, but
+    everything that the predecessor committed is below the log end at the start of the epoch.
     """
     is_current = progress.phase is Phase.STREAMING and progress.acked
     return is_current and progress.durable_offset >= max(high_watermark, epoch_start)

@@ -1,30 +1,30 @@
-"""The leader of a partition: streams to followers, decides what is committed, watches the ISR.
+"""The leader of a partition: sends to followers, commits records, and maintains the ISR.
 
 Rules:
 - A record is committed once every replica that may be in the ISR has synced it, the leader
   included, and the ISR has ``min_isr`` members. Only acks of this epoch and of the follower's
-  current session count, and a session begins only when the logs were found to agree.
-- Events change what is known; ``flush`` sends. So a follower costs a message per turn, whatever the
-  number of records, and the high watermark travels with the batches. Alone it is sent only to a
-  follower that has all batches, and is confirmed when the next batch is, or by one later question.
+  current session count, and a session begins only when the logs are known to agree.
+- Events change the state; ``flush`` sends. So a follower costs one message per group commit,
+  whatever the number of records, and the high watermark is sent with the batches. It is sent alone
+  only to a follower that has all batches, and is confirmed with the next batch or a later request.
 - Nothing is timed unless a follower is behind or owes an answer: an idle partition costs nothing.
-- A lost message is found by asking (an empty ``Replicate`` that wants an ack), never by sending
-  batches again unasked: the follower sees the gap, or answers.
+- A lost message is detected by a request (an empty ``Replicate`` that wants an ack). Batches are
+  not repeated before that: the follower sees the gap and fetches again, or it answers.
 
 Invariants:
-- ``high_watermark <= durable_offset`` of every counted replica, for what was committed here;
-- the high watermark never goes back, and stays while the ISR is below ``min_isr``;
-- a leader that heard of a newer epoch is deposed: it sends and commits nothing more.
+- for records committed in this epoch, ``high_watermark <= durable_offset`` of counted replicas;
+- the high watermark never goes back, and does not move while the ISR is below ``min_isr``;
+- a leader that has seen a newer epoch is deposed: it sends and commits nothing more.
 
-Must not know what a batch holds or where the log is.
+Must not know what a batch contains or where the log is stored.
 """
 
 from strandline.core.replication.effects import (
     Committed,
     Effect,
     ReadLog,
-    Refusal,
-    Refusing,
+    RejectReason,
+    RejectWrites,
     Send,
     TransferLeadership,
 )
@@ -46,13 +46,13 @@ from strandline.types import BrokerId, Offset
 
 
 class Leader:
-    """One leadership: made when it is assigned, dropped when it ends.
+    """The leadership of one epoch; created by its assignment.
 
     Args:
         log: the replica's log; shared with the replica, not with others.
         assignment: makes ``me`` the leader.
         me: this broker.
-        limits: how patient to be.
+        limits: timeouts and sizes.
         now_ms: the time.
     """
 
@@ -82,36 +82,37 @@ class Leader:
         self._deposed = False
         self._resigning = False
         self._handed_over = False
-        self._told_refusal: Refusal | None = Refusal.NOT_LEADER
+        self._reported_reason: RejectReason | None = RejectReason.NOT_LEADER
         self._tail: list[tuple[BatchRef, Buffer]] = []
         self._published_ms: int | None = None
 
     # What the broker may ask
 
     @property
-    def refusal(self) -> Refusal | None:
-        """Why records are refused now; None: they are accepted."""
+    def reject_reason(self) -> RejectReason | None:
+        """The reason for which records are rejected now; None: they are accepted."""
         if self._deposed:
-            return Refusal.NOT_LEADER
+            return RejectReason.NOT_LEADER
         if self._resigning:
-            return Refusal.RESIGNING
+            return RejectReason.RESIGNING
         if len(self.isr.members) < self.min_isr:
-            return Refusal.NOT_ENOUGH_REPLICAS
+            return RejectReason.NOT_ENOUGH_REPLICAS
         return None
 
     @property
     def min_replica_offset(self) -> Offset:
-        """Committed records below are on the disk of every replica, in sync or not.
+        """The offset below which committed records are on the disk of every replica.
 
-        One whose disk was replaced counts with what the old one had until it fetches; it has none
-        of them till then, so it keeps nothing that a null value should have deleted.
+        Replicas outside the ISR count too. One whose disk was replaced counts with what the old
+        disk had until it fetches. That is safe: until then it has no record that a null value
+        should have deleted.
         """
         durable = [each.durable_offset for each in self.followers.values()]
         return min([self.log.high_watermark, *durable])
 
     @property
     def can_defer_flush(self) -> bool:
-        """Whether a flush would tell of the high watermark alone, which can wait for a batch."""
+        """Whether a flush would send the high watermark only, which can wait for a batch."""
         end = self.log.log_end_offset
         return all(
             each.phase is Phase.SILENT or (each.next_offset == end and not each.wants_ack)
@@ -120,7 +121,7 @@ class Leader:
 
     @property
     def deadline_ms(self) -> int | None:
-        """The time of the next ``TimePassed``, in ms; None while no follower is behind."""
+        """The time of the next ``TimePassed``; None while no follower is behind."""
         if self._deposed:
             return None
         times = [p.resend_ms for p in self.followers.values() if p.resend_ms is not None]
@@ -138,7 +139,7 @@ class Leader:
     # The local log
 
     def appended(self, event: Appended, now_ms: int) -> list[Effect]:
-        """Batches are in the journal: the next flush sends them."""
+        """Note batches that are in the journal; the next flush sends them."""
         assert all(batch.leader_epoch == self.epoch for batch in event.batches), "our epoch"
         old_end = self.log.log_end_offset
         self._published_ms = now_ms
@@ -149,19 +150,19 @@ class Leader:
         return []
 
     def synced(self, offset: Offset, now_ms: int) -> list[Effect]:
-        """Our own sync ended: now we count ourselves."""
+        """Note the end of our own sync: from now on this replica counts for the commit."""
         self.log.synced(offset)
         return self._settle(now_ms)
 
     # Followers
 
     def fetch(self, sender: BrokerId, fetch: Fetch, now_ms: int) -> list[Effect]:
-        """A follower says where its log ends: find out whether it is a prefix of ours."""
+        """Begin a session if the follower's log is a prefix of ours; else send the difference."""
         progress = self.followers.get(sender)
         if progress is None or self._deposed or fetch.session < progress.session:
             return []
         if fetch.session == progress.session and progress.acked:
-            return []  # a repeat of what was answered: the answer was heard
+            return []  # a repeat, and its answer has arrived
         answer = self._disagreement(fetch)
         if answer is not None:
             progress.silence(fetch.session)
@@ -170,62 +171,62 @@ class Leader:
         return self._settle(now_ms)
 
     def _disagreement(self, fetch: Fetch) -> Diverged | StartAt | None:
-        """Why the follower's log is not a prefix of ours; None if it is."""
+        """Return how the follower's log differs; None if it is a prefix of ours."""
         log = self.log
         start = StartAt(self.epoch, fetch.session, log.log_start_offset)
         if fetch.end_offset < log.log_start_offset:
             return start
         if fetch.last_epoch < 0:
-            # Nothing there to differ; an empty log beyond our end would leave a hole.
+            # An empty log cannot differ, but one that begins beyond our end would leave a gap.
             return None if fetch.end_offset <= log.log_end_offset else start
         agreed = log.epochs.end_of(fetch.last_epoch, log_end_offset=log.log_end_offset)
         if agreed is None:
-            return start  # its batches are older than all that retention has left us
+            return start  # its batches are older than all that retention has left here
         epoch, end_offset = agreed
         if epoch == fetch.last_epoch and fetch.end_offset <= end_offset:
             return None
         return Diverged(self.epoch, fetch.session, epoch, end_offset)
 
     def take_ack(self, sender: BrokerId, ack: Acked, now_ms: int) -> list[Effect]:
-        """A follower synced."""
+        """Handle a follower's ack, which may commit records."""
         progress = self.followers.get(sender)
         if progress is None or self._deposed or progress.phase is not Phase.STREAMING:
             return []
         if ack.session != progress.session:
-            return []  # of a stream that was given up: its log may have been cut since
+            return []  # of an earlier session: its log may have been truncated since
         progress.take_ack(ack)
         progress.keep_up(self.log.log_end_offset, now_ms)
         self._await_answer(progress, now_ms, anew=True)
         return self._settle(now_ms)
 
     def batches_read(self, event: BatchesRead, now_ms: int) -> list[Effect]:
-        """The log was read for a follower that is behind."""
+        """Send batches that were read from the log for a follower that is behind."""
         progress = self.followers.get(event.follower)
         if progress is None or progress.session != event.session or self._deposed:
             return []
         if not progress.is_reading or progress.next_offset != event.from_offset:
             return []
         if not event.batches:
-            return []  # damaged here: ``is_reading`` until the timer, or we would go in a circle
+            return []  # corrupt here; ``is_reading`` delays the next attempt until the timer
         progress.is_reading = False
         return [self._replicate(progress, event.batches, event.buffers, now_ms=now_ms)]
 
     def peer_disconnected(self, broker: BrokerId) -> list[Effect]:
         """Forget what was in flight to the follower; it fetches again when it has reconnected.
 
-        Perhaps with a new disk: then it counts its sessions from the beginning, and the number of
-        the last one must not make us deaf to it. Nothing of that one comes any more.
+        The session number is forgotten too: a follower with a new disk counts from the beginning,
+        and must not be ignored. No message of the old session can arrive any more.
         """
         if broker in self.followers:
             self.followers[broker].silence(NO_SESSION)
         return []
 
     def peer_connected(self, _broker: BrokerId, _now_ms: int) -> list[Effect]:
-        """Nothing to do: the follower opens."""
+        """Do nothing: the follower opens the session."""
         return []
 
     def reassigned(self, assignment: Assigned, now_ms: int) -> list[Effect]:
-        """The same leadership again: the ISR, and the replicas, may have changed in it."""
+        """Take over the ISR and the replicas of a newer assignment of the same epoch."""
         if not self.isr.changed(assignment.version, assignment.isr):
             return []
         self.min_isr = assignment.min_isr
@@ -270,7 +271,7 @@ class Leader:
             bytes_max = min(room, self._limits.read_bytes)
             reader = progress.broker, progress.session, progress.next_offset
             effects.append(ReadLog(*reader, bytes_max))
-        has_news = has_all and progress.told_high_watermark < log.high_watermark
+        has_news = has_all and progress.sent_high_watermark < log.high_watermark
         if has_news or progress.wants_ack:
             effects.append(self._replicate(progress, (), (), now_ms=now_ms))
         return effects
@@ -284,7 +285,7 @@ class Leader:
         return limits.window_bytes
 
     def _restart(self, progress: Progress, now_ms: int) -> list[Effect]:
-        """Tell a follower to begin at our log start, again if it does not answer."""
+        """Send a follower to our log start; repeated if it does not answer."""
         if not progress.wants_ack:
             return []
         progress.wants_ack = False
@@ -293,7 +294,7 @@ class Leader:
         return [Send(progress.broker, start)]
 
     def _tail_from(self, offset: Offset, room: int) -> list[tuple[BatchRef, Buffer]]:
-        """Batches of this turn from ``offset`` on, while there is room; at least one if any."""
+        """Return the newest batches from ``offset`` on that fit; at least one, if there is any."""
         found: list[tuple[BatchRef, Buffer]] = []
         for ref, buffer in self._tail:
             if ref.base_offset >= offset and room > 0:
@@ -310,7 +311,7 @@ class Leader:
         *,
         now_ms: int,
     ) -> Send:
-        """Send batches, or the high watermark, or a question."""
+        """Return a message with batches, the high watermark, or a request for an ack."""
         message = Replicate(
             self.epoch,
             progress.session,
@@ -325,7 +326,7 @@ class Leader:
         return Send(progress.broker, message, buffers)
 
     def _await_answer(self, progress: Progress, now_ms: int, *, anew: bool = False) -> None:
-        """Set the follower's timer if it owes an answer; ``anew``: it just gave one."""
+        """Set the follower's timer if it owes an answer; ``anew`` if it has just sent one."""
         if not progress.is_outstanding:
             progress.resend_ms = None
         elif anew or progress.resend_ms is None:
@@ -334,7 +335,7 @@ class Leader:
     # Time
 
     def time_passed(self, now_ms: int) -> list[Effect]:
-        """Ask who owes an answer; drop who lags; propose again what was refused."""
+        """Ask followers for late answers, and propose ISR changes that are due."""
         for progress in self.followers.values():
             if progress.resend_ms is not None and now_ms >= progress.resend_ms:
                 progress.wants_ack = True
@@ -347,35 +348,35 @@ class Leader:
     # The ISR
 
     def isr_changed(self, version: int, isr: tuple[BrokerId, ...], now_ms: int) -> list[Effect]:
-        """Metadata decided."""
+        """Take over an ISR that metadata has decided."""
         return self._settle(now_ms) if self.isr.changed(version, isr) else []
 
-    def isr_refused(self, proposal: int, now_ms: int) -> list[Effect]:
-        """Metadata decided against it: the candidate is not alive, or the version was passed."""
-        self.isr.refused(proposal, hold_ms=now_ms + self._limits.resend_ms)
+    def isr_rejected(self, proposal: int, now_ms: int) -> list[Effect]:
+        """Note that metadata rejected our proposal: a candidate is dead, or the version is old."""
+        self.isr.rejected(proposal, hold_ms=now_ms + self._limits.resend_ms)
         return self._settle(now_ms)
 
     def depose(self) -> list[Effect]:
-        """Somebody knows a newer epoch."""
+        """Stop leading, because another broker knows a newer epoch."""
         self._deposed = True
-        return self._tell_refusal()
+        return self._report_reject_reason()
 
     def resign(self, now_ms: int) -> list[Effect]:
-        """Take no more records, and hand over when all that was taken is committed."""
+        """Accept no more records, and hand over when all accepted ones are committed."""
         self._resigning = True
         return self._settle(now_ms)
 
     def start(self) -> list[Effect]:
-        """The first effects: what is committed if nobody else is in sync, and who may publish."""
-        return [*self._commit(), *self._tell_refusal()]
+        """Return the first effects: a leader alone in the ISR commits, and writes are allowed."""
+        return [*self._commit(), *self._report_reject_reason()]
 
     def _settle(self, now_ms: int) -> list[Effect]:
-        """Draw the conclusions from what changed."""
+        """Return the effects of a change, in this order: ISR, commit, write state, hand-over."""
         if self._deposed:
             return []
         effects: list[Effect] = []
         self._adjust_isr(effects, now_ms)
-        effects += [*self._commit(), *self._tell_refusal()]
+        effects += [*self._commit(), *self._report_reject_reason()]
         self._hand_over(effects)
         return effects
 
@@ -395,7 +396,7 @@ class Leader:
         return max(min(durable), self.log.high_watermark)
 
     def _adjust_isr(self, effects: list[Effect], now_ms: int) -> None:
-        """Propose who should join and leave, in one change, before the high watermark moves on."""
+        """Propose all joins and leaves in one change."""
         isr = self.isr
         if isr.proposed is not None or isr.hold_ms is not None:
             return
@@ -412,7 +413,7 @@ class Leader:
             effects.append(isr.propose(wanted, joining))
 
     def _belongs(self, progress: Progress, now_ms: int) -> bool:
-        """Whether a follower would not have to leave at once; or it would come and go for ever."""
+        """Whether a follower would stay in the ISR, and not leave again at once."""
         return not must_leave(
             progress,
             self.log.high_watermark,
@@ -421,15 +422,15 @@ class Leader:
             now_ms=now_ms,
         )
 
-    def _tell_refusal(self) -> list[Effect]:
-        """Whether records are accepted, if that changed."""
-        if self.refusal is self._told_refusal:
+    def _report_reject_reason(self) -> list[Effect]:
+        """Report whether records are accepted, if that changed."""
+        if self.reject_reason is self._reported_reason:
             return []
-        self._told_refusal = self.refusal
-        return [Refusing(self.refusal)]
+        self._reported_reason = self.reject_reason
+        return [RejectWrites(self.reject_reason)]
 
     def _hand_over(self, effects: list[Effect]) -> None:
-        """Name successors once, when they have everything."""
+        """Name the successors, once, as soon as they have all records."""
         if not self._resigning or self._handed_over:
             return
         others = tuple(b for b in self.isr.members if b != self.me)
@@ -439,6 +440,6 @@ class Leader:
             effects.append(TransferLeadership(tuple(ranked)))
 
     def holds_range(self, broker: BrokerId, next_offset: Offset) -> bool:
-        """Whether ``broker`` is known to hold the same batches as we below ``next_offset``."""
+        """Whether ``broker`` is known to have the same batches below ``next_offset``."""
         progress = self.followers.get(broker)
         return progress is not None and progress.durable_offset >= next_offset

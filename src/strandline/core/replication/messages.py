@@ -101,7 +101,7 @@ class Acked(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class FetchRange(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Replica to replica: my batches in this range are damaged, send yours."""
+    """Replica to replica: my batches in this range are corrupt, send yours."""
 
     epoch: _Epoch
     first_offset: _At

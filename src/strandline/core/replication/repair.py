@@ -1,9 +1,9 @@
-"""Repair of damaged batches from another replica, whatever the role.
+"""Repair of corrupt batches from another replica, whatever the role.
 
 Rules: a range is asked only from a replica that is known to hold the same batches, and answered
 only in the same epoch; one range at a time, the lowest first; asked again, of the next replica,
-until it is mended. The log is never cut for damage: what is behind it may be committed. The broker
-checks the checksums of what came before it puts it in place.
+until it is repaired. The log is never cut for corruption: what is behind it may be committed. The
+broker checks the checksums of what came before it puts it in place.
 """
 
 from strandline.core.replication.effects import Effect, Repair, Send
@@ -12,7 +12,7 @@ from strandline.types import BrokerId, LeaderEpoch, Offset
 
 
 class Repairs:
-    """The damaged ranges of one replica's log.
+    """The corrupt ranges of one replica's log.
 
     Args:
         resend_ms: ask the next replica after so long.
@@ -21,53 +21,53 @@ class Repairs:
     def __init__(self, *, resend_ms: int) -> None:
         self.deadline_ms: int | None = None
         self._resend_ms = resend_ms
-        self._damaged: list[tuple[Offset, Offset]] = []
+        self._corrupt: list[tuple[Offset, Offset]] = []
         self._asked = 0
 
     @property
     def wanted(self) -> tuple[Offset, Offset] | None:
-        """The range to be mended next."""
-        return self._damaged[0] if self._damaged else None
+        """The range to repair next; None if there is none."""
+        return self._corrupt[0] if self._corrupt else None
 
     def note(self, first_offset: Offset, next_offset: Offset) -> None:
-        """Damage was found."""
+        """Add a corrupt range."""
         found = (first_offset, next_offset)
-        if found not in self._damaged:
-            self._damaged = sorted([*self._damaged, found])
+        if found not in self._corrupt:
+            self._corrupt = sorted([*self._corrupt, found])
 
     def forget_outside(self, log_start_offset: Offset, log_end_offset: Offset) -> None:
-        """The log was cut: what is gone needs no repair."""
-        self._damaged = [
+        """Forget ranges that are no longer in the log."""
+        self._corrupt = [
             (max(first, log_start_offset), min(after, log_end_offset))
-            for first, after in self._damaged
+            for first, after in self._corrupt
             if first < log_end_offset and after > log_start_offset
         ]
-        if not self._damaged:
+        if not self._corrupt:
             self.deadline_ms = None
 
     def ask(self, sources: list[BrokerId], epoch: LeaderEpoch, now_ms: int) -> list[Effect]:
-        """Ask one of ``sources`` for the lowest range; each time the next of them."""
+        """Request the lowest range from one of ``sources``, another one each time."""
         if self.wanted is None:
             self.deadline_ms = None
             return []
         self.deadline_ms = now_ms + self._resend_ms
         if not sources:
-            return []  # nobody is known to hold it now; that may change
+            return []  # no replica is known to have it now; that may change
         source = sources[self._asked % len(sources)]
         self._asked += 1
         return [Send(source, FetchRange(epoch, *self.wanted))]
 
     def take(self, message: Range, buffers: tuple[Buffer, ...]) -> list[Effect]:
-        """Batches came; they mend the range if they cover it."""
+        """Repair the range with received batches, if they cover it."""
         if self.wanted is None or not _covers(message.batches, *self.wanted):
             return []
-        self._damaged.pop(0)
+        self._corrupt.pop(0)
         self.deadline_ms = None
         return [Repair(message.batches, buffers)]
 
 
 def _covers(refs: tuple[BatchRef, ...], first_offset: Offset, next_offset: Offset) -> bool:
-    """Whether batches in a row hold all of the range."""
+    """Return whether contiguous batches cover the range."""
     if not refs:
         return False
     return refs[0].base_offset <= first_offset and refs[-1].next_offset >= next_offset

@@ -1,13 +1,13 @@
-"""A broker's copy of a partition: one state machine, whichever role it has.
+"""A broker's replica of a partition: one state machine, as leader or follower.
 
 ``step(event, now_ms)`` returns effects, ``deadline_ms`` says when to step ``TimePassed``.
 
 Rules:
-- Fencing is here and nowhere else. A message of an older epoch is answered with ours, so that a
-  deposed leader learns of it; one of a newer epoch makes us ask metadata, and a leader stop. The
-  roles only ever see messages of their own epoch.
-- The epoch comes from metadata alone, and never goes back.
-- A role is made by an assignment and dropped by the next: nothing but the log outlives it.
+- Fencing is here and nowhere else. A message of an older epoch is answered with our epoch, so that
+  a deposed leader learns of it. After one of a newer epoch the replica asks for metadata, and a
+  leader stops. The roles see only messages of their own epoch.
+- The epoch comes from metadata only, and never goes back.
+- A role is created by an assignment and replaced by the next: only the log outlives it.
 """
 
 from typing import assert_never
@@ -16,19 +16,19 @@ from strandline.core.replication.effects import (
     AskMetadata,
     Effect,
     ReadRange,
-    Refusal,
-    Refusing,
+    RejectReason,
+    RejectWrites,
     Send,
 )
 from strandline.core.replication.events import (
     Appended,
     Assigned,
     BatchesRead,
-    Damaged,
+    CorruptionFound,
     Event,
     Flush,
     IsrChanged,
-    IsrRefused,
+    IsrRejected,
     LogStartMoved,
     PeerConnected,
     PeerDisconnected,
@@ -67,11 +67,11 @@ class Replica:
     Args:
         me: this broker.
         log: as recovered.
-        limits: how patient to be.
-        session: larger than any session of an earlier life of this replica, for instance the number
-            of starts of the broker times 2**32: an old answer must not be taken for a new one. With
-            a new disk it may begin anew: the links of the old one have broken.
-        incarnation: as the broker registered with metadata at this start.
+        limits: timeouts and sizes.
+        session: larger than any session before this start, for instance the broker's number of
+            starts times 2**32: an old answer must not be taken for a new one. With a new disk it
+            may begin at 0, because the connections of the old one have ended.
+        incarnation: the one that the broker registered at this start.
     """
 
     def __init__(
@@ -96,50 +96,50 @@ class Replica:
         self._replicas: tuple[BrokerId, ...] = ()
         self._version = -1
         self._filled_by: LeaderEpoch | None = None
-        """While our copy is being filled: the leadership that does so."""
+        """The epoch of the leader that fills this replica, while it is being filled."""
 
     # What the broker may ask
 
     @property
     def leader(self) -> Leader | None:
-        """The leadership, if it is ours."""
+        """The leader role; None if another broker leads, or none."""
         return self._role if isinstance(self._role, Leader) else None
 
     @property
     def follower(self) -> Follower | None:
-        """The following, if another leads, or nobody."""
+        """The follower role; None if this broker leads."""
         return self._role if isinstance(self._role, Follower) else None
 
     @property
-    def refusal(self) -> Refusal | None:
-        """Why records are refused now; None: they are accepted."""
+    def reject_reason(self) -> RejectReason | None:
+        """The reason for which records are rejected now; None: they are accepted."""
         leader = self.leader
-        return Refusal.NOT_LEADER if leader is None else leader.refusal
+        return RejectReason.NOT_LEADER if leader is None else leader.reject_reason
 
     @property
     def can_defer_flush(self) -> bool:
-        """Whether a flush may wait a little: it would tell no more than what is committed."""
+        """Whether a flush may wait a little: it would send the high watermark only."""
         leader = self.leader
         return leader is not None and leader.can_defer_flush
 
     @property
     def memory_offset(self) -> Offset:
-        """Records below are safe as ``memory`` acks promise."""
+        """The offset below which records have what a ``memory`` ack promises."""
         return self.log.log_end_offset
 
     @property
     def disk_offset(self) -> Offset:
-        """Records below are safe as ``disk`` acks promise."""
+        """The offset below which records have what a ``disk`` ack promises."""
         return self.log.durable_offset
 
     @property
     def replicated_offset(self) -> Offset:
-        """Records below are safe as ``replicated`` acks promise, and may be read."""
+        """The offset below which records have what a ``replicated`` ack promises; readable."""
         return self.log.high_watermark
 
     @property
     def min_replica_offset(self) -> Offset:
-        """Records below are committed, and on the disk of every replica: none can miss them."""
+        """The offset below which records are committed and on the disk of every replica."""
         return min(self._role.min_replica_offset, self.log.high_watermark)
 
     @property
@@ -153,7 +153,7 @@ class Replica:
     # Events
 
     def step(self, event: Event, now_ms: int) -> list[Effect]:
-        """Take an event in; carry the effects out in order (``effects`` says what that means)."""
+        """Handle an event; execute the returned effects in order (``effects`` has the rules)."""
         match event:
             case Received():
                 return self._received(event, now_ms)
@@ -168,23 +168,23 @@ class Replica:
             case PeerConnected():
                 return self._role.peer_connected(event.broker, now_ms)
             case TimePassed():
-                return self._role.time_passed(now_ms) + self._mend(now_ms, due_only=True)
+                return self._role.time_passed(now_ms) + self._repair(now_ms, due_only=True)
             case LogStartMoved():
                 self.log.truncate_before(event.log_start_offset)
                 return []
-            case Damaged():
+            case CorruptionFound():
                 self._repairs.note(event.first_offset, event.next_offset)
-                return self._mend(now_ms)
+                return self._repair(now_ms)
             case RangeRead():
                 answer = Range(self.epoch, event.first_offset, event.batches)
                 return [Send(event.to, answer, event.buffers)]
             case Undone():
                 follower = self.follower
-                assert follower is not None, "a leader hears of batches only once they are kept"
+                assert follower is not None, "a leader gets batches only after they are stored"
                 effects = follower.undone(event.log_end_offset, now_ms)
-                self._forget_damage()
+                self._forget_corruption()
                 return effects
-            case Appended() | BatchesRead() | IsrChanged() | IsrRefused() | Resign():
+            case Appended() | BatchesRead() | IsrChanged() | IsrRejected() | Resign():
                 return [] if self.leader is None else self._lead(self.leader, event, now_ms)
             case _:
                 assert_never(event)
@@ -192,7 +192,7 @@ class Replica:
     def _lead(
         self,
         leader: Leader,
-        event: Appended | BatchesRead | IsrChanged | IsrRefused | Resign,
+        event: Appended | BatchesRead | IsrChanged | IsrRejected | Resign,
         now_ms: int,
     ) -> list[Effect]:
         """Handle events for a leader; those meant for an earlier leadership are dropped."""
@@ -207,19 +207,19 @@ class Replica:
                 return []
             case IsrChanged():
                 return leader.isr_changed(event.version, event.isr, now_ms)
-            case IsrRefused():
-                return leader.isr_refused(event.proposal, now_ms)
+            case IsrRejected():
+                return leader.isr_rejected(event.proposal, now_ms)
             case _:
                 assert_never(event)
 
     # Roles
 
     def _assigned(self, event: Assigned, now_ms: int) -> list[Effect]:
-        """Take the role that metadata gives; what is not newer is old news, whoever repeats it."""
+        """Take the role of a new epoch; an older or repeated assignment changes no role."""
         if event.epoch <= self.epoch:
             return self._assigned_again(event, now_ms)
         assert event.epoch >= self.log.epochs.last, "registered before it was assigned"
-        was_accepting = self.refusal is not Refusal.NOT_LEADER
+        was_accepting = self.reject_reason is not RejectReason.NOT_LEADER
         if self.follower is not None:
             self._session = self.follower.session
         self.epoch = event.epoch
@@ -238,17 +238,18 @@ class Replica:
             may_lose=event.unclean,
         )
         self._role = follower
-        refusing: list[Effect] = [Refusing(Refusal.NOT_LEADER)] if was_accepting else []
+        refusing: list[Effect] = [RejectWrites(RejectReason.NOT_LEADER)] if was_accepting else []
         return refusing + self._start_over(follower, event) + follower.start(now_ms)
 
     def _assigned_again(self, event: Assigned, now_ms: int) -> list[Effect]:
-        """The same epoch again: the ISR or the replicas may have changed in it."""
+        """Take over the ISR and replicas of a newer assignment of the same epoch."""
         if event.epoch != self.epoch:
             return []
         effects: list[Effect] = []
         if self.follower is not None and event.version > self._version:
-            # Somebody new may lack what all had: the leader will say.
-            self.follower.min_replica_offset = Offset(0)
+            if event.filling or not set(event.replicas).issubset(self._replicas):
+                # A new replica may lack records that all others have; the leader reports it.
+                self.follower.min_replica_offset = Offset(0)
             effects = self._start_over(self.follower, event)
             if effects:
                 effects += self.follower.start(now_ms)
@@ -256,22 +257,23 @@ class Replica:
         return self.leader.reassigned(event, now_ms) if self.leader is not None else effects
 
     def _start_over(self, follower: Follower, event: Assigned) -> list[Effect]:
-        """Empty our copy if it is being filled and this leadership did not begin it.
+        """Empty this replica if it is being filled and another leader began that.
 
-        Whoever lives again does not know who began it, which is seldom and costs time only.
+        After a restart it is unknown who began, so the replica starts again. That is rare, and
+        costs time only.
         """
         before = self._filled_by
         self._filled_by = event.epoch if self.me in event.filling else None
         if self._filled_by in (None, before):
             return []
         effects = follower.start_over()
-        self._forget_damage()
+        self._forget_corruption()
         return effects
 
     # Messages
 
     def _received(self, event: Received, now_ms: int) -> list[Effect]:
-        """Fence, then let the role answer."""
+        """Fence a message by its epoch, then pass it to the role."""
         message = event.message
         if message.epoch > self.epoch:
             deposed = self.leader.depose() if self.leader is not None else []
@@ -281,7 +283,7 @@ class Replica:
         if isinstance(message, FetchRange):
             return self._serve_range(event.sender, message)
         if isinstance(message, Range):
-            return self._repairs.take(message, event.buffers) + self._mend(now_ms)
+            return self._repairs.take(message, event.buffers) + self._repair(now_ms)
         leader = self.leader
         if leader is not None:
             return _to_leader(leader, event.sender, message, now_ms=now_ms)
@@ -290,55 +292,56 @@ class Replica:
         if event.sender != follower.leader:
             return []
         effects = _to_follower(follower, message, event.buffers, now_ms=now_ms)
-        self._forget_damage()
+        self._forget_corruption()
         return effects
 
     def _fence(self, event: Received) -> list[Effect]:
-        """Tell who spoke in an older epoch; not for what was only an answer."""
+        """Answer a request of an older epoch with ours; an old answer needs no reply."""
         if isinstance(event.message, Fetch | Replicate | FetchRange):
             return [Send(event.sender, Fenced(self.epoch))]
         return []
 
-    # Damage
+    # Corruption
 
-    def _mend(self, now_ms: int, *, due_only: bool = False) -> list[Effect]:
-        """Ask for the next damaged range, of a replica that is known to hold it."""
+    def _repair(self, now_ms: int, *, due_only: bool = False) -> list[Effect]:
+        """Request the next corrupt range from a replica that is known to have it."""
         deadline_ms = self._repairs.deadline_ms
         if due_only and (deadline_ms is None or now_ms < deadline_ms):
             return []
-        self._forget_damage()
+        self._forget_corruption()
         wanted = self._repairs.wanted
         sources = [] if wanted is None else self._holders(wanted[1])
         return self._repairs.ask(sources, self.epoch, now_ms)
 
-    def _forget_damage(self) -> None:
-        """Before the log grows again: what comes in the place of damage that was cut is sound."""
+    def _forget_corruption(self) -> None:
+        """Forget corruption that was truncated, before the log grows there again."""
         self._repairs.forget_outside(self.log.log_start_offset, self.log.log_end_offset)
 
     def _holders(self, next_offset: Offset) -> list[BrokerId]:
-        """Return replicas known to hold the same batches below ``next_offset``, best first.
+        """Return replicas known to have the same batches below ``next_offset``, best first.
 
-        What is committed is the same everywhere, and retention may have left it anywhere.
+        Committed records are the same everywhere, and any replica may still have them after
+        retention.
         """
         leader, follower = self.leader, self.follower
         if leader is not None:
             return [b for b in leader.followers if leader.holds_range(b, next_offset)]
         assert follower is not None, "one or the other"
-        is_streaming = follower.standing is FollowerState.STREAMING
+        is_streaming = follower.state is FollowerState.STREAMING
         first = [follower.leader] if is_streaming and follower.leader is not None else []
         if next_offset > self.log.high_watermark:
             return first
         return first + [b for b in self._replicas if b not in (self.me, follower.leader)]
 
     def _serve_range(self, to: BrokerId, message: FetchRange) -> list[Effect]:
-        """Send batches to a replica whose own are damaged, if they are here and the same."""
+        """Send batches to a replica whose own are corrupt, if they are here and the same."""
         log, follower = self.log, self.follower
         first, after = message.first_offset, message.next_offset
         if not log.log_start_offset <= first < after <= log.log_end_offset:
             return []
-        # Whoever streams has the same log as its leader; others only share what is committed.
+        # A streaming follower has the same log as its leader; others share only committed records.
         is_shared = follower is None or (
-            follower.leader == to and follower.standing is FollowerState.STREAMING
+            follower.leader == to and follower.state is FollowerState.STREAMING
         )
         if after > log.high_watermark and not is_shared:
             return []

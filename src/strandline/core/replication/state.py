@@ -2,10 +2,10 @@
 
 Invariants:
 - ``log_start_offset <= high_watermark <= log_end_offset``;
-- ``durable_offset <= log_end_offset``: how far the log is certain to survive a crash. Below the log
-  start it means that not even the start is durable yet;
-- the high watermark never goes back while the replica lives, except where an operator chose to
-  lose records, or a copy that nobody relies on yet is filled anew.
+- ``durable_offset <= log_end_offset``; the log survives a crash up to the durable offset. A value
+  below the log start means that not even the start is durable yet;
+- the high watermark never goes back until a restart, except after an unclean election, or when a
+  replica outside the ISR is filled again.
 """
 
 from strandline.core.replication.epochs import Entry, EpochList
@@ -16,12 +16,12 @@ _NONE = Offset(0)
 
 
 class LogState:
-    """Offsets and epochs of the local log, as the effects so far have made it.
+    """Offsets and epochs of the local log, after all effects so far.
 
     Args:
         log_start_offset: of the log as recovered.
-        log_end_offset: of the log as recovered; all of it is durable, recovery saw to that.
-        high_watermark: as last checkpointed; may be old, never too new.
+        log_end_offset: of the log as recovered; recovery has synced all of it.
+        high_watermark: as last checkpointed; it may be too low, never too high.
         epochs: as recovered.
     """
 
@@ -45,16 +45,18 @@ class LogState:
     def check(self) -> None:
         """Assert the invariants; cheap, called after every change."""
         assert self.log_start_offset <= self.high_watermark <= self.log_end_offset, "half-open"
-        assert self.durable_offset <= self.log_end_offset, "only what is there is durable"
+        assert self.durable_offset <= self.log_end_offset, (
+            "the log is durable up to its end at most"
+        )
 
     @property
     def last_epoch(self) -> LeaderEpoch:
-        """The epoch of the last batch kept; none if the log is empty: then nothing can differ."""
+        """The epoch of the last batch; ``NO_EPOCH`` if the log is empty."""
         is_empty = self.log_start_offset == self.log_end_offset
         return NO_EPOCH if is_empty else self.epochs.last
 
     def append(self, batches: tuple[BatchRef, ...]) -> None:
-        """Batches were, or are about to be, written at the end."""
+        """Note batches that were, or will be, appended."""
         for batch in batches:
             assert batch.base_offset == self.log_end_offset, "offsets are dense"
             self.epochs.note(batch.leader_epoch, batch.base_offset)
@@ -62,7 +64,7 @@ class LogState:
         self.check()
 
     def synced(self, offset: Offset) -> None:
-        """Everything below ``offset`` survives a crash."""
+        """Note that records below ``offset`` survive a crash."""
         self.durable_offset = max(self.durable_offset, offset)
         self.check()
 
@@ -75,8 +77,10 @@ class LogState:
         return True
 
     def truncate_to(self, offset: Offset) -> None:
-        """Cut the end off. If a crash undoes this, what is durable below is still the same."""
-        assert self.log_start_offset <= offset < self.log_end_offset, "cut what is there"
+        """Truncate. If a crash undoes this, what is durable below is still the same."""
+        assert self.log_start_offset <= offset < self.log_end_offset, (
+            "truncate to an offset of the log"
+        )
         self.log_end_offset = offset
         self.durable_offset = min(self.durable_offset, offset)
         self.high_watermark = min(self.high_watermark, offset)
@@ -96,7 +100,7 @@ class LogState:
         self.check()
 
     def truncate_before(self, offset: Offset) -> None:
-        """Retention moved the log start; only ever over what is committed."""
+        """Note that retention moved the log start; it removes committed records only."""
         assert offset <= self.high_watermark, "retention removes committed records only"
         self.log_start_offset = max(self.log_start_offset, offset)
         self.epochs.truncate_before(self.log_start_offset)

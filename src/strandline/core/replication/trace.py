@@ -45,7 +45,7 @@ class Trace:
         times = ",".join(f'"{host}":{self._clock[host]}' for host in sorted(self._clock))
         self._write(f"{self.host} {{{times}}}\n{what}\n")
 
-    def heard(self, clock: Clock) -> None:
+    def received(self, clock: Clock) -> None:
         """Something came that was sent at this time."""
         for host, time in clock.items():
             if host != self.host and time > self._clock.get(host, 0):
@@ -53,7 +53,7 @@ class Trace:
 
 
 class TracedReplica(Replica):
-    """A replica whose elections and writes are told; ``name`` and ``trace`` are set before use."""
+    """A replica that traces its elections and writes; set ``name`` and ``trace`` before use."""
 
     name: str
     trace: Trace
@@ -62,19 +62,19 @@ class TracedReplica(Replica):
         """Step the replica as ``Replica.step`` does, and trace it."""
         epoch, durable = self.epoch, self.log.durable_offset
         effects = super().step(event, now_ms)
-        told = _told_event(event)
+        lines = _describe_event(event)
         if self.epoch > epoch:
             assert isinstance(event, ev.Assigned), "epochs come from metadata alone"
-            told = [_told_assignment(event, self.me)]
+            lines = [_describe_assignment(event, self.me)]
         if self.log.durable_offset > durable:
-            told.append(f"has synced to {self.log.durable_offset}")
-        told += [text for effect in effects if (text := _told_effect(effect))]
-        if told:
-            self.trace.note(f"{self.name}: {'; '.join(told)}")
+            lines.append(f"has synced to {self.log.durable_offset}")
+        lines += [text for effect in effects if (text := _describe_effect(effect))]
+        if lines:
+            self.trace.note(f"{self.name}: {'; '.join(lines)}")
         return effects
 
 
-def _told_assignment(event: ev.Assigned, me: BrokerId) -> str:
+def _describe_assignment(event: ev.Assigned, me: BrokerId) -> str:
     in_sync = " ".join(map(str, event.isr))
     if event.leader is None:
         return f"epoch {event.epoch}: nobody leads, in sync {in_sync}"
@@ -82,7 +82,7 @@ def _told_assignment(event: ev.Assigned, me: BrokerId) -> str:
     return f"epoch {event.epoch}: {who}, in sync {in_sync}"
 
 
-def _told_event(event: Event) -> list[str]:
+def _describe_event(event: Event) -> list[str]:
     match event:
         case ev.Appended() if event.batches:
             first, after = event.batches[0].base_offset, event.batches[-1].next_offset
@@ -95,7 +95,7 @@ def _told_event(event: Event) -> list[str]:
             return []
 
 
-def _told_effect(effect: Effect) -> str:
+def _describe_effect(effect: Effect) -> str:
     match effect:
         case fx.Append():
             first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset

@@ -17,14 +17,14 @@ from collections.abc import Iterable
 
 import msgspec
 
-from strandline.core.coordinator_effects import Answer, DecisionLog, Refuse
+from strandline.core.coordinator_effects import Answer, DecisionLog, EntriesStored, Reject, Tick
 from strandline.core.transactions import events as ev
 from strandline.core.transactions.effects import (
     Begun,
     Effect,
-    Mark,
     MarkerKind,
     Published,
+    SendMarker,
     TimedOut,
 )
 from strandline.core.transactions.markers import Markers
@@ -99,13 +99,13 @@ class Coordinator:
         """Take an event in; returns what follows, in order."""
         self._now_ms = now_ms
         match event:
-            case ev.Stored():
+            case EntriesStored():
                 self._log.stored(event.sequence)
             case ev.Marked():
                 self._marked(event)
             case ev.NotMarked():
                 self._not_marked(event)
-            case ev.TimePassed():
+            case Tick():
                 self._time_passed()
             case _:
                 self._request(event)
@@ -128,10 +128,10 @@ class Coordinator:
                     self._end_staged(request)
                 case ev.Publish():
                     self._publish(request)
-                case ev.Read():
+                case ev.QueryTransactions():
                     self._log.give(Answer(request.token, request.question(self.state)))
         except StrandlineError as error:
-            self._log.give(Refuse(request.token, error))
+            self._log.give(Reject(request.token, error))
         self._log.rewrite_if_due()
 
     def _begin(self, request: ev.Begin) -> None:
@@ -167,7 +167,7 @@ class Coordinator:
         before = self._queued.pop(request.id, None)
         if before is not None and before.nonce != request.nonce:
             error = ProducerFencedError(f"another producer has taken {request.id!r} over")
-            self._log.give(Refuse(before.token, error))
+            self._log.give(Reject(before.token, error))
         self._queued[request.id] = request
 
     def _begin_now(self, request: ev.Begin, known: TransactionState | None) -> None:
@@ -400,9 +400,9 @@ class Coordinator:
         kind = MarkerKind.COMMIT if known.status.is_commit else MarkerKind.ABORT
         if event.is_begin:
             kind = MarkerKind.BEGIN
-        self._markers.again(Mark(event.id, event.producer, event.place, kind), self._now_ms)
+        self._markers.again(SendMarker(event.id, event.producer, event.place, kind), self._now_ms)
 
-    def _is_wanted(self, mark: Mark) -> bool:
+    def _is_wanted(self, mark: SendMarker) -> bool:
         """Whether a marker is still to be written, when it is time to try again."""
         known = self.state.transactions.get(mark.id)
         if known is None or known.producer != mark.producer:

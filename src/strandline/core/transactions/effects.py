@@ -25,7 +25,7 @@ class MarkerKind(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class SendMarker:
     """Have a partition store a marker; told by ``events.Marked`` or ``NotMarked``."""
 
     id: str
@@ -41,7 +41,7 @@ class TimedOut:
     name: str
 
 
-Effect = Decision[TransactionEntry] | Mark | TimedOut
+Effect = Decision[TransactionEntry] | SendMarker | TimedOut
 
 
 class Begun(NamedTuple):

@@ -6,6 +6,7 @@ A request's ``token`` comes back with its answer. Rules: plain values.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from strandline.core.coordinator_effects import EntriesStored, Tick
 from strandline.core.transactions.state import (
     BatchOfProducer,
     CoordinatorState,
@@ -87,21 +88,14 @@ class Publish:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class QueryTransactions:
     """Ask something. Answered with what ``question`` gives, once what it saw is stored."""
 
     token: object
     question: Callable[[CoordinatorState], object]
 
 
-Request = Begin | AddTransactionPartitions | Prepare | End | EndStaged | Publish | Read
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Every ``effects.Store`` up to this sequence survives from now on."""
-
-    sequence: int
+Request = Begin | AddTransactionPartitions | Prepare | End | EndStaged | Publish | QueryTransactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +118,4 @@ class NotMarked:
     is_begin: bool
 
 
-@dataclass(frozen=True, slots=True)
-class TimePassed:
-    """Look at the clock; to be sent every second or so."""
-
-
-Event = Request | Stored | Marked | NotMarked | TimePassed
+Event = Request | EntriesStored | Marked | NotMarked | Tick

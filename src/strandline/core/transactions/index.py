@@ -24,7 +24,7 @@ ENDED_MAX = 100_000
 comes from the coordinator alone and at once, so that none is met that late."""
 
 
-class _Open(NamedTuple):
+class _OpenTransaction(NamedTuple):
     """A transaction without its end."""
 
     epoch: int
@@ -48,7 +48,7 @@ class TransactionIndex:
 
     def __init__(self, offset: Offset) -> None:
         self.next_offset = offset
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenTransaction] = {}
         """By producer id, those that began first in front."""
         self._ended: dict[int, int] = {}
         self._ranges: dict[int, tuple[Aborted, ...]] = {}
@@ -64,7 +64,7 @@ class TransactionIndex:
             if known is not None:
                 self._abort(producer.producer_id, known.first, offset)
             self._open.pop(producer.producer_id, None)
-            self._open[producer.producer_id] = _Open(producer.epoch, offset)
+            self._open[producer.producer_id] = _OpenTransaction(producer.epoch, offset)
             return
         if known is not None and known.epoch <= producer.epoch:
             if kind is MarkerKind.ABORT:

@@ -1,4 +1,4 @@
-"""Markers that are owed: which partitions have still to be told, when to tell them again.
+"""Markers that are not written yet: in which partitions, and when to send them again.
 
 Rules: a marker is given again ``RETRY_MS`` after it was not written, until it is or its transaction
 has no more use for it; who waits hears when the last marker of every transaction it waits for is
@@ -8,8 +8,8 @@ written, or after ``PATIENCE_MS``, since what was decided stays decided. Pure; t
 
 from dataclasses import dataclass, field
 
-from strandline.core.coordinator_effects import Answer, Refuse
-from strandline.core.transactions.effects import Effect, Mark, MarkerKind
+from strandline.core.coordinator_effects import Answer, Reject
+from strandline.core.transactions.effects import Effect, MarkerKind, SendMarker
 from strandline.core.transactions.state import TransactionPartition, TransactionState
 
 RETRY_MS = 100
@@ -50,7 +50,7 @@ class Markers:
     def __init__(self) -> None:
         self._debts: dict[str, _PendingMarkers] = {}
         self._waiters: list[_Waiter] = []
-        self._again: list[tuple[int, Mark]] = []
+        self._again: list[tuple[int, SendMarker]] = []
 
     # Beginning
 
@@ -65,7 +65,7 @@ class Markers:
         asked = set().union(*(each.places for each in debt.adding))
         debt.adding.append(_Adding(token, missing))
         return [
-            Mark(transaction.id, transaction.producer, place, MarkerKind.BEGIN)
+            SendMarker(transaction.id, transaction.producer, place, MarkerKind.BEGIN)
             for place in sorted(missing - asked)
         ]
 
@@ -73,30 +73,31 @@ class Markers:
         """A place lets records in."""
         debt = self._debts.setdefault(transaction.id, _PendingMarkers())
         debt.begun.add(place)
-        told: list[Effect] = []
+        effects: list[Effect] = []
         for each in debt.adding:
             each.places.discard(place)
             if not each.places:
-                told.append(Answer(each.token))
+                effects.append(Answer(each.token))
         debt.adding = [each for each in debt.adding if each.places]
-        return told
+        return effects
 
     # Ending
 
-    def close(self, transaction: TransactionState, refusal: Exception) -> list[Effect]:
+    def close(self, transaction: TransactionState, rejection: Exception) -> list[Effect]:
         """Owe every place the marker of a decision; who still wanted records let in is refused."""
         debt = self._debts.setdefault(transaction.id, _PendingMarkers())
-        told: list[Effect] = [Refuse(each.token, refusal) for each in debt.adding]  # type: ignore[arg-type]  # always ours
+        effects: list[Effect] = [Reject(each.token, rejection) for each in debt.adding]  # type: ignore[arg-type]  # always ours
         debt.adding = []
         debt.owed = set(transaction.places)
-        return [*told, *self.owed(transaction)]
+        return [*effects, *self.owed(transaction)]
 
     def owed(self, transaction: TransactionState) -> list[Effect]:
         """The markers that a decided transaction owes."""
         debt = self._debts.setdefault(transaction.id, _PendingMarkers(owed=set(transaction.places)))
         kind = MarkerKind.COMMIT if transaction.status.is_commit else MarkerKind.ABORT
         return [
-            Mark(transaction.id, transaction.producer, place, kind) for place in sorted(debt.owed)
+            SendMarker(transaction.id, transaction.producer, place, kind)
+            for place in sorted(debt.owed)
         ]
 
     def closed(self, transaction: TransactionState, place: TransactionPartition) -> bool:
@@ -111,9 +112,9 @@ class Markers:
         self._debts.pop(id_, None)
         for waiter in self._waiters:
             waiter.ids.discard(id_)
-        told: list[Effect] = [Answer(w.token, w.value) for w in self._waiters if not w.ids]
+        effects: list[Effect] = [Answer(w.token, w.value) for w in self._waiters if not w.ids]
         self._waiters = [waiter for waiter in self._waiters if waiter.ids]
-        return told
+        return effects
 
     def answer_when_finished(
         self, token: object, value: object, *, ids: set[str], now_ms: int
@@ -126,11 +127,11 @@ class Markers:
 
     # Time
 
-    def again(self, mark: Mark, now_ms: int) -> None:
+    def again(self, mark: SendMarker, now_ms: int) -> None:
         """It was not written: give it again a little later."""
         self._again.append((now_ms + RETRY_MS, mark))
 
-    def due(self, now_ms: int) -> list[Mark]:
+    def due(self, now_ms: int) -> list[SendMarker]:
         """Markers whose time to be given again has come."""
         due = [mark for when_ms, mark in self._again if when_ms <= now_ms]
         self._again = [each for each in self._again if each[0] > now_ms]
@@ -138,6 +139,8 @@ class Markers:
 
     def out_of_patience(self, now_ms: int) -> list[Effect]:
         """Tell who has waited for long enough: the decision stands, the markers follow."""
-        told: list[Effect] = [Answer(w.token, w.value) for w in self._waiters if w.due_ms <= now_ms]
+        effects: list[Effect] = [
+            Answer(w.token, w.value) for w in self._waiters if w.due_ms <= now_ms
+        ]
         self._waiters = [waiter for waiter in self._waiters if waiter.due_ms > now_ms]
-        return told
+        return effects

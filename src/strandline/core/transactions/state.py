@@ -160,7 +160,7 @@ class CoordinatorState:
         for outcome in entry.outcomes:
             known = self.transactions.get(outcome.id)
             if known is None:
-                continue  # its beginning is lost with a damaged entry
+                continue  # its beginning is lost with a corrupt entry
             self._put(msgspec.structs.replace(known, status=outcome.status, reason=outcome.reason))
         for publication in entry.publications:
             self.publications[publication.transaction_id] = publication

@@ -1,16 +1,74 @@
-"""The interface between Flight's dispatcher and the handlers of its actions."""
+"""Handlers of admin commands: how they are declared and what they are given.
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+Rules: a change runs on the broker's loop, and the handler waits for it with a timeout. Reading the
+state needs no loop. A handler runs on a thread of Flight's pool.
+"""
+
+import concurrent.futures
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, Final, NamedTuple, TypeVar
+
+from strandline.api.command import AdminCommand
+from strandline.broker.broker import Broker
+from strandline.broker.cluster.broker import ClusterBroker
+from strandline.errors import InvalidRequestError, RequestTimeoutError
+from strandline.servers.flight.lifecycle import ServerLifecycle
+
+CHANGE_TIMEOUT_S: Final = 60.0
+T = TypeVar("T")
+Q = TypeVar("Q")
+A = TypeVar("A")
 
 
 class ActionContext(NamedTuple):
-    """The call that an action belongs to."""
+    """The call that a command belongs to."""
 
+    broker: Broker
+    lifecycle: ServerLifecycle
     owner: str
     """Name of the principal that calls; empty where access is not checked."""
     is_cancelled: Callable[[], bool]
     """Whether the client went away; any thread."""
 
+    @property
+    def member(self) -> ClusterBroker:
+        """Return the broker as a member of a cluster.
 
-Handler = Callable[[bytes, ActionContext], list[Any]]
+        Raises:
+            InvalidRequestError: the broker is not part of a cluster.
+        """
+        if not isinstance(self.broker, ClusterBroker):
+            raise InvalidRequestError("this broker is not part of a cluster; see docs/cluster.md")
+        return self.broker
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the broker's loop and wait for its result.
+
+        Raises:
+            RequestTimeoutError: it did not finish in time, or the broker stopped.
+        """
+        future = self.broker.run_coroutine(coroutine)
+        try:
+            return future.result(CHANGE_TIMEOUT_S)
+        except concurrent.futures.TimeoutError as error:
+            raise RequestTimeoutError(
+                f"the broker did not finish within {CHANGE_TIMEOUT_S:g} s; it may still do so"
+            ) from error
+        except concurrent.futures.CancelledError as error:
+            raise RequestTimeoutError("the broker stopped before it could finish") from error
+
+
+Handler = Callable[[ActionContext, Q], Iterable[A]]
+HANDLERS: Final[dict[str, Handler[Any, Any]]] = {}
+"""The handler of each command, by name; filled when the modules of the areas are imported."""
+
+
+def handles(command: AdminCommand[Q, A]) -> Callable[[Handler[Q, A]], Handler[Q, A]]:
+    """Declare a function as the handler of a command, which takes its request."""
+
+    def declare(handler: Handler[Q, A]) -> Handler[Q, A]:
+        assert command.name not in HANDLERS, f"{command.name} has one handler"
+        HANDLERS[command.name] = handler
+        return handler
+
+    return declare

@@ -56,7 +56,7 @@ def server_info(broker: Broker) -> ServerInfo:
         protocol=PROTOCOL_VERSION,
         record_bytes_max=limits.record_bytes,
         batch_bytes_max=limits.batch_bytes,
-        streams=len(broker.streams()),
+        streams=broker.stream_count,
         brokers=broker.flight_addresses,
         address=broker.flight_address,
     )
@@ -156,7 +156,7 @@ def _endpoint(
         bytes_min=old.bytes_min,
         wait_ms_max=old.wait_ms_max,
         batch_bytes=old.batch_bytes,
-        skip_damaged=old.skip_damaged,
+        skip_corrupt=old.skip_corrupt,
         of_copy=old.of_copy,
     )
     return fl.FlightEndpoint(

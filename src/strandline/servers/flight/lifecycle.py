@@ -13,7 +13,6 @@ from typing import Final, Self
 
 from strandline.broker.broker import Broker
 from strandline.broker.read_path.ends import wait_until_caught_up
-from strandline.broker.read_path.partition_reads import PartitionReads
 from strandline.broker.write_path.partition import Partition
 from strandline.errors import ShuttingDownError
 from strandline.servers.metering import WAIT_S_MAX
@@ -113,7 +112,7 @@ class ServerLifecycle:
         for waiter in tuple(self._waiters):
             waiter.set()
 
-    def waiter(self, partitions: Iterable[PartitionReads]) -> "PartitionWatcher":
+    def waiter(self, partitions: Iterable[Partition]) -> "PartitionWatcher":
         """Return a context that waits for changes of partitions."""
         return PartitionWatcher(self._waiters, partitions)
 
@@ -150,9 +149,7 @@ class ServerLifecycle:
 class PartitionWatcher:
     """A waiter for commits and other changes of partitions; none between two waits is missed."""
 
-    def __init__(
-        self, waiters: list[threading.Event], partitions: Iterable[PartitionReads]
-    ) -> None:
+    def __init__(self, waiters: list[threading.Event], partitions: Iterable[Partition]) -> None:
         self._waiters = waiters
         self._partitions = tuple(partitions)
         self._event = threading.Event()

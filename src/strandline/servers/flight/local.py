@@ -1,69 +1,56 @@
-"""Handler of the action that lists a read's files, for readers on this machine.
+"""Handler of the command that lists a read's files, for readers on this machine.
 
 Rules: only committed bytes that are in the file already are listed. Encrypted records are served by
 the broker only.
 """
 
 from collections.abc import Iterator
-from typing import Any
 
-from strandline.api.local import LOCAL_FILES, AbortedRange, LocalFile, LocalFiles, LocalPart
-from strandline.api.tickets import ReadRequest, check_request
-from strandline.api.wire import decode
-from strandline.broker.broker import Broker
+from strandline.api.local import (
+    LOCAL_FILES,
+    WORTH_BYTES,
+    AbortedRange,
+    LocalFile,
+    LocalFiles,
+    LocalPart,
+)
+from strandline.api.tickets import ReadRequest
 from strandline.broker.write_path.partition import Partition
 from strandline.errors import CorruptBatchError, UnavailableError
 from strandline.reading.cursor import PartitionRange
-from strandline.servers.flight.actions import ActionContext, Handler
-from strandline.servers.flight.lifecycle import ServerLifecycle
+from strandline.servers.flight.actions import ActionContext, handles
 from strandline.servers.flight.plan import ends_needed, plan_read
 from strandline.storage.segment import Segment
 from strandline.types import Offset
 
-WORTH_BYTES = 4 << 20
-"""With less in files than this, a read is as quick through the broker."""
 FILES_MAX = 4096
 ABORTED_MAX = 4096
 NOTHING = LocalFiles(proof_file="", proof="", has_partition_column=False, parts=())
 
 
-class LocalActions:
-    """The handler for readers on this machine.
-
-    Args:
-        broker: the broker that owns the files.
-        lifecycle: the lifecycle of the Flight server.
-    """
-
-    def __init__(self, broker: Broker, lifecycle: ServerLifecycle) -> None:
-        self._broker = broker
-        self._lifecycle = lifecycle
-        self.handlers: dict[str, Handler] = {LOCAL_FILES: self._local_files}
-
-    def _local_files(self, body: bytes, context: ActionContext) -> list[Any]:
-        request = decode(body, ReadRequest, what=LOCAL_FILES)
-        check_request(request)
-        if request.of_copy:
-            stream = self._broker.copy_of(request.stream)
-        else:
-            stream = self._broker.stream(request.stream)
-            self._lifecycle.wait_until_caught_up(ends_needed(request, stream), context.is_cancelled)
-        plan = plan_read(request, stream)
-        if not self._broker.config.local_reads or self._broker.image.quotas:
-            return [NOTHING]  # reads of files cannot be metered
-        parts = tuple(_part(extent) for extent in plan.ranges if extent.stop is not None)
-        if sum(f.size - f.position for part in parts for f in part.files) < WORTH_BYTES:
-            return [NOTHING]
-        proof = self._broker.proof
-        has_partition = request.columns is None and "partition" in plan.schema.names
-        return [
-            LocalFiles(
-                proof_file=str(proof.path.absolute()),
-                proof=proof.text,
-                has_partition_column=has_partition,
-                parts=parts,
-            )
-        ]
+@handles(LOCAL_FILES)
+def _local_files(context: ActionContext, request: ReadRequest) -> list[LocalFiles]:
+    broker = context.broker
+    if request.of_copy:
+        stream = broker.copy_of(request.stream)
+    else:
+        stream = broker.stream(request.stream)
+        needed = ends_needed(request, stream)
+        context.lifecycle.wait_until_caught_up(needed, context.is_cancelled)
+    plan = plan_read(request, stream)
+    if not broker.config.local_reads or broker.image.quotas:
+        return [NOTHING]  # reads of files cannot be metered
+    parts = tuple(_part(extent) for extent in plan.ranges if extent.stop is not None)
+    if sum(f.size - f.position for part in parts for f in part.files) < WORTH_BYTES:
+        return [NOTHING]
+    return [
+        LocalFiles(
+            proof_file=str(broker.proof.path.absolute()),
+            proof=broker.proof.text,
+            has_partition_column=request.columns is None and "partition" in plan.schema.names,
+            parts=parts,
+        )
+    ]
 
 
 def _part(extent: PartitionRange[Partition]) -> LocalPart:

@@ -47,6 +47,8 @@ def plan_read(request: ReadRequest, stream: Stream) -> ReadPlan:
                     f"offset {bound} belongs to one partition, and stream {stream.name!r} has "
                     f"{len(stream.partitions)}: name the partition, or give 'starts'"
                 )
+    if request.of_leaders:  # one that it leads only since the ends were waited for is left out
+        partitions = [p for p in partitions if p.knows_end or not _needs_its_end(request, p)]
     return ReadPlan(request, [_range(request, partition) for partition in partitions], schema)
 
 
@@ -56,16 +58,17 @@ def ends_needed(request: ReadRequest, stream: Stream) -> list[Partition]:
     Raises:
         UnknownPartitionError: a partition the stream does not have.
     """
-    found = []
-    for partition in _partitions(request, stream):
-        bounds = [_start(request, partition)]
-        if not request.follow:
-            bounds.append("latest" if request.stop is None else request.stop)
-        elif request.stop is not None and not isinstance(request.stop, int):
-            bounds.append(request.stop)  # a following read waits for an offset yet to come
-        if any(needs_end(bound, partition) for bound in bounds):
-            found.append(partition)
-    return found
+    return [each for each in _partitions(request, stream) if _needs_its_end(request, each)]
+
+
+def _needs_its_end(request: ReadRequest, partition: Partition) -> bool:
+    """Return whether resolving a request needs a partition's end."""
+    bounds = [_start(request, partition)]
+    if not request.follow:
+        bounds.append("latest" if request.stop is None else request.stop)
+    elif request.stop is not None and not isinstance(request.stop, int):
+        bounds.append(request.stop)  # a following read waits for an offset yet to come
+    return any(needs_end(bound, partition) for bound in bounds)
 
 
 def check_led(partitions: Iterable[Partition]) -> None:
@@ -89,10 +92,12 @@ def needs_end(bound: Bound, partition: Partition) -> bool:
 def _partitions(request: ReadRequest, stream: Stream) -> list[Partition]:
     """Return the partitions to read, by number."""
     if request.partition is not None:
-        return [stream.partition(request.partition)]
-    if request.starts is not None:
-        return [stream.partition(number) for number in sorted(request.starts)]
-    return list(stream.partitions)
+        found = [stream.partition(request.partition)]
+    elif request.starts is not None:
+        found = [stream.partition(number) for number in sorted(request.starts)]
+    else:
+        found = list(stream.partitions)
+    return [each for each in found if each.is_led] if request.of_leaders else found
 
 
 def _range(request: ReadRequest, partition: Partition) -> PartitionRange[Partition]:

@@ -1,55 +1,35 @@
-"""Handlers of the quota actions.
+"""Handlers of the quota commands.
 
-Rules: see ``admin``, which runs them. A quota can be set while access control is off, but is
-enforced only while it is on, because only then are callers identified.
+Rule: a quota can be set while access control is off, but is enforced only while it is on, because
+only then are callers identified.
 """
-
-from collections.abc import Callable, Coroutine
-from typing import Any
 
 import msgspec
 
 from strandline.api import quotas as wire
-from strandline.api.wire import decode, refuse_body
-from strandline.broker.broker import Broker
 from strandline.core.metadata.quota_commands import RemoveQuota, SetQuota
 from strandline.security.principal import check_user_name
 from strandline.security.quota import check_quota
-from strandline.servers.flight.actions import ActionContext, Handler
+from strandline.servers.flight.actions import ActionContext, handles
 
 
-class QuotaActions:
-    """Handlers of the quota actions.
+@handles(wire.LIST_QUOTAS)
+def _list(context: ActionContext, _: None) -> list[wire.QuotaInfo]:
+    return [
+        wire.QuotaInfo(principal=principal, **msgspec.structs.asdict(quota))
+        for principal, quota in sorted(context.broker.image.quotas.items())
+    ]
 
-    Args:
-        broker: the broker whose metadata they change.
-        run: runs a coroutine on the loop and waits for it.
-    """
 
-    def __init__(self, broker: Broker, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
-        self._broker = broker
-        self._run = run
-        self.handlers: dict[str, Handler] = {
-            wire.LIST_QUOTAS: self._list,
-            wire.SET_QUOTA: self._set,
-            wire.REMOVE_QUOTA: self._remove,
-        }
+@handles(wire.SET_QUOTA)
+def _set(context: ActionContext, request: wire.SetQuotaRequest) -> list[None]:
+    check_user_name(request.principal)
+    check_quota(request.quota)
+    context.run(context.broker.change(SetQuota(request.principal, request.quota)))
+    return []
 
-    def _list(self, body: bytes, _: ActionContext) -> list[Any]:
-        refuse_body(body, wire.LIST_QUOTAS)
-        return [
-            wire.QuotaInfo(principal=principal, **msgspec.structs.asdict(quota))
-            for principal, quota in sorted(self._broker.image.quotas.items())
-        ]
 
-    def _set(self, body: bytes, _: ActionContext) -> list[Any]:
-        request = decode(body, wire.SetQuotaRequest, what=wire.SET_QUOTA)
-        check_user_name(request.principal)
-        check_quota(request.quota)
-        self._run(self._broker.change(SetQuota(request.principal, request.quota)))
-        return []
-
-    def _remove(self, body: bytes, _: ActionContext) -> list[Any]:
-        request = decode(body, wire.WhoseQuota, what=wire.REMOVE_QUOTA)
-        self._run(self._broker.change(RemoveQuota(request.principal)))
-        return []
+@handles(wire.REMOVE_QUOTA)
+def _remove(context: ActionContext, request: wire.WhoseQuota) -> list[None]:
+    context.run(context.broker.change(RemoveQuota(request.principal)))
+    return []

@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 
 GATHER_BATCHES_MAX = 64
 GATHER_MS_MAX = 100.0
-MEND_MS_MAX = 2000.0
-MEND_POLL_S = 0.02
+REPAIR_MS_MAX = 2000.0
+REPAIR_POLL_S = 0.02
 CANCEL_CHECK_MS = 50.0
 """gRPC is asked no more often whether the client is there: each time it polls its sockets, which
 cost a seventh of a fast read."""
@@ -121,7 +121,7 @@ class ReadSession:
         Raises:
             CorruptBatchError, DataLossError: see ``Cursor.read``.
         """
-        deadline_ms = self._lifecycle.now_ms() + MEND_MS_MAX
+        deadline_ms = self._lifecycle.now_ms() + REPAIR_MS_MAX
         while True:
             try:
                 return cursor.read()
@@ -129,7 +129,7 @@ class ReadSession:
                 is_over = self._lifecycle.now_ms() >= deadline_ms or not self._goes_on(cursor)
                 if is_over or not cursor.partition.has_copies:
                     raise
-            self._lifecycle.stopping.wait(MEND_POLL_S)
+            self._lifecycle.stopping.wait(REPAIR_POLL_S)
 
     def _follow(self) -> Iterator[CursorBatch | None]:
         """Yield batches of all partitions in rotation; wait while none has new records."""

@@ -15,8 +15,9 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from strandline.api.admin import ACTIONS
+from strandline.api.commands import COMMANDS
 from strandline.api.put import PutRequest
+from strandline.api.required_permissions import known_stream
 from strandline.api.tickets import ReadRequest, decode_ticket
 from strandline.api.wire import decode
 from strandline.broker.access import Access, Caller
@@ -25,8 +26,8 @@ from strandline.broker.stream import Stream
 from strandline.config import BrokerConfig, bracketed
 from strandline.errors import InvalidConfigError
 from strandline.security.acl import Resource
-from strandline.servers.flight.admin import AdminActions
 from strandline.servers.flight.caller import caller_of, middleware
+from strandline.servers.flight.commands import CommandDispatcher
 from strandline.servers.flight.connections import FlightConnections
 from strandline.servers.flight.guard import typed_errors
 from strandline.servers.flight.info import Here, flight_info, request_of
@@ -36,7 +37,6 @@ from strandline.servers.flight.reader import ReadSession
 from strandline.servers.flight.sockets import cut_connections
 from strandline.servers.flight.writer import PutSession
 from strandline.servers.metering import Metering
-from strandline.servers.required_permissions import sees_stream
 from strandline.servers.tls import ServerTls, load_tls
 
 logger = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         self._checks = checks
         self._lifecycle = lifecycle
         self._host = host
-        self._admin = AdminActions(broker, lifecycle)
+        self._commands = CommandDispatcher(broker, lifecycle)
         self.connections: FlightConnections | None = None
         """Told who calls, once it listens."""
 
@@ -216,7 +216,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         body = action.body.to_pybytes() if action.body is not None else b""
         caller = self._caller(context)
         with self._call(context):
-            return self._admin.run(
+            return self._commands.run(
                 action.type, body, caller=caller, is_cancelled=context.is_cancelled
             )
 
@@ -224,7 +224,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
         """List every admin action."""
         self._caller(context).check_known()
-        return list(ACTIONS.items())
+        return [(name, command.description) for name, command in COMMANDS.items()]
 
     @typed_errors
     def get_flight_info(
@@ -253,7 +253,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         found = [
             self._info(ReadRequest(stream=s.name), s, fl.FlightDescriptor.for_path(s.name))
             for s in self._broker.streams()
-            if s.name.encode().startswith(criteria) and sees_stream(caller, s.name)
+            if s.name.encode().startswith(criteria) and caller.has(known_stream(s.name))
         ]
         return iter(found)
 

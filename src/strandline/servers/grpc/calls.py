@@ -1,4 +1,4 @@
-"""A gRPC call: messages in, messages out, a status at the end.
+"""A gRPC call (messages in, messages out, a status at the end), and the calls of a connection.
 
 A handler receives and sends messages. For speed it may instead be called for each message as it
 arrives (``MessageSink``).
@@ -9,30 +9,51 @@ stream's window.
 """
 
 import asyncio
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
 from google.protobuf.message import Message
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from h2.exceptions import ProtocolError
 
 from strandline.broker.access import Caller
+from strandline.config import LimitsConfig
 from strandline.servers.grpc.grpc_messages import Deframer, framed
-from strandline.servers.grpc.http2_frames import ReceiveWindow
-from strandline.servers.grpc.status import GrpcStatus, RpcError
+from strandline.servers.grpc.http2_frames import (
+    FrameReader,
+    ReceiveWindow,
+    data_header,
+    window_update,
+)
+from strandline.servers.grpc.status import GrpcStatus, RpcError, percent_encoded
 from strandline.servers.metering import WAIT_S_MAX, Allowance
 
 if TYPE_CHECKING:
     from h2.stream import H2Stream
 
-    from strandline.servers.grpc.connection import GrpcConnection
+logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES_HIGH = 512 << 10
 OUTPUT_BYTES_ALL = 32 << 20
-"""What the calls of one connection may have queued together, about: a client that stands still has
-as many as it likes."""
+"""The approximate limit of output that all calls of one connection queue: a client that reads
+nothing may have many calls."""
 INPUT_BYTES_HIGH = 1 << 20
 STREAM_WINDOW_BYTES = 1 << 20
 ONE_MESSAGE: Final = "this call takes one message"
 A_BUG: Final = "internal error; see the broker's log"
+FLUSH_BYTES_MAX: Final = 256 << 10
+"""The limit of one call in one flush, so that a fast call does not starve the others."""
+CONTROL_FRAMES_PER_FLUSH: Final = 16
+CONTROL_OUTPUT_BYTES: Final = 64
+"""Clients answer our output with window updates, at worst one for each message, and with PINGs that
+measure the connection. Each flush allows ``CONTROL_FRAMES_PER_FLUSH`` such frames, and one more for
+every ``CONTROL_OUTPUT_BYTES``."""
+CONTROL_CREDIT_MAX: Final = 100_000
+"""The limit of allowed frames that add up: a client that reads late answers much output at once."""
+_BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
 
 class MessageSink(Protocol):
@@ -77,7 +98,7 @@ class Call:
     """A rpc under way.
 
     Args:
-        connection: the connection of the call.
+        multiplexer: the calls of the connection.
         stream_id: the HTTP/2 stream id.
         message_bytes_max: the limit of one received message.
         timeout_s: the call's deadline in seconds; None: no deadline.
@@ -85,17 +106,16 @@ class Call:
 
     __slots__ = (
         "_arrived",
-        "_connection",
         "_counted_bytes",
         "_deframer",
         "_drained",
         "_is_served",
+        "_multiplexer",
         "_queue",
         "_queued_bytes",
         "_quota_timer",
         "_unmetered_bytes",
         "caller",
-        "fast_path",
         "has_begun",
         "held_bytes",
         "input_ended",
@@ -117,21 +137,21 @@ class Call:
 
     def __init__(
         self,
-        connection: "GrpcConnection",
+        multiplexer: "CallMultiplexer",
         stream_id: int,
         *,
         message_bytes_max: int,
         timeout_s: float | None,
     ) -> None:
         self.caller: Caller
-        """Who calls; set before anything is served, so that nothing can be served without."""
+        """The caller; set before the handler starts, so that no handler runs without it."""
         self.publishes: Allowance | None = None
-        """What the caller may publish, if it is metered; the sender is held up accordingly."""
+        """The caller's publish quota, which delays the sender; None: not metered."""
         self.reads: Allowance | None = None
-        """What it may read, if that is."""
+        """The caller's read quota; None: not metered."""
         self._quota_timer: asyncio.TimerHandle | None = None
         self._unmetered_bytes = 0
-        """Queued since the last ``drain``."""
+        """Output queued since the last ``drain``."""
         self.stream_id = stream_id
         self.timeout_s = timeout_s
         self.task: asyncio.Task[None] | None = None
@@ -140,27 +160,26 @@ class Call:
         self.has_begun = False
         """Whether the response's headers were sent."""
         self.stream: H2Stream | None = None
-        """h2's, from then on until it ends; what goes the short way needs no more."""
-        self.fast_path = connection.fast_path
+        """h2's state of the stream from then on until the call ends, for ``answer``."""
         self.input_ended = False
         self.status: GrpcStatus | None = None
-        """How it ended; None while it goes on."""
+        """The status of an ended call; None while it is in progress."""
         self.text = ""
         self.output = bytearray()
         self.output_at = 0
-        self._connection = connection
+        self._multiplexer = multiplexer
         self._deframer = Deframer(message_bytes_max)
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._counted_bytes = 0
-        """Of what came and was not taken yet, as the listener counts it."""
+        """The part of ``FlushQueue.buffered_bytes`` that is this call's."""
         self._is_served = False
-        """Whether the one message of the call was taken, so that no more may come."""
+        """Whether the only message of a unary call was received, so that another is an error."""
         self.receive_window = ReceiveWindow(STREAM_WINDOW_BYTES)
         self.held_bytes = 0
-        """That the sender may not send anew yet."""
+        """Received bytes whose window is not returned to the sender yet."""
         self.is_measured = False
-        """Whether its data go through h2, which compares them with their announced length."""
+        """Whether its data pass through h2, which compares them with ``content-length``."""
         self._arrived: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
 
@@ -203,7 +222,7 @@ class Call:
         size = self._queued_bytes + self._deframer.buffered_bytes
         if size != self._counted_bytes:
             more, self._counted_bytes = size - self._counted_bytes, size
-            self._connection.count_buffered(more)
+            self._multiplexer.count_buffered(more)
 
     @property
     def is_between(self) -> bool:
@@ -227,7 +246,7 @@ class Call:
         """Let the sender continue, unless a quota still holds it."""
         if self.held_bytes and self._quota_timer is None:
             held, self.held_bytes = self.held_bytes, 0
-            self._connection.release(self, held)
+            self._multiplexer.release(self, held)
 
     def _hold(self, wait_s: float) -> None:
         """Stop the sender for a while, except for what it may already send."""
@@ -293,12 +312,33 @@ class Call:
             if self.reads is not None:
                 self._unmetered_bytes += len(data)
             self.output += data
-            self._connection.mark(self)
+            self._multiplexer.mark(self)
+
+    def answer(self, data: bytes) -> None:
+        """Send a small framed message, in a frame of its own if the windows allow it."""
+        stream, multiplexer, count = self.stream, self._multiplexer, len(data)
+        h2 = multiplexer.h2
+        if (
+            stream is None
+            or self.output
+            or count > stream.outbound_flow_control_window
+            or count > h2.outbound_flow_control_window
+        ):
+            self.send_framed(data)
+            return
+        # As h2's send_data does; the stream's state does not change.
+        h2.outbound_flow_control_window -= count
+        stream.outbound_flow_control_window -= count
+        output = multiplexer.output
+        output.append(data_header(self.stream_id, count))
+        output.append(data)
+        if len(output) == 2:  # else a flush is scheduled already
+            multiplexer.flush_soon()
 
     @property
     def share_bytes(self) -> int:
         """Return about how many bytes of this call may be queued or sent at once."""
-        return min(OUTPUT_BYTES_HIGH, OUTPUT_BYTES_ALL // max(1, self._connection.busy))
+        return min(OUTPUT_BYTES_HIGH, OUTPUT_BYTES_ALL // max(1, self._multiplexer.busy))
 
     async def drain(self) -> None:
         """Wait while more is queued than allowed, or while a quota requires it."""
@@ -348,7 +388,7 @@ class Call:
             if self.timer is not None:
                 self.timer.cancel()
             self._drop_input()
-            self._connection.mark(self)
+            self._multiplexer.mark(self)
 
     def _drop_input(self) -> None:
         """Drop input that was not handled."""
@@ -371,3 +411,212 @@ class Call:
         self.finish(error.status, error.text)
         if self.task is not None:
             self.task.cancel()
+
+
+class FlushQueue:
+    """The connections of a listener that have output, which leaves once per round of the loop."""
+
+    def __init__(self) -> None:
+        self.buffered_bytes = 0
+        """The bytes of incomplete and unhandled messages on all connections."""
+        self.buffered_bytes_max = LimitsConfig().pending_bytes
+        self._unflushed: list[CallMultiplexer] = []
+
+    def add(self, multiplexer: "CallMultiplexer") -> None:
+        """Flush a connection after the group commit or in the next round."""
+        if not self._unflushed:
+            asyncio.get_running_loop().call_soon(self.flush)
+        self._unflushed.append(multiplexer)
+
+    def flush(self) -> None:
+        """Flush all that were added."""
+        unflushed, self._unflushed = self._unflushed, []
+        for multiplexer in unflushed:
+            multiplexer.flush()
+
+
+class CallMultiplexer:
+    """The calls of one connection, whose output shares it within HTTP/2's windows.
+
+    Args:
+        frames: counts frames without content, which output earns.
+        flushes: flushes the connections of the listener.
+        window_bytes: the receive window of the connection.
+    """
+
+    def __init__(self, frames: FrameReader, flushes: FlushQueue, window_bytes: int) -> None:
+        self._frames = frames
+        self._flushes = flushes
+        self.h2 = H2Connection(
+            H2Configuration(
+                client_side=False, header_encoding=None, validate_outbound_headers=False
+            )
+        )
+        self.receive_window = ReceiveWindow(window_bytes)
+        self.output: list[bytes | bytearray] = []
+        """For the transport; never replaced."""
+        self.calls: dict[int, Call] = {}
+        self.fast: dict[int, Call] = {}
+        """Calls that use the fast path (``fast_path``)."""
+        self.marked: dict[int, Call] = {}
+        """Calls with output."""
+        self.resets = 0
+        """The calls that the client reset unanswered, minus those that it let finish."""
+        self.is_paused = self._is_flush_due = False
+        self.transport: asyncio.Transport | None = None
+
+    def count_buffered(self, more: int) -> None:
+        """Add to the bytes of incomplete or unhandled messages.
+
+        Raises:
+            RpcError: the limit over all connections is exceeded.
+        """
+        flushes = self._flushes
+        flushes.buffered_bytes += more
+        if more > 0 and flushes.buffered_bytes > flushes.buffered_bytes_max:
+            text = "too many half-sent messages on this server; send them one after the other"
+            raise RpcError(GrpcStatus.RESOURCE_EXHAUSTED, text)
+
+    def mark(self, call: Call) -> None:
+        """Record that a call has output."""
+        stream_id = call.stream_id
+        if stream_id not in self.marked and stream_id in self.calls:
+            self.marked[stream_id] = call
+            self.flush_soon()
+
+    def flush_soon(self) -> None:
+        """Send waiting output with that of other connections, as soon as the client accepts it."""
+        if not self._is_flush_due and not self.is_paused and (self.marked or self.output):
+            self._is_flush_due = True
+            self._flushes.add(self)
+
+    def flush(self) -> None:
+        """Send output of each call as the windows allow."""
+        self._is_flush_due = False
+        if self.transport is None or self.is_paused:
+            return
+        is_cut = False
+        for call in list(self.marked.values()):
+            try:
+                is_cut |= self._flush_call(call)
+            except ProtocolError as error:  # the client has just ended it
+                logger.debug("a gRPC call ended early: %s", error)
+                self.give_up(call)
+        self._credit_control()
+        self.write()
+        if is_cut:
+            self.flush_soon()
+
+    def _credit_control(self) -> None:
+        """Allow the client frames without content in answer to our output."""
+        if self.output:
+            size = sum(map(len, self.output))
+            credit = CONTROL_FRAMES_PER_FLUSH + size // CONTROL_OUTPUT_BYTES
+            self._frames.control = max(-CONTROL_CREDIT_MAX, self._frames.control - credit)
+
+    def _flush_call(self, call: Call) -> bool:
+        """Send output of one call; return whether more could be sent at once."""
+        stream_id, conn = call.stream_id, self.h2
+        if call.pending_bytes and not call.has_begun:
+            conn.send_headers(stream_id, _BEGIN)
+            self.pull()
+            call.begun(conn.streams[stream_id])
+        room = FLUSH_BYTES_MAX
+        while pending := call.pending_bytes:
+            stream = conn.streams.get(stream_id)
+            if stream is None:  # the client has just ended it
+                self.give_up(call)
+                return False
+            count = min(
+                pending,
+                room,
+                conn.outbound_flow_control_window,
+                stream.outbound_flow_control_window,
+                conn.max_outbound_frame_size,
+            )
+            if count <= 0:
+                return room <= 0
+            # As h2's send_data does; the stream's state does not change.
+            conn.outbound_flow_control_window -= count
+            stream.outbound_flow_control_window -= count
+            self.output.append(data_header(stream_id, count))
+            self.output.append(call.taken(count))
+            room -= count
+        del self.marked[stream_id]
+        if call.status is not None:
+            self._end(call, call.status)
+        return False
+
+    def _end(self, call: Call, status: GrpcStatus) -> None:
+        """Send the trailers and forget the call."""
+        trailers = [(b"grpc-status", b"%d" % status)]
+        if call.text:
+            trailers.append((b"grpc-message", percent_encoded(call.text)))
+        headers = trailers if call.has_begun else [*_BEGIN, *trailers]
+        self.h2.send_headers(call.stream_id, headers, end_stream=True)
+        if not call.input_ended:
+            self.h2.reset_stream(call.stream_id, ErrorCodes.NO_ERROR)
+        elif self.resets:
+            self.resets -= 1
+        self.pull()
+        self._forget(call.stream_id)
+
+    def give_up(self, call: Call) -> None:
+        """Stop a call whose output can no longer be sent."""
+        self._forget(call.stream_id)
+        call.give_up("the client cancelled")
+
+    def _forget(self, stream_id: int) -> None:
+        """Forget an ended call, and return its part of the connection's window."""
+        self.marked.pop(stream_id, None)
+        self.fast.pop(stream_id, None)
+        call = self.calls.pop(stream_id, None)
+        if call is not None and call.held_bytes:
+            self.free(None, call.held_bytes)
+            call.held_bytes = 0
+
+    def pull(self) -> None:
+        """Append h2's output to ours."""
+        data = self.h2.data_to_send()
+        if data:
+            self.output.append(data)
+
+    def write(self) -> None:
+        """Write the output."""
+        data = b"".join(self.output)
+        self.output.clear()
+        if data and self.transport is not None:
+            self.transport.write(data)
+
+    def free(self, call: Call | None, count: int) -> None:
+        """Let the client send as much again."""
+        freed = self.receive_window.free(count)
+        if freed:
+            self.output.append(window_update(0, freed))
+        if call is not None and not call.input_ended:
+            freed = call.receive_window.free(count)
+            if freed:
+                self.output.append(window_update(call.stream_id, freed))
+
+    def release(self, call: Call, count: int) -> None:
+        """Return window for input that a call has handled."""
+        self.free(call if call.stream_id in self.calls else None, count)
+        self.write()
+
+    @property
+    def busy(self) -> int:
+        """The number of calls in progress."""
+        return len(self.calls)
+
+    def end_calls(self, error: RpcError) -> None:
+        """Stop every call with this error."""
+        for call in list(self.calls.values()):
+            call.abort(error)
+
+    def lose(self) -> None:
+        """Stop every call, because the connection was lost."""
+        self.transport = None
+        calls, self.calls = list(self.calls.values()), {}
+        for call in calls:
+            call.give_up("the connection was lost")
+        self.marked.clear()  # calls may still be referenced, and with them the connection

@@ -1,4 +1,4 @@
-"""The fast path of a connection: a request in one DATA frame, and a reply in one.
+"""The fast path of a connection: a request in one DATA frame. ``Call.answer`` is its way back.
 
 Publishers that wait for each ack use only such frames. The general path handles frames with parts
 of messages or many messages, and gathers output, which costs as much again as storing the record
@@ -11,16 +11,10 @@ A frame that does not qualify is left unchanged to the general path, and both gi
 """
 
 import logging
-from typing import TYPE_CHECKING
 
-from strandline.servers.grpc.http2_frames import Data, ReceiveWindow, data_header, window_update
+from strandline.servers.grpc.calls import Call, CallMultiplexer
+from strandline.servers.grpc.http2_frames import Data, window_update
 from strandline.servers.grpc.status import RpcError
-
-if TYPE_CHECKING:
-    from h2.connection import H2Connection
-
-    from strandline.servers.grpc.calls import Call
-    from strandline.servers.grpc.connection import GrpcConnection
 
 logger = logging.getLogger(__name__)
 
@@ -29,29 +23,17 @@ class FastPath:
     """The fast path of one connection.
 
     Args:
-        connection: the connection.
-        h2: has the send windows.
-        receive_window: the receive window of the connection.
-        output: the connection's output list, which is never replaced.
+        multiplexer: the calls of the connection.
     """
 
-    def __init__(
-        self,
-        connection: "GrpcConnection",
-        h2: "H2Connection",
-        *,
-        receive_window: ReceiveWindow,
-        output: list[bytes | bytearray],
-    ) -> None:
-        self._connection = connection
-        self._h2 = h2
-        self._receive_window = receive_window
-        self._output = output
-        self._calls: dict[int, Call] = {}
+    def __init__(self, multiplexer: CallMultiplexer) -> None:
+        self._receive_window = multiplexer.receive_window
+        self._output = multiplexer.output
+        self._calls = multiplexer.fast
         self._frames = self._bytes = 0
-        """Taken since they were last counted."""
+        """Handled since the last ``count``."""
 
-    def put_on(self, call: "Call") -> None:
+    def put_on(self, call: Call) -> None:
         """Let a call use the fast path, if nothing of it is on the general path."""
         if call.is_between:
             self._calls[call.stream_id] = call
@@ -95,23 +77,3 @@ class FastPath:
             self._output.append(window_update(0, freed))
         self._bytes = 0
         return frames
-
-    def answer(self, call: "Call", data: bytes) -> None:
-        """Send a small framed message, in a frame of its own if the windows allow it."""
-        stream, h2, count = call.stream, self._h2, len(data)
-        if (
-            stream is None
-            or call.output
-            or count > stream.outbound_flow_control_window
-            or count > h2.outbound_flow_control_window
-        ):
-            call.send_framed(data)
-            return
-        # As h2's send_data does; the stream's state does not change.
-        h2.outbound_flow_control_window -= count
-        stream.outbound_flow_control_window -= count
-        output = self._output
-        output.append(data_header(call.stream_id, count))
-        output.append(data)
-        if len(output) == 2:  # else a flush is scheduled already
-            self._connection.flush_soon()

@@ -4,14 +4,18 @@ Each has a port of its own and is off unless asked for.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from strandline.broker.broker import Broker
 from strandline.config import BrokerConfig
-from strandline.servers.forwarding import ForwarderPort
 from strandline.servers.grpc.beam.service import BeamService
 from strandline.servers.grpc.liftbridge.service import LiftbridgeService
 from strandline.servers.grpc.reading import THREADS
 from strandline.servers.metering import Metering
+
+if TYPE_CHECKING:
+    # Loads the client, which a broker alone does not need.
+    from strandline.servers.forward import Forwarder
 
 
 class GrpcFrontEnd:
@@ -30,7 +34,7 @@ class GrpcFrontEnd:
         config: BrokerConfig,
         metering: Metering,
         *,
-        forwarder: ForwarderPort | None = None,
+        forwarder: "Forwarder | None" = None,
     ) -> None:
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="grpc-read")
         self._liftbridge = self._beam = None

@@ -39,9 +39,8 @@ class PartitionView(Protocol):
         """The offset of the next record."""
         ...
 
-    @property
-    def hidden_offsets(self) -> int:
-        """The number of offsets where readers find no record."""
+    def hidden_between(self, start: int, stop: int) -> int:
+        """Count the offsets of a range where readers find no record."""
         ...
 
     @property
@@ -201,5 +200,7 @@ def _partition_state(partition: PartitionView) -> PartitionSnapshot:
         log_start_offset=partition.log_start_offset,
         high_watermark=partition.high_watermark,
         log_end_offset=partition.log_end_offset,
-        hidden_offsets=partition.hidden_offsets,
+        hidden_offsets=partition.hidden_between(
+            partition.log_start_offset, partition.high_watermark
+        ),
     )

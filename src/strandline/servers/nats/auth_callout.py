@@ -27,7 +27,7 @@ from strandline.servers.nats.callout import (
     Permissions,
     decode_request,
     encode_admission,
-    encode_refusal,
+    encode_rejection,
 )
 from strandline.servers.nats.nkeys import KeyPair
 from strandline.servers.nats.permissions import permissions_of
@@ -112,7 +112,7 @@ class AuthCalloutHandler:
             client = self._authorize(request)
         except StrandlineError as error:
             logger.info("refused a NATS client from %s: %s", request.host, error.message)
-            return encode_refusal(request, error.code, issuer=self._issuer, now_s=now_s)
+            return encode_rejection(request, error.code, issuer=self._issuer, now_s=now_s)
         self.client_disconnected(request.connection)
         self._clients[request.connection] = client
         self._expected[request.connection] = self._clock.monotonic_ms() + CONNECT_MS

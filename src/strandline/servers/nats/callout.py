@@ -132,7 +132,7 @@ def encode_admission(
     return _answer(request, {"jwt": issuer.token(user)}, issuer=issuer, now_s=now_s)
 
 
-def encode_refusal(request: AuthRequest, reason: str, *, issuer: KeyPair, now_s: int) -> bytes:
+def encode_rejection(request: AuthRequest, reason: str, *, issuer: KeyPair, now_s: int) -> bytes:
     """Return the answer that refuses a client; the reason is for the server's log."""
     return _answer(request, {"error": reason}, issuer=issuer, now_s=now_s)
 

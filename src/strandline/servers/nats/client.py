@@ -8,7 +8,7 @@ again before anything else. A connection that does not answer pings is closed.
 import asyncio
 import logging
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from strandline.broker.routing import Binding
@@ -20,6 +20,7 @@ from strandline.errors import (
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.foreign_jetstream import ForeignJetStreamWatch
 from strandline.servers.nats.ingest import MessageIngest
+from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.nats_connection import NatsConnection
 from strandline.servers.nats.ports import BrokerPort
@@ -70,38 +71,38 @@ class NatsClient:
         login: Login | None = None,
     ) -> None:
         self._broker = broker
-        self.ingest = ingest
-        self.backpressure = backpressure
-        self.is_alone = is_alone
+        self.shared = IngestState(
+            broker,
+            "nats",
+            ingest=ingest,
+            backpressure=backpressure,
+            ack_lines=AckLines(b"PUB %b"),
+        )
+        self._is_alone = is_alone
         self._jetstream = jetstream
         self.api = api
         self._tls = tls
         self._login = login
-        self.admission = broker.admission
-        self.ack_lines = AckLines(b"PUB %b")
-        self.unflushed: list[NatsConnection] = []
-        self.messages = 0
-        """Received since the last count was handed to telemetry."""
         self._servers: list[NatsServerUrl] = []
-        self._bindings: list[Binding] = []
+        self._bindings: dict[str, Sequence[Binding]] = {}
+        """Of each stream that there is, or was when the connection began."""
         self._link: NatsConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._last_error = "no attempt was made"
         self._connected: asyncio.Future[None] | None = None
 
-    @property
-    def is_controller(self) -> bool:
-        """Whether this broker is the controller."""
-        return self._broker.is_controller
-
     async def start(
-        self, servers: Sequence[str], bindings: list[Binding], *, is_awaited: bool = True
+        self,
+        servers: Sequence[str],
+        bindings: Mapping[str, Sequence[Binding]],
+        *,
+        is_awaited: bool = True,
     ) -> None:
         """Connect and subscribe; return when both have happened once.
 
         Args:
             servers: URLs, tried in rotation.
-            bindings: the initial subscriptions.
+            bindings: the initial subscriptions, by stream.
             is_awaited: False returns at once, for a server that may be absent for long.
 
         Raises:
@@ -109,8 +110,8 @@ class NatsClient:
             UnavailableError: no server could be reached in time.
         """
         self._servers = [parse_server_url(url) for url in servers]
-        self._bindings = bindings
-        self._broker.on_answered(self.send_answers)
+        self._bindings = dict(bindings)
+        self._broker.on_answered(self.shared.send_answers)
         self._connected = asyncio.get_running_loop().create_future()
         self._task = start_task(self._run(), "nats-subscriber")
         if not is_awaited:
@@ -134,18 +135,25 @@ class NatsClient:
                     link.unsubscribe_all()
                     await link.round_trip()
                     await self._broker.quiesce()
-                    self.send_answers()
+                    self.shared.send_answers()
                     await link.round_trip()
             except (TimeoutError, DisconnectedError):
                 logger.warning("nats-server disconnected before the last acks were sent")
         await end_task(self._task)
 
-    def streams_changed(self, bindings: list[Binding]) -> None:
-        """Replace the bindings."""
-        self._bindings = bindings
-        self.ack_lines.clear()
+    def streams_changed(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
+        """Replace the bindings of streams; of those that are gone there are none."""
+        self._bindings.update(bindings)
+        self.shared.ack_lines.clear()
         if self._link is not None:
             self._link.subscribe(bindings)
+            self._forget_deleted(bindings)
+
+    def _forget_deleted(self, names: Iterable[str]) -> None:
+        """Forget streams without subscriptions; a connection being made has to end theirs first."""
+        for name in names:
+            if not self._bindings[name]:
+                del self._bindings[name]
 
     async def synced(self) -> None:
         """Wait until the server knows all subscriptions; return at once without a connection."""
@@ -155,16 +163,6 @@ class NatsClient:
                     await self._link.round_trip()
             except (TimeoutError, DisconnectedError) as error:
                 logger.warning("subscriptions will be made when nats-server is back: %s", error)
-
-    def send_answers(self) -> None:
-        """Write the queued acks in one write, and resume reading if there is room."""
-        unflushed, self.unflushed = self.unflushed, []
-        for link in unflushed:
-            link.flush()
-        if self.messages:
-            self._broker.telemetry.count_listener("nats", messages=self.messages)
-            self.messages = 0
-        self.backpressure.release(self.admission.pending_bytes)
 
     # Connecting
 
@@ -194,7 +192,7 @@ class NatsClient:
             OSError, TimeoutError, StrandlineError: the connection failed.
         """
         return await connect_link(
-            lambda: NatsConnection(self),
+            lambda: NatsConnection(self.shared, is_alone=self._is_alone, api=self.api),
             server,
             tls=self._tls,
             login=self._login,
@@ -207,10 +205,11 @@ class NatsClient:
         self._link = link
         if self._connected is not None and not self._connected.done():
             self._connected.set_result(None)
-        telemetry.nats_connected = 1
+        telemetry.nats_connections += 1
         logger.info("connected to %s", server)
         # The streams may have changed while the connection was being made.
         link.subscribe(self._bindings)
+        self._forget_deleted(list(self._bindings))
         jetstream = self._jetstream
         watching = start_task(jetstream.run(link), "nats-jetstream") if jetstream else None
         try:
@@ -220,7 +219,7 @@ class NatsClient:
             if jetstream is not None:
                 jetstream.disconnected()
             await end_task(watching)
-            telemetry.nats_connected = 0
+            telemetry.nats_connections -= 1
             link.abort()
         logger.warning("lost the connection to %s: %s", server, link.failure or "closed")
 

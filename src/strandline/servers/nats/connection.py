@@ -7,13 +7,16 @@ reply subject waits until the quota allows it, with all later input behind it.
 """
 
 import asyncio
+import logging
+import ssl
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final, cast
+from typing import Final, cast
 
 import msgspec
 
-from strandline.broker.access import Caller
-from strandline.broker.routing import Route
+from strandline.broker.access import Access, Caller
+from strandline.broker.routing import Route, RouteTable
+from strandline.config import BrokerConfig
 from strandline.errors import (
     UNDECODABLE,
     InvalidSubjectError,
@@ -24,11 +27,20 @@ from strandline.errors import (
 )
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import validate_subject
-from strandline.servers.metering import WAIT_S_MAX, Allowance
-from strandline.servers.nats.backpressure import QUOTA, MessageReader
+from strandline.servers.metering import WAIT_S_MAX, Allowance, Metering
+from strandline.servers.nats.backpressure import (
+    QUOTA,
+    ROUND_S,
+    SLICE_S,
+    Backpressure,
+    MessageReader,
+)
 from strandline.servers.nats.guard import EARLY_PAYLOAD_MAX, Claims, PublishGuard
 from strandline.servers.nats.headers import NO_RESPONDERS
 from strandline.servers.nats.inboxes import Inboxes
+from strandline.servers.nats.ingest import MessageIngest
+from strandline.servers.nats.ingest_state import IngestState
+from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.nats.protocol import (
     Connect,
     Control,
@@ -40,17 +52,21 @@ from strandline.servers.nats.protocol import (
     Subscribe,
     Unsubscribe,
     Violation,
+    are_messages,
     encode_failure,
     encode_message,
     encode_message_with_headers,
 )
-from strandline.servers.nats.replies import error_reply, pub_ack
+from strandline.servers.nats.replies import AckLines, error_reply, pub_ack
+from strandline.servers.round_budget import RoundBudget
 from strandline.servers.tls import certificate_name
 from strandline.types import Offset, PartitionName
 
-if TYPE_CHECKING:
-    from strandline.servers.nats.listener import IngestListener
+logger = logging.getLogger(__name__)
 
+MESSAGE_SLACK_BYTES: Final = 64 << 10
+"""What headers and an envelope may add to the largest record."""
+HANDSHAKE_TIMEOUT_S = 5.0
 OKAY: Final = b"+OK\r\n"
 INBOX_PREFIX: Final = "_INBOX."
 """Of the subjects for replies, the only ones that anything is delivered to here."""
@@ -77,29 +93,96 @@ class ClientOptions(msgspec.Struct, frozen=True):
     no_responders: bool = False
 
 
+class PublisherState(IngestState):
+    """The state that all publishers' connections share, with access rules and meters.
+
+    Args:
+        broker: the broker that stores records.
+        config: the broker's settings.
+        routes: the routes of all streams; shared with the other listeners.
+        ingest: handles messages that are more than a plain payload.
+        backpressure: pauses reading while the broker is full.
+        metering: the meters of principals, if shared with other servers.
+        tls: our certificate; None: connections are not encrypted.
+    """
+
+    def __init__(
+        self,
+        broker: BrokerPort,
+        config: BrokerConfig,
+        *,
+        routes: RouteTable,
+        ingest: MessageIngest,
+        backpressure: Backpressure,
+        metering: Metering | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        super().__init__(
+            broker,
+            "ingest",
+            ingest=ingest,
+            backpressure=backpressure,
+            ack_lines=AckLines(b"MSG %b %b"),
+        )
+        self.access = Access(config, broker)
+        self.metering = metering or Metering(broker)
+        self.routes = routes
+        self.tls = tls
+        self.payload_max = config.limits.record_bytes + MESSAGE_SLACK_BYTES
+        self.budget = RoundBudget(SLICE_S, ROUND_S)
+        self.buffered_bytes = 0
+        """Of half-received messages on all connections."""
+        self.buffered_bytes_max = config.limits.pending_bytes
+        self.connections: set[PublisherConnection] = set()
+        self.all_gone = asyncio.Event()
+        """Set while there is no connection."""
+        self.all_gone.set()
+        self.info_line = b""
+        """The greeting; set before the first connection is accepted."""
+
+    def admit(self, connection: "PublisherConnection") -> bool:
+        """Register a new connection; return False if there are too many."""
+        self.connections.add(connection)
+        self.all_gone.clear()
+        self.broker.reads(connection)
+        self.broker.telemetry.count_listener(self.name, connections=1)
+        return self.metering.connections.admit(connection, connection.abort)
+
+    def forget(self, connection: "PublisherConnection") -> None:
+        """Forget a closed connection; some loops report a failed handshake twice."""
+        if connection not in self.connections:
+            return
+        self.connections.discard(connection)
+        self.metering.connections.forget(connection)
+        if not self.connections:
+            self.all_gone.set()
+        self.broker.telemetry.count_listener(self.name, connections=-1)
+
+
 class PublisherConnection(MessageReader):
     """A connection, and the ack sink of its publishes; the token is a reply subject.
 
     Args:
-        listener: the state shared with other connections.
+        shared: the state shared with other connections.
     """
 
-    def __init__(self, listener: "IngestListener") -> None:
-        early = EARLY_PAYLOAD_MAX if listener.access.is_on else listener.payload_max
-        super().__init__(Parser(early, from_client=True), listener.budget)
-        self._listener = listener
-        self._guard = PublishGuard(listener.access) if listener.access.is_on else None
+    def __init__(self, shared: PublisherState) -> None:
+        early = EARLY_PAYLOAD_MAX if shared.access.is_on else shared.payload_max
+        super().__init__(Parser(early, from_client=True), shared.budget)
+        self._shared = shared
+        self._guard = PublishGuard(shared.access) if shared.access.is_on else None
         self._options = ClientOptions()
         self._inboxes = Inboxes()
         self._buffered_bytes = 0
         self._messages = 0
-        """Received since the last count was handed to the listener."""
+        """Received since the last count was handed to the shared state."""
         self._controls = 0
         """Operations since the last message, or since the listener last looked at its clients."""
         self._has_spoken = False
         self.unanswered_pings = 0
         self.is_handshaking = False
         """Whether the next bytes are TLS's."""
+        self._handshaking: asyncio.Task[None] | None = None
         self._allowance: Allowance | None = None
         """What who is there may use, where access is checked."""
         self._quota_timer: asyncio.TimerHandle | None = None
@@ -113,23 +196,24 @@ class PublisherConnection(MessageReader):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send INFO, or close a connection above the limit; with TLS read no clear text."""
         super().connection_made(transport)
-        is_admitted = self._listener.admit(self)
-        if is_admitted and self._listener.has_tls:
+        is_admitted = self._shared.admit(self)
+        if is_admitted and self._shared.tls is not None:
             self.is_handshaking = self._is_deferred = True
             self._transport.pause_reading()
-            self._listener.secure(self)
+            handshake = self._handshake(self._shared.tls)
+            self._handshaking = asyncio.create_task(handshake, name="ingest-tls")
             return
-        self.write(self._listener.info_line)
+        self.write(self._shared.info_line)
         if not is_admitted:
             self.fail("maximum connections exceeded")
-        self._listener.expect(self)
+        self._expect_identity()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the connection; later acks are dropped."""
         super().connection_lost(exc)
         self._count_buffered(0)
         self._count_for(None)
-        self._listener.forget(self)
+        self._shared.forget(self)
 
     def _take(self, events: Sequence[Event]) -> None:
         """Handle events. The hot path: plain payloads for one stream go to their partition."""
@@ -139,8 +223,10 @@ class PublisherConnection(MessageReader):
         if self._is_in_debt:
             self._take_in_debt(events)
             return
-        remembered = self._listener.routes.remembered
-        is_forwarding = self._listener.ingest.is_forwarding
+        if len(events) > 1 and self._take_many(events):
+            return
+        remembered = self._shared.routes.remembered
+        is_forwarding = self._shared.ingest.is_forwarding
         messages = 0
         for event in events:
             if guard is not None and not guard.is_open and not isinstance(event, Connect):
@@ -176,16 +262,34 @@ class PublisherConnection(MessageReader):
             self._messages += messages
             self._has_spoken = True
 
+    def _take_many(self, events: Sequence[Event]) -> bool:
+        """Append what one read brought, if it is nothing but plain messages; else return False."""
+        if not are_messages(events):
+            return False
+        guard, shared = self._guard, self._shared
+        if guard is not None and not (
+            guard.is_open and all(map(guard.allows, {message[0] for message in events}))
+        ):
+            return False
+        if not shared.ingest.append_many(shared.routes, events, self):
+            return False
+        self._messages += len(events)
+        self._controls = 0
+        self._has_spoken = True
+        if self._options.verbose:
+            self.output += [OKAY] * len(events)
+        return True
+
     def _taken(self, size: int) -> None:
-        listener = self._listener
+        shared = self._shared
         messages, self._messages = self._messages, 0
-        listener.messages += messages
+        shared.messages += messages
         if self.parser.buffered_bytes != self._buffered_bytes:
             self._count_buffered(self.parser.buffered_bytes)
         if self.output:
             self.flush()
-        if listener.admission.pending_bytes > listener.backpressure.pending_high:
-            listener.backpressure.hold(self)
+        if shared.admission.pending_bytes > shared.backpressure.pending_high:
+            shared.backpressure.hold(self)
         if self._allowance is not None:
             self._unmetered_bytes += size
             if not self._is_in_debt:
@@ -206,10 +310,19 @@ class PublisherConnection(MessageReader):
         else:
             super()._keep(data)
 
-    def secured(self) -> None:
-        """Continue after the TLS handshake."""
+    async def _handshake(self, tls: ssl.SSLContext) -> None:
+        """Send the greeting and start TLS; drop the connection if that fails."""
+        # Not sooner: a fast client's handshake would arrive before it is expected.
+        self.write(self._shared.info_line)
+        try:
+            await self.start_tls(tls, timeout_s=HANDSHAKE_TIMEOUT_S)
+        except (OSError, TimeoutError) as error:
+            logger.info("a publisher's TLS handshake failed: %s", error)
+            self.abort()
+            self.connection_lost(None)  # not every loop reports this
+            return
         self.is_handshaking = self._is_deferred = False
-        self._listener.expect(self)
+        self._expect_identity()
         if self._received:
             self._read_on()
 
@@ -232,7 +345,11 @@ class PublisherConnection(MessageReader):
         except StrandlineError as error:
             self.fail(_farewell(error))
 
-    def end_silent(self) -> None:
+    def _expect_identity(self) -> None:
+        """Limit the time in which the client must identify itself."""
+        asyncio.get_running_loop().call_later(HANDSHAKE_TIMEOUT_S, self._end_silent)
+
+    def _end_silent(self) -> None:
         """Close the connection of a client that has not identified itself."""
         is_known = self._has_spoken if self._guard is None else self._guard.is_open
         if not is_known:
@@ -260,7 +377,7 @@ class PublisherConnection(MessageReader):
         except StrandlineError as error:
             self.fail(_farewell(error))
         else:
-            self.parser.payload_max = self._listener.payload_max
+            self.parser.payload_max = self._shared.payload_max
             self._count_for(self._guard.caller)
 
     # Quotas
@@ -270,7 +387,7 @@ class PublisherConnection(MessageReader):
         before, self._allowance = self._allowance, None
         if before is not None:
             before.close()
-        allowance = self._listener.metering.of(caller) if caller is not None else None
+        allowance = self._shared.metering.of(caller) if caller is not None else None
         if allowance is None:
             return
         try:
@@ -339,7 +456,7 @@ class PublisherConnection(MessageReader):
         self._unmetered_bytes -= size
         if self._may_publish(subject, reply):
             stream = subject.decode(errors="replace")
-            self._listener.admission.reject(error, self, reply, stream=stream)
+            self._shared.admission.reject(error, self, reply, stream=stream)
         if self._options.verbose:
             self.output.append(OKAY)
 
@@ -348,7 +465,7 @@ class PublisherConnection(MessageReader):
     def _find_route(self, subject: bytes, reply: bytes | None) -> Route | None:
         """Return the route of a new subject; None if the subject is invalid."""
         try:
-            return self._listener.routes.find(subject)
+            return self._shared.routes.find(subject)
         except InvalidSubjectError as error:
             if reply is not None:
                 self.deliver(reply, error_reply(error))
@@ -361,7 +478,7 @@ class PublisherConnection(MessageReader):
     ) -> None:
         """Append a message that is more than a plain payload for one partition."""
         if route.groups:
-            self._listener.ingest.take(route, reply, block=block, payload=payload, sink=self)
+            self._shared.ingest.take(route, reply, block=block, payload=payload, sink=self)
             return
         options = self._options
         if reply is None or not (options.no_responders and options.headers):
@@ -383,10 +500,36 @@ class PublisherConnection(MessageReader):
         if sid is None:
             return
         if not self.output:
-            self._listener.unflushed.append(self)
+            self._shared.unflushed.append(self)
         sequence = offset + 1
-        template = self._listener.ack_lines.template(partition, sequence)
+        template = self._shared.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sid, sequence))
+
+    def acked_many(
+        self, tokens: Sequence[object], partition: PartitionName, offset: Offset
+    ) -> None:
+        """Queue the PubAcks of records in a row."""
+        if not self.is_open:
+            return
+        if None in tokens:
+            for number, token in enumerate(tokens):
+                if token is not None:
+                    self.acked(token, partition, Offset(offset + number), duplicate=False)
+            return
+        replies = cast("Sequence[bytes]", tokens)
+        sids = self._inboxes.sids_for(replies)
+        first = offset + 1
+        templates = self._shared.ack_lines.templates(partition, first, len(replies))
+        lines = [
+            template % (reply, sid, sequence)
+            for template, reply, sid, sequence in zip(
+                templates, replies, sids, range(first, first + len(replies)), strict=True
+            )
+            if sid is not None
+        ]
+        if lines and not self.output:
+            self._shared.unflushed.append(self)
+        self.output += lines
 
     is_alone = answers_leaderless = True
     """Nobody else hears what came over it."""
@@ -401,7 +544,7 @@ class PublisherConnection(MessageReader):
         if sid is None:
             return
         if not self.output:
-            self._listener.unflushed.append(self)
+            self._shared.unflushed.append(self)
         self.output.append(encode_message(to, sid, payload))
 
     # Other operations of a client
@@ -441,7 +584,7 @@ class PublisherConnection(MessageReader):
         if self._guard is not None and self.is_open:
             self._identify(options)
         if self.is_open:
-            self._listener.metering.connections.note_identified(self)
+            self._shared.metering.connections.note_identified(self)
 
     def _subscribe(self, subject: bytes, sid: bytes) -> None:
         try:
@@ -475,10 +618,10 @@ class PublisherConnection(MessageReader):
 
     def _count_buffered(self, size: int) -> None:
         """Add to the sum of all half-received messages, which is limited."""
-        listener = self._listener
-        listener.buffered_bytes += size - self._buffered_bytes
+        shared = self._shared
+        shared.buffered_bytes += size - self._buffered_bytes
         self._buffered_bytes = size
-        if size and listener.buffered_bytes > listener.buffered_bytes_max:
+        if size and shared.buffered_bytes > shared.buffered_bytes_max:
             self.fail("too many half-sent messages on this server")
 
 

@@ -11,7 +11,7 @@ Without JetStream there are no responders. A stream with ``no_ack`` acknowledges
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -22,10 +22,8 @@ from strandline.clock import Clock
 from strandline.config import StreamConfig
 from strandline.errors import UNDECODABLE, DisconnectedError, InvalidRequestError
 from strandline.record.subjects import subjects_overlap
+from strandline.servers.nats.nats_connection import NatsConnection
 from strandline.telemetry import Telemetry
-
-if TYPE_CHECKING:
-    from strandline.servers.nats.nats_connection import NatsConnection
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +72,7 @@ class ForeignJetStreamWatch:
         """None while not connected, or when the server has not answered over this connection."""
         self._changed = asyncio.Event()
 
-    async def run(self, link: "NatsConnection") -> None:
+    async def run(self, link: NatsConnection) -> None:
         """Watch over one connection until cancelled, or until there is no JetStream.
 
         Args:

@@ -6,17 +6,20 @@ streams are bound and unbound at once. ``cryptography``, which takes 7 MiB of me
 only with access control.
 """
 
+import asyncio
 import ssl
+import zlib
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from strandline.broker.access import Access, read_secret
-from strandline.broker.routing import Binding, RouteTable, stream_bindings
+from strandline.broker.routing import Binding
 from strandline.config import BrokerConfig, bracketed
-from strandline.servers.forwarding import ForwarderPort
 from strandline.servers.metering import Metering
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.client import NatsClient
+from strandline.servers.nats.connection import MESSAGE_SLACK_BYTES
 from strandline.servers.nats.embedded_server import LEAF_HOST, EmbeddedNatsServer
 from strandline.servers.nats.foreign_jetstream import ForeignJetStreamWatch
 from strandline.servers.nats.ingest import MessageIngest
@@ -24,16 +27,23 @@ from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.jetstream.consumers import ConsumerCalls
 from strandline.servers.nats.jetstream.streams import StreamCalls
 from strandline.servers.nats.leaf_link import LeafClient
-from strandline.servers.nats.listener import MESSAGE_SLACK_BYTES, IngestListener
+from strandline.servers.nats.listener import IngestListener
 from strandline.servers.nats.ports import FrontEndPort
 from strandline.servers.nats.routes import ServerRoutes
 from strandline.servers.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url
 from strandline.servers.tls import calling_context, calling_own_context
 
 if TYPE_CHECKING:
+    # Loads the client, which a broker alone does not need.
+    from strandline.servers.forward import Forwarder
+
+if TYPE_CHECKING:
     from strandline.servers.nats.accounts import Accounts
     from strandline.servers.nats.system_account import SystemAccountClient
 
+CONNECTIONS: Final = 4
+"""To nats-server, each for a share of the streams. nats-server queues what it sends over one
+connection, up to 64 MiB: a publisher behind a flood there waits for seconds."""
 LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104  not a bind
 """How to reach a server that listens on every address."""
 
@@ -54,7 +64,7 @@ class NatsFrontEnd:
         config: BrokerConfig,
         metering: Metering | None = None,
         *,
-        forwarder: ForwarderPort | None = None,
+        forwarder: "Forwarder | None" = None,
     ) -> None:
         self._forwarder = forwarder
         self._broker = broker
@@ -69,9 +79,8 @@ class NatsFrontEnd:
         """For clients of our own nats-server: one of the user's may have a JetStream."""
         self._consumers: ConsumerCalls | None = None
         self._leaf: LeafClient | None = None
-        self._subscriber: NatsClient | None = None
+        self._subscribers: list[NatsClient] = []
         self._listener: IngestListener | None = None
-        self._routes = RouteTable()
 
     @property
     def nats_port(self) -> int | None:
@@ -98,10 +107,9 @@ class NatsFrontEnd:
         config, broker = self._config, self._broker
         backpressure = Backpressure(config.limits.pending_bytes)
         ingest = MessageIngest(
-            broker.clock, self._routes, broker.admission, forwarder=self._forwarder
+            broker.clock, broker.routes, broker.admission, forwarder=self._forwarder
         )
         broker.on_answered(ingest.read_on)
-        bindings = self._bind()
         broker.on_streams_changed(self._streams_changed)
         broker.on_stream_created(self.synced)
         jetstream = None
@@ -113,24 +121,28 @@ class NatsFrontEnd:
             tls = self._calling_context()
             if not servers:
                 servers = [await self._start_child(tls)]
-                await self._start_api(broker)
             login = self._accounts.broker_login if self._accounts is not None else None
-            self._subscriber = NatsClient(
-                broker,
-                ingest=ingest,
-                backpressure=backpressure,
-                jetstream=jetstream,
-                api=self._api,
-                is_alone=self._is_server_alone,
-                tls=tls,
-                login=login,
-            )
-            await self._subscriber.start(servers, bindings, is_awaited=self._is_server_there)
+            for number in range(CONNECTIONS):
+                subscriber = NatsClient(
+                    broker,
+                    ingest=ingest,
+                    backpressure=backpressure,
+                    jetstream=jetstream if number == 0 else None,
+                    is_alone=self._is_server_alone,
+                    tls=tls,
+                    login=login,
+                )
+                self._subscribers.append(subscriber)
+                names = [stream.config.name for stream in broker.streams()]
+                await subscriber.start(
+                    servers, self._subscriptions(names, number), is_awaited=self._is_server_there
+                )
+            await self._start_api(broker, ingest, backpressure, servers=servers, tls=tls)
             if config.nats.ingest_port >= 0:
                 self._listener = IngestListener(
                     broker,
                     config,
-                    routes=self._routes,
+                    routes=broker.routes,
                     ingest=ingest,
                     backpressure=backpressure,
                     metering=self._metering,
@@ -140,13 +152,24 @@ class NatsFrontEnd:
             await self.stop()
             raise
 
-    async def _start_api(self, broker: FrontEndPort) -> None:
-        """Answer the JetStream API from now on, as soon as requests come."""
-        assert self._child is not None, "started first"
+    async def _start_api(
+        self,
+        broker: FrontEndPort,
+        ingest: MessageIngest,
+        backpressure: Backpressure,
+        *,
+        servers: list[str],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """Answer the JetStream API over connections of its own, if the nats-server is ours.
+
+        A server of the user's may have a JetStream, and both would answer.
+        """
         child, accounts = self._child, self._accounts
-        name = f"strandline-{self._config.cluster.broker_id}"
+        if child is None:
+            return
         self._leaf = LeafClient(
-            name,
+            f"strandline-{self._config.cluster.broker_id}",
             lambda: (LEAF_HOST, child.leaf_port),
             login=accounts.leaf_login if accounts is not None else None,
         )
@@ -154,6 +177,17 @@ class NatsFrontEnd:
         StreamCalls(self._api, self._config)
         self._consumers = ConsumerCalls(self._api, broker.consumers, self._leaf)
         await self._leaf.start(is_awaited=self._is_server_there)
+        asking = NatsClient(
+            broker,
+            ingest=ingest,
+            backpressure=backpressure,
+            api=self._api,
+            is_alone=self._is_server_alone,
+            tls=tls,
+            login=accounts.broker_login if accounts is not None else None,
+        )
+        self._subscribers.append(asking)  # last: it carries no stream
+        await asking.start(servers, {}, is_awaited=self._is_server_there)
 
     async def stop(self) -> None:
         """Stop receiving, answer received messages, disconnect, and stop the child."""
@@ -161,8 +195,7 @@ class NatsFrontEnd:
             self._listener.pause()
         if self._forwarder is not None:
             await self._forwarder.quiesce()
-        if self._subscriber is not None:
-            await self._subscriber.stop()
+        await asyncio.gather(*(each.stop() for each in self._subscribers))
         if self._consumers is not None:
             await self._consumers.stop()
         if self._api is not None:
@@ -187,8 +220,7 @@ class NatsFrontEnd:
         Await this before answering the creation of a stream: a publish that arrives before the
         subscription would find no responders.
         """
-        if self._subscriber is not None:
-            await self._subscriber.synced()
+        await asyncio.gather(*(each.synced() for each in self._subscribers))
 
     async def _start_child(self, tls: ssl.SSLContext | None) -> str:
         """Start the child nats-server and its authorization; return its URL."""
@@ -267,20 +299,25 @@ class NatsFrontEnd:
             return calling_own_context(config.tls) if config.tls.is_on else None
         return calling_context(config.tls, authority=config.nats.authority)
 
-    def _bind(self) -> list[Binding]:
-        """Route by the current streams; return the bindings to subscribe to."""
-        bindings = [
-            binding for stream in self._broker.streams() for binding in stream_bindings(stream)
-        ]
-        self._routes.replace(bindings)
-        return [binding for binding in bindings if binding.is_ours or self._is_server_alone]
+    def _subscriptions(self, names: Iterable[str], number: int) -> dict[str, list[Binding]]:
+        """Return the bindings of streams to subscribe to over a connection."""
+        takes_all, routes = self._is_server_alone, self._broker.routes
+        return {
+            name: [each for each in routes.bindings(name) if each.is_ours or takes_all]
+            for name in names
+            if _connection_of(name) == number
+        }
 
-    def _streams_changed(self) -> None:
-        bindings = self._bind()
+    def _streams_changed(self, names: Collection[str]) -> None:
         if self._listener is not None:
             self._listener.streams_changed()
-        if self._subscriber is not None:
-            self._subscriber.streams_changed(bindings)
+        for number, subscriber in enumerate(self._subscribers):
+            subscriber.streams_changed(self._subscriptions(names, number))
+
+
+def _connection_of(name: str) -> int:
+    """Return which connection carries a stream: one carries all of it, to keep its order."""
+    return zlib.crc32(name.encode()) % CONNECTIONS
 
 
 def _routes(config: BrokerConfig) -> ServerRoutes | None:

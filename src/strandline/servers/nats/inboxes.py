@@ -5,6 +5,7 @@ pattern. The forms that clients use (``_INBOX.x`` and ``_INBOX.x.*``) cost one d
 Other patterns are tried one by one, so their number is limited. Pure.
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from strandline.record.subjects import SUBJECT_BYTES_MAX, subject_matches
@@ -108,6 +109,14 @@ class Inboxes:
             if inbox.remaining == 0:
                 self.remove(inbox.sid)
         return inbox.sid
+
+    def sids_for(self, replies: Sequence[bytes]) -> list[bytes | None]:
+        """Return the sid that receives each reply; count the deliveries."""
+        if not self._plain:
+            sids = [self.by_prefix.get(reply.rpartition(b".")[0]) for reply in replies]
+            if None not in sids:
+                return sids
+        return [self.sid_for(reply) for reply in replies]
 
     def _forget_prefix(self, inbox: Inbox) -> bool:
         """Remove an inbox from ``by_prefix``; return False if it was not there."""

@@ -17,20 +17,26 @@ counted, malformed headers included, and logged where no publisher is answered. 
 other broker receives is forwarded to its partition's leader. No sockets here.
 """
 
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from strandline.broker.routing import Route, RouteTable, Target
+from strandline.broker.routing import PartitionPort, Route, RouteTable, Target
 from strandline.clock import Clock
 from strandline.errors import InvalidRecordError, InvalidRequestError, StreamMismatchError
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
-from strandline.servers.forwarding import ForwarderPort, PendingForward
 from strandline.servers.nats.backpressure import FORWARDING, Backpressure
 from strandline.servers.nats.headers import parse_headers
 from strandline.servers.nats.ports import AdmissionPort
+from strandline.servers.nats.protocol import Message
 from strandline.servers.nats.replies import EnvelopeResponder, ReplySink, is_left_to_others
+from strandline.servers.resume_forwarder import PendingForward
+
+if TYPE_CHECKING:
+    # Loads the client, which a broker alone does not need.
+    from strandline.servers.forward import Forwarder
 
 KEY_HEADER: Final = "Strandline-Key"
 TOMBSTONE_HEADER: Final = "Strandline-Tombstone"
@@ -147,7 +153,7 @@ class MessageIngest:
         routes: RouteTable,
         admission: AdmissionPort,
         *,
-        forwarder: ForwarderPort | None = None,
+        forwarder: "Forwarder | None" = None,
     ) -> None:
         self._clock = clock
         self._routes = routes
@@ -164,6 +170,54 @@ class MessageIngest:
         """Resume reading that stopped while too many forwarded publishes were in flight."""
         if self._forwarder is not None:
             self._forward_backpressure.release(self._forwarder.fullness)
+
+    def append_many(self, routes: RouteTable, messages: Sequence[Message], sink: ReplySink) -> bool:
+        """Append plain messages, those for a partition with one call.
+
+        Args:
+            routes: the routes of their subjects.
+            messages: in the order in which they were received.
+            sink: receives the answers.
+
+        Returns:
+            False if one of them needs ``take``, or its route is not known: nothing was appended.
+        """
+        subjects, _, replies, blocks, payloads = zip(*messages, strict=True)
+        if blocks.count(None) < len(blocks):
+            return False
+        if envelope.MAGIC in [payload[: len(envelope.MAGIC)] for payload in payloads]:
+            return False
+        found: dict[bytes, tuple[str, PartitionPort]] = {}
+        for subject in set(subjects):
+            route = routes.remembered.get(subject)
+            if route is None:
+                return False
+            partition = self._direct_partition(route, sink, has_reply=any(replies))
+            if partition is None:
+                return False
+            found[subject] = route.subject, partition
+        if len(found) == 1:
+            [(name, partition)] = found.values()
+            partition.append_many(payloads, subjects=(name,), ack_sink=sink, tokens=replies)
+            return True
+        chunks: dict[PartitionPort, list[tuple[bytes, str, bytes | None]]] = {}
+        for subject, reply, payload in zip(subjects, replies, payloads, strict=True):
+            name, partition = found[subject]
+            chunks.setdefault(partition, []).append((payload, name, reply))
+        for partition, records in chunks.items():
+            values, names, tokens = zip(*records, strict=True)
+            partition.append_many(values, subjects=names, ack_sink=sink, tokens=tokens)
+        return True
+
+    def _direct_partition(
+        self, route: Route, sink: ReplySink, *, has_reply: bool
+    ) -> PartitionPort | None:
+        """Return where plain messages go that need nothing but to be stored and acknowledged."""
+        partition = route.partition
+        if partition is None or (has_reply and not route.answers):
+            return None
+        is_ours = sink.is_alone or route.is_shared
+        return None if is_ours and (self.is_forwarding or not partition.is_led) else partition
 
     def take(
         self,

@@ -11,8 +11,8 @@ leads.
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, cast
 
 from strandline.broker.routing import Binding, Route, RouteTable
 from strandline.errors import DisconnectedError, InvalidSubjectError, StrandlineError
@@ -20,9 +20,12 @@ from strandline.record.envelope import MAGIC
 from strandline.record.subjects import SUBJECT_BYTES_MAX
 from strandline.servers.nats.connection import PING
 from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
+from strandline.servers.nats.ingest_state import IngestState
+from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.protocol import (
     Event,
     Message,
+    are_messages,
     encode_publish,
     encode_publish_with_headers,
     encode_subscribe,
@@ -31,10 +34,6 @@ from strandline.servers.nats.protocol import (
 from strandline.servers.nats.replies import ReplySink, error_reply, is_left_to_others, pub_ack
 from strandline.servers.nats.server_link import ServerLink
 from strandline.types import Offset, PartitionName
-
-if TYPE_CHECKING:
-    from strandline.servers.nats.client import NatsClient
-
 
 REPLIES: Final = b"replies"
 EVENTS: Final = b"events"
@@ -49,13 +48,19 @@ class NatsConnection(ServerLink):
     """A connection, and the ack sink of its messages; the token is a reply subject.
 
     Args:
-        subscriber: the state that outlives the connection.
+        shared: the state that outlives the connection.
+        is_alone: whether no other broker receives the server's messages; else the leader does too.
+        api: answers requests of the JetStream API; None: another connection carries them.
     """
 
-    def __init__(self, subscriber: "NatsClient") -> None:
+    def __init__(
+        self, shared: IngestState, *, is_alone: bool, api: JetStreamApi | None = None
+    ) -> None:
         super().__init__()
-        self._subscriber = subscriber
-        self._sids: dict[Binding, bytes] = {}
+        self._shared = shared
+        self._api = api
+        self._sids: dict[str, dict[Binding, bytes]] = {}
+        """Of each stream."""
         self._tables: dict[bytes, RouteTable] = {}
         self._last_sid = 0
         self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
@@ -63,14 +68,15 @@ class NatsConnection(ServerLink):
         self._last_request = 0
         self._on_message: Callable[[], None] | None = None
         self._sole = QueueGroupResponder(self)
-        self.is_alone = subscriber.is_alone
-        """Whether no other broker hears what comes over it; else the leader hears it too."""
+        self.is_alone = is_alone
 
     def _take(self, events: Sequence[Event]) -> None:
         """Handle events. The hot path: plain payloads go straight to their partition."""
+        if len(events) > 1 and self._take_many(events):
+            return
         tables = self._tables
-        subscriber = self._subscriber
-        is_forwarding = subscriber.ingest.is_forwarding
+        shared = self._shared
+        is_forwarding = shared.ingest.is_forwarding
         is_alone = self.is_alone
         messages = 0
         for event in events:
@@ -95,20 +101,35 @@ class NatsConnection(ServerLink):
             ):
                 if route.groups:
                     sink: ReplySink = self._sole if route.is_shared else self
-                    subscriber.ingest.take(route, reply, block=block, payload=payload, sink=sink)
+                    shared.ingest.take(route, reply, block=block, payload=payload, sink=sink)
             elif reply is None:
                 route.partition.append(payload, subject=route.subject)
             else:
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
-        subscriber.messages += messages
+        shared.messages += messages
+
+    def _take_many(self, events: Sequence[Event]) -> bool:
+        """Append what one read brought, if it is nothing but plain messages; else return False."""
+        if not are_messages(events) or len({message[1] for message in events}) > 1:
+            return False
+        subject, sid, *_ = events[0]
+        table = self._tables.get(sid)
+        route = table.remembered.get(subject) if table is not None else None
+        if table is None or route is None:
+            return False
+        sink: ReplySink = self._sole if route.is_shared else self
+        if not self._shared.ingest.append_many(table, events, sink):
+            return False
+        self._shared.messages += len(events)
+        return True
 
     def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'
-        subscriber = self._subscriber
+        shared = self._shared
         if self.output:
             self.flush()
-        if subscriber.admission.pending_bytes > subscriber.backpressure.pending_high:
-            subscriber.backpressure.hold(self)
+        if shared.admission.pending_bytes > shared.backpressure.pending_high:
+            shared.backpressure.hold(self)
 
     def _find_route(self, table: RouteTable, subject: bytes, reply: bytes | None) -> Route | None:
         """Return the route of a new subject; None if the subject is invalid."""
@@ -151,10 +172,10 @@ class NatsConnection(ServerLink):
 
     def _take_other(self, message: Message) -> None:
         subject, sid, reply, block, payload = message
-        if sid == API and self._subscriber.api is not None:
-            self._subscriber.api.take(subject, reply, block=block, payload=payload, link=self)
-        if sid == ACKS and self._subscriber.api is not None:
-            self._subscriber.api.take_ack(subject, reply, payload=payload, link=self)
+        if sid == API and self._api is not None:
+            self._api.take(subject, reply, block=block, payload=payload, link=self)
+        if sid == ACKS and self._api is not None:
+            self._api.take_ack(subject, reply, payload=payload, link=self)
         if sid == EVENTS and self._on_message is not None:
             self._on_message()
         answer = self._requests.get(subject) if sid == REPLIES else None
@@ -164,37 +185,41 @@ class NatsConnection(ServerLink):
 
     # Subscriptions
 
-    def begin(self, bindings: list[Binding]) -> None:
-        """Subscribe for the first time: to ``bindings``, and to requests."""
+    def begin(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
+        """Subscribe for the first time: to these bindings, and to requests."""
         self.subscribe(bindings)
-        if self._subscriber.api is not None:
+        if self._api is not None:
             self.write(encode_subscribe(API_SUBJECTS, API))
             self.write(encode_subscribe(ACK_SUBJECTS, ACKS))
 
-    def subscribe(self, bindings: list[Binding]) -> None:
-        """Subscribe to exactly ``bindings``."""
+    def subscribe(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
+        """Subscribe to exactly these bindings of each stream that is named."""
         lines: list[bytes] = []
-        wanted = dict.fromkeys(bindings)
-        gone = [each for each in self._sids if each not in wanted]
-        for binding in wanted:
-            if binding in self._sids:
-                continue
-            self._last_sid += 1
-            sid = b"%d" % self._last_sid
-            self._sids[binding] = sid
-            self._tables[sid] = RouteTable((binding,))
-            queue = binding.stream.config.queue_group.encode()
-            lines.append(encode_subscribe(binding.pattern.encode(), sid, queue=queue))
+        gone: list[tuple[Binding, bytes]] = []
+        for name, wanted in bindings.items():
+            before = self._sids.pop(name, {})
+            sids = {each: before.get(each) or self._begin(each, lines) for each in wanted}
+            gone += [(each, sid) for each, sid in before.items() if each not in sids]
+            if sids:
+                self._sids[name] = sids
         # Unsubscribe last: where one binding replaces another, no message may be lost between.
         lines += self._forget(gone)
         self.write(b"".join(lines))
 
-    def _forget(self, bindings: list[Binding]) -> list[bytes]:
+    def _begin(self, binding: Binding, lines: list[bytes]) -> bytes:
+        """Return the sid of a new subscription, and add the line that begins it."""
+        self._last_sid += 1
+        sid = b"%d" % self._last_sid
+        self._tables[sid] = RouteTable((binding,))
+        queue = binding.stream.config.queue_group.encode()
+        lines.append(encode_subscribe(binding.pattern.encode(), sid, queue=queue))
+        return sid
+
+    def _forget(self, gone: list[tuple[Binding, bytes]]) -> list[bytes]:
         """Return the lines that end subscriptions; messages in flight to groups are handled."""
         lines: list[bytes] = []
         shared: list[bytes] = []
-        for binding in bindings:
-            sid = self._sids.pop(binding)
+        for binding, sid in gone:
             lines.append(encode_unsubscribe(sid))
             if binding.stream.config.queue_group:
                 shared.append(sid)
@@ -220,7 +245,7 @@ class NatsConnection(ServerLink):
     @property
     def answers_leaderless(self) -> bool:
         """Whether this broker answers for partitions without a leader."""
-        return self.is_alone or self._subscriber.is_controller
+        return self.is_alone or self._shared.broker.is_controller
 
     def acked(
         self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
@@ -231,10 +256,26 @@ class NatsConnection(ServerLink):
             self.deliver(reply, pub_ack(partition, offset, duplicate=True))
             return
         if not self.output:
-            self._subscriber.unflushed.append(self)
+            self._shared.unflushed.append(self)
         sequence = offset + 1
-        template = self._subscriber.ack_lines.template(partition, sequence)
+        template = self._shared.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sequence))
+
+    def acked_many(
+        self, tokens: Sequence[object], partition: PartitionName, offset: Offset
+    ) -> None:
+        """Queue the PubAcks of records in a row."""
+        if not self.output:
+            self._shared.unflushed.append(self)
+        first, count = offset + 1, len(tokens)
+        templates = self._shared.ack_lines.templates(partition, first, count)
+        self.output += [
+            template % (reply, sequence)
+            for template, reply, sequence in zip(
+                templates, tokens, range(first, first + count), strict=True
+            )
+            if reply is not None
+        ]
 
     def rejected(self, token: object, error: StrandlineError) -> None:
         """Queue an error reply, unless another broker that receives every message answers."""
@@ -258,7 +299,7 @@ class NatsConnection(ServerLink):
 
     def flush_answers(self) -> None:
         """Send what was queued between group commits."""
-        self._subscriber.send_answers()
+        self._shared.send_answers()
 
     @property
     def payload_max(self) -> int:
@@ -272,7 +313,7 @@ class NatsConnection(ServerLink):
         if size > self.parser.payload_max:
             return False
         if not self.output:
-            self._subscriber.unflushed.append(self)
+            self._shared.unflushed.append(self)
         return True
 
 
@@ -287,6 +328,7 @@ class QueueGroupResponder:
 
     def __init__(self, link: NatsConnection) -> None:
         self.acked = link.acked
+        self.acked_many = link.acked_many
         self.deliver = link.deliver
         self.hold_reading = link.hold_reading
         self.release_reading = link.release_reading

@@ -3,11 +3,11 @@
 The broker's classes satisfy these protocols structurally; unit tests use small fakes.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
 from strandline.broker.coordinators.consumers import ConsumerStore
-from strandline.broker.routing import StreamPort
+from strandline.broker.routing import RouteTable, StreamPort
 from strandline.broker.stream import Stream
 from strandline.broker.write_path.ack_sink import AckSink
 from strandline.clock import Clock
@@ -70,12 +70,17 @@ class BrokerPort(Protocol):
         """Wait until every accepted record is answered."""
         ...
 
+    @property
+    def routes(self) -> RouteTable:
+        """From a subject to the streams that store it."""
+        ...
+
     def streams(self) -> Sequence[StreamPort]:
         """Return all streams."""
         ...
 
-    def on_streams_changed(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` after streams were created or deleted."""
+    def on_streams_changed(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Call ``callback`` with the names of streams that were created or deleted."""
         ...
 
     def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
@@ -116,6 +121,11 @@ class JetStreamPort(Protocol):
     @property
     def is_controller(self) -> bool:
         """Whether this broker is the controller."""
+        ...
+
+    @property
+    def routes(self) -> RouteTable:
+        """The routes of all streams."""
         ...
 
     def on_image(self, callback: Callable[[], None]) -> None:

@@ -12,7 +12,8 @@ second); other operations are small structs. Rules:
 It knows nothing of connections, subjects' meaning, headers' content or JSON.
 """
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, TypeGuard
 
 import msgspec
 
@@ -89,6 +90,11 @@ class Violation(msgspec.Struct, frozen=True):
 
 Control = Subscribe | Unsubscribe | Ping | Pong | Okay | Failure | Connect | Info | Violation
 Event = Message | Control
+
+
+def are_messages(events: Sequence[Event]) -> TypeGuard[Sequence[Message]]:
+    """Return whether all events are messages."""
+    return list(map(type, events)).count(tuple) == len(events)
 
 
 class _ArrivingMessage:
@@ -168,17 +174,15 @@ class Parser:
         """Parse whole operations in ``data``; return the reason if it breaks the protocol."""
         find, add, end = data.find, events.append, len(data)
         plain, words_min, from_client = self._plain, self._words_min, self._from_client
-        payload_max = self.payload_max
+        line_max, size_word, size = self._line_max, b"", 0
         while position < end:
             if len(events) >= events_max:
                 self._unparsed = (data, position)
                 return ""
             line_end = find(b"\r\n", position)
-            if (line_end if line_end >= 0 else end) - position > self._line_max:
-                return LINE_TOO_LONG
-            if line_end < 0:
+            if line_end < 0 or line_end - position > line_max:
                 self._rest = data[position:]
-                return ""
+                return LINE_TOO_LONG if max(line_end, end) - position > line_max else ""
             header_size = NO_HEADERS
             if data[position : position + 4] == plain:
                 words = data[position + 4 : line_end].split()
@@ -199,11 +203,15 @@ class Parser:
                     return UNKNOWN_OPERATION
             # All four kinds have one form now: subject [sid] [reply] size.
             extra = len(words) - words_min
-            if not 0 <= extra <= 1 or not words[-1].isdigit():
+            if not 0 <= extra <= 1:
                 return PARSER_ERROR
-            size = int(words[-1]) if len(words[-1]) < DIGITS_MAX else HUGE
-            if size > payload_max:
-                return PAYLOAD_TOO_LARGE
+            if words[-1] != size_word:  # most messages are as large as the one before
+                size_word = words[-1]
+                if not size_word.isdigit():
+                    return PARSER_ERROR
+                size = int(size_word) if len(size_word) < DIGITS_MAX else HUGE
+                if size > self.payload_max:
+                    return PAYLOAD_TOO_LARGE
             if header_size > size:
                 return PARSER_ERROR
             reply = words[-2] if extra else None

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.ack_sink import ChunkAckSink
 from strandline.clock import Clock
 from strandline.errors import (
     DiskFullError,
@@ -83,27 +83,35 @@ class AckLines:
 
     def template(self, partition: PartitionName, sequence: int) -> bytes:
         """Return the template to format with the opening's arguments and the sequence."""
+        return self.templates(partition, sequence, 1)[0]
+
+    def templates(self, partition: PartitionName, sequence: int, count: int) -> list[bytes]:
+        """Return the templates of so many sequences in a row."""
         known = self._templates.get(partition)
-        if known is not None and known[0] <= sequence < known[1]:
-            return known[2]
-        return self._make(partition, sequence)
+        if known is None or not known[0] <= sequence < known[1]:
+            known = self._make(partition, sequence)
+        _, end, template = known
+        if sequence + count <= end:
+            return [template] * count
+        here = end - sequence
+        return [template] * here + self.templates(partition, end, count - here)
 
     def clear(self) -> None:
         """Drop all templates when streams have changed."""
         self._templates.clear()
 
-    def _make(self, partition: PartitionName, sequence: int) -> bytes:
+    def _make(self, partition: PartitionName, sequence: int) -> tuple[int, int, bytes]:
         before, after = _pub_ack_around_sequence(partition)
         digits = len(str(sequence))
         size = len(before) + digits + len(after) + 1
         before, after = before.replace(b"%", b"%%"), after.replace(b"%", b"%%")
         line = self._opening + b" %d\r\n" % size + before + b"%d" + after + b"}\r\n"
         low = 10 ** (digits - 1)
-        self._templates[partition] = (low, low * 10, line)
-        return line
+        made = self._templates[partition] = (low, low * 10, line)
+        return made
 
 
-class ReplySink(AckSink, Reading, Protocol):
+class ReplySink(ChunkAckSink, Reading, Protocol):
     """The receiver of replies: a publisher's own connection, or the one to nats-server.
 
     As an ack sink its token is the reply subject, and it answers with PubAcks.

@@ -156,7 +156,7 @@ class FlightPublisher(threading.Thread):
         del buffer[:place]
 
     def _settle(self, number: int, body: bytes) -> None:
-        """Count a message as stored, or send it again: no responder, or a refusal."""
+        """Count a message as stored, or send it again: no responder, or a rejection."""
         if number not in self._unacked:
             return
         if b'"seq"' not in body or b'"error"' in body:

@@ -132,6 +132,8 @@ class DemoRunner:
         self._nats_port, self._flight_port = free_port(), free_port()
         self._broker: Child | None = None
         self._job: Child | None = None
+        self._job_started_s: float | None = None
+        """Start of a job that has reported nothing yet."""
         self._counted = 0
         self._restarts = 0
         self._publisher = FlightPublisher(("127.0.0.1", self._nats_port), messages(flights))
@@ -243,6 +245,7 @@ class DemoRunner:
             *("--records-per-trigger", str(max(500, self._total // _BATCHES))),
         ]
         self._job = Child(command, log=self._directory / "logs" / "spark.log")
+        self._job_started_s = time.monotonic()
 
     def _look_after_job(self) -> None:
         """Process the job's reports; restart it if it ended by itself.
@@ -262,6 +265,10 @@ class DemoRunner:
             self._start_job("starting it again, from its checkpoint")
             return
         if report is not None:
+            if self._job_started_s is not None:
+                elapsed_s = time.monotonic() - self._job_started_s
+                self._progress.say(f"the Spark job runs its first batches, after {elapsed_s:.1f} s")
+                self._job_started_s = None
             self._counted = max(self._counted, report["delays"])
 
     def _wait(self, reached: Callable[[], bool], what: str) -> None:

@@ -24,6 +24,7 @@ from strandline.spark.pipelines.aggregates import (
     AggregateState,
     Fold,
     decode_state,
+    definition_of,
     encode_state,
     fold,
     next_offsets,
@@ -62,7 +63,8 @@ def start_aggregate(spark: SparkSession, config: AggregatePipeline) -> list[Stre
         decode_state(state, where=f"stream {config.into}, key {key!r},")
         for key, state in began.items()
     ]
-    refuse_other_columns(folds, states, into=config.into)
+    definition = definition_of(config.key, config.columns)
+    refuse_other_columns(folds, states, into=config.into, definition=definition)
     name = f"aggregate {config.stream} into {config.into}"
     position = next_offsets(states)
     records = read_stream(
@@ -78,7 +80,7 @@ def start_aggregate(spark: SparkSession, config: AggregatePipeline) -> list[Stre
         _arguments(records, config.key, folds)
         .groupBy("group")
         .transformWithState(
-            Folder(folds),
+            Folder(folds, definition),
             outputStructType=_OUTPUT,
             outputMode="Append",
             timeMode="None",
@@ -93,8 +95,9 @@ def start_aggregate(spark: SparkSession, config: AggregatePipeline) -> list[Stre
 class Folder(StatefulProcessor):
     """Applies the records of a key to its state, and emits the state once per micro-batch."""
 
-    def __init__(self, folds: list[Fold]) -> None:
+    def __init__(self, folds: list[Fold], definition: str) -> None:
         self._folds = folds
+        self._definition = definition
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         """Open the state: JSON."""
@@ -108,7 +111,7 @@ class Folder(StatefulProcessor):
     ) -> Iterator[Row]:
         """Return the new state of a key."""
         del timerValues
-        state = AggregateState(values={}, offsets={})
+        state = AggregateState(values={}, offsets={}, definition=self._definition)
         if self._state.exists():
             state = decode_state(self._state.get()[0], where=f"the checkpoint, key {key!r},")
         # Sorted: a sum of floats depends on the order, and a replay must have the same result.

@@ -4,6 +4,7 @@ Rules: pure. The state of a key has the last offset applied of each partition, s
 states of all keys together give the offset at which to resume.
 """
 
+import hashlib
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -42,6 +43,15 @@ class AggregateState(msgspec.Struct, kw_only=True):
     values: dict[str, float | int | str | None]
     offsets: dict[int, int]
     """For each partition the last offset included in the values."""
+    definition: str = ""
+    """``definition_of`` the aggregate."""
+
+
+def definition_of(key: str, columns: Mapping[str, str]) -> str:
+    """Return a digest of the key and the columns, which is the same for other white space."""
+    texts = {name: " ".join(text.split()) for name, text in columns.items()}
+    data = msgspec.json.encode([" ".join(key.split()), sorted(texts.items())])
+    return hashlib.sha256(data).hexdigest()[:8]
 
 
 def parse_folds(columns: Mapping[str, str]) -> list[Fold]:
@@ -82,17 +92,18 @@ def refuse_types(folds: Iterable[Fold], types: Mapping[str, str]) -> None:
 
 
 def refuse_other_columns(
-    folds: Iterable[Fold], states: Iterable[AggregateState], *, into: str
+    folds: Iterable[Fold], states: Iterable[AggregateState], *, into: str, definition: str
 ) -> None:
-    """Check that states have these columns.
+    """Check that states have these columns, and were made as this aggregate makes them.
 
     Args:
         folds: the columns.
         states: the states in the changelog.
         into: the changelog.
+        definition: of the aggregate.
 
     Raises:
-        InvalidConfigError: they have others.
+        InvalidConfigError: they have other columns, or were made in another way.
     """
     wanted = {each.name for each in folds}
     for state in states:
@@ -100,6 +111,11 @@ def refuse_other_columns(
             raise InvalidConfigError(
                 f"the columns are {', '.join(sorted(wanted))}, but the states in {into} have "
                 f"{', '.join(sorted(state.values))}; write to another stream, with a new checkpoint"
+            )
+        if state.definition != definition:
+            raise InvalidConfigError(
+                f"the states in {into} were made with another key, or other functions of their "
+                "columns; write those, or write to another stream, with a new checkpoint"
             )
 
 
@@ -143,6 +159,7 @@ def encode_state(state: AggregateState) -> str:
     ordered = AggregateState(
         values={name: _in_json(value) for name, value in state.values.items()},
         offsets=dict(sorted(state.offsets.items())),
+        definition=state.definition,
     )
     return msgspec.json.encode(ordered).decode()
 

@@ -6,6 +6,9 @@ can be restarted at any time. Must not know which pipeline it is.
 
 import contextlib
 import json
+import logging
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +20,15 @@ from strandline.spark.pipelines.config import Common, Derived
 from strandline.spark.pipelines.failures import query_failure
 from strandline.spark.pipelines.unread import oldest_unread_ms
 from strandline.spark.planning import decode_offsets
+from strandline.spark.session import silence_spark
+
+logger = logging.getLogger(__name__)
 
 _POLL_S = 0.2
+_SILENCE_S = 15.0
+"""How long a running batch may take before the log says again that it is running."""
+_PROCESSING = "Processing new data"
+"""Spark's status message of a query with a running batch."""
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -83,7 +93,11 @@ def triggered(writer: DataStreamWriter, config: Common) -> DataStreamWriter:
 
 
 def wait_for_end(
-    queries: Sequence[StreamingQuery], *, server: str, report: Report | None = None
+    queries: Sequence[StreamingQuery],
+    *,
+    server: str,
+    report: Report | None = None,
+    stop: threading.Event | None = None,
 ) -> None:
     """Wait until every query has ended; the first failure ends the others.
 
@@ -91,6 +105,7 @@ def wait_for_end(
         queries: of one pipeline.
         server: broker of the streams they read.
         report: called with a line per micro-batch.
+        stop: set to end the queries; their running batches are abandoned.
 
     Raises:
         StrandlineError: a query failed; its error, or an ``UnavailableError`` with the reason.
@@ -98,13 +113,18 @@ def wait_for_end(
     watches = [Watch(query, server) for query in queries]
     is_over = False
     with _stopped_at_the_end(queries):
-        while not is_over:
+        while not is_over and not (stop is not None and stop.is_set()):
             # Checked before the last report, so that no batch is missed.
             is_over = not any(query.isActive for query in queries)
             for watch in watches:
                 _await(watch.query)
-                if report is not None:
-                    watch.tell(report)
+                watch.tell(report)
+        if not is_over:
+            silence_spark(SparkSession.active())
+    if not is_over:
+        for watch in watches:
+            watch.tell(report)
+        logger.info("stopped; %s; run it again to continue", "; ".join(map(str, watches)))
 
 
 class Watch:
@@ -120,11 +140,39 @@ class Watch:
         self._server = server
         self._looked_at: str | None = None
         self._reported = -1
+        self._records = 0
+        self._state = ""
+        self._logged_s = time.monotonic()
 
-    def tell(self, report: Report) -> None:
-        """Report new micro-batches."""
+    def __str__(self) -> str:
+        """Return what the query has committed."""
+        if self._reported < 0:
+            return f"{self.query.name}: no batch was committed"
+        return (
+            f"{self.query.name}: committed up to batch {self._reported}, "
+            f"{self._records} records in this run"
+        )
+
+    def tell(self, report: Report | None) -> None:
+        """Report new micro-batches; log what the query does while there are none."""
         for line in self.news():
-            report(line)
+            self._logged_s = time.monotonic()
+            if report is not None:
+                report(line)
+        if self.query.isActive:
+            self._log_state(self.query.status["message"])
+
+    def _log_state(self, state: str) -> None:
+        """Log Spark's message when it changes before the first batch, and during a long batch."""
+        is_news = self._reported < 0 and state != self._state
+        self._state = state
+        if not is_news:
+            is_silent = time.monotonic() - self._logged_s > _SILENCE_S
+            if state != _PROCESSING or not is_silent:
+                return
+            state = f"still {state[0].lower()}{state[1:]}"
+        logger.info("%s: %s", self.query.name, state)
+        self._logged_s = time.monotonic()
 
     def news(self) -> list[Mapping[str, Any]]:
         """Return a line per micro-batch that has ended since the last call.
@@ -144,6 +192,7 @@ class Watch:
         lines: list[Mapping[str, Any]] = [_progress_line(self.query.name, each) for each in ended]
         if ended:
             self._reported = ended[-1]["batchId"]
+            self._records += sum(each["numInputRows"] for each in ended)
             ages = oldest_unread_ms(self._server, _unread(ended[-1]))
             lines[-1] = {**lines[-1], "oldest_unread_ms": ages}
         return lines

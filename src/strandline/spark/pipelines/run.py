@@ -4,6 +4,7 @@ Rules: one function for all kinds. Must not know YAML or the command line.
 """
 
 import logging
+import threading
 from collections.abc import Callable
 
 from py4j.protocol import Py4JJavaError
@@ -59,6 +60,7 @@ def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery
         StrandlineError: the description does not fit the existing streams or tables, or Spark
             refuses its SQL or its checkpoint.
     """
+    logger.info("starting the queries of the pipeline")
     try:
         with removed_if_refused():
             return _START[type(config)](spark, config)
@@ -68,21 +70,32 @@ def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery
         raise start_failure(error) from error
 
 
-def run_pipeline(spark: SparkSession, config: Pipeline, *, report: Report | None = None) -> None:
+def run_pipeline(
+    spark: SparkSession,
+    config: Pipeline,
+    *,
+    report: Report | None = None,
+    stop: threading.Event | None = None,
+) -> None:
     """Run a pipeline to its end: ``available_now`` ends by itself, ``continuous`` by an error.
 
     Args:
         spark: the session.
         config: the pipeline.
         report: called with a line per micro-batch.
+        stop: set to end the pipeline; the running batch is abandoned.
 
     Raises:
         StrandlineError: as ``start_pipeline``, or a query failed; run the pipeline again once the
             cause is resolved, and it resumes where it stopped.
     """
     for left in reversed(range(_STARTS)):
+        if stop is not None and stop.is_set():
+            logger.info("stopped before the first batch: nothing was committed")
+            break
         try:
-            wait_for_end(start_pipeline(spark, config), server=config.server, report=report)
+            queries = start_pipeline(spark, config)
+            wait_for_end(queries, server=config.server, report=report, stop=stop)
             break
         except UnavailableError as error:
             if not is_late_worker(error) or left == 0:

@@ -76,7 +76,7 @@ class Cluster:
         links._server.close()
         for log in broker._storage.logs.values():
             log.poisoned = True
-        broker.committer.replication = None
+        broker.committer.outbox.disconnect()
         broker.membership._links.send = lambda *_, **__: False
         broker.membership.replicas.drop_all(StrandlineError("killed"))
         await asyncio.sleep(0)
@@ -121,7 +121,7 @@ class Cluster:
                 n
                 for n, b in self.brokers.items()
                 if (replica_hooks := b.stream(name).partition(index).replica_hooks) is not None
-                and replica_hooks.replica.refusal is None
+                and replica_hooks.replica.reject_reason is None
             ]
             return len(found) == 1 and self.image(name, index).leader == found[0]
 
@@ -171,5 +171,5 @@ async def cluster(tmp_path, kit, monkeypatch):
     made = Cluster(tmp_path, kit)
     yield made
     for number in list(made.brokers):
-        made.disks[number].mend()
+        made.disks[number].heal()
         await made.kill(number)

@@ -138,7 +138,7 @@ async def test_too_few_replicas_refuse_at_once(cluster, kit):
     await cluster.kill(away)
     await kit.until(lambda: len(cluster.image().isr) == 2, seconds=20)
     partition = cluster.partition(cluster.image().leader)
-    await kit.until(lambda: partition.replica_hooks.replica.refusal is not None)
+    await kit.until(lambda: partition.replica_hooks.replica.reject_reason is not None)
     answers = kit.Answers()
     kit.put(partition, answers, "b")
     assert answers.codes == {"b": "not_enough_replicas"}
@@ -272,7 +272,7 @@ async def test_metadata_is_told_while_a_stream_goes(cluster, kit):
     late.membership._on_image = lambda image: None
     await cluster.brokers[1].delete_stream("drop")
     await kit.until(lambda: "drop" not in late._image.streams)
-    anybody = SimpleNamespace(caller=SimpleNamespace(may=lambda *_: True))
+    anybody = SimpleNamespace(caller=SimpleNamespace(has=lambda _: True))
     describe = DescribeCalls(Host(late, pool=None))
     told = await describe.metadata(pb.FetchMetadataRequest(), anybody)
     leaders = {each.name: each.partitions[0].leader for each in told.streamMetadata}

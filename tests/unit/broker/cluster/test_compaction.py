@@ -188,23 +188,23 @@ async def test_leaders_change_while_a_copy_is_made(compacted):
 
 
 async def test_the_scrub_reads_compacted_copies(compacted):
-    """Fillers are no damage, and offsets that are missing without one are."""
+    """Fillers are no corruption, and offsets that are missing without one are."""
     for _ in range(3):
         await compacted.put_records(*numbered(30, 3))
         await compacted.settled()
         await compacted.clean(rounds=1)
     broker = compacted.brokers[1]
     await broker._scrubber.scrub()
-    assert broker.telemetry.damaged_batches == 0
+    assert broker.telemetry.corrupt_batches == 0
     log = compacted.partition(1).log
     assert len(log.segments) > 2
     log._arrange([log.segments[0], *log.segments[2:]])  # as if its file were gone
     await broker._scrubber.scrub()
-    await compacted.kit.until(lambda: broker.telemetry.damaged_batches == 1)
+    await compacted.kit.until(lambda: broker.telemetry.corrupt_batches == 1)
 
 
 async def test_a_copy_is_not_mended_with_what_another_has_left(compacted, caplog):
-    """A damaged batch that kept a null value is not replaced by one that has done with it."""
+    """A corrupt batch that kept a null value is not replaced by one that has done with it."""
     await compacted.put_records((b"K", b"v1" + PAD))
     await compacted.put_records((b"K", None), (None, None), (b"M", b"m"))
     await compacted.put_records((b"z", b"z"))

@@ -1,15 +1,12 @@
 """How long a broker acts on rules and tokens without those who decide about them."""
 
 import asyncio
+from functools import partial
 
 from strandline.broker.cluster.membership import CUT_OFF_MS
+from tests.kit.waiting import until_async
 
-
-async def until(condition):
-    """Wait for something to become true."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  a test may poll
-            await asyncio.sleep(0.02)
+until = partial(until_async, seconds=30)
 
 
 async def test_a_broker_has_a_lease_while_it_is_in_touch_with_a_majority(cluster):

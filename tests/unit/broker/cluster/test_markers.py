@@ -7,11 +7,13 @@ import pytest
 from strandline.broker.cluster.channels import MarkerWritten
 from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.peer_rpc import PeerRpc
-from strandline.core.transactions.effects import Mark, MarkerKind
+from strandline.core.transactions.effects import MarkerKind, SendMarker
 from strandline.core.transactions.state import TransactionalProducer, TransactionPartition
 from strandline.errors import DiskFullError
 
-MARK = Mark("", TransactionalProducer(7, 1), TransactionPartition("s", 0, 5), MarkerKind.COMMIT)
+MARK = SendMarker(
+    "", TransactionalProducer(7, 1), TransactionPartition("s", 0, 5), MarkerKind.COMMIT
+)
 
 
 class Pair:

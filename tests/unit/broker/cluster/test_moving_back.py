@@ -28,8 +28,8 @@ async def test_a_copy_that_moved_back_is_not_mixed_with_the_one_that_left(cluste
     await cluster.until_caught_up(mover, 20)
 
     await cluster.kill(mover)
-    cluster.disks[mover].mend()
+    cluster.disks[mover].heal()
     await cluster.start(mover)
-    assert cluster.brokers[mover]._storage.report.damage == []
+    assert cluster.brokers[mover]._storage.report.corruption == []
     await cluster.until_caught_up(mover, 20)
     assert cluster.kit.values(cluster.partition(mover)) == [word.encode() for word in WORDS]

@@ -25,7 +25,7 @@ async def older_copy(cluster, number):
         b.membership.controller for b in cluster.brokers.values() if b.membership.controller.is_held
     )
     # What it acknowledged since its last heartbeat before the kill would not be missed.
-    await cluster.kit.until(lambda: office._controller._heard[number].stored_index >= end)
+    await cluster.kit.until(lambda: office._controller._heartbeats[number].stored_index >= end)
     await cluster.kill(number)
     await cluster.kit.until(lambda: witness._image.brokers[number].is_fenced, seconds=20)
     shutil.rmtree(place)

@@ -69,7 +69,7 @@ def test_epochs_are_found_in_the_batches(tmp_path, disk, epochs):
 
 
 @pytest.mark.parametrize("hit", range(0, 40, 3))
-def test_epochs_are_found_around_damage(tmp_path, disk, hit):
+def test_epochs_are_found_around_corruption(tmp_path, disk, hit):
     """A batch that cannot be read hides no later epoch, and moves no other one's start."""
     log = open_log(tmp_path / "log", disk)
     epochs = [0] * 10 + [1] * 10 + [4] * 20
@@ -95,7 +95,7 @@ def test_the_first_epoch_begins_at_the_log_start(tmp_path, disk):
 
 
 def test_an_identity_is_for_ever_and_counts_starts(tmp_path, disk):
-    """A directory knows its broker; another one is refused; damage is not guessed at."""
+    """A directory knows its broker; another one is refused; corruption is not guessed at."""
     first = begin_incarnation(tmp_path, "c", 1, disk=disk)
     second = begin_incarnation(tmp_path, "c", 1, disk=disk)
     assert (first.starts, second.starts) == (1, 2)
@@ -132,13 +132,13 @@ def test_a_broker_starts_on_a_full_disk(tmp_path, disk):
     disk.fail("write", "broker.json", code=errno.ENOSPC)
     with pytest.raises(DiskFullError):
         begin_incarnation(tmp_path, "c", 1, disk=disk)
-    disk.mend()
+    disk.heal()
     known = begin_incarnation(tmp_path, "c", 1, disk=disk)
     disk.fail("write", "broker.json", code=errno.ENOSPC)
     assert begin_incarnation(tmp_path, "c", 1, disk=disk).directory_id == known.directory_id
 
 
-def test_watermarks_are_kept_and_damage_counts_as_missing(tmp_path, disk):
+def test_watermarks_are_kept_and_corruption_counts_as_missing(tmp_path, disk):
     """They are a hint: what cannot be trusted is not used."""
     assert load_watermarks(tmp_path, disk=disk) == {}
     save_watermarks(tmp_path, {7: 100, 8: 0}, disk=disk)
@@ -202,7 +202,7 @@ def test_a_log_that_was_restarted_stays_restarted(tmp_path, disk, appends_after)
     again = recover(tmp_path, plans, disk=disk, file_bytes=64 << 10)
     found = again.logs[5]
     assert (found.log_start_offset, found.log_end_offset) == (500, 500 + appends_after)
-    assert not again.report.damage
+    assert not again.report.corruption
     append(found, batch(500 + appends_after, epoch=4))
     assert leader_epochs(found)[-1] == (4, 500 + appends_after)
 

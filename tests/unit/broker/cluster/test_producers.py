@@ -6,7 +6,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from strandline.broker.write_path import log_replay, partition_appends
+from strandline.broker.write_path import duplicates, log_replay
 from strandline.security.producer_ids import owner_of
 from strandline.types import ProducerStamp
 
@@ -83,7 +83,7 @@ async def test_the_broker_that_gives_an_id_out_knows_its_owner(cluster):
 
 async def test_what_is_copied_while_producers_are_read_back_is_known(cluster, kit, monkeypatch):
     """A follower that restarted reads on a thread; batches that come meanwhile are noted after."""
-    may_end, load, begun = threading.Event(), partition_appends.load_producers, []
+    may_end, load, begun = threading.Event(), duplicates.load_producers, []
 
     def held(*args, **kwargs):
         begun.append(threading.get_ident())
@@ -97,7 +97,7 @@ async def test_what_is_copied_while_producers_are_read_back_is_known(cluster, ki
     follower = next(n for n in (1, 2, 3) if n != leader)
     await cluster.kill(follower)
     monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
-    monkeypatch.setattr(partition_appends, "load_producers", held)
+    monkeypatch.setattr(duplicates, "load_producers", held)
     await cluster.start(follower)
     await cluster.isr(1, 2, 3)
     for n, value in enumerate("cdef"):
@@ -106,9 +106,9 @@ async def test_what_is_copied_while_producers_are_read_back_is_known(cluster, ki
     await kit.until(lambda: copy.log_end_offset == 6)
     assert begun
     assert threading.get_ident() not in begun
-    assert copy.producers is None
+    assert copy.duplicates.producers is None
     may_end.set()
-    await kit.until(lambda: copy.producers is not None)
-    assert copy.producers.check(ProducerStamp(7, 0, 6), 1) is None
+    await kit.until(lambda: copy.duplicates.producers is not None)
+    assert copy.duplicates.producers.check(ProducerStamp(7, 0, 6), 1) is None
     for sequence in range(6):
-        assert copy.producers.check(ProducerStamp(7, 0, sequence), 1) == sequence
+        assert copy.duplicates.producers.check(ProducerStamp(7, 0, sequence), 1) == sequence

@@ -1,4 +1,4 @@
-"""Damage on one broker's disk: found, mended from another replica, never served."""
+"""Corruption on one broker's disk: found, repaired from another replica, never served."""
 
 import shutil
 
@@ -33,8 +33,8 @@ async def loaded(cluster):
     return cluster
 
 
-async def read_until_mended(cluster, number):
-    """A reader that meets damage tries again until it has everything."""
+async def read_until_repaired(cluster, number):
+    """A reader that meets corruption tries again until it has everything."""
     partition = cluster.partition(number)
 
     def is_whole():
@@ -47,7 +47,7 @@ async def read_until_mended(cluster, number):
 
 
 @pytest.mark.parametrize("role", ["leader", "follower"])
-async def test_a_reader_that_meets_damage_finds_it_mended(loaded, role):
+async def test_a_reader_that_meets_corruption_finds_it_repaired(loaded, role):
     """The batch comes back from another replica: nothing wrong is served meanwhile."""
     leader = await loaded.leader()
     number = leader if role == "leader" else next(n for n in (1, 2, 3) if n != leader)
@@ -56,14 +56,14 @@ async def test_a_reader_that_meets_damage_finds_it_mended(loaded, role):
         flip(partition.log, offset)
     with pytest.raises(CorruptBatchError):
         loaded.kit.values(partition)
-    await read_until_mended(loaded, number)
-    assert telemetry.damaged_batches == 3, "neighbours are one damage"
+    await read_until_repaired(loaded, number)
+    assert telemetry.corrupt_batches == 3, "neighbours are one corruption"
     await loaded.kit.until(lambda: telemetry.repaired_batches == 4, seconds=20)
     assert telemetry.failed_repairs == 0
 
 
-async def test_the_scrub_finds_damage_that_nobody_reads(loaded):
-    """A round of the scrub reads everything, and what it finds is mended."""
+async def test_the_scrub_finds_corruption_that_nobody_reads(loaded):
+    """A round of the scrub reads everything, and what it finds is repaired."""
     broker, partition = loaded.brokers[1], loaded.partition(1)
     flip(partition.log, 17)
     await broker._scrubber.scrub()
@@ -72,7 +72,7 @@ async def test_the_scrub_finds_damage_that_nobody_reads(loaded):
     await loaded.agree(WORDS)
 
 
-async def test_damage_while_a_broker_was_stopped_is_mended(loaded):
+async def test_corruption_while_a_broker_was_stopped_is_repaired(loaded):
     """A clean stop, flipped bits in all segments, a start: reading gives every record."""
     files = list((loaded.tmp_path / "broker-3" / "logs").rglob("*.log"))
     log = loaded.partition(3).log
@@ -82,10 +82,10 @@ async def test_damage_while_a_broker_was_stopped_is_mended(loaded):
     assert files
     await loaded.start(3)
     await loaded.isr(1, 2, 3)
-    await read_until_mended(loaded, 3)
+    await read_until_repaired(loaded, 3)
 
 
-async def test_a_leader_mends_itself_to_serve_a_follower_that_is_behind(loaded):
+async def test_a_leader_repairs_itself_to_serve_a_follower_that_is_behind(loaded):
     """A follower that has lost everything copies what the leader first had to get back."""
     leader = await loaded.leader()
     victim, other = (n for n in (1, 2, 3) if n != leader)
@@ -107,8 +107,8 @@ async def forget(cluster, at, victim):
     return await broker.membership.admin.propose(ForgetDirectory(broker=victim), timeout_s=20)
 
 
-async def test_a_failed_sync_while_mending_reopens_the_storage(loaded):
-    """Nobody knows what is on the disk then: the broker begins anew, and mends it after all."""
+async def test_a_failed_sync_while_repairing_reopens_the_storage(loaded):
+    """Nobody knows what is on the disk then: the broker begins anew, and repairs it after all."""
     leader = await loaded.leader()
     victim = next(n for n in (1, 2, 3) if n != leader)
     broker = loaded.brokers[victim]
@@ -119,11 +119,11 @@ async def test_a_failed_sync_while_mending_reopens_the_storage(loaded):
         loaded.kit.values(loaded.partition(victim))
     await loaded.kit.until(lambda: broker.membership.incarnation not in ("", before), seconds=20)
     await loaded.isr(1, 2, 3)
-    await read_until_mended(loaded, victim)
+    await read_until_repaired(loaded, victim)
     assert loaded.disks[victim].orders == [["sync", "*logs/*.log*", 5, 0, 0]], "it did fail"
 
 
-async def test_damage_everywhere_stays_visible(loaded):
+async def test_corruption_everywhere_stays_visible(loaded):
     """Without an intact copy the records are refused, and those around them are served."""
     for number in loaded.brokers:
         flip(loaded.partition(number).log, 4)

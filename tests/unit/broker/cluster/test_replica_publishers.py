@@ -31,7 +31,9 @@ def test_who_published_just_before_the_stream_was_deleted_is_told():
         refuse=lambda _: None,
         reject_from=lambda *_: None,
     )
-    publishers = ReplicaPublishers(partition, SimpleNamespace(refusal=None), SimpleNamespace())
+    publishers = ReplicaPublishers(
+        partition, SimpleNamespace(reject_reason=None), SimpleNamespace()
+    )
     outcomes = Outcomes()
     publishers.synced(chunk(outcomes, "synced"), Offset(1))
     assert not outcomes.told

@@ -48,6 +48,10 @@ class Group:
             def applied_index(self):
                 return len(group.applied) if self.is_leading else group.known
 
+            async def applied(self, index):
+                while self.applied_index < index:  # noqa: ASYNC110  only a test waits so
+                    await asyncio.sleep(0.001)
+
             async def propose(self, data, *, timeout_s):
                 if not self.is_leading:
                     raise NotLeaderError("another leads")

@@ -44,7 +44,7 @@ async def test_a_leader_on_a_full_disk_lets_another_lead(cluster, kit):
     await cluster.put("b", "c")
     brokers = cluster.brokers[leader]._image.brokers
     assert brokers[leader].state == "impaired"
-    cluster.disks[leader].mend()
+    cluster.disks[leader].heal()
     await kit.until(lambda: not cluster.brokers[leader].membership.is_impaired, seconds=30)
     await cluster.isr(1, 2, 3)
     await cluster.agree(["a", "b", "c"])
@@ -63,7 +63,7 @@ async def test_a_disk_that_fails_now_and_then_does_not_pass_leaderships_to_and_f
     fill(cluster.disks[leader])
     await refuse_one(cluster, kit, leader)
     await kit.until(lambda: cluster.image().leader not in (None, leader))
-    cluster.disks[leader].mend()
+    cluster.disks[leader].heal()
     await cluster.put("b")
     await cluster.isr(1, 2, 3)
     probed = cluster.disks[leader].count("create", storage_watch.PROBE_NAME)

@@ -42,7 +42,7 @@ async def test_partitions_that_cannot_be_opened_leave_the_others_of_the_stream_a
         await cluster.put(f"c{number}", index=number)
     await kit.until(lambda: all(_names_leader(cluster, n) for n in range(1, 1 + NEW)))
     assert "3 copies here cannot be opened" in cluster.brokers[1].why_not_ready
-    cluster.disks[1].mend()
+    cluster.disks[1].heal()
     for number in range(NEW + 1):
         await cluster.isr(1, 2, 3, index=number)
     await kit.until(lambda: not cluster.brokers[1].why_not_ready)
@@ -77,7 +77,7 @@ async def test_who_has_the_only_copy_and_cannot_open_it_says_so_and_points_nowhe
     again = cluster.partition(leader, index=1)
     assert again is stuck, "trying again in vain replaces nothing"
     for disk in cluster.disks.values():
-        disk.mend()
+        disk.heal()
     everyone = cluster.brokers.values()
     await kit.until(lambda: all(len(b.stream("s").partitions) == 2 for b in everyone))
     await cluster.put("x", index=1)

@@ -84,9 +84,9 @@ def test_a_publish_takes_the_walk(trace):
             publisher.sendall(b'CONNECT {"verbose":false}\r\nSUB _INBOX.a.* 1\r\n')
 
             def publish():
-                publisher.sendall(b"PUB orders _INBOX.a.1 5\r\nhello\r\n")
+                publisher.sendall(b"PUB orders _INBOX.a.1 5\r\nhello\r\n" * 3)
                 received = b""
-                while b'"seq"' not in received:
+                while received.count(b'"seq"') < 3:
                     received += publisher.recv(4096)
 
             publish()  # the route of a subject is looked up once

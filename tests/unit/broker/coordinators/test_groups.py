@@ -166,7 +166,7 @@ async def test_a_full_disk_refuses_commits_and_heals(broker, disk, kit):
     with pytest.raises(UnavailableError):
         await broker.groups.commit("g", big)
     assert await broker.groups.committed_offsets("g") == {"s": {0: 1}}
-    disk.mend()
+    disk.heal()
     await broker.groups.commit("g", {"s": {0: 2}})
     assert await broker.groups.committed_offsets("g") == {"s": {0: 2}}
 

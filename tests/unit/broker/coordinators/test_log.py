@@ -1,4 +1,4 @@
-"""A coordinator whose log is damaged: it waits for the operator's word, and then goes on."""
+"""A coordinator whose log is corrupt: it waits for the operator's word, and then goes on."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def patience(monkeypatch):
     monkeypatch.setattr("strandline.broker.coordinators.runtime.LOAD_WAIT_S", 30)
 
 
-def damage(broker, stream, number):
+def corrupt(broker, stream, number):
     """Change a byte of one batch of a stream's segment file."""
     path = broker.stream(stream).partition(0).log.segments[0].path
     data, position = bytearray(path.read_bytes()), 0
@@ -26,27 +26,27 @@ def damage(broker, stream, number):
     path.write_bytes(data)
 
 
-async def test_damaged_positions_are_done_without_only_if_the_operator_says_so(open_broker):
+async def test_corrupt_positions_are_done_without_only_if_the_operator_says_so(open_broker):
     """Then the last intact ones count: records are given again rather than left out."""
     first = await open_broker()
     for number in range(3):
         await first.groups.commit("g", {"s": {0: number}}, number=number)
     await first.stop()
-    damage(first, GROUPS_STREAM, 2)
+    corrupt(first, GROUPS_STREAM, 2)
     second = await open_broker()
     with pytest.raises(CorruptBatchError, match="allow_corrupt_coordinator_log"):
         await second.groups.committed_offsets("g")
     await second.stop()
     third = await open_broker(allow_corrupt_coordinator_log=True)
     assert await third.groups.committed_offsets("g") == {"s": {0: 1}}
-    assert third.telemetry.damaged_batches == 1
+    assert third.telemetry.corrupt_batches == 1
     await third.groups.commit("g", {"s": {0: 7}}, number=3)
     await third.stop()
     fourth = await open_broker(allow_corrupt_coordinator_log=True)
     assert await fourth.groups.committed_offsets("g") == {"s": {0: 7}}
 
 
-async def test_entries_that_are_gone_are_damage_too(open_broker):
+async def test_entries_that_are_gone_are_corruption_too(open_broker):
     """A file that was removed leaves no checksum behind that could be wrong."""
     first = await open_broker()
     await first.groups.commit("g", {"s": {0: 5}}, number=1)
@@ -62,7 +62,7 @@ async def test_entries_that_are_gone_are_damage_too(open_broker):
     assert await third.groups.committed_offsets("g") == {"s": {0: 7}}
 
 
-async def test_a_transaction_whose_beginning_is_damaged_is_not_known(
+async def test_a_transaction_whose_beginning_is_corrupt_is_not_known(
     open_broker, make_stream, tx, kit
 ):
     """Its end tells nothing without it; others go on as they were."""
@@ -75,8 +75,8 @@ async def test_a_transaction_whose_beginning_is_damaged_is_not_known(
         await answers.wait(1)
         await ask.end(id_, who, is_commit=True)
     await first.stop()
-    damage(first, "__transactions", 0)
-    damage(first, "__transactions", 1)
+    corrupt(first, "__transactions", 0)
+    corrupt(first, "__transactions", 1)
     second = await open_broker(allow_corrupt_coordinator_log=True)
     ask = tx.Asker(second)
     partition = second.stream("s").partition(0)

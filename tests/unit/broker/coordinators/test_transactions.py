@@ -13,8 +13,8 @@ from strandline.errors import (
     TransactionAbortedError,
     TransactionPreparedError,
     UnavailableError,
-    UndecidedPositionsError,
     UnknownTransactionError,
+    UnstableOffsetCommitError,
 )
 from strandline.record.batch import Attributes, header_of
 from strandline.record.codec import Stamp, encode_records
@@ -234,7 +234,7 @@ async def test_positions_count_with_their_transaction_after_a_crash(open_broker,
     broker = await open_broker()
     ask = tx.Asker(broker)
     assert await broker.groups.committed_offsets("one") == {"in": {0: 7}}
-    with pytest.raises(UndecidedPositionsError, match=str(found["two"])):
+    with pytest.raises(UnstableOffsetCommitError, match=str(found["two"])):
         await broker.groups.describe("two", must_be_decided=True)
     await ask.end("two", found["two"], is_commit=True)
     assert await broker.groups.committed_offsets("two") == {"in": {0: 9}}

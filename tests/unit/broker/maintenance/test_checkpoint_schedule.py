@@ -97,7 +97,7 @@ async def test_a_spare_file_does_not_take_the_space_that_logs_wait_for(
     with pytest.raises(DiskFullError):
         await broker._checkpoints._allocate_spare()
     assert disk.count("create", "/journal/") == made
-    disk.mend()
+    disk.heal()
     await broker._checkpoints._allocate_spare()
     assert disk.count("create", "/journal/") > made
 
@@ -228,7 +228,7 @@ async def test_a_disk_that_stays_full_is_told_of_once(broker, write, kit, clock,
         disk.fill("checkpoint")
         for _ in range(3):
             await fails()
-        disk.mend()
+        disk.heal()
         clock.advance_ms(31_000)
         await kit.until(lambda: not broker._storage.journal.bytes_since_recycle)
         assert caplog.text.count("no checkpoint now, will try again: ") == times

@@ -135,7 +135,7 @@ async def test_a_failing_round_is_tried_again(cleaned, disk, caplog):
     await cleaned._cleaner.clean()
     assert (bad.log_start_offset, good.log_start_offset) == (0, 4)
     assert "cleaning bad/0" in caplog.text
-    disk.mend()
+    disk.heal()
     await cleaned._cleaner.clean()
     assert bad.log_start_offset == 4
 

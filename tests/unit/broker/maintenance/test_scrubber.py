@@ -1,4 +1,4 @@
-"""The scrub reads everything, slowly, and reports each damage once a round."""
+"""The scrub reads everything, slowly, and reports each corruption once a round."""
 
 import asyncio
 import logging
@@ -24,6 +24,7 @@ def telemetry():
 def scrubber(partition, telemetry):
     """Of one partition, as fast as it can; its reports are taken at once."""
     reports = CorruptionReports(lambda function, *given: function(*given), telemetry=telemetry)
+    partition._admission.corruption = reports
     return Scrubber(
         lambda: [partition], reports, telemetry=telemetry, interval_ms=10**9, bytes_per_s=1 << 40
     )
@@ -51,24 +52,24 @@ async def test_a_round_reads_every_byte(scrubber, stored, telemetry):
     """As many as the log has, and finds nothing in a log that is whole."""
     await scrubber.scrub()
     assert telemetry.scrubbed_bytes == stored.log.size_bytes
-    assert telemetry.damaged_batches == 0
+    assert telemetry.corrupt_batches == 0
 
 
-async def test_damage_is_said_once_a_round(scrubber, stored, telemetry, caplog):
+async def test_corruption_is_said_once_a_round(scrubber, stored, telemetry, caplog):
     """Readers that meet it again say nothing new; the next round does."""
     for offset in (3, 30):
         flip(stored.log, offset)
     await scrubber.scrub()
     await scrubber.scrub()
-    assert telemetry.damaged_batches == 2
-    assert [r.levelno for r in caplog.records if "damage in s/0" in r.message] == [
+    assert telemetry.corrupt_batches == 2
+    assert [r.levelno for r in caplog.records if "corruption in s/0" in r.message] == [
         logging.ERROR
     ] * 2
     running = asyncio.create_task(scrubber.run())
     scrubber.hurry()
     try:
         async with asyncio.timeout(20):
-            while telemetry.damaged_batches < 4:  # noqa: ASYNC110 - a counter
+            while telemetry.corrupt_batches < 4:  # noqa: ASYNC110 - a counter
                 await asyncio.sleep(0.01)
     finally:
         running.cancel()
@@ -87,7 +88,7 @@ async def test_retention_may_be_quicker(scrubber, stored, telemetry, monkeypatch
     await scrubber.scrub()
     assert stored.log.log_start_offset == 20
     assert telemetry.scrubbed_bytes >= 20 * len(VALUE)
-    assert telemetry.damaged_batches == 0
+    assert telemetry.corrupt_batches == 0
 
 
 async def test_a_log_that_is_closed_ends_the_round(scrubber, stored, telemetry):

@@ -91,7 +91,7 @@ def test_attachments_keep_what_they_are(size):
     ],
 )
 def test_what_is_no_frame_is_refused(data, what):
-    """Lengths over a limit or against each other, and damage, each with its reason."""
+    """Lengths over a limit or against each other, and corruption, each with its reason."""
     with pytest.raises(PeerFrameError, match=what):
         make_decoder().feed(data)
 

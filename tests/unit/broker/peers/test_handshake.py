@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from strandline.broker.peers.errors import HandshakeError, HandshakeRefusal
+from strandline.broker.peers.errors import HandshakeError, HandshakeRejection
 from strandline.broker.peers.frame import Frame, FrameDecoder, encode_frame
 from strandline.broker.peers.handshake import (
     MAGIC,
@@ -12,7 +12,7 @@ from strandline.broker.peers.handshake import (
     accept_answer,
     accept_hello,
     encode_hello,
-    encode_refusal,
+    encode_rejection,
 )
 from strandline.types import BrokerId
 
@@ -53,31 +53,31 @@ def test_both_sides_learn_who_the_other_is():
 @pytest.mark.parametrize(
     ("changes", "reason", "what"),
     [
-        ({"magic": "other"}, HandshakeRefusal.NOT_A_PEER, "not a broker"),
-        ({"magic": None}, HandshakeRefusal.NOT_A_PEER, "cannot decode the handshake: "),
+        ({"magic": "other"}, HandshakeRejection.NOT_A_PEER, "not a broker"),
+        ({"magic": None}, HandshakeRejection.NOT_A_PEER, "cannot decode the handshake: "),
         (
             {"version": 2, "cluster_id": None},
-            HandshakeRefusal.VERSION,
+            HandshakeRejection.VERSION,
             "protocol 2 is not supported, 1 is",
         ),
         (
             {"cluster_id": "c2"},
-            HandshakeRefusal.OTHER_CLUSTER,
+            HandshakeRejection.OTHER_CLUSTER,
             "is of cluster 'c2', broker 1 of 'c1'",
         ),
-        ({"cluster_id": None}, HandshakeRefusal.NOT_A_PEER, "cluster_id"),
-        ({"cluster_id": "c" * 129}, HandshakeRefusal.NOT_A_PEER, "cluster_id"),
-        ({"broker_id": 1}, HandshakeRefusal.OWN_ID, "both ends are broker 1"),
-        ({"broker_id": -1}, HandshakeRefusal.NOT_A_PEER, "broker_id"),
-        ({"broker_id": 9}, HandshakeRefusal.UNKNOWN_BROKER, "broker 9 is not a member"),
+        ({"cluster_id": None}, HandshakeRejection.NOT_A_PEER, "cluster_id"),
+        ({"cluster_id": "c" * 129}, HandshakeRejection.NOT_A_PEER, "cluster_id"),
+        ({"broker_id": 1}, HandshakeRejection.OWN_ID, "both ends are broker 1"),
+        ({"broker_id": -1}, HandshakeRejection.NOT_A_PEER, "broker_id"),
+        ({"broker_id": 9}, HandshakeRejection.UNKNOWN_BROKER, "broker 9 is not a member"),
         (
             {"broker_id": 9},
-            HandshakeRefusal.UNKNOWN_BROKER,
+            HandshakeRejection.UNKNOWN_BROKER,
             "empty disk, name it in .*peers of broker",
         ),
-        ({"to": 3}, HandshakeRefusal.WRONG_BROKER, "this is broker 1, not broker 3"),
-        ({"incarnation": ""}, HandshakeRefusal.NOT_A_PEER, "incarnation"),
-        ({"kind": "bye"}, HandshakeRefusal.NOT_A_PEER, "cannot decode the handshake: "),
+        ({"to": 3}, HandshakeRejection.WRONG_BROKER, "this is broker 1, not broker 3"),
+        ({"incarnation": ""}, HandshakeRejection.NOT_A_PEER, "incarnation"),
+        ({"kind": "bye"}, HandshakeRejection.NOT_A_PEER, "cannot decode the handshake: "),
     ],
 )
 def test_a_hello_is_refused_for_a_reason(changes, reason, what):
@@ -102,27 +102,27 @@ def test_any_other_first_frame_is_refused(frame):
     """What is no handshake at all is refused as such, not by an error of a library."""
     with pytest.raises(HandshakeError) as caught:
         accept_hello(frame, ME, KNOWN, certified=None)
-    assert caught.value.reason is HandshakeRefusal.NOT_A_PEER
+    assert caught.value.reason is HandshakeRejection.NOT_A_PEER
 
 
 def test_a_refusal_is_no_hello():
-    """A connection that begins with a refusal is refused itself."""
-    refusal = frame_of(encode_refusal(HandshakeError(HandshakeRefusal.VERSION, "no")))
+    """A connection that begins with a rejection is refused itself."""
+    rejection = frame_of(encode_rejection(HandshakeError(HandshakeRejection.VERSION, "no")))
     with pytest.raises(HandshakeError, match="not asked"):
-        accept_hello(refusal, ME, KNOWN, certified=None)
+        accept_hello(rejection, ME, KNOWN, certified=None)
 
 
 def test_the_caller_hears_why_it_was_refused():
     """Reason and text cross the wire."""
-    error = HandshakeError(HandshakeRefusal.UNKNOWN_BROKER, "broker 2 is not a member")
+    error = HandshakeError(HandshakeRejection.UNKNOWN_BROKER, "broker 2 is not a member")
     with pytest.raises(HandshakeError, match="by broker 1: broker 2 is not a member") as caught:
-        accept_answer(frame_of(encode_refusal(error)), PEER, BrokerId(1), certified=None)
-    assert caught.value.reason is HandshakeRefusal.UNKNOWN_BROKER
+        accept_answer(frame_of(encode_rejection(error)), PEER, BrokerId(1), certified=None)
+    assert caught.value.reason is HandshakeRejection.UNKNOWN_BROKER
 
 
-def test_a_reason_of_a_later_version_is_understood_as_a_refusal():
+def test_a_reason_of_a_later_version_is_understood_as_a_rejection():
     """A reason we do not know does not break the reader."""
-    fields = {"kind": "refused", "magic": MAGIC, "version": VERSION, "reason": "new", "text": "t"}
+    fields = {"kind": "rejected", "magic": MAGIC, "version": VERSION, "reason": "new", "text": "t"}
     frame = frame_of(encode_frame(0, msgspec.msgpack.encode(fields)))
     with pytest.raises(HandshakeError, match="refused by broker 1: t"):
         accept_answer(frame, PEER, BrokerId(1), certified=None)
@@ -141,15 +141,16 @@ def test_the_certificate_must_name_the_broker(certified):
     hello = frame_of(encode_hello(PEER, BrokerId(1)))
     with pytest.raises(HandshakeError, match="broker-2") as caught:
         accept_hello(hello, ME, KNOWN, certified=certified)
-    assert caught.value.reason is HandshakeRefusal.CERTIFICATE
+    assert caught.value.reason is HandshakeRejection.CERTIFICATE
     with pytest.raises(HandshakeError, match="broker-2"):
         accept_answer(hello, ME, BrokerId(2), certified=certified)
 
 
 def test_handshakes_fit_their_limit():
-    """The longest hello and the longest refusal are below the 4 KiB a stranger may send."""
+    """The longest hello and the longest rejection are below the 4 KiB a stranger may send."""
     long = PeerIdentity(cluster_id="c" * 128, broker_id=BrokerId(2**31 - 1), incarnation="i" * 128)
     assert sum(map(len, encode_hello(long, BrokerId(0)))) < 4096
     assert (
-        sum(map(len, encode_refusal(HandshakeError(HandshakeRefusal.VERSION, "ü" * 5000)))) < 4096
+        sum(map(len, encode_rejection(HandshakeError(HandshakeRejection.VERSION, "ü" * 5000))))
+        < 4096
     )

@@ -1,4 +1,4 @@
-"""A partition's ledger beside a real log: cut off, damaged, reopened, read at any place."""
+"""A partition's ledger beside a real log: cut off, corrupt, reopened, read at any place."""
 
 import pytest
 

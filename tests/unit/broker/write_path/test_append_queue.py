@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from strandline.broker.write_path import append_queue as takes
+from strandline.broker.write_path.pending import acknowledge
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import LogPoisonedError
 
@@ -24,7 +25,7 @@ async def test_a_turn_ends_at_its_limits(open_broker, make_stream, answers, kit,
         for name, partition in (("one", one), ("two", two)):
             kit.put(partition, answers, f"{name} {number}", value=bytes(4000))
             kit.put(partition, answers, *(f"{name} {number}.{n}" for n in range(4)))
-            partition._open = None  # the next record begins another chunk
+            partition.pending._open = None  # the next record begins another chunk
     await answers.wait(40)
     assert broker.telemetry.turns >= 3
     assert not answers.errors
@@ -46,7 +47,7 @@ class Gathering:
 
     def synced(self, chunk, next_offset):
         self.partition.commit(next_offset)
-        self.broker.committer._answer(self.partition, chunk.waiting)
+        acknowledge(chunk.waiting, self.partition.name)
 
 
 async def test_what_is_gathered_goes_in_one_turn(broker, partition, answers, kit, monkeypatch):

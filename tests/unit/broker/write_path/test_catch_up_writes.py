@@ -150,7 +150,7 @@ async def test_no_space_undoes_all_of_it_and_what_follows(bulk):
     assert all(isinstance(error, DiskFullError) for _, error in bulk.told[1:])
     assert bulk.log.log_end_offset == 1
     assert not bulk.poisoned
-    bulk.disk.mend()
+    bulk.disk.heal()
     assert not bulk.writes.begin([bulk.write("d", 1)]), "it was cut"
 
 

@@ -98,8 +98,8 @@ def test_the_first_id_of_a_record_counts(log):
         assert known(window, SECOND, b"", b"a", b"b") == [None, log.log_end_offset - 1, None]
 
 
-def test_ids_in_damaged_batches_are_passed_over(log, disk):
-    """Damage costs the ids in it, not the start of the broker nor the ids after it."""
+def test_ids_in_corrupt_batches_are_passed_over(log, disk):
+    """Corruption costs the ids in it, not the start of the broker nor the ids after it."""
     for number in range(3):
         store(log, [b"m%d" % number], time_ns=SECOND)
     log.checkpoint()

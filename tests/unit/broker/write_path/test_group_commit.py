@@ -168,7 +168,7 @@ async def test_frames_leave_before_the_sync(broker, partition, answers, disk, ki
         loop.call_soon(lambda: syncs_when_sent.append(disk.count("sync", "/journal/") - before))
         return True
 
-    broker.committer.replication = say
+    broker.committer.outbox.add_frames(say)
     kit.put(partition, answers, "second")
     await answers.wait(2)
     await kit.until(lambda: syncs_when_sent)
@@ -187,7 +187,7 @@ async def test_the_disk_begins_only_where_there_is_something_to_do_meanwhile(
     kit.put(partition, answers, "large", value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(4)
     assert disk.count("begin", "/journal/") == 1
-    broker.committer.replication = lambda: True
+    broker.committer.outbox.add_frames(lambda: True)
     kit.put(partition, answers, "to others")
     await answers.wait(5)
     assert disk.count("begin", "/journal/") == 2
@@ -200,7 +200,7 @@ async def test_what_others_have_committed_is_sent_before_the_sync(
     kit.put(partition, answers, "first")
     await answers.wait(1)
     order = []
-    broker.committer.replication = lambda: order.append("frames") is None
+    broker.committer.outbox.add_frames(lambda: order.append("frames") is None)
     broker.on_answered(lambda: order.append(f"{disk.count('sync', '/journal/') - before} syncs"))
     before = disk.count("sync", "/journal/")
     kit.put(partition, answers, "second")
@@ -271,7 +271,7 @@ async def test_a_front_end_that_fails_before_the_sync_stops_no_turn(
         raise RuntimeError("a bug")
 
     broker.on_answered(broken)
-    broker.committer.replication = lambda: True
+    broker.committer.outbox.add_frames(lambda: True)
     kit.put(partition, answers, "a")
     await answers.wait(1)
     assert failures
@@ -286,7 +286,7 @@ async def test_only_a_turn_of_a_single_record_that_was_synced_is_polled_behind(
     in_memory = await make_stream(broker, "m", acks="memory")
     behind = []
     monkeypatch.setattr(
-        broker.committer._entry_sync.busy_poll, "synced", lambda *times: behind.append(times)
+        broker.committer._journal_sync.busy_poll, "synced", lambda *times: behind.append(times)
     )
     kit.put(partition, answers, "a")
     await answers.wait(1)

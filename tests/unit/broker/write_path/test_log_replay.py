@@ -2,14 +2,15 @@
 
 import asyncio
 import threading
+from functools import partial
 
 import pyarrow as pa
 import pytest
 
+from strandline.broker.read_path import transaction_visibility
 from strandline.broker.read_path.ends import wait_until_caught_up
 from strandline.broker.read_path.transaction_visibility import PartitionTransactions
-from strandline.broker.write_path import log_replay, partition_appends
-from strandline.broker.write_path import partition as partition_module
+from strandline.broker.write_path import duplicates, log_replay
 from strandline.broker.write_path.log_replay import LogReplay
 from strandline.broker.write_path.producer_state import ProducerStates
 from strandline.core.transactions.effects import MarkerKind
@@ -17,6 +18,7 @@ from strandline.core.transactions.state import TransactionalProducer
 from strandline.errors import StillLoadingError, UnavailableError
 from strandline.record.codec import decode_batches
 from strandline.types import ProducerStamp
+from tests.kit.waiting import until_async
 
 
 def much():
@@ -52,11 +54,7 @@ class Slow:
         return self.result
 
 
-async def until(condition):
-    """Wait for something to become true."""
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  a test may poll
-            await asyncio.sleep(0.01)
+until = partial(until_async, seconds=30)
 
 
 async def test_a_little_is_read_at_once(replay, taken):
@@ -129,7 +127,7 @@ def long_log(monkeypatch):
         return run
 
     for name in ("load_window", "load_producers"):
-        monkeypatch.setattr(partition_appends, name, held(getattr(partition_appends, name)))
+        monkeypatch.setattr(duplicates, name, held(getattr(duplicates, name)))
     return loads
 
 
@@ -144,7 +142,7 @@ def put(partition, answers, token, numbers, *values):
 
 
 async def test_a_new_leader_reads_beside_the_loop(open_broker, make_stream, kit, long_log):
-    """Ids and numbers are refused until it knows them, the rest goes on; repeats are found then."""
+    """Publishes with ids wait and numbers are refused until it knows them; repeats are found."""
     answers = kit.Answers()
     broker = await open_broker()
     partition = await make_stream(broker)
@@ -176,13 +174,14 @@ async def test_a_new_leader_reads_beside_the_loop(open_broker, make_stream, kit,
 
     broker = await open_broker()
     partition = broker.stream("s").partition(0)
-    with_id("m1")("early id")
     put(partition, answers, "early number", (7, 0, 2), "c")
     partition.append(b"plain", subject="s", ack_sink=answers, token="plain")
     await until(lambda: "plain" in answers.acks)
-    assert answers.codes == {"early id": "still_loading", "early number": "still_loading"}
+    with_id("m1")("m1 again")
+    assert answers.codes == {"early number": "still_loading"}
+    assert "m1 again" not in answers.acks
     long_log["may_end"].set()
-    await until_stored(with_id("m1"), "m1 again")
+    await until(lambda: "m1 again" in answers.acks)
     await until_stored(with_id("m2"), "m2")
     await until_stored(lambda token: put(partition, answers, token, (7, 0, 0), "a", "b"), "again")
     await until_stored(lambda token: put(partition, answers, token, (7, 0, 2), "c"), "p2")
@@ -201,7 +200,7 @@ def held_back(monkeypatch):
     """Indexes of transactions are read back when the test lets them be, and note their thread."""
     held = {"threads": set(), "may_end": threading.Event(), "failures": []}
     monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
-    monkeypatch.setattr(partition_module, "RETRY_S", 0.01)
+    monkeypatch.setattr(transaction_visibility, "RETRY_S", 0.01)
     read_back = PartitionTransactions.read_back
 
     def slow(transaction_index, is_wanted):
@@ -243,7 +242,7 @@ async def test_transactions_are_read_back_beside_the_loop(
     held_back["may_end"].set()
     partition.keep_transaction_index(0)
     await until(lambda: not partition.transaction_index.is_loading)
-    partition.producers = ProducerStates()
+    partition.duplicates.producers = ProducerStates()
     await mark(partition, answers, MarkerKind.BEGIN, ours, "begin")
     add(partition, answers, "lost", ours)
     await until(lambda: "lost" in answers.acks)

@@ -6,8 +6,10 @@ import threading
 import pyarrow as pa
 import pytest
 
-from strandline.broker.write_path.partition import RECORD_OVERHEAD_BYTES, Admission, Partition
-from strandline.broker.write_path.pending import PendingMarker
+from strandline.broker.write_path import pending
+from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission
+from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.pending import PendingMarker, acknowledge
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import (
     DiskFullError,
@@ -51,10 +53,7 @@ def turn(partition, *, upto=None):
     for chunk in chunks[:upto]:
         partition.write(chunk, partition._admission.now_ns)
         partition.commit(partition.log_end_offset)
-        for waiting in chunk.waiting:
-            waiting.ack_sink.acked(
-                waiting.token, partition.name, waiting.offset, duplicate=waiting.duplicate
-            )
+        acknowledge(chunk.waiting, partition.name)
     return chunks
 
 
@@ -83,7 +82,7 @@ async def test_everything_is_refused_for_the_reason_of_the_broker(
     partition.append_arrow(pa.record_batch({"value": [b"x"]}), ack_sink=answers, token="arrow")
     assert set(answers.codes.values()) == {"shutting_down"}
     partition.append(b"nobody asks", subject="s")
-    assert not partition.has_pending
+    assert not partition.pending.batches
     assert admission.pending_bytes == 0
 
 
@@ -119,6 +118,67 @@ async def test_no_more_is_pending_than_the_limit_allows(partition, admission, an
     turn(partition)
     kit.put(partition, answers, "later")
     assert "later" not in answers.errors
+
+
+def put_many(partition, answers, *tokens, value=b"v", subjects=("s",)):
+    """Append a record for each token, with one call; None: nobody asks for its outcome."""
+    values = [value] * len(tokens)
+    partition.append_many(values, subjects=subjects, ack_sink=answers, tokens=tokens)
+
+
+async def test_a_chunk_is_accepted_as_its_records_would_be(partition, admission, answers, kit):
+    """It joins the batch that is being filled, in order; each record has its ack and its subject,
+    and what has keys and headers before it keeps them."""
+    kit.put(partition, answers, "a", key=b"k", headers=[("n", b"h")])
+    put_many(partition, answers, "b", None, "c", subjects=("x", "y", "z"))
+    put_many(partition, answers, None, None)
+    kit.put(partition, answers, "d", key=b"l")
+    assert admission.pending_bytes == 7 * RECORD_OVERHEAD_BYTES + len(b"aknhvvvvvdl")
+    assert admission.dirty == [partition]
+    [chunk] = turn(partition)
+    assert chunk.subjects == ["s", "x", "y", "z", "s", "s", "s"]
+    assert chunk.keys == [b"k", None, None, None, None, None, b"l"]
+    assert answers.acks == {"a": 0, "b": 1, "c": 3, "d": 6}
+    assert admission.pending_bytes == 0
+    assert partition.log_end_offset == 7
+
+
+async def test_of_a_chunk_only_what_breaks_a_limit_is_refused(partition, admission, answers):
+    """A record that is too large, or comes when too much is pending; the others are stored."""
+    partition.append_many(
+        [b"fits", bytes(101), b"too"], subjects=("s",), ack_sink=answers, tokens=("a", "b", "c")
+    )
+    assert answers.codes == {"b": "record_too_large"}
+    admission.limits = LimitsConfig(pending_bytes=200)
+    put_many(partition, answers, *range(5), value=bytes(50))
+    assert answers.codes == {
+        "b": "record_too_large",
+        2: "unavailable",
+        3: "unavailable",
+        4: "unavailable",
+    }
+    turn(partition)
+    assert answers.acks == {"a": 0, "c": 1, 0: 2, 1: 3}
+
+
+async def test_a_chunk_is_refused_record_by_record(partition, admission, answers):
+    """A closed partition refuses each; what is given up is rejected once, to who asked."""
+    put_many(partition, answers, "lost", None)
+    partition.reject_from((), DiskFullError("full"))
+    partition.close(UnknownStreamError("stream 's' was deleted"))
+    put_many(partition, answers, "late", None)
+    assert answers.codes == {"lost": "disk_full", "late": "unknown_stream"}
+    assert admission.rejects["unknown_stream"] == 2
+    assert admission.pending_bytes == 0
+
+
+async def test_a_batch_has_no_more_records_than_its_format_allows(partition, answers, monkeypatch):
+    """A chunk for which there is no room begins another batch."""
+    monkeypatch.setattr(pending, "BATCH_RECORDS_MAX", 5)
+    for number in range(3):
+        put_many(partition, answers, f"{number}a", f"{number}b")
+    assert [chunk.count for chunk in turn(partition)] == [4, 2]
+    assert answers.acks["2b"] == 5
 
 
 async def test_the_turn_is_asked_for_once(partition, admission, answers, kit):
@@ -284,7 +344,7 @@ async def test_an_unreadable_window_refuses_rather_than_guesses(partition, answe
     disk.fail("read")
     kit.put(partition, answers, "again", message_id="m")
     assert answers.codes == {"again": "log_poisoned"}
-    disk.mend()
+    disk.heal()
     kit.put(partition, answers, "once more", message_id="m")
     assert answers.duplicates == {"once more"}
 
@@ -321,10 +381,10 @@ async def test_a_turn_takes_whole_chunks_within_its_limits(partition, answers, k
         partition.append_arrow(
             pa.record_batch({"value": [bytes(90)] * size}), ack_sink=answers, token=object()
         )
-    one = partition._chunks[0].size
+    one = partition.pending.batches[0].size
     assert partition.take(1, 1)[1:] == (one, 10)
     assert len(partition.take(2 * one, 19)[0]) == 1
-    assert partition.has_pending
+    assert partition.pending.batches
     assert len(partition.take(1 << 30, 1 << 30)[0]) == 1
     assert partition.take(1, 1) == ([], 0, 0)
 

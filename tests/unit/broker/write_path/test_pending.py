@@ -2,8 +2,14 @@
 
 import pyarrow as pa
 
-from strandline.broker.write_path.pending import CHUNK_BYTES_MAX, PendingArrowBatch, PendingRecords
+from strandline.broker.write_path.pending import (
+    CHUNK_BYTES_MAX,
+    PendingArrowBatch,
+    PendingQueue,
+    PendingRecords,
+)
 from strandline.record.codec import BATCH_RECORDS_MAX, Stamp, decode_batches
+from strandline.types import Offset
 
 
 def rows(chunk):
@@ -53,18 +59,23 @@ def test_a_single_record_keeps_what_it_has():
 def test_a_chunk_is_full_by_bytes_or_by_records():
     """The next record then begins another chunk, so that no batch is over its limits."""
     chunk = PendingRecords(0)
-    assert not chunk.is_full
+    assert chunk.has_room(BATCH_RECORDS_MAX)
+    assert not chunk.has_room(BATCH_RECORDS_MAX + 1)
     chunk.size = CHUNK_BYTES_MAX
-    assert chunk.is_full
+    assert not chunk.has_room(1)
     chunk = PendingRecords(0)
     chunk.values = [b""] * BATCH_RECORDS_MAX
-    assert chunk.is_full
+    assert not chunk.has_room(1)
 
 
 def test_an_arrow_chunk_stays_as_it_came():
     """Nothing is added to it; rows without a subject get the stream's."""
+    queue = PendingQueue()
+    queue.open_batch(Offset(6)).add(b"before", "s")
     chunk = PendingArrowBatch(7, pa.record_batch({"value": [b"a", b"b"]}), "default")
-    assert chunk.is_full
+    queue.add(chunk)
+    queue.open_batch(Offset(9)).add(b"after", "s")
+    assert [batch.base_offset for batch in queue.batches] == [6, 7, 9]
     assert chunk.count == 2
     assert [(row["subject"], row["value"]) for row in rows(chunk)] == [
         ("default", b"a"),

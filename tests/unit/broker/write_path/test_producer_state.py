@@ -146,7 +146,7 @@ def test_an_empty_log_knows_nobody(log):
     assert len(load_producers(log, SECOND)) == 0
 
 
-def test_a_damaged_batch_is_passed_over(log):
+def test_a_corrupt_batch_is_passed_over(log):
     """What is behind it is found, and whoever was in it begins anew."""
     store(log, 5, producer=ProducerStamp(6, 0, 0))
     for number in range(40):

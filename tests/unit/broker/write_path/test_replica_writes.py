@@ -63,7 +63,7 @@ def test_a_full_disk_costs_one_log_only_what_follows_in_it(raw, logs, disk):
     assert logs[0].log_end_offset == 5
     raw.complete()
     assert raw.told[-1] == ("b", None)
-    disk.mend()
+    disk.heal()
     raw.put("again", 1, 5)
     raw.write()
     raw.complete()

@@ -65,7 +65,7 @@ async def test_many_segments_take_several_rounds(
     for stream in streams:
         kit.put(stream, answers, stream.name.stream, value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(10)
-    assert in_turn[0] == 3
+    assert next(filter(None, in_turn)) == 3, "none while the journal made its file"
     await kit.until(lambda: disk.count("write", "/logs/*.log") == 10)
     assert [kit.values(stream) for stream in streams] == 10 * [[bytes(WORTH_WRITING_BYTES)]]
 

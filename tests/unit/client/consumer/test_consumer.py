@@ -44,7 +44,7 @@ def rows(pairs):
 
 
 class Reading:
-    """Each partition from its start, two records at a time, to the end or to the damage."""
+    """Each partition from its start, two records at a time, to the end or to the corruption."""
 
     def __init__(self, source, starts):
         self.source = source
@@ -57,8 +57,8 @@ class Reading:
                 if offset == self.source.breaks_at:
                     self.source.breaks_at = None
                     raise DisconnectedError("gone")
-                if (partition, offset) == self.source.damage:
-                    raise CorruptBatchError("damaged")
+                if (partition, offset) == self.source.corruption:
+                    raise CorruptBatchError("corrupt")
                 wanted = [(partition, o) for o in (offset, offset + 1) if o >= start]
                 if wanted:
                     yield rows(wanted)
@@ -72,7 +72,7 @@ class Source:
     """Two partitions in memory."""
 
     def __init__(self):
-        self.damage = None
+        self.corruption = None
         self.breaks_at = None
         self.first = 0
         self.is_at_end = queue.Queue()
@@ -98,10 +98,10 @@ class Coordinator(CoordinatorClient):
         self.committed = {}
         self.began_with = began_with
 
-    def ask(self, name, body, kind, *, timeout_s, streams=()):
-        if name == wire.COMMIT_OFFSETS:
-            self.committed |= body.positions["s"]
-        elif name != wire.LEAVE_GROUP:
+    def ask(self, command, request, *, timeout_s, partitions=()):
+        if command is wire.COMMIT_OFFSETS:
+            self.committed |= request.positions["s"]
+        elif command is not wire.LEAVE_GROUP:
             assigned = {"s": (0, 1)}
             answer = wire.Assignment(
                 epoch=1, partitions=assigned, positions={}, began_with=self.began_with
@@ -165,9 +165,9 @@ def test_a_membership_that_ends_by_a_bug_is_told():
     """Whoever polls hears of it: others are given its partitions by and by."""
 
     class Confused(Coordinator):
-        def ask(self, name, body, kind, *, timeout_s, streams=()):
-            answer = super().ask(name, body, kind, timeout_s=timeout_s, streams=streams)
-            return answer if name != wire.GROUP_HEARTBEAT else [None]
+        def ask(self, command, request, *, timeout_s, partitions=()):
+            answer = super().ask(command, request, timeout_s=timeout_s, partitions=partitions)
+            return answer if command is not wire.GROUP_HEARTBEAT else [None]
 
     options = Options(session_timeout_s=0.2)
     consumer = Consumer(Source(), Confused(), "g", streams=["s"], options=options)
@@ -176,11 +176,11 @@ def test_a_membership_that_ends_by_a_bug_is_told():
     consumer.close(commit=False)
 
 
-def test_who_is_not_damaged_is_read_on_when_the_damaged_one_is_paused():
-    """Whether that was known to be damaged by then or not."""
+def test_who_is_not_corrupt_is_read_on_when_the_corrupt_one_is_paused():
+    """Whether that was known to be corrupt by then or not."""
     for is_known in (True, False):
         source = Source()
-        source.damage = (1, 4)
+        source.corruption = (1, 4)
         found = []
         consumer = Consumer(source, Coordinator(), "g", streams=["s"], options=Options())
 
@@ -298,17 +298,17 @@ def test_a_partition_that_cannot_be_claimed_now_is_claimed_later(caplog):
     """Even if the coordinator, which may know why, does not answer just then."""
 
     class Away(Coordinator):
-        def ask(self, name, body, kind, *, timeout_s, streams=()):
-            if name == wire.GROUP_HEARTBEAT:
+        def ask(self, command, request, *, timeout_s, partitions=()):
+            if command is wire.GROUP_HEARTBEAT:
                 raise UnavailableError("moving")
-            return super().ask(name, body, kind, timeout_s=timeout_s, streams=streams)
+            return super().ask(command, request, timeout_s=timeout_s, partitions=partitions)
 
-    refusals = [StaleMemberError("claimed under epoch 9")]
+    rejections = [StaleMemberError("claimed under epoch 9")]
 
     class Store:
         def claim(self, group, partitions, owner):
-            if refusals:
-                raise refusals.pop()
+            if rejections:
+                raise rejections.pop()
             return {}
 
         def commit(self, group, offsets, owner):
@@ -369,10 +369,10 @@ def test_a_consumer_that_has_left_does_nothing_more():
             call()
 
 
-def test_damage_is_told_at_every_poll_and_loses_nothing():
+def test_corruption_is_told_at_every_poll_and_loses_nothing():
     """Batches that came before it are handed out first; seeking past it goes on."""
     source, coordinator = Source(), Coordinator()
-    source.damage = (1, 4)
+    source.corruption = (1, 4)
     options = Options(commit_interval_s=0.0)
     found = []
     consumer = Consumer(source, coordinator, "g", streams=["s"], options=options)
@@ -387,7 +387,7 @@ def test_damage_is_told_at_every_poll_and_loses_nothing():
     with pytest.raises(CorruptBatchError):
         consumer.poll(0)
     assert coordinator.committed == {0: 6, 1: 4}
-    source.damage = None
+    source.corruption = None
     consumer.seek("s", 1, 6)
     consumer.seek("s", 0, consumer.positions()[PartitionName("s", 0)])
     while len(found) < 2 * END - 2:

@@ -25,6 +25,15 @@ class Leaderless:
     def leaders(self, _routes):
         return {0: ""}
 
+    known_routes = routes
+
+    @property
+    def metadata(self):
+        return self
+
+    def forget(self, _stream):
+        """Nothing is kept."""
+
     def ask_another(self):
         self.turned += 1
 

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pytest
 
 from strandline.api.admin import PartitionInfo
+from strandline.client.connection import ResolvedRange
+from strandline.client.metadata import ClusterMetadata
 from strandline.client.reader import cluster_reader as routed_read
 from strandline.client.reader import replica_selector as read_places
 from strandline.client.reader.cluster_reader import METADATA_REFRESH_S, ClusterReader
@@ -62,6 +64,7 @@ class Cluster:
     def __init__(self, leaders, reads):
         self.leaders, self.reads = leaders, {at: iter(given) for at, given in reads.items()}
         self.named_broker = []
+        self.metadata = ClusterMetadata(("a:1",))
 
     def routes(self, _stream):
         extent = {"log_start_offset": 3, "high_watermark": 3, "log_end_offset": 3, "size_bytes": 0}
@@ -76,10 +79,13 @@ class Cluster:
     def action(self, *_):
         return [SimpleNamespace(partitions=self.routes("s"))]
 
-    def ask_leaders(self, *_, **_options):
-        return [((0,), SimpleNamespace(offsets={0: 3}))]
+    known_routes = routes
 
-    def begin_read(self, connection, request):
+    def resolve(self, request, numbers_of):
+        routes = self.routes("s")
+        return {n: ResolvedRange(request.start, 3, routes[n]) for n in numbers_of(routes)}
+
+    def begin_read(self, connection, request, *, is_small):
         self.named_broker.append((connection.address, request))
         read = next(self.reads[connection.address])
         if isinstance(read, Exception):

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from strandline.core.coordinator_effects import Answer, Refuse, Store
+from strandline.core.coordinator_effects import Answer, EntriesStored, Reject, Store, Tick
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.state import GroupsState, decode_entry, encode_entry
@@ -65,14 +65,14 @@ class Groups(RuleBasedStateMachine):
                 self.unstored.append(effect)
             elif isinstance(effect, Answer):
                 self.answers[effect.token] = effect.value
-            elif isinstance(effect, Refuse):
+            elif isinstance(effect, Reject):
                 self.answers[effect.token] = effect.error
 
     def store(self, count):
         now, self.unstored = self.unstored[:count], self.unstored[count:]
         self.stored += [encode_entry(each.entry) for each in now]
         if now:
-            self.step(ev.Stored(now[-1].sequence))
+            self.step(EntriesStored(now[-1].sequence))
 
     def ask(self, make, *, is_lost=False):
         """Ask, let everything be stored, and return the answer; None if that was lost."""
@@ -182,16 +182,20 @@ class Groups(RuleBasedStateMachine):
     def time_passes(self, ms):
         """Who is silent for too long is removed."""
         self.now_ms += ms
-        self.step(ev.TimePassed())
+        self.step(Tick())
         self.store(len(self.unstored))
 
-    @rule(a=st.integers(0, 4), b=st.integers(0, 3))
-    def streams_change(self, a, b):
-        """Streams grow, and are deleted and made again."""
+    @rule(a=st.integers(0, 4), b=st.integers(0, 3), is_whole=st.booleans())
+    def streams_change(self, a, b, is_whole):
+        """Streams grow, and are deleted and made again; all are named, or those that changed."""
+        before = self.partitions
         self.partitions = {name: count for name, count in (("a", a), ("b", b)) if count}
         self.partitions.setdefault("a", 1)
         self.partitions.setdefault("b", 1)
-        self.step(ev.StreamsChanged(self.partitions, self.created))
+        changed = {name for name in before if before[name] != self.partitions[name]}
+        told = {name: self.partitions[name] for name in changed}
+        names = None if is_whole else changed
+        self.step(ev.StreamsChanged(self.partitions if is_whole else told, self.created, names))
 
     @rule(keep=st.integers(0, 3), number=members)
     def crash_while_committing(self, keep, number):
@@ -250,7 +254,7 @@ class Groups(RuleBasedStateMachine):
                         ),
                     )
             self.now_ms += SESSION_MS // 6
-            self.step(ev.TimePassed())
+            self.step(Tick())
             self.store(len(self.unstored))
         there = [client for client in self.clients.values() if client.is_member]
         group = self.coordinator.state.groups.get(GROUP)

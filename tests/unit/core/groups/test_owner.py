@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.core.coordinator_effects import Answer, Refuse, Store
+from strandline.core.coordinator_effects import Answer, EntriesStored, Reject, Store
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.state import GroupsState, decode_entry, encode_entry
@@ -34,9 +34,9 @@ class Run:
         stored = [each for each in effects if isinstance(each, Store)]
         if stored:
             self.entries += [encode_entry(each.entry) for each in stored]
-            effects += self.coordinator.step(ev.Stored(stored[-1].sequence), 0)
-        [told] = [each for each in effects if isinstance(each, Answer | Refuse)]
-        if isinstance(told, Refuse):
+            effects += self.coordinator.step(EntriesStored(stored[-1].sequence), 0)
+        [told] = [each for each in effects if isinstance(each, Answer | Reject)]
+        if isinstance(told, Reject):
             raise told.error
         return told.value
 

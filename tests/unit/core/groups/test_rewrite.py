@@ -1,6 +1,6 @@
 """The coordinator's log is written anew when it says far more than the state takes."""
 
-from strandline.core.coordinator_effects import Forget, Store
+from strandline.core.coordinator_effects import EntriesStored, Forget, Store
 from strandline.core.groups import events as ev
 from strandline.core.groups.coordinator import GroupCoordinator
 from strandline.core.groups.state import (
@@ -10,7 +10,7 @@ from strandline.core.groups.state import (
     decode_entry,
     encode_entry,
 )
-from strandline.core.groups.transactions import Mark, PendingOffsets
+from strandline.core.groups.transactions import PendingOffsets, TransactionMark
 from strandline.types import PartitionName
 
 
@@ -32,7 +32,7 @@ def test_what_may_be_forgotten_is_said_again_behind(monkeypatch):
         step(ev.Join(object(), "g", f"m{number}", ("s",), 1000, keeps=True))
     for number in range(200):
         step(ev.Commit(object(), f"cursor-{number % 3}", {"s": {number % 4: number}}))
-        step(ev.Stored(len(entries) - 1))
+        step(EntriesStored(len(entries) - 1))
     assert len(forgotten) > 1, "more than once"
     assert len(entries) < 500, "and not all the time"
     whole, rest = GroupsState(), GroupsState()
@@ -63,12 +63,12 @@ def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):
 
     waiting, ended = PendingOffsets(1, 0), PendingOffsets(2, 7)
     for transaction, partition in ((waiting, 0), (ended, 1)):
-        step(ev.MarkTransaction(object(), transaction, Mark.BEGIN))
+        step(ev.MarkTransaction(object(), transaction, TransactionMark.BEGIN))
         step(ev.Commit(object(), "g", {"s": {partition: 5}}, transaction=transaction))
-    step(ev.MarkTransaction(object(), ended, Mark.COMMIT))
+    step(ev.MarkTransaction(object(), ended, TransactionMark.COMMIT))
     for number in range(100):
         step(ev.Commit(object(), "busy", {"s": {2: number}}))
-        step(ev.MarkTransaction(object(), ended, Mark.BEGIN))  # late: it changes nothing
+        step(ev.MarkTransaction(object(), ended, TransactionMark.BEGIN))  # late: it changes nothing
     assert first_kept(entries) > 0
     rest = GroupsState()
     for entry in entries[first_kept(entries) :]:
@@ -78,7 +78,7 @@ def test_positions_that_wait_for_transactions_are_said_again(monkeypatch):
     assert rest.transactions.is_open(waiting)
     assert rest.transactions.has_ended(ended)
     assert not rest.transactions.may_begin(ended)
-    rest.apply(GroupEntry(transaction=waiting, mark=Mark.COMMIT))
+    rest.apply(GroupEntry(transaction=waiting, mark=TransactionMark.COMMIT))
     assert rest.groups["g"].positions == {"s": {0: 5, 1: 5}}
     assert rest.groups["g"].undecided == {}
 

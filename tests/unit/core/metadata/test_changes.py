@@ -194,7 +194,7 @@ def test_each_partition_of_a_command_stands_for_itself(cluster):
     changes = (LeaderChange(made.at(0), 2), LeaderChange(stale, 2))
     outcome = made.do(ElectLeader(changes, "operator"))
     assert outcome.is_applied
-    assert [(r.name, r.reason) for r in outcome.refused] == [(("s", 1), "stale_partition")]
+    assert [(r.name, r.reason) for r in outcome.rejected] == [(("s", 1), "stale_partition")]
     assert [made.partition(n).leader for n in (0, 1)] == [2, 1]
 
 
@@ -204,10 +204,10 @@ def test_a_thousand_refusals_are_listed_and_few_explained(cluster):
     made.create("s", *[(1, 2, 3)] * 1_000)
     stale = [msgspec.structs.replace(made.at(n), version=9) for n in range(1_000)]
     outcome = made.do(ElectLeader(tuple(LeaderChange(at, 2) for at in stale), "operator"))
-    assert {r.reason for r in outcome.refused} == {"stale_partition"}
-    assert len(outcome.refused) == 1_000
-    assert sum(bool(r.message) for r in outcome.refused) == 20
-    assert outcome.message == outcome.refused[0].message != ""
+    assert {r.reason for r in outcome.rejected} == {"stale_partition"}
+    assert len(outcome.rejected) == 1_000
+    assert sum(bool(r.message) for r in outcome.rejected) == 20
+    assert outcome.message == outcome.rejected[0].message != ""
 
 
 def test_a_command_names_a_partition_once_and_at_least_one(cluster):

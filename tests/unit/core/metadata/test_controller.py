@@ -4,10 +4,12 @@ import time
 
 import pytest
 
-from strandline.core.metadata.apply import apply_entry
+from strandline.config import StreamConfig
+from strandline.core.metadata.apply import apply, apply_entry
 from strandline.core.metadata.commands import (
     BeginShutdown,
     BrokerRun,
+    CreateStream,
     Drain,
     ElectLeader,
     Fence,
@@ -20,6 +22,7 @@ from strandline.core.metadata.commands import (
 )
 from strandline.core.metadata.controller import Controller, ControllerLimits
 from strandline.core.metadata.image import MetadataImage
+from strandline.core.metadata.placement import place
 
 LIMITS = ControllerLimits(session_ms=2_000, reshare_delay_ms=10_000, moves_max=2)
 
@@ -86,18 +89,46 @@ def test_a_silent_broker_is_fenced_and_its_partitions_get_leaders(office):
     assert (leaders.count(2), leaders.count(3)) == (5, 5)
 
 
-def test_an_idle_cluster_costs_nothing_by_its_partitions(office, monkeypatch):
+def test_an_idle_cluster_looks_at_no_partition(office, monkeypatch):
     """They are looked at when the image is new or leaders may be shared, not as time passes."""
     work = office(3, *[(1, 2, 3)] * 10)
     work.wait(LIMITS.reshare_delay_ms + 1_000, 1, 2, 3)
     looks = []
-    look = MetadataImage.partitions
-    monkeypatch.setattr(MetadataImage, "partitions", lambda image: looks.append(1) or look(image))
+    look = MetadataImage.unsettled
+    monkeypatch.setattr(MetadataImage, "unsettled", lambda image: looks.append(1) or look(image))
     work.wait(20_000, 1, 2, 3)
     assert looks == []
     work.made.must(BeginShutdown(work.made.run(1)))
     assert work.decide() == ["ElectLeader handover", "Fence"]
     assert looks != []
+
+
+@pytest.mark.parametrize("is_draining", [False, True])
+def test_a_creation_costs_the_same_however_many_streams_there_are(cluster, opcodes, is_draining):
+    """Placing its replicas, applying it and deciding what follows look at no other stream."""
+
+    def work_beside(streams):
+        made = cluster(4)
+        made.edit(4, is_draining=is_draining)
+        for number in range(streams):
+            made.image = created(made.image, f"s{number}")
+        office = Office(made)
+        office.wait(LIMITS.reshare_delay_ms + 1_000, 1, 2, 3, 4)
+
+        def create():
+            made.image = created(made.image, "one-more")
+            office.decide()
+
+        return opcodes(create)
+
+    few, many = work_beside(20), work_beside(400)
+    assert many < 1.2 * few
+
+
+def created(image, name):
+    """The image with one more stream, placed by rule."""
+    config = StreamConfig(name=name, subject=name, replicas=3, min_isr=2)
+    return apply(image, CreateStream(config, 1, place(image, partitions=1, replicas=3)))
 
 
 def test_a_new_controller_gives_everybody_time(office):

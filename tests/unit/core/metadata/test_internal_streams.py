@@ -66,6 +66,17 @@ def test_a_broker_that_is_drained_gets_none(cluster):
     assert set(move.target) == {1, 4}
 
 
+def test_a_broker_without_room_gets_none(cluster):
+    """It could not open its copy; once it can, it gets one."""
+    made = cluster(2)
+    made.create(GROUPS, (1,))
+    made.create("s", (2,))
+    made.edit(2, partitions_max=1)
+    assert widen_plan(made.image, moves_max=5) == ()
+    made.edit(2, partitions_max=2)
+    assert len(widen_plan(made.image, moves_max=5)) == 1
+
+
 @pytest.mark.parametrize(("moves_max", "partitions"), [(2, 2), (9, 4)])
 def test_a_few_at_a_time(cluster, moves_max, partitions):
     """Copying is bounded as for any other move."""

@@ -295,3 +295,50 @@ def test_partitions_for_which_no_broker_has_room_are_refused(cluster):
     reason = r"broker 1 would get 3 more partitions, and there is room for 2: .* it can keep 2\."
     with pytest.raises(InvalidConfigError, match=reason + " Raise that with 'ulimit -n'"):
         place(image, partitions=3, replicas=3)
+
+
+def test_a_drain_goes_to_brokers_with_room_and_names_what_stays(cluster):
+    """A broker that could not open its copy gets none; once it can, the move goes on by itself."""
+    made = cluster(4)
+    made.create("s", (1, 2), (1, 3))
+    made.edit(4, partitions_max=1)
+    made.must(Drain(1))
+    assert [move.target for move in drain_plan(made.image, moves_max=9)] == [(4, 2), (2, 3)]
+    made.edit(2, partitions_max=1)
+    moves = drain_plan(made.image, moves_max=9)
+    assert [move.target for move in moves] == [(4, 2)]
+    made.must(ReassignReplicas(moves))
+    assert stranded(made.image) == (PartitionName("s", 1),)
+    assert drain_plan(made.image, moves_max=9) == ()
+    made.edit(2, partitions_max=2)
+    assert stranded(made.image) == ()
+    assert [move.target for move in drain_plan(made.image, moves_max=9)] == [(2, 3)]
+
+
+def test_a_rebalance_fills_up_brokers_with_room_or_says_who_has_none(cluster):
+    """It does not move what could not be opened; the rejection says what to do about it."""
+    made = cluster(4)
+    made.create("s", *[(1,)] * 6)
+    made.edit(2, partitions_max=1)
+    made.edit(3, partitions_max=1)
+    targets = [move.target for move in rebalance_plan(made.image, moves_max=9)]
+    assert sorted(targets) == [(2,), (3,), (4,), (4,)]
+    for broker in (2, 3, 4):
+        made.edit(broker, partitions_max=1)
+    assert len(rebalance_plan(made.image, moves_max=9)) == 3
+    made.create("t", (2,), (3,), (4,))
+    reason = r"broker 2 would get 1 more partitions, and there is room for 0: .*'ulimit -n'"
+    with pytest.raises(InvalidConfigError, match=reason):
+        rebalance_plan(made.image, moves_max=9)
+    assert rebalance_plan(made.image, moves_max=0) == ()
+
+
+def test_copies_go_where_there_is_room(cluster):
+    """An order without a place to go is not refused while a broker with room is left."""
+    made = cluster(4)
+    made.create("s", (1, 2))
+    made.create("t", (3,))
+    made.edit(3, partitions_max=1)
+    made.must(Drain(2))
+    partition = made.partition()
+    assert well_placed(made.image, partition, replicas=2, loads=Loads(made.image)) == (1, 4)

@@ -90,13 +90,13 @@ def test_an_outcome_becomes_the_error_it_stands_for(session):
     image, _ = session
     create = CreateStream(StreamConfig(name="s", subject="s"), 1)
     image, outcome = apply_entry(image, create)
-    outcome.raise_if_refused()
+    outcome.raise_if_rejected()
     _, outcome = apply_entry(image, create)
     with pytest.raises(StreamExistsError, match="exists"):
-        outcome.raise_if_refused()
+        outcome.raise_if_rejected()
     _, outcome = apply_entry(image, Drain(1))
     with pytest.raises(InvalidRequestError, match="no broker 1"):
-        outcome.raise_if_refused()
+        outcome.raise_if_rejected()
 
 
 def test_a_producer_id_says_to_whom_it_was_given():

@@ -39,9 +39,9 @@ def make(limits):
 
 @pytest.fixture
 def assigned():
-    """An assignment of brokers 1, 2 and 3."""
+    """An assignment of brokers 1, 2 and 3, or of others."""
 
-    def build(epoch, leader, *, isr=(1, 2, 3), version=0, min_isr=1, unclean=False):
-        return Assigned(epoch, leader, (1, 2, 3), isr, version, min_isr, unclean)
+    def build(epoch, leader, *, replicas=(1, 2, 3), isr=(1, 2, 3), version=0, **settings):
+        return Assigned(epoch, leader, replicas, isr, version, **settings)
 
     return build

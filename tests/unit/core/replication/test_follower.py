@@ -82,7 +82,7 @@ def test_batches_that_cannot_be_right_stop_the_follower(follower, refs, epochs):
     assert told(follower, stream(*refs, base=9), (b"x",)) == [
         fx.Halted(fx.DivergenceError.MISALIGNED)
     ]
-    assert follower.follower.standing is FollowerState.STUCK
+    assert follower.follower.state is FollowerState.STUCK
     assert follower.deadline_ms is None
 
 
@@ -208,7 +208,7 @@ def test_a_session_number_is_never_used_again(follower, assigned):
     follower.step(assigned(3, 2), 0)
     assert follower.leader is not None
     [refusing, fetch] = follower.step(assigned(4, 1), 0)
-    assert refusing == fx.Refusing(fx.Refusal.NOT_LEADER)
+    assert refusing == fx.RejectWrites(fx.RejectReason.NOT_LEADER)
     assert fetch.message.session == FIRST + 2
 
 
@@ -217,16 +217,21 @@ def test_without_a_leader_it_waits(make, assigned):
     replica = make(2, 10)
     assert replica.step(assigned(2, None), 0) == []
     assert replica.deadline_ms is None
-    assert replica.refusal is fx.Refusal.NOT_LEADER
+    assert replica.reject_reason is fx.RejectReason.NOT_LEADER
 
 
 def test_what_is_everywhere_is_what_the_leader_said_last(follower, assigned):
-    """Never more than is known here to be committed; nothing once other replicas are told of."""
+    """Never more than is known here to be committed; nothing once there are new replicas."""
     message = Replicate(2, FIRST, 10, 8, (), min_replica_offset=7)
     told(follower, message)
     assert follower.min_replica_offset == 7 < follower.log.high_watermark == 8
     follower.step(assigned(2, 1, isr=(1, 2), version=1), 0)
+    assert follower.min_replica_offset == 7, "replicas count whether in sync or not"
+    follower.step(assigned(2, 1, replicas=(1, 2, 3, 4), version=2), 0)
     assert follower.min_replica_offset == 0
     told(follower, message)
-    follower.step(assigned(3, 3, version=2), 0)
+    follower.step(assigned(2, 1, replicas=(1, 2, 3, 4), filling=(4,), version=3), 0)
+    assert follower.min_replica_offset == 0
+    told(follower, message)
+    follower.step(assigned(3, 3, version=4), 0)
     assert follower.min_replica_offset == 0

@@ -37,14 +37,14 @@ def test_old_news_is_ignored(isr, version):
     assert isr.proposed == (1,)
 
 
-def test_a_refusal_of_an_earlier_proposal_does_not_close_the_open_one(isr):
-    """A refusal that comes twice meets another proposal."""
+def test_a_rejection_of_an_earlier_proposal_does_not_close_the_open_one(isr):
+    """A repeated rejection arrives after another proposal was made."""
     first = isr.propose({1}, ())
-    isr.refused(first.proposal, hold_ms=50)
+    isr.rejected(first.proposal, hold_ms=50)
     second = isr.propose({1, 2, 3}, ())
-    isr.refused(first.proposal, hold_ms=60)
+    isr.rejected(first.proposal, hold_ms=60)
     assert isr.proposed == (1, 2, 3)
-    isr.refused(second.proposal, hold_ms=70)
+    isr.rejected(second.proposal, hold_ms=70)
     assert (isr.proposed, isr.hold_ms, isr.counted) == (None, 70, (1, 2))
 
 

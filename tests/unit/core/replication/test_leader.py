@@ -4,7 +4,7 @@ import pytest
 
 from strandline.core.replication import effects as fx
 from strandline.core.replication import events as ev
-from strandline.core.replication.effects import Refusal
+from strandline.core.replication.effects import RejectReason
 from strandline.core.replication.messages import (
     NO_EPOCH,
     Acked,
@@ -22,7 +22,7 @@ from .conftest import ref
 def leader(make, assigned):
     """Broker 1, leading epoch 2 with ten records of epoch 1."""
     replica = make(1, 10, hw=10)
-    assert replica.step(assigned(2, 1, min_isr=2), 0) == [fx.Refusing(None)]
+    assert replica.step(assigned(2, 1, min_isr=2), 0) == [fx.RejectWrites(None)]
     return replica
 
 
@@ -50,16 +50,16 @@ def test_who_is_alone_in_sync_knows_at_once_that_it_has_all(make, assigned):
     """Nobody could have committed what it lacks; readers wait for it to say so."""
     replica = make(1, 10, hw=3)
     effects = replica.step(assigned(2, 1, isr=(1,)), 0)
-    assert effects == [fx.Committed(10), fx.Refusing(None)]
+    assert effects == [fx.Committed(10), fx.RejectWrites(None)]
 
 
 def test_who_leads_with_too_few_in_sync_does_not_know_what_is_committed(make, assigned):
     """Nor does one that others are in sync with, before they answer."""
     alone = make(1, 10, hw=3)
-    refusal = fx.Refusing(Refusal.NOT_ENOUGH_REPLICAS)
-    assert alone.step(assigned(2, 1, isr=(1,), min_isr=2), 0) == [refusal]
+    rejection = fx.RejectWrites(RejectReason.NOT_ENOUGH_REPLICAS)
+    assert alone.step(assigned(2, 1, isr=(1,), min_isr=2), 0) == [rejection]
     first = make(1, 10, hw=3)
-    assert first.step(assigned(2, 1), 0) == [fx.Refusing(None)]
+    assert first.step(assigned(2, 1), 0) == [fx.RejectWrites(None)]
 
 
 def test_a_turn_costs_one_message_per_follower(leader):
@@ -216,7 +216,7 @@ def test_who_does_not_gain_on_publishers_is_spared_no_longer(make, assigned):
 
 
 def test_a_batch_that_cannot_be_read_is_not_tried_in_a_circle(leader):
-    """Damage here: the read is repeated after a while, not at once."""
+    """Corruption here: the read is repeated after a while, not at once."""
     told(leader, 2, Fetch(2, 5, 4, 1))
     leader.step(ev.Flush(), 0)
     leader.step(ev.BatchesRead(2, 5, 4, (), ()), 0)
@@ -287,10 +287,10 @@ def test_who_does_not_answer_is_asked_and_sent_nothing_twice(leader):
 
 def test_below_min_isr_records_are_refused_at_once(leader):
     """And accepted as soon as there are enough again."""
-    assert leader.refusal is None
+    assert leader.reject_reason is None
     effects = leader.step(ev.IsrChanged(2, 1, (1,)), 0)
-    assert effects == [fx.Refusing(Refusal.NOT_ENOUGH_REPLICAS)]
-    assert leader.step(ev.IsrChanged(2, 2, (1, 2)), 0) == [fx.Refusing(None)]
+    assert effects == [fx.RejectWrites(RejectReason.NOT_ENOUGH_REPLICAS)]
+    assert leader.step(ev.IsrChanged(2, 2, (1, 2)), 0) == [fx.RejectWrites(None)]
 
 
 def test_a_newer_epoch_deposes_the_leader(leader):
@@ -298,7 +298,7 @@ def test_a_newer_epoch_deposes_the_leader(leader):
     join(leader, 2)
     publish(leader, 10, 11)
     effects = told(leader, 2, Fenced(5))
-    assert effects == [fx.Refusing(Refusal.NOT_LEADER), fx.AskMetadata(5)]
+    assert effects == [fx.RejectWrites(RejectReason.NOT_LEADER), fx.AskMetadata(5)]
     assert told(leader, 2, Acked(2, 2, 11, 10)) == []
     assert leader.step(ev.Synced(11), 0) == []
     assert leader.step(ev.Flush(), 0) == []
@@ -308,7 +308,7 @@ def test_a_newer_epoch_deposes_the_leader(leader):
 def test_news_for_an_earlier_leadership_are_dropped(leader):
     """What metadata decided for epoch 1 does not touch the ISR of epoch 2."""
     assert leader.step(ev.IsrChanged(1, 99, (1,)), 0) == []
-    assert leader.step(ev.IsrRefused(1, 1), 0) == []
+    assert leader.step(ev.IsrRejected(1, 1), 0) == []
     assert leader.leader.isr.members == (1, 2, 3)
 
 
@@ -318,7 +318,7 @@ def test_a_refused_proposal_is_not_repeated_at_once(leader):
     leader.step(ev.IsrChanged(2, 1, (1, 2)), 0)
     [proposal] = join(leader, 3)
     assert (proposal.isr, proposal.joining) == ((1, 2, 3), ((3, "run"),))
-    assert leader.step(ev.IsrRefused(2, proposal.proposal), 10) == []
+    assert leader.step(ev.IsrRejected(2, proposal.proposal), 10) == []
     assert leader.deadline_ms == 110
     [again] = leader.step(ev.TimePassed(), 110)
     assert again.proposal > proposal.proposal
@@ -343,7 +343,7 @@ def test_a_resigning_leader_hands_over_when_all_is_committed(leader):
     join(leader, 2)
     join(leader, 3)
     publish(leader, 10, 11)
-    assert leader.step(ev.Resign(), 0) == [fx.Refusing(Refusal.RESIGNING)]
+    assert leader.step(ev.Resign(), 0) == [fx.RejectWrites(RejectReason.RESIGNING)]
     told(leader, 2, Acked(2, 2, 11, 10))
     told(leader, 3, Acked(2, 3, 11, 10))
     assert leader.step(ev.Synced(11), 0) == [fx.Committed(11), fx.TransferLeadership((2, 3))]

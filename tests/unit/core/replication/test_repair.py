@@ -1,4 +1,4 @@
-"""Damaged batches come back from a replica that is known to hold the same."""
+"""Corrupt batches come back from a replica that is known to hold the same."""
 
 import pytest
 
@@ -18,10 +18,10 @@ def follower(make, assigned):
     return replica
 
 
-def test_damage_is_asked_for_until_it_is_mended(follower):
+def test_corruption_is_asked_for_until_it_is_repaired(follower):
     """Of the leader first, then of the others; what comes must cover it."""
     ask = FetchRange(2, 3, 5)
-    assert follower.step(ev.Damaged(3, 5), 0) == [fx.Send(1, ask)]
+    assert follower.step(ev.CorruptionFound(3, 5), 0) == [fx.Send(1, ask)]
     assert follower.deadline_ms == 100
     assert follower.step(ev.TimePassed(), 100) == [fx.Send(3, ask)]
     short = Range(2, 3, (ref(3, 4),))
@@ -35,7 +35,7 @@ def test_damage_is_asked_for_until_it_is_mended(follower):
 
 def test_what_is_not_committed_is_asked_of_the_leader_alone(follower):
     """Only its log is known to be the same there."""
-    assert follower.step(ev.Damaged(7, 9), 0)[0].to == 1
+    assert follower.step(ev.CorruptionFound(7, 9), 0)[0].to == 1
     assert follower.step(ev.TimePassed(), 100)[0].to == 1
 
 
@@ -43,23 +43,23 @@ def test_without_a_source_it_waits(make, assigned):
     """A follower whose log was not compared yet has nobody to ask for its tail."""
     replica = make(2, 10)
     replica.step(assigned(2, 1), 0)
-    assert replica.step(ev.Damaged(3, 5), 0) == []
+    assert replica.step(ev.CorruptionFound(3, 5), 0) == []
     assert replica.deadline_ms == 100
 
 
 def test_what_was_cut_needs_no_repair(follower):
-    """Damage that retention removed is forgotten."""
-    follower.step(ev.Damaged(3, 5), 0)
+    """Corruption that retention removed is forgotten."""
+    follower.step(ev.CorruptionFound(3, 5), 0)
     follower.step(ev.LogStartMoved(5), 0)
     assert follower.step(ev.TimePassed(), 100) == []
     assert follower.deadline_ms is None
 
 
-def test_what_comes_in_the_place_of_damage_that_was_cut_is_sound(make, assigned):
+def test_what_comes_in_the_place_of_corruption_that_was_cut_is_sound(make, assigned):
     """A log that parted from the leader's is cut and grows again: nothing is asked for any more."""
     replica = make(2, 10, hw=6)
     replica.step(assigned(2, 1), 0)
-    replica.step(ev.Damaged(7, 9), 0)
+    replica.step(ev.CorruptionFound(7, 9), 0)
     [_, fetch] = replica.step(ev.Received(1, Diverged(2, 2001, 1, 6)), 0)
     session = fetch.message.session
     refs = (ref(6, 10, epoch=2),)

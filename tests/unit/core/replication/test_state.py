@@ -27,7 +27,7 @@ def test_a_sync_that_is_older_than_another_changes_nothing():
 def test_a_sync_of_more_than_there_is_is_our_bug():
     """A sync that forgot a truncation is caught."""
     log = LogState(0, 5, epochs=((1, 0),))
-    with pytest.raises(AssertionError, match="only what is there"):
+    with pytest.raises(AssertionError, match="durable up to its end"):
         log.synced(6)
 
 

@@ -26,7 +26,7 @@ def test_a_leader_tells_its_election_and_its_writes(limits, assigned):
     leader.step(assigned(2, 1, isr=(1, 2), min_isr=2), 0)
     leader.step(ev.Received(2, Fetch(2, 7, 0, -1, "run")), 0)
     leader.step(ev.Appended((ref(0, 3, epoch=2),), (b"x" * 10,)), 0)
-    leader.trace.heard({"broker-2.1": 5, "broker-1.1": 99})
+    leader.trace.received({"broker-2.1": 5, "broker-1.1": 99})
     leader.step(ev.Flush(), 0)
     leader.step(ev.Received(2, Acked(2, 7, 3, 0)), 0)
     leader.step(ev.Synced(3), 0)
@@ -83,8 +83,8 @@ def test_clocks_are_heard_once():
     """Ours goes on by itself, others only forward, and a copy of it changes nothing here."""
     lines = []
     trace = Trace("broker-1.1", lines.append)
-    trace.heard({"broker-2.1": 5})
-    trace.heard({"broker-2.1": 3, "broker-1.1": 9})
+    trace.received({"broker-2.1": 5})
+    trace.received({"broker-2.1": 3, "broker-1.1": 9})
     trace.clock["broker-3.1"] = 7
     trace.note("s/0: leads")
     assert lines == ['broker-1.1 {"broker-1.1":1,"broker-2.1":5}\ns/0: leads\n']

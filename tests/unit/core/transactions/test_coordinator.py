@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strandline.core.coordinator_effects import Refuse, Store
+from strandline.core.coordinator_effects import EntriesStored, Reject, Store
 from strandline.core.transactions import coordinator as coordinator_module
 from strandline.core.transactions import events as ev
 from strandline.core.transactions import state as state_module
@@ -42,14 +42,14 @@ class Run:
             self.entries += [each.entry for each in stored]
             effects = []
             if stored:
-                effects = self.coordinator.step(ev.Stored(stored[-1].sequence), now_ms)
+                effects = self.coordinator.step(EntriesStored(stored[-1].sequence), now_ms)
         return given
 
     def begin(self, id_, after=None, **options):
         self.fresh += 1
         request = ev.Begin(id_, id_, after, f"nonce {self.fresh}", 1000, self.fresh, **options)
         [answer] = self.step(request)
-        if isinstance(answer, Refuse):
+        if isinstance(answer, Reject):
             raise answer.error
         return answer.value.producer
 

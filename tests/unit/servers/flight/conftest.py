@@ -9,6 +9,7 @@ import pyarrow.flight as fl
 import pytest
 
 from strandline.broker.broker import Broker
+from strandline.broker.routing import RouteTable
 from strandline.clock import SystemClock
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
@@ -34,7 +35,7 @@ class FakePartition:
         self.name = name
         self.config = config
         self.batches: list[bytes] = []
-        self.damaged: set[int] = set()
+        self.corrupt: set[int] = set()
         self.has_copies = False
         self.log_start_offset = 0
         self.high_watermark = 0
@@ -96,7 +97,7 @@ class FakePartition:
             header = read_header(batch)
             if header.next_offset <= offset:
                 continue
-            if place in self.damaged:
+            if place in self.corrupt:
                 if taken:
                     break
                 error = CorruptBatchError("checksum mismatch", file="0.log", position=place)
@@ -169,6 +170,7 @@ class FakeBroker:
         self.has_quorum = True
         self.flight_address = ""
         self.flight_addresses: tuple[str, ...] = ()
+        self.routes = RouteTable()
         self._streams: dict[str, SimpleNamespace] = {}
         self.answered = []
         self.loop = asyncio.new_event_loop()
@@ -197,6 +199,7 @@ class FakeBroker:
             name=name, config=settings, created_ns=1, partitions=made, partition=partition
         )
         self._streams[name] = stream
+        self.routes.replace(name, stream)
         return stream
 
     def stream(self, name: str) -> SimpleNamespace:
@@ -216,6 +219,11 @@ class FakeBroker:
     def copy_of(self, name: str) -> SimpleNamespace:
         """By name, also where it is not known which streams there are."""
         return self._streams[name]
+
+    @property
+    def stream_count(self) -> int:
+        """The number of streams."""
+        return len(self.streams())
 
     def streams(self) -> list[SimpleNamespace]:
         """All."""

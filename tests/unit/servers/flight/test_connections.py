@@ -1,7 +1,7 @@
 """Connections of Flight: those that nobody needs end, those with a call under way stay."""
 
 import socket
-import time
+from functools import partial
 
 import pyarrow.flight as fl
 import pytest
@@ -11,6 +11,7 @@ from strandline.servers.connections import ConnectionLimit
 from strandline.servers.flight import connections
 from strandline.servers.flight.connections import FlightConnections
 from strandline.servers.flight.sockets import PeerAddress, peers_of
+from tests.kit.waiting import until as wait_until
 
 
 @pytest.fixture
@@ -45,12 +46,7 @@ def stranger(front_end):
         each.close()
 
 
-def until(condition):
-    """Wait for something to become true."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it never did"
-        time.sleep(0.01)
+until = partial(wait_until, seconds=30)
 
 
 def has_ended(connection):

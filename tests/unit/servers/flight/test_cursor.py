@@ -74,11 +74,11 @@ def test_gaps_of_compaction_are_stepped_over(stream, partition):
     assert read_all(stream) == [3, 8, 9]
 
 
-def test_a_damaged_batch_is_reported_and_never_served(stream, partition):
+def test_a_corrupt_batch_is_reported_and_never_served(stream, partition):
     """What is before it is delivered; the error says where to go on."""
     for _ in range(3):
         partition.store(b"a", b"b")
-    partition.damaged = {1}
+    partition.corrupt = {1}
     plan = plan_read(ReadRequest(stream="s"), stream)
     cursor = cursor_of(plan)
     assert [batch.num_rows for batch, _ in cursor.read()] == [2]
@@ -88,14 +88,14 @@ def test_a_damaged_batch_is_reported_and_never_served(stream, partition):
     assert read_all(stream, start=4) == [4, 5]
 
 
-def test_damage_is_skipped_on_request(stream, partition):
+def test_corruption_is_skipped_on_request(stream, partition):
     """The neighbours stay readable."""
     for _ in range(3):
         partition.store(b"a", b"b")
-    partition.damaged = {0, 1}
-    assert read_all(stream, skip_damaged=True) == [4, 5]
-    partition.damaged = {0, 1, 2}
-    assert read_all(stream, skip_damaged=True) == []
+    partition.corrupt = {0, 1}
+    assert read_all(stream, skip_corrupt=True) == [4, 5]
+    partition.corrupt = {0, 1, 2}
+    assert read_all(stream, skip_corrupt=True) == []
 
 
 def test_records_deleted_under_a_reader_are_data_loss(stream, partition):

@@ -71,11 +71,11 @@ def test_filters_columns_and_pieces_are_as_ascending(stream, partition):
     assert offsets == list(range(199, -1, -1))
 
 
-def test_what_is_newer_than_damage_comes_before_it_is_reported(stream, partition):
+def test_what_is_newer_than_corruption_comes_before_it_is_reported(stream, partition):
     """And it is skipped on request."""
     for _ in range(9):
         partition.store(b"a", b"b")
-    partition.damaged = {3}
+    partition.corrupt = {3}
     cursor, found = cursor_of(stream), []
     while cursor.position > 8:
         found += [o for batch, _ in cursor.read() for o in batch.column("offset").to_pylist()]
@@ -84,7 +84,7 @@ def test_what_is_newer_than_damage_comes_before_it_is_reported(stream, partition
     assert found == list(range(17, 7, -1))
     assert (caught.value.first_offset, caught.value.next_offset) == (6, 8)
     expected = [*range(17, 7, -1), *range(5, -1, -1)]
-    assert read_down(stream, skip_damaged=True) == expected
+    assert read_down(stream, skip_corrupt=True) == expected
 
 
 def test_records_deleted_under_a_reader_are_data_loss(stream, partition):

@@ -18,9 +18,9 @@ PATIENCE_S = 60
 PATH = fl.FlightDescriptor.for_path("s")
 
 
-def run(client, name, body):
+def run(client, command, body):
     """The one result of an action."""
-    [result] = client.do_action(fl.Action(name, encode(body)))
+    [result] = client.do_action(fl.Action(command.name, encode(body)))
     return result.body.to_pybytes()
 
 

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from strandline.api.admin import ACTIONS
+from strandline.api.commands import COMMANDS
+from strandline.api.required_permissions import needs_of_stream
 from strandline.broker.access import Access
 from strandline.clock import ManualClock
 from strandline.config import AuthConfig, BrokerConfig, StreamConfig
@@ -12,9 +13,8 @@ from strandline.core.metadata.image import MetadataImage
 from strandline.errors import InvalidRequestError, NotAllowedError
 from strandline.security.acl import Rule
 from strandline.security.policy import ClientCredentials
-from strandline.servers.flight.permissions import NEEDS, check_action
-from strandline.servers.required_permissions import needs_of_stream
-from strandline.testing.action_bodies import BODIES
+from strandline.servers.flight.commands import allowed_request
+from tests.kit.admin_requests import BODIES
 
 OWNERS = {"app": 0}
 """The producer ids of the bodies are those of ``app``."""
@@ -36,6 +36,12 @@ def rules_for(needs) -> list[Rule]:
     ]
 
 
+def needs_of(name):
+    """What the body of the kit needs."""
+    command = COMMANDS[name]
+    return list(command.needs(command.decode_request(BODIES[name])))
+
+
 ELSEWHERE = [
     *(Rule("app", operation, "stream", "other*") for operation in ("read", "publish", "admin")),
     *(Rule("app", operation, "group", "other*") for operation in ("group", "admin")),
@@ -43,37 +49,37 @@ ELSEWHERE = [
 ]
 
 
-def test_every_action_has_needs_and_a_body_to_try_them_with():
+def test_every_command_has_a_body_to_try_it_with():
     """An action that is added without saying who may run it cannot be forgotten."""
-    assert set(BODIES) == set(NEEDS) == set(ACTIONS)
+    assert set(BODIES) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("name", sorted(ACTIONS))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_an_action_is_refused_if_any_need_is_missing(name):
     """Whoever has every right elsewhere, and here all but one, is refused."""
-    needs = list(NEEDS[name](BODIES[name]))
+    needs = needs_of(name)
     wanted = rules_for(needs)
     for left_out in range(len(wanted)):
         rules = ELSEWHERE + [rule for at, rule in enumerate(wanted) if at != left_out]
         with pytest.raises(NotAllowedError):
-            check_action(caller(*rules), name, BODIES[name])
-    check_action(caller(*ELSEWHERE, *wanted), name, BODIES[name])
+            allowed_request(caller(*rules), COMMANDS[name], BODIES[name])
+    allowed_request(caller(*ELSEWHERE, *wanted), COMMANDS[name], BODIES[name])
 
 
-@pytest.mark.parametrize("name", sorted(ACTIONS))
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_action_is_for_those_whom_no_rule_names(name):
     """A verified name is not enough, not even to list what there is."""
     with pytest.raises(NotAllowedError):
-        check_action(caller(), name, BODIES[name])
+        allowed_request(caller(), COMMANDS[name], BODIES[name])
 
 
-@pytest.mark.parametrize("name", sorted(name for name in ACTIONS if BODIES[name]))
+@pytest.mark.parametrize("name", sorted(name for name in COMMANDS if BODIES[name]))
 def test_a_body_that_is_none_is_an_error_and_no_way_around(name):
     """A request that cannot be decoded is refused."""
-    if not list(NEEDS[name](BODIES[name])):
+    if not needs_of(name):
         return
     with pytest.raises(InvalidRequestError):
-        check_action(caller(*ELSEWHERE), name, b"{")
+        allowed_request(caller(*ELSEWHERE), COMMANDS[name], b"{")
 
 
 @pytest.mark.parametrize(

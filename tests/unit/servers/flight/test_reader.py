@@ -195,34 +195,34 @@ def test_joining_unites_dictionaries():
     assert join(batches[:1]) is batches[0]
 
 
-def test_damage_that_is_mended_meanwhile_is_not_told(broker, stream, partition):
+def test_corruption_that_is_mended_meanwhile_is_not_told(broker, stream, partition):
     """Where others keep copies a reader waits for the batch to come back."""
     partition.store(b"a")
     partition.store(b"b")
-    partition.damaged, partition.has_copies = {1}, True
+    partition.corrupt, partition.has_copies = {1}, True
     session = Session(broker, stream)
-    mending = threading.Timer(0.1, partition.damaged.clear)
-    mending.start()
+    repairing = threading.Timer(0.1, partition.corrupt.clear)
+    repairing.start()
     try:
         assert session.values() == [b"a", b"b"]
     finally:
-        mending.join()
+        repairing.join()
 
 
-def test_damage_that_stays_is_told_after_a_moment(broker, stream, partition, monkeypatch):
+def test_corruption_that_stays_is_told_after_a_moment(broker, stream, partition, monkeypatch):
     """Nobody waits for ever."""
-    monkeypatch.setattr(reader, "MEND_MS_MAX", 100.0)
+    monkeypatch.setattr(reader, "REPAIR_MS_MAX", 100.0)
     partition.store(b"a")
-    partition.damaged, partition.has_copies = {0}, True
+    partition.corrupt, partition.has_copies = {0}, True
     with pytest.raises(CorruptBatchError):
         Session(broker, stream).values()
 
 
 def test_an_error_in_the_middle_comes_after_what_was_good(broker, stream, partition):
-    """Records before a damaged batch are delivered."""
+    """Records before a corrupt batch are delivered."""
     partition.store(b"a")
     partition.store(b"b")
-    partition.damaged = {1}
+    partition.corrupt = {1}
     session = Session(broker, stream)
     assert session.next_values(1) == [b"a"]
     with pytest.raises(CorruptBatchError):

@@ -10,6 +10,7 @@ import pyarrow.flight as fl
 import pytest
 
 from strandline.api import admin
+from strandline.api.commands import COMMANDS
 from strandline.api.put import PutAck, PutRequest
 from strandline.api.status import from_flight
 from strandline.api.tickets import ReadRequest, decode_ticket
@@ -39,10 +40,10 @@ def read(client, **request):
     return client.do_get(fl.Ticket(encode(ReadRequest(**request))))
 
 
-def action(client, name, body=None):
-    """Run an action; returns the results' JSON."""
+def action(client, command, body=None):
+    """Run a command; returns the results' JSON."""
     data = b"" if body is None else encode(body)
-    return [result.body.to_pybytes() for result in client.do_action(fl.Action(name, data))]
+    return [each.body.to_pybytes() for each in client.do_action(fl.Action(command.name, data))]
 
 
 def error_of(function, *args, **kwargs) -> StrandlineError:
@@ -70,18 +71,18 @@ def test_following_sends_the_schema_before_any_record(client, stream):
 
 
 def test_errors_have_codes_before_and_within_a_stream(client, partition):
-    """A wrong ticket, an unknown stream, and damage after good records."""
+    """A wrong ticket, an unknown stream, and corruption after good records."""
     assert isinstance(error_of(lambda: read(client, stream="x").schema), UnknownStreamError)
     bad = error_of(lambda: client.do_get(fl.Ticket(b"\xff")).schema)
     assert isinstance(bad, InvalidRequestError)
     partition.store(b"a")
     partition.store(b"b")
-    partition.damaged = {1}
+    partition.corrupt = {1}
     reader = read(client, stream="s")
     assert reader.read_chunk().data.num_rows == 1
-    damage = error_of(reader.read_chunk)
-    assert damage.code == "corrupt_batch"
-    assert damage.next_offset == 2
+    corruption = error_of(reader.read_chunk)
+    assert corruption.code == "corrupt_batch"
+    assert corruption.next_offset == 2
 
 
 def test_a_fault_of_ours_tells_no_secrets(client, partition, monkeypatch):
@@ -140,7 +141,7 @@ def test_streams_are_administered_by_actions(client, broker):
     """Create, list, describe, truncate, delete: each answers JSON."""
     action(client, admin.CREATE_STREAM, StreamConfig(name="a", subject="a", partitions=2))
     names = [
-        decode(data, admin.StreamInfo, what="x").name for data in action(client, "list_streams")
+        decode(data, admin.StreamInfo, what="x").name for data in action(client, admin.LIST_STREAMS)
     ]
     assert names == ["a"]
     broker.stream("a").partitions[1].store(b"v", b"v")
@@ -183,7 +184,7 @@ def test_errors_of_the_broker_keep_their_class(client, broker, monkeypatch):
         raise StreamExistsError("stream 's' exists")
 
     monkeypatch.setattr(broker, "create_stream", refuse)
-    error = error_of(action, client, "create_stream", StreamConfig(name="s", subject="s"))
+    error = error_of(action, client, admin.CREATE_STREAM, StreamConfig(name="s", subject="s"))
     assert isinstance(error, StreamExistsError)
 
 
@@ -217,7 +218,7 @@ def test_nobody_waits_for_a_partition_that_is_at_other_brokers(client, broker, a
 
 def test_actions_and_streams_can_be_listed(client, broker):
     """A foreign client finds out what there is."""
-    assert {kind.type for kind in client.list_actions()} == set(admin.ACTIONS)
+    assert {kind.type for kind in client.list_actions()} == set(COMMANDS)
     broker.make_stream("logs.a")
     broker.make_stream("other")
     assert len(list(client.list_flights())) == 2
@@ -229,7 +230,7 @@ def test_a_broker_that_does_not_know_the_streams_denies_none(client, broker):
     """Lists and reads are unavailable, retriable; its own copy can be read when it is asked for."""
     broker.make_stream("m").partitions[0].store(b"a", b"b")
     broker.unknown = UnavailableError("ask again")
-    asked = fl.Action(admin.LIST_STREAMS, b"")
+    asked = fl.Action(admin.LIST_STREAMS.name, b"")
     ticket = fl.Ticket(encode(ReadRequest(stream="m")))
     for call in (
         lambda: list(client.do_action(asked)),

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from strandline.client import cluster_client as client_brokers
+from strandline.client import metadata
 from strandline.client.client import Client
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.producer import delivery
@@ -60,17 +60,17 @@ def test_metadata_that_is_older_than_what_was_seen_is_not_believed(three):
     brokers = ClusterClient(",".join(three.addresses), timeout_s=20)
     brokers.server_info()
     assert brokers.leaders(brokers.routes("s")) == {0: three.addresses[0]}, "it knows no better"
-    brokers.ask_another()
+    brokers.metadata.ask_another()
     assert brokers.leaders(brokers.routes("s")) == {0: three.addresses[1]}
     for _ in three.addresses:
-        brokers.ask_another()
+        brokers.metadata.ask_another()
         assert brokers.leaders(brokers.routes("s")) == {0: three.addresses[1]}
     brokers.close()
 
 
 def test_metadata_that_nobody_has_any_longer_is_not_waited_for(three, monkeypatch):
     """A cluster that was recovered by force goes on with less than clients have seen."""
-    monkeypatch.setattr(client_brokers, "STALE_S", 0.3)
+    monkeypatch.setattr(metadata, "STALE_S", 0.3)
     brokers = ClusterClient(",".join(three.addresses[1:]), timeout_s=20)
     brokers.server_info()
     brokers.routes("s")

@@ -33,7 +33,6 @@ class Call:
         self.stored = []
         self.refusal = None
         self.is_leading = True
-        self.fast_path = SimpleNamespace(answer=Call.send_framed)
         self.stream = AppendStream(
             self,
             self,
@@ -46,6 +45,8 @@ class Call:
     def send_framed(self, data):
         if self.status is None:
             self.sent.append(pb.AppendReply.FromString(data[PREFIX_BYTES:]) if data else None)
+
+    answer = send_framed
 
     def finish(self, status, text=""):
         self.status = self.status or (status, text)

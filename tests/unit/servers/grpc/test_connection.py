@@ -148,7 +148,7 @@ class Whole(Direct):
         if message != framed(message[PREFIX_BYTES:]):
             return False
         Whole.count += 1
-        self.call.fast_path.answer(self.call, framed(b"short"))
+        self.call.answer(framed(b"short"))
         return True
 
 
@@ -177,9 +177,9 @@ class Client:
 
     def __init__(self, *, window=None, access=None):
         access = access or Access(BrokerConfig(), None)
-        self.listener = GrpcListener(METHODS, Telemetry(), access)
+        self.shared = GrpcListener(METHODS, Telemetry(), access).shared
         self.wire = Wire()
-        self.server = GrpcConnection(self.listener)
+        self.server = GrpcConnection(self.shared)
         self.server.connection_made(self.wire)
         self.h2 = H2Connection(H2Configuration(client_side=True, header_encoding=None))
         self.h2.initiate_connection()
@@ -232,7 +232,7 @@ async def test_many_calls_may_come_before_the_greeting_is_answered():
     client.server.data_received(client.h2.data_to_send())
     await client.exchange(rounds=500)  # they take several rounds of the loop
     assert not client.wire.closed
-    assert client.server.busy == 500
+    assert client.server.multiplexer.busy == 500
     client.server.connection_lost(None)
 
 
@@ -254,11 +254,11 @@ async def test_what_waits_for_a_slow_client_is_limited_in_all(count):
         client.begin(2 * n + 1, b"/s/Flood")
     for _ in range(100):  # rounds of a loaded machine take fewer calls each
         await client.exchange()
-        if len(client.server._calls) == count:
+        if len(client.server.multiplexer.calls) == count:
             break
     for _ in range(5):
         await client.exchange()
-    waiting = [call.pending_bytes for call in client.server._calls.values()]
+    waiting = [call.pending_bytes for call in client.server.multiplexer.calls.values()]
     assert len(waiting) == count
     # Calls that began when there were few of them have a larger share.
     assert sum(waiting) < 4 * OUTPUT_BYTES_ALL
@@ -290,7 +290,7 @@ async def test_a_deadline_ends_a_call():
             break
         await asyncio.sleep(0.001)
     assert client.trailers[b"grpc-status"] == b"4"
-    assert client.server.busy == 0
+    assert client.server.multiplexer.busy == 0
 
 
 async def test_a_client_that_takes_calls_back_is_sent_away():
@@ -307,7 +307,7 @@ async def test_a_client_that_takes_calls_back_is_sent_away():
     await client.exchange(rounds=500)
     assert client.wire.closed
     assert any(isinstance(event, ConnectionTerminated) for event in client.events)
-    assert client.server.busy == 0
+    assert client.server.multiplexer.busy == 0
 
 
 async def test_a_client_that_says_goodbye_gets_its_answers():
@@ -333,7 +333,7 @@ async def test_calls_that_can_be_told_nothing_more_are_stopped():
     client.begin(1, b"/s/Echo")
     client.h2.send_data(1, framed(b"a"))
     client.server.data_received(client.h2.data_to_send())
-    [call] = client.server._calls.values()
+    [call] = client.server.multiplexer.calls.values()
     client.server.go_away()
     await client.exchange()
     assert call.task.done()
@@ -443,7 +443,7 @@ async def test_much_input_lets_the_loop_run_between(what):
         rounds += 1
     assert rounds >= 10
     if what == "calls":
-        assert client.server.busy == 1500
+        assert client.server.multiplexer.busy == 1500
     else:
         client.h2.end_stream(1)
         await client.exchange()
@@ -529,10 +529,10 @@ async def test_a_lost_connection_ends_its_calls():
     client = Client()
     client.begin(1, b"/s/Wait")
     await client.exchange()
-    assert client.server.busy == 1
+    assert client.server.multiplexer.busy == 1
     client.server.connection_lost(None)
     await asyncio.sleep(0)
-    assert client.server.busy == 0
+    assert client.server.multiplexer.busy == 0
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -541,7 +541,7 @@ async def test_what_nobody_takes_any_more_is_forgotten(is_lost):
     client = Client(window=0)
     client.begin(1, b"/s/Flood")
     await client.exchange()
-    call = client.server._calls[1]
+    call = client.server.multiplexer.calls[1]
     assert call.pending_bytes > 100_000
     if is_lost:
         client.server.connection_lost(None)
@@ -549,7 +549,7 @@ async def test_what_nobody_takes_any_more_is_forgotten(is_lost):
         client.h2.reset_stream(1)
         await client.exchange()
     await asyncio.sleep(0)
-    assert (call.pending_bytes, client.server._marked) == (0, {})
+    assert (call.pending_bytes, client.server.multiplexer.marked) == (0, {})
 
 
 @pytest.mark.parametrize("path", [b"/s/None", b"", b"\xff"])
@@ -608,7 +608,7 @@ HALF = b"\0" + (1 << 20).to_bytes(4, "big")
 async def test_half_messages_of_all_calls_are_limited():
     """What is begun and not finished takes memory up to a limit; the call beyond it is refused."""
     client = Client()
-    client.listener.buffered_bytes_max = 100_000
+    client.shared.flushes.buffered_bytes_max = 100_000
     for stream_id in range(1, 41, 2):
         client.begin(stream_id, b"/s/Echo")
         client.h2.send_data(stream_id, HALF + b"x" * 9_000)
@@ -616,28 +616,28 @@ async def test_half_messages_of_all_calls_are_limited():
     refused = [event for event in client.events if isinstance(event, TrailersReceived)]
     refused += [event for event in client.events if isinstance(event, ResponseReceived)]
     assert {dict(event.headers)[b"grpc-status"] for event in refused} == {b"8"}
-    assert client.server.busy == 11
-    assert client.listener.buffered_bytes <= 100_000
+    assert client.server.multiplexer.busy == 11
+    assert client.shared.flushes.buffered_bytes <= 100_000
     client.server.connection_lost(None)
-    assert client.listener.buffered_bytes == 0
+    assert client.shared.flushes.buffered_bytes == 0
 
 
 async def test_whole_messages_that_wait_are_limited_too():
     """What a handler does not take counts until the call ends, and then no more."""
     client = Client()
-    client.listener.buffered_bytes_max = 50_000
+    client.shared.flushes.buffered_bytes_max = 50_000
     client.begin(1, b"/s/Wait")
     for _ in range(10):
         if client.h2.streams[1].open:
             client.h2.send_data(1, framed(b"x" * 9_000))
         await client.exchange(rounds=3)
     assert client.trailers[b"grpc-status"] == b"8"
-    assert client.listener.buffered_bytes == 0
+    assert client.shared.flushes.buffered_bytes == 0
     client.begin(3, b"/s/Echo")
     client.h2.send_data(3, framed(b"z"), end_stream=True)
     await client.exchange()
     assert client.data == framed(b"z")
-    assert client.listener.buffered_bytes == 0
+    assert client.shared.flushes.buffered_bytes == 0
 
 
 async def test_a_call_of_one_message_takes_no_second():
@@ -648,7 +648,7 @@ async def test_a_call_of_one_message_takes_no_second():
     await client.exchange()
     client.h2.send_data(1, b"")
     await client.exchange()
-    assert client.server.busy == 1
+    assert client.server.multiplexer.busy == 1
     client.h2.send_data(1, framed(b"b"))
     await client.exchange()
     assert client.trailers[b"grpc-status"] == b"3"

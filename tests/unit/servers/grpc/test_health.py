@@ -1,12 +1,14 @@
 """The health check: who watches hears of every change, and costs nothing in between."""
 
 import asyncio
+from functools import partial
 
 import pytest
 
 from strandline.servers.grpc import health
 from strandline.servers.grpc._generated import health_pb2 as pb
 from strandline.servers.grpc.health import HealthService
+from tests.kit.waiting import until_async
 
 SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NOT_SERVING
 
@@ -39,10 +41,7 @@ def broker(monkeypatch):
     return Broker()
 
 
-async def until(condition):
-    async with asyncio.timeout(30):
-        while not condition():  # noqa: ASYNC110  a timer changes it
-            await asyncio.sleep(0.001)
+until = partial(until_async, seconds=30)
 
 
 async def test_who_watches_is_told_at_first_and_of_every_change(broker):

@@ -21,8 +21,10 @@ class FakePartition:
     log_start_offset: int = 0
     high_watermark: int = 0
     log_end_offset: int = 0
-    hidden_offsets: int = 0
     remote_error: Exception | None = None
+
+    def hidden_between(self, start, stop):
+        return 0
 
     def stored_ns(self, offset):
         return STARTED_NS + 1_000_000_000 * offset if offset < self.high_watermark else None

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from strandline.broker.routing import RouteTable, stream_bindings
+from strandline.broker.routing import RouteTable
 from strandline.broker.write_path.admission import Admission
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, LimitsConfig, NatsConfig, StreamConfig
@@ -14,6 +14,7 @@ from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.listener import IngestListener
 from strandline.telemetry import Telemetry
 from strandline.types import Offset, PartitionName
+from tests.kit.waiting import until_async
 
 
 class FakePartition:
@@ -24,6 +25,7 @@ class FakePartition:
         self.name = name
         self.is_led, self.refusal = True, None
         self.records = []
+        self.chunks = []
 
     def append(self, value, *, subject, ack_sink=None, token=None, **rest):
         """Keep the record, or reject it as the broker was told to."""
@@ -37,6 +39,14 @@ class FakePartition:
             self.broker.waiting.append((ack_sink, token, self.name, len(self.records) - 1))
         self.broker.admission.pending_bytes += len(value or b"")
         self.broker.wake()
+
+    def append_many(self, values, *, subjects, ack_sink, tokens):
+        """Keep the records, and that they came with one call."""
+        self.chunks.append(len(values))
+        names = subjects if len(subjects) == len(values) else subjects * len(values)
+        for value, subject, token in zip(values, names, tokens, strict=True):
+            sink = None if token is None else ack_sink
+            self.append(value, subject=subject, ack_sink=sink, token=token)
 
 
 class FakeStream:
@@ -63,6 +73,7 @@ class FakeBroker:
         self._answered_callbacks = []
         self.read_here = []
         self._stream_callbacks = []
+        self.routes = RouteTable()
         self._scheduled = False
 
     def add(self, name, subject, **settings):
@@ -72,17 +83,20 @@ class FakeBroker:
             FakePartition(self, PartitionName(name, number)) for number in range(config.partitions)
         ]
         self._streams[name] = FakeStream(config, partitions)
-        self.announce()
+        self.announce(name)
         return partitions
 
     def drop(self, name):
         """Delete a stream."""
         del self._streams[name]
-        self.announce()
+        self.announce(name)
 
-    def announce(self):
+    def announce(self, *names):
+        """Streams have changed, or who leads their partitions."""
+        for name in names:
+            self.routes.replace(name, self._streams.get(name))
         for callback in self._stream_callbacks:
-            callback()
+            callback(names)
 
     def streams(self):
         return list(self._streams.values())
@@ -129,10 +143,6 @@ class FakeBroker:
         """Run turns again."""
         self.frozen = False
         self.wake()
-
-    def routes(self):
-        """A route table of all streams."""
-        return RouteTable(each for stream in self.streams() for each in stream_bindings(stream))
 
 
 class RecordingSink:
@@ -193,12 +203,7 @@ def broker():
 def until():
     """A function that waits for something to become true."""
 
-    async def wait(condition):
-        async with asyncio.timeout(60):
-            while not condition():  # noqa: ASYNC110 - conditions have no events
-                await asyncio.sleep(0.002)
-
-    return wait
+    return until_async
 
 
 @pytest.fixture
@@ -217,7 +222,7 @@ async def ingest(broker):
             nats=NatsConfig(ingest_port=0),
             limits=limits.pop("limits", None) or BrokerConfig().limits,
         )
-        routes = broker.routes()
+        routes = broker.routes
         listener = IngestListener(
             broker,
             config,

@@ -5,7 +5,6 @@ import json
 
 import pytest
 
-from strandline.broker.routing import stream_bindings
 from strandline.errors import InvalidConfigError, NotLeaderError, UnavailableError
 from strandline.record.envelope import EnvelopeMessage, decode_ack, encode_message
 from strandline.servers.nats import client as subscriber_module
@@ -91,10 +90,10 @@ class ScriptedLink:
         return {subject: (queue, sid) for sid, (subject, queue) in found.items()}
 
 
-def bindings(broker):
-    """Bindings of all streams, as far as this broker takes what comes."""
-    found = [each for stream in broker.streams() for each in stream_bindings(stream)]
-    return [each for each in found if each.is_ours]
+def bindings(broker, *names):
+    """Bindings of streams, or of all, as far as this broker takes what comes."""
+    wanted = names or [stream.config.name for stream in broker.streams()]
+    return {n: [each for each in broker.routes.bindings(n) if each.is_ours] for n in wanted}
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ async def subscribe(broker, server):
     started = []
 
     async def start(urls=None):
-        ingest = MessageIngest(broker.clock, broker.routes(), broker.admission)
+        ingest = MessageIngest(broker.clock, broker.routes, broker.admission)
         each = NatsClient(broker, ingest=ingest, backpressure=Backpressure(1 << 20))
         started.append(each)
         await each.start(urls or [f"127.0.0.1:{server.port}"], bindings(broker))
@@ -138,7 +137,7 @@ async def test_handshake(broker, server, subscribe):
         b"b": (b"", b"2"),
         b"b.1": (b"", b"3"),
     }
-    assert broker.telemetry.nats_connected == 1
+    assert broker.telemetry.nats_connections == 1
 
 
 async def test_messages_are_stored_and_acked(broker, server, subscribe):
@@ -216,9 +215,10 @@ async def test_stream_changes_change_the_subscriptions(broker, server, subscribe
     each = await subscribe()
     link = await server.next_link()
     broker.drop("A")
+    each.streams_changed(bindings(broker, "A"))
     (again,) = broker.add("A", "a")
     broker.add("C", "c")
-    each.streams_changed(bindings(broker))
+    each.streams_changed(bindings(broker, "A", "C"))
     await each.synced()
     assert link.subscriptions() == {b"b": (b"", b"2"), b"a": (b"", b"3"), b"c": (b"", b"4")}
     link.writer.write(b"MSG a 3 r 0\r\n\r\n")
@@ -245,6 +245,7 @@ async def test_who_leads_no_more_leaves_the_queue_group(broker, server, subscrib
     link = await server.next_link()
     server.answer_pings = False
     partition.is_led = False
+    broker.announce("A")
     each.streams_changed(bindings(broker))
     await link.until(lambda: link.lines[-1] == b"UNSUB 1")
     link.writer.write(b"MSG a 1 r.1 0\r\n\r\n")
@@ -253,6 +254,7 @@ async def test_who_leads_no_more_leaves_the_queue_group(broker, server, subscrib
     server.answer_pings = True
     link.writer.write(b"PONG\r\n")
     partition.is_led = True
+    broker.announce("A")
     each.streams_changed(bindings(broker))
     await each.synced()
     assert link.subscriptions() == {b"a": (b"g", b"2")}
@@ -387,7 +389,7 @@ async def test_stop_drains(broker, server, subscribe):
     await stopping
     assert link.published == [(b"r", b'{"stream":"A","seq":1}')]
     assert len(partition.records) == 1
-    assert broker.telemetry.nats_connected == 0
+    assert broker.telemetry.nats_connections == 0
 
 
 async def test_stop_without_a_server(broker, server, subscribe):

@@ -94,3 +94,15 @@ def test_overlong_and_undecodable_replies(inboxes):
     inboxes.add("*.*.>", b"1")
     assert inboxes.sid_for(b"a." * 2000 + b"b") is None
     assert inboxes.sid_for(b"\xff\xfe") is None
+
+
+def test_replies_in_a_row_are_found_as_each_would_be(inboxes):
+    """With an endless prefix alone, and with a plain inbox that is to be counted."""
+    inboxes.add("_INBOX.x.*", b"1")
+    replies = [b"_INBOX.x.%d" % number for number in range(3)]
+    assert inboxes.sids_for(replies) == [b"1"] * 3
+    assert inboxes.sids_for([*replies, b"_INBOX.y.1"]) == [b"1"] * 3 + [None]
+    inboxes.add("_INBOX.x.1", b"2")
+    inboxes.limit(b"2", 1)
+    assert inboxes.sids_for(replies) == [b"1", b"2", b"1"]
+    assert inboxes.sids_for(replies) == [b"1"] * 3

@@ -113,7 +113,7 @@ def publish(broker, sink):
     """Publish to the fake broker as a connection would."""
 
     def take(subject, payload=b"v", *, reply=None, headers=()):
-        routes = broker.routes()
+        routes = broker.routes
         MessageIngest(broker.clock, routes, broker.admission).take(
             routes.find(subject),
             reply,
@@ -251,7 +251,7 @@ def test_an_envelope_with_an_inbox_is_judged(broker, sink, publish):
 def test_malformed_headers_are_counted_and_logged_seldom(broker, sink, publish, caplog):
     """No stream stores the message; its publisher is told, or else the log, once."""
     (a,) = broker.add("A", "x")
-    routes = broker.routes()
+    routes = broker.routes
     ingest = MessageIngest(broker.clock, routes, broker.admission)
     for reply in (None, None, b"r"):
         ingest.take(routes.find(b"x"), reply, block=b"broken", payload=b"v", sink=sink)
@@ -266,7 +266,7 @@ def test_malformed_headers_are_counted_and_logged_seldom(broker, sink, publish, 
 def test_refused_headers_are_let_go_at_once(broker, sink):
     """A flood of them does not fill the memory until garbage is collected."""
     broker.add("A", "x")
-    routes = broker.routes()
+    routes = broker.routes
     ingest = MessageIngest(broker.clock, routes, broker.admission)
     route = routes.find(b"x")
     gc.collect()

@@ -11,9 +11,8 @@ from strandline.errors import DiskFullError, UnavailableError
 from strandline.record.envelope import EnvelopeMessage, decode_ack, encode_message
 from strandline.servers.nats import connection as connection_module
 from strandline.servers.nats import listener as listener_module
-from strandline.servers.nats.connection import PublisherConnection
+from strandline.servers.nats.connection import MESSAGE_SLACK_BYTES, PublisherConnection
 from strandline.servers.nats.headers import encode_headers
-from strandline.servers.nats.listener import MESSAGE_SLACK_BYTES
 from strandline.servers.round_budget import PIECES_MAX, RoundBudget
 
 
@@ -34,7 +33,7 @@ async def test_the_broker_knows_what_the_loop_itself_reads(broker, ingest, clien
     """It can go on with that while the disk works."""
     listener = await ingest()
     await client(listener.port)
-    assert broker.read_here == list(listener._connections)
+    assert broker.read_here == list(listener.shared.connections)
 
 
 async def test_publish_and_ack(broker, ingest, client):
@@ -65,6 +64,54 @@ async def test_acks_wait_for_the_turn_and_come_in_one_write(broker, ingest, clie
         words, body = await raw.message()
         assert words[1] == b"_INBOX.i.%d" % number
         assert json.loads(body)["seq"] == number + 1
+
+
+async def test_what_one_read_brings_is_accepted_with_one_call_a_partition(broker, ingest, client):
+    """However the subjects alternate; those of a partition keep their order, whatever subject."""
+    one, two = broker.add("S", "a.*")[0], broker.add("T", "b")[0]
+    listener = await ingest()
+    raw = await client(listener.port)
+    subjects = [b"a.x", b"b", b"a.y", b"a.x", b"b"]
+    data = b"".join(b"PUB %b _INBOX.i.%d 1\r\n%d\r\n" % (s, n, n) for n, s in enumerate(subjects))
+    await raw.send(b"SUB _INBOX.i.* 1\r\n" + data)
+    for _ in subjects:
+        await raw.message()  # the routes are known now, and the read was all messages
+    await raw.send(data + b"PUB b 1\r\n9\r\n")
+    answers = [await raw.message() for _ in subjects]
+    assert (one.chunks, two.chunks) == ([3], [3])
+    assert [(r.value, r.subject) for r in one.records[3:]] == [
+        (b"0", "a.x"),
+        (b"2", "a.y"),
+        (b"3", "a.x"),
+    ]
+    assert [r.value for r in two.records[2:]] == [b"1", b"4", b"9"]
+    assert {words[1] for words, _ in answers} == {b"_INBOX.i.%d" % n for n in range(5)}
+    assert sorted(json.loads(body)["seq"] for _, body in answers) == [3, 4, 4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"HPUB a 12 14\r\nNATS/1.0\r\n\r\nhi\r\n",
+        b"PUB a 6\r\n\xb9\x0e\x43\xb4xx\r\n",
+        b"PUB nowhere 2\r\nhi\r\n",
+        b"PING\r\n",
+    ],
+    ids=["headers", "envelope", "no stream", "ping"],
+)
+async def test_a_read_with_anything_but_plain_messages_keeps_its_order(
+    broker, ingest, client, until, odd
+):
+    """Its messages are accepted one by one, as they came."""
+    (partition,) = broker.add("S", "a")
+    listener = await ingest()
+    raw = await client(listener.port)
+    await raw.send(b"PUB a 5\r\nfirst\r\n")
+    await until(lambda: partition.records)
+    await raw.send(b"PUB a 1\r\n1\r\n" + odd + b"PUB a 1\r\n2\r\n")
+    await until(lambda: partition.records[-1].value == b"2")
+    assert not partition.chunks
+    assert [r.value for r in partition.records][:2] == [b"first", b"1"]
 
 
 async def test_headers_are_kept_and_message_id_is_read(broker, ingest, client):
@@ -207,13 +254,13 @@ async def test_half_sent_messages_of_all_connections_are_bounded(broker, ingest,
     clients = [await client(listener.port) for _ in range(3)]
     for raw in clients[:2]:
         await raw.send(b"PUB a 100000\r\n" + bytes(2000))
-    await until(lambda: listener.buffered_bytes == 4000)
+    await until(lambda: listener.shared.buffered_bytes == 4000)
     await clients[2].send(b"PUB a 100000\r\n" + bytes(2000))
     assert b"half-sent" in await clients[2].line()
-    await until(lambda: listener.buffered_bytes == 4000)
+    await until(lambda: listener.shared.buffered_bytes == 4000)
     for raw in clients:
         await raw.close()
-    await until(lambda: listener.buffered_bytes == 0)
+    await until(lambda: listener.shared.buffered_bytes == 0)
 
 
 async def test_reading_stops_while_the_broker_is_full(broker, ingest, client, until):
@@ -240,17 +287,19 @@ async def test_a_client_that_does_not_read_is_not_read(broker, ingest, client, u
     await lazy.send(b"SUB _INBOX.i 1\r\n")
     for _ in range(2000):
         lazy.writer.write(b"PUB a _INBOX.i 0\r\n\r\n" * 100)
-    await until(lambda: any(len(c._inboxes) for c in listener._connections))
-    (connection,) = [c for c in listener._connections if len(c._inboxes)]
+    await until(lambda: any(len(c._inboxes) for c in listener.shared.connections))
+    (connection,) = [c for c in listener.shared.connections if len(c._inboxes)]
     await until(lambda: connection._held_for)
     assert len(partition.records) < 200_000
     await busy.send(b"SUB _INBOX.i 1\r\nPUB a _INBOX.i 0\r\n\r\n")
     await busy.message()
     lazy.writer.transport.resume_reading()
-    received = b""
+    replies, tail = 0, b""
     async with asyncio.timeout(20):
-        while received.count(b"MSG ") < 200_000:
-            received += await lazy.reader.read(1 << 20)
+        while replies < 200_000:
+            data = tail + await lazy.reader.read(1 << 20)
+            replies += data.count(b"MSG ")
+            tail = data[-3:]  # too short to hold what was counted
     assert len(partition.records) == 200_001
 
 
@@ -265,14 +314,14 @@ async def test_too_many_subscriptions(broker, ingest, client):
 async def test_too_many_connections(broker, ingest, client, until):
     """Connections beyond the limit are turned away politely."""
     listener = await ingest()
-    limit = listener.metering.connections
+    limit = listener.shared.metering.connections
     limit.connections_max = 2
     for _ in range(2):
         await client(listener.port)
     await until(lambda: not limit._strangers)
     raw = await client(listener.port, options=None)
     assert await raw.line() == b"-ERR 'maximum connections exceeded'"
-    await until(lambda: len(listener._connections) == 2)
+    await until(lambda: len(listener.shared.connections) == 2)
 
 
 async def test_silent_connections_are_found(broker, ingest, client, monkeypatch, until):
@@ -295,7 +344,7 @@ async def test_silent_connections_are_found(broker, ingest, client, monkeypatch,
 
 async def test_a_client_that_says_nothing_is_dropped(broker, ingest, client, monkeypatch):
     """A client that neither connects nor publishes within seconds is disconnected."""
-    monkeypatch.setattr(listener_module, "HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(connection_module, "HANDSHAKE_TIMEOUT_S", 0.05)
     broker.add("S", "a")
     listener = await ingest()
     silent = await client(listener.port, options=None)
@@ -335,7 +384,7 @@ async def test_a_flood_takes_its_share_of_a_round(broker, ingest, client, monkey
     """A burst from one client is handled over several rounds, in order and completely."""
     (partition,) = broker.add("S", "a")
     listener = await ingest()
-    listener.budget = RoundBudget(slice_s=0.0)
+    listener.shared.budget = RoundBudget(slice_s=0.0)
     flooding = await client(listener.port)
     rounds = []
     original = PublisherConnection._taken
@@ -361,7 +410,6 @@ async def test_streams_that_change_change_the_routes(broker, ingest, client):
     await raw.send(b"SUB _INBOX.i 1\r\nPUB a _INBOX.i 0\r\n\r\n")
     await raw.message()
     broker.drop("S")
-    listener.routes.replace(())
     listener.streams_changed()
     await raw.send(b"PUB a _INBOX.i 0\r\n\r\n")
     words, _ = await raw.message()
@@ -396,10 +444,10 @@ async def test_acks_for_a_connection_that_is_gone_are_dropped(broker, ingest, cl
     await raw.send(b"SUB _INBOX.i 1\r\nPUB a _INBOX.i 0\r\n\r\n")
     await until(lambda: broker.waiting)
     await raw.close()
-    await until(lambda: not listener._connections)
+    await until(lambda: not listener.shared.connections)
     broker.turn()
     assert len(partition.records) == 1
-    assert listener.unflushed == []
+    assert listener.shared.unflushed == []
 
 
 async def test_a_port_in_use_is_a_clear_error(broker, ingest):
@@ -410,9 +458,9 @@ async def test_a_port_in_use_is_a_clear_error(broker, ingest):
         listener_module.BrokerConfig(
             nats=listener._config.nats.__class__(ingest_port=listener.port)
         ),
-        routes=listener.routes,
-        ingest=listener.ingest,
-        backpressure=listener.backpressure,
+        routes=listener.shared.routes,
+        ingest=listener.shared.ingest,
+        backpressure=listener.shared.backpressure,
     )
     with pytest.raises(UnavailableError, match=r"nats\.ingest_port"):
         await second.start()

@@ -147,3 +147,11 @@ def test_envelope_with_reply_subject_is_answered_there_too(sink):
     assert sink.acks == [(b"reply", PartitionName("S", 0), 0, True)]
     assert sink.rejections[0][0] == b"reply"
     assert len(sink.delivered) == 2
+
+
+def test_templates_of_sequences_in_a_row():
+    """Each is that of its sequence, also where the digits become more."""
+    lines, name = AckLines(b"PUB %b"), PartitionName("s", 0)
+    for first, count in ((8, 1), (8, 2), (8, 3), (98, 5), (5, 200)):
+        expected = [lines.template(name, sequence) for sequence in range(first, first + count)]
+        assert lines.templates(name, first, count) == expected

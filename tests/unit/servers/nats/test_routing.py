@@ -19,7 +19,7 @@ def test_suffix_rule_binds_a_subject_for_each_partition(broker):
     broker.add("S", "a.b", partitions=3)
     (stream,) = broker.streams()
     assert [b.pattern for b in stream_bindings(stream)] == ["a.b", "a.b.1", "a.b.2"]
-    routes = broker.routes()
+    routes = broker.routes
     assert names(routes.find(b"a.b")) == [("S", 0)]
     assert names(routes.find(b"a.b.2")) == [("S", 2)]
     assert names(routes.find(b"a.b.3")) == []
@@ -29,7 +29,7 @@ def test_suffix_rule_binds_a_subject_for_each_partition(broker):
 def test_subject_rule_hashes_the_subject(broker):
     """A wildcard stream spreads subjects over its partitions by CRC-32."""
     broker.add("S", "a.*", partitions=4)
-    routes = broker.routes()
+    routes = broker.routes
     for subject in (b"a.x", b"a.y", b"a.z"):
         assert names(routes.find(subject)) == [("S", zlib.crc32(subject) % 4)]
 
@@ -37,7 +37,7 @@ def test_subject_rule_hashes_the_subject(broker):
 def test_key_rule_hashes_the_key_or_else_the_subject(broker):
     """With the key rule, a key chooses the partition; without one the subject does."""
     broker.add("S", "a.>", partitions=4, partition_by="key")
-    route = broker.routes().find(b"a.x")
+    route = broker.routes.find(b"a.x")
     ((target,),) = route.groups
     assert target.partition_for(b"k", "id").name.partition == zlib.crc32(b"k") % 4
     assert target.partition_for(None, None).name.partition == zlib.crc32(b"a.x") % 4
@@ -49,7 +49,7 @@ def test_every_stream_on_a_subject_is_a_target(broker):
     broker.add("A", "x.y")
     broker.add("B", "x.*")
     broker.add("C", "z")
-    route = broker.routes().find(b"x.y")
+    route = broker.routes.find(b"x.y")
     assert names(route) == [("A", 0), ("B", 0)]
     assert route.partition is None
     assert len(route.targets()) == 2
@@ -60,7 +60,7 @@ def test_queue_group_streams_take_turns(broker):
     broker.add("A", "x", queue_group="g")
     broker.add("B", "x", queue_group="g")
     broker.add("C", "x")
-    route = broker.routes().find(b"x")
+    route = broker.routes.find(b"x")
     seen = [tuple(target.name for target in route.targets()) for _ in range(4)]
     assert seen == [("A", "C"), ("B", "C"), ("A", "C"), ("B", "C")]
 
@@ -71,7 +71,8 @@ def test_of_a_queue_group_those_that_are_led_here_take_turns(broker):
     (b,) = broker.add("B", "x", queue_group="g")
 
     def taken():
-        route = broker.routes().find(b"x")
+        broker.announce("A", "B")
+        route = broker.routes.find(b"x")
         return [target.name for _ in range(2) for target in route.targets()]
 
     a.is_led = False
@@ -93,14 +94,14 @@ def test_only_stream_without_pub_ack_does_not_answer(broker):
     """The fast path knows whether to answer."""
     broker.add("S", "a", pub_ack=False)
     broker.add("T", "b")
-    assert not broker.routes().find(b"a").answers
-    assert broker.routes().find(b"b").answers
+    assert not broker.routes.find(b"a").answers
+    assert broker.routes.find(b"b").answers
 
 
 @pytest.mark.parametrize("subject", [b"a..b", b"a.*", b">", b"\xff", b"", b"a" * 5000])
 def test_subjects_that_cannot_be_published_to(broker, subject):
     """An invalid subject is a typed error and is not remembered."""
-    routes = broker.routes()
+    routes = broker.routes
     with pytest.raises(InvalidSubjectError):
         routes.find(subject)
     assert subject not in routes.remembered
@@ -110,7 +111,7 @@ def test_routes_are_remembered_within_bounds(broker, monkeypatch):
     """Routes are remembered, long subjects are not, and the memory never exceeds its limit."""
     monkeypatch.setattr(routing, "REMEMBERED_SUBJECTS_MAX", 10)
     broker.add("S", "a.>")
-    routes = broker.routes()
+    routes = broker.routes
     assert routes.route(b"a.b") is routes.route(b"a.b")
     long = b"a." + b"x" * 300
     assert routes.route(long) is not routes.route(long)
@@ -119,11 +120,36 @@ def test_routes_are_remembered_within_bounds(broker, monkeypatch):
         assert len(routes.remembered) <= 10
 
 
-def test_replacing_bindings_forgets_routes(broker):
-    """After streams changed, a subject is looked up anew."""
+def test_streams_that_change_change_their_own_routes(broker):
+    """A subject is looked up anew; a stream of the same name takes the place of the one before."""
     broker.add("S", "a")
-    routes = broker.routes()
-    assert routes.route(b"a").groups
-    routes.replace(())
+    broker.add("T", "*")
+    routes = broker.routes
+    assert names(routes.route(b"a")) == [("S", 0), ("T", 0)]
+    broker.drop("S")
+    assert names(routes.route(b"a")) == [("T", 0)]
+    broker.add("S", "b")
+    assert names(routes.route(b"a")) == [("T", 0)]
+    assert names(routes.route(b"b")) == [("T", 0), ("S", 0)]
+    assert [each.pattern for each in routes.bindings("S")] == ["b"]
+    broker.drop("T")
     assert routes.route(b"a").groups == ()
+    assert routes.bindings("T") == ()
     assert RouteTable().find(b"a").groups == ()
+
+
+def test_streams_that_answer_the_same_publishes_are_named(broker):
+    """Not those of the same queue group, nor those that answer nothing."""
+    for name, subject in (("A", "x.*"), ("B", "x.y"), ("C", "y"), ("D", "x.>"), ("E", "x.y.z")):
+        broker.add(name, subject)
+    broker.add("Q", "x.q", queue_group="g")
+    broker.add("R", "x.q", queue_group="g")
+    broker.add("S", "x.s", pub_ack=False)
+    beside = {s.config.name: broker.routes.answering_beside(s) for s in broker.streams()}
+    assert beside["A"] == ["B", "D", "Q", "R"]
+    assert beside["C"] == beside["S"] == []
+    assert beside["D"] == ["A", "B", "E", "Q", "R"]
+    assert beside["Q"] == ["A", "D"]
+    broker.add("P", "z", partitions=3)
+    broker.add("O", "z.2")
+    assert broker.routes.answering_beside(broker.streams()[-1]) == ["P"]

@@ -9,6 +9,8 @@ import contextlib
 from collections import Counter
 from typing import Final
 
+from strandline.api.required_permissions import group, known_stream
+from strandline.broker.read_path.transaction_visibility import is_visible
 from strandline.broker.stream import Stream
 from strandline.broker.write_path.partition import Partition
 from strandline.errors import (
@@ -23,7 +25,6 @@ from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.liftbridge.host import Host
 from strandline.servers.grpc.status import GrpcStatus, RpcError
-from strandline.servers.required_permissions import group, sees_stream
 from strandline.types import BrokerId, Offset
 
 LOOK_BACK_MAX: Final = 64
@@ -52,13 +53,13 @@ class DescribeCalls:
         known = {
             each.name: host.stream(each.name)
             for each in host.broker.streams()
-            if sees_stream(caller, each.name)
+            if caller.has(known_stream(each.name))
         }
         shown = [name for name, stream in known.items() if stream is not None]
         # Each once: a short request must not name a stream of many partitions a million times.
         streams = [(name, known.get(name)) for name in dict.fromkeys(request.streams) or shown]
         names = dict.fromkeys(request.groups)
-        may_see = {name for name in names if caller.may(group(name).resource, "group")}
+        may_see = {name for name in names if caller.has(group(name))}
         return pb.FetchMetadataResponse(
             brokers=self._brokers(),
             streamMetadata=[self._stream(name, stream) for name, stream in streams],
@@ -168,7 +169,7 @@ def _latest(partition: Partition, end: Offset) -> BatchHeader:
         is_hidden = found.attributes & (Attributes.MARKER | Attributes.REMOVED)
         if found.base_offset <= log.log_start_offset:
             break
-        if not is_hidden and partition.counts(found):
+        if not is_hidden and is_visible(partition.transaction_index, found):
             break
         offset = Offset(found.base_offset - 1)
     return found

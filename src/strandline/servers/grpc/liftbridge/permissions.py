@@ -8,20 +8,20 @@ Liftbridge's text, which clients compare, and the status PERMISSION_DENIED.
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
+from strandline.api.required_permissions import (
+    Need,
+    group,
+    known_stream,
+    needs_of_stream,
+    stream,
+    subject,
+)
 from strandline.broker.access import Caller
 from strandline.config import StreamConfig
 from strandline.errors import NotAllowedError
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.status import GrpcStatus, RpcError
-from strandline.servers.required_permissions import (
-    KNOWN_STREAM,
-    Need,
-    group,
-    needs_of_stream,
-    stream,
-    subject,
-)
 
 Needs = Callable[[Any], Iterable[Need]]
 
@@ -80,7 +80,7 @@ NEEDS: Final[Mapping[str, Needs]] = {
     "SetStreamReadonly": _administer,
     "Subscribe": _subscribe,
     "FetchMetadata": _shown,
-    "FetchPartitionMetadata": lambda request: (stream(request.stream, *KNOWN_STREAM),),
+    "FetchPartitionMetadata": lambda request: (known_stream(request.stream),),
     "Publish": lambda request: (stream(request.stream, "publish"),),
     "PublishAsync": _in_band,
     "PublishToSubject": lambda request: (subject(request.subject, "publish"),),
@@ -91,7 +91,7 @@ NEEDS: Final[Mapping[str, Needs]] = {
     "FetchConsumerGroupAssignments": _group,
     "ReportConsumerGroupCoordinator": _group,
 }
-"""Rpc → what its request needs; beyond that, every client must be named by some rule."""
+"""Rpc → the permissions that its request needs. Every client must also be named by some rule."""
 
 
 def allow(caller: Caller, method: str, request: Any) -> None:

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from strandline.broker.access import Access
 from strandline.broker.broker import Broker
 from strandline.config import bracketed
-from strandline.servers.forwarding import ForwarderPort
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
 from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.health import HealthService
@@ -27,6 +26,10 @@ from strandline.servers.grpc.listener import GrpcListener
 from strandline.servers.grpc.methods import Method, server_stream, unary
 from strandline.servers.metering import Metering
 from strandline.servers.tasks import end_task, start_task
+
+if TYPE_CHECKING:
+    # Loads the client, which a broker alone does not need.
+    from strandline.servers.forward import Forwarder
 
 NAME = "proto.API"
 DECIDED: Final = (
@@ -52,7 +55,7 @@ class LiftbridgeService:
     """
 
     def __init__(
-        self, broker: Broker, pool: Executor, metering: Metering, *, forwarder: ForwarderPort | None
+        self, broker: Broker, pool: Executor, metering: Metering, *, forwarder: "Forwarder | None"
     ) -> None:
         self._metering = metering
         self._forwarder = forwarder
@@ -92,7 +95,7 @@ class LiftbridgeService:
         self._listener = GrpcListener(methods, broker.telemetry, access, metering=self._metering)
         await self._listener.start(broker.config, host.config.port, key="grpc.port")
         host.port = self._listener.port
-        broker.on_answered(self._listener.send_answers)
+        broker.on_answered(self._listener.shared.send_answers)
         if not broker.config.cluster.is_on:
             await ensure_streams(host)
         self._tasks = [

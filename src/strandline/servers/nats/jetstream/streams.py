@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from strandline.broker.routing import answering_beside, subject_patterns
+from strandline.broker.routing import subject_patterns
 from strandline.broker.stream import Stream
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
@@ -277,7 +277,7 @@ class StreamCalls:
 
     def _check_overlap(self, config: StreamConfig) -> None:
         """Refuse a stream that another one would acknowledge publishes to, too."""
-        if answering_beside(Stream(config, 0, []), self._broker.streams()):
+        if self._broker.routes.answering_beside(Stream(config, 0, [])):
             refuse(SUBJECTS_OVERLAP)
 
     async def _make(self, config: StreamConfig) -> StreamView:

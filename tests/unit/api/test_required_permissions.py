@@ -2,8 +2,8 @@
 
 import pytest
 
+from strandline.api.required_permissions import needs_of_stream
 from strandline.config import StreamConfig
-from strandline.servers.required_permissions import needs_of_stream
 
 
 def needed(**config):

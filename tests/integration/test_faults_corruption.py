@@ -1,6 +1,6 @@
-"""Damaged files in a real data directory: found, named, not served; everything else is.
+"""Corrupt files in a real data directory: found, named, not served; everything else is.
 
-A broker process leaves a directory behind, killed or stopped; each test damages a copy as a bad
+A broker process leaves a directory behind, killed or stopped; each test corrupts a copy as a bad
 disk would, and opens it again.
 """
 
@@ -29,7 +29,7 @@ def value(number):
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
     """What a broker leaves that was killed, and what one leaves that was stopped."""
-    root = tmp_path_factory.mktemp("damage")
+    root = tmp_path_factory.mktemp("corruption")
     environment = {"STRANDLINE_JOURNAL__FILE_BYTES": str(JOURNAL["file_bytes"])}
     with ProcessServer(root / "data", environment=environment) as server:
         with strandline.connect(server.flight) as client:
@@ -108,16 +108,16 @@ def inspect(data_dir):
 
 def readable(client):
     """Offsets that are served, with what they hold checked."""
-    rows = client.read("s", columns=["offset", "value"], skip_damaged=True)
+    rows = client.read("s", columns=["offset", "value"], skip_corrupt=True)
     found = {}
     for batch in rows:
         found.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))
-    assert all(found[offset] == value(offset) for offset in found), "damage is never served"
+    assert all(found[offset] == value(offset) for offset in found), "corruption is never served"
     return sorted(found)
 
 
 def error_of_reading(client, offset):
-    """What a reader hears who asks for a damaged record and did not ask to skip damage."""
+    """What a reader hears who asks for a corrupt record and did not ask to skip corruption."""
     with pytest.raises(CorruptBatchError) as caught:
         list(client.read("s", start=offset))
     return str(caught.value)
@@ -131,8 +131,8 @@ def test_a_flipped_bit_in_a_sealed_segment_costs_its_batch(stopped, serve, regio
     """Whatever byte of a batch it hits: the neighbours are served, the place is named."""
     file = segments(stopped)[1]
     offsets = places(file)
-    damaged = sorted(offsets)[1]
-    position, length = offsets[damaged]
+    corrupt = sorted(offsets)[1]
+    position, length = offsets[corrupt]
     at = {"magic": 0, "checksum": 4, "length": 9, "offset": 17, "columns": 5000, "end": length - 9}
     flip(file, position + at[region])
     code, report = inspect(stopped)
@@ -140,8 +140,8 @@ def test_a_flipped_bit_in_a_sealed_segment_costs_its_batch(stopped, serve, regio
     assert file.name in report
     assert str(position) in report
     client = serve(stopped)
-    assert readable(client) == [n for n in ALL if n != damaged]
-    assert f"{file} at byte {position}" in error_of_reading(client, damaged)
+    assert readable(client) == [n for n in ALL if n != corrupt]
+    assert f"{file} at byte {position}" in error_of_reading(client, corrupt)
     assert client.append("s", value(COUNT)) == COUNT
     assert COUNT in readable(client)
 
@@ -163,7 +163,7 @@ def test_offsets_of_a_lost_end_are_not_given_to_other_records(stopped, serve, ke
     assert readable(client) == [*ALL[: lost[0] - 1], COUNT]
 
 
-def test_lost_and_damaged_indexes_are_made_anew(stopped, serve):
+def test_lost_and_corrupt_indexes_are_made_anew(stopped, serve):
     """Indexes are only a help: without them it takes longer, and nothing else changes."""
     for number, index in enumerate(sorted(segments(stopped)[0].parent.glob("*index"))):
         if number % 3 == 0:
@@ -176,7 +176,7 @@ def test_lost_and_damaged_indexes_are_made_anew(stopped, serve):
 
 
 @pytest.mark.parametrize("number", range(1, COUNT - 1))
-def test_a_damaged_journal_entry_is_not_served(killed, serve, number, caplog):
+def test_a_corrupt_journal_entry_is_not_served(killed, serve, number, caplog):
     """Where the segment has the record too it is served from there; else it is reported lost."""
     journal, position = journal_entry(killed, number)
     flip(journal, position + 3000)
@@ -187,7 +187,7 @@ def test_a_damaged_journal_entry_is_not_served(killed, serve, number, caplog):
     served = readable(client)
     if served != ALL:
         assert served == [n for n in ALL if n != number]
-        assert f"damage in {journal} at byte" in caplog.text
+        assert f"corruption in {journal} at byte" in caplog.text
         assert "reading can go on" in error_of_reading(client, number)
 
 
@@ -219,14 +219,14 @@ def test_a_torn_last_entry_is_cut_and_everything_before_it_stays(killed, serve, 
 
 
 @pytest.mark.parametrize("name", ["checkpoint.json", "log-start"])
-def test_a_damaged_small_file_is_done_without(stopped, serve, name):
+def test_a_corrupt_small_file_is_done_without(stopped, serve, name):
     """The checkpoint and the log start can be found out again from the logs."""
     [file] = stopped.rglob(name)
     file.write_bytes(bytes(file.stat().st_size))
     assert readable(serve(stopped))[-len(ALL) :] == ALL
 
 
-def test_damaged_metadata_refuses_to_start_and_touches_nothing(stopped, serve):
+def test_corrupt_metadata_refuses_to_start_and_touches_nothing(stopped, serve):
     """Which streams exist is not guessed: the error names the file, and the records stay."""
     metadata, log = stopped / "metadata.json", stopped / "metadata.log"
     intact, commands = metadata.read_bytes(), log.read_bytes()
@@ -235,11 +235,11 @@ def test_damaged_metadata_refuses_to_start_and_touches_nothing(stopped, serve):
     with pytest.raises(StrandlineError, match=r"metadata\.log"):
         serve(stopped)
     log.write_bytes(commands)
-    for damaged in (b"", intact[:100], None):
-        if damaged is None:
+    for corrupt in (b"", intact[:100], None):
+        if corrupt is None:
             metadata.unlink()
         else:
-            metadata.write_bytes(damaged)
+            metadata.write_bytes(corrupt)
         with pytest.raises(StrandlineError, match=r"metadata\.json"):
             serve(stopped)
     assert {file: file.read_bytes() for file in segments(stopped)} == before

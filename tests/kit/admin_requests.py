@@ -1,11 +1,12 @@
-"""A valid body for every Flight action, about stream, subject and group ``mine``.
+"""A valid body for every admin command, about stream, subject and group ``mine``.
 
-Rule: a new action gets its body here, or the tests of access control fail.
+Rule: a new command gets its body here, or the tests of the commands fail.
 """
 
 from typing import Any, Final
 
 from strandline.api import access, admin, cluster, encryption, groups, local, quotas, transactions
+from strandline.api.command import AdminCommand
 from strandline.api.wire import encode
 
 MINE: Final = "mine"
@@ -14,9 +15,8 @@ OURS: Final = "ours"
 _PRODUCER: Final = [1, 0]
 _MEMBER: Final = {"group": MINE, "member": "m"}
 _RULES: Final = {"rules": [["app", "read", "stream", MINE]]}
-_QUOTA: Final = {"principal": "app"}
 
-_REQUESTS: Final[dict[str, dict[str, Any] | None]] = {
+_REQUESTS: Final[dict[AdminCommand[Any, Any], dict[str, Any] | None]] = {
     admin.CREATE_STREAM: {"name": MINE, "subject": "mine.>", "queue_group": MINE},
     admin.DELETE_STREAM: {"name": MINE},
     admin.DELETE_RECORDS: {"name": MINE, "offset": 1},
@@ -71,14 +71,15 @@ _REQUESTS: Final[dict[str, dict[str, Any] | None]] = {
     access.ADD_TOKEN: {"id": "0123abcd", "principal": "app", "sha256": "A" * 43 + "="},
     access.REVOKE_TOKEN: {"id": "0123abcd"},
     quotas.LIST_QUOTAS: None,
-    quotas.SET_QUOTA: _QUOTA,
-    quotas.REMOVE_QUOTA: _QUOTA,
+    quotas.SET_QUOTA: {"principal": "app", "requests_per_s": 5},
+    quotas.REMOVE_QUOTA: {"principal": "app"},
     encryption.LIST_KEYS: None,
     encryption.ROTATE_KEYS: {"stream": MINE},
     local.LOCAL_FILES: {"stream": MINE},
 }
 
 BODIES: Final[dict[str, bytes]] = {
-    name: b"" if request is None else encode(request) for name, request in _REQUESTS.items()
+    command.name: b"" if request is None else encode(request)
+    for command, request in _REQUESTS.items()
 }
-"""The encoded body of each action."""
+"""The encoded body of each command, by name."""

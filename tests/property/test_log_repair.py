@@ -13,7 +13,7 @@ from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_records
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
-from strandline.storage.repair import mend
+from strandline.storage.repair import repair_log
 
 hits = st.lists(
     st.tuples(st.floats(0, 1, exclude_max=True), st.integers(1, 400), st.integers(0, 255)),
@@ -63,14 +63,14 @@ def hit(log, places):
 
 
 def read(log):
-    """Every intact batch, and the ranges that are damaged."""
+    """Every intact batch, and the ranges that are corrupt."""
     found, holes, offset = {}, [], log.log_start_offset
     while offset < log.log_end_offset:
         try:
             part = log.read(offset, 1)
-        except CorruptBatchError as damage:
-            holes.append((damage.first_offset, damage.next_offset))
-            offset = damage.next_offset
+        except CorruptBatchError as corruption:
+            holes.append((corruption.first_offset, corruption.next_offset))
+            offset = corruption.next_offset
             continue
         found[part.base_offset] = bytes(part.buffer)
         offset = part.next_offset
@@ -88,7 +88,7 @@ def lent(batches, first, after):
 
 @settings(max_examples=25)
 @given(shape=shapes, places=hits)
-def test_a_log_is_whole_again_after_its_holes_were_mended(directory, shape, places):
+def test_a_log_is_whole_again_after_its_holes_were_repaired(directory, shape, places):
     """Hole by hole, from the batches of another replica; intact batches stay as they are."""
     log, batches = make_log(directory, shape)
     hit(log, places)
@@ -97,19 +97,19 @@ def test_a_log_is_whole_again_after_its_holes_were_mended(directory, shape, plac
         assert found.items() <= batches.items(), "nothing that was not written is served"
         if not holes:
             break
-        assert mend(log, lent(batches, *holes[0]))
+        assert repair_log(log, lent(batches, *holes[0]))
     assert found == batches
 
 
 @settings(max_examples=15)
 @given(shape=shapes, other=shapes, places=hits)
 def test_the_batches_of_another_log_are_refused(directory, shape, other, places):
-    """If they do not fit to the byte, the damage stays what it was."""
+    """If they do not fit to the byte, the corruption stays what it was."""
     log, _ = make_log(directory, shape)
     _, strange = make_log(directory, [(count, size + 1000) for count, size in other])
     hit(log, places)
     before, holes = read(log)
     for hole in holes:
         with contextlib.suppress(InvalidRecordError):
-            assert not mend(log, lent(strange, *hole) or [next(iter(strange.values()))])
+            assert not repair_log(log, lent(strange, *hole) or [next(iter(strange.values()))])
     assert read(log) == (before, holes)

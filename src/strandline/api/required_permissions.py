@@ -1,17 +1,13 @@
-"""The permissions that requests need, in terms of access rules; shared by the servers.
+"""The permissions that requests need, in terms of access rules.
 
 Rules: a request needs permission for everything that it would affect.
 """
 
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from strandline.broker.access import Caller
 from strandline.config import StreamConfig
-from strandline.security.acl import Operation, Resource
-
-KNOWN_STREAM: Final[tuple[Operation, ...]] = ("read", "publish", "admin")
-"""Each of them lets somebody know of a stream: producers and consumers have to find leaders."""
+from strandline.security.acl import CLUSTER, Operation, Resource
 
 
 class Need(NamedTuple):
@@ -36,6 +32,21 @@ def group(name: str, operation: Operation = "group") -> Need:
     return Need(Resource("group", name), (operation,))
 
 
+def cluster(operation: Operation) -> Need:
+    """Return the need for an operation on the cluster."""
+    return Need(CLUSTER, (operation,))
+
+
+def known_stream(name: str) -> Need:
+    """Return the need to know of a stream: producers and consumers have to find its leaders."""
+    return stream(name, "read", "publish", "admin")
+
+
+def known_group(name: str) -> Need:
+    """Return the need to know of a consumer group or transactional id."""
+    return Need(Resource("group", name), ("group", "admin"))
+
+
 def needs_of_stream(config: StreamConfig) -> Iterator[Need]:
     """Yield the needs of creating a stream.
 
@@ -48,8 +59,3 @@ def needs_of_stream(config: StreamConfig) -> Iterator[Need]:
         yield subject(f"{config.subject}.*", "read")
     if config.queue_group:
         yield group(config.queue_group)
-
-
-def sees_stream(caller: Caller, name: str) -> bool:
-    """Return whether the caller may see a stream."""
-    return caller.may(Resource("stream", name), *KNOWN_STREAM)

@@ -1,6 +1,6 @@
-"""A journal damaged in any way, and the whole recovery over it.
+"""A journal corrupt in any way, and the whole recovery over it.
 
-What has a checksum that is not right is damage that disks do; what has one that is, though its
+What has a checksum that is not right is corruption that disks do; what has one that is, though its
 lengths lie, no disk does, but it reaches the code behind the checksums, which must not fall over.
 """
 
@@ -181,14 +181,14 @@ def begin(directory: Path, turns, *, checkpoint_at: int | None, is_written: bool
     return life
 
 
-class Damaged:
-    """The files of a journal while they are being damaged."""
+class Corrupt:
+    """The files of a journal while they are being corrupt."""
 
     def __init__(self, life: Life) -> None:
         self.places = life.places
         self.files = {place.file: bytearray(place.file.read_bytes()) for place in life.places}
         self.first = len(life.places)
-        """The first entry that the damage may concern."""
+        """The first entry that the corruption may concern."""
 
     def save(self) -> None:
         for path, content in self.files.items():
@@ -202,7 +202,7 @@ class Damaged:
         end = min(position + len(junk), len(content))
         content[position:end] = junk[: max(end - position, 0)]
 
-    def damage(self, data: st.DataObject) -> None:
+    def corrupt(self, data: st.DataObject) -> None:
         """Something that disks do, and people."""
         number = data.draw(st.integers(0, len(self.places) - 1), "entry")
         place = self.places[number]
@@ -252,24 +252,24 @@ class Damaged:
 
 
 @given(**lives, data=st.data())
-def test_what_precedes_damage_is_kept_and_nothing_is_made_up(
+def test_what_precedes_corruption_is_kept_and_nothing_is_made_up(
     directory, turns, checkpoint_at, is_written, data
 ):
     """Whatever happens to the journal, it opens, has what was before, and the logs go on."""
     life = begin(directory, turns, checkpoint_at=checkpoint_at, is_written=is_written)
-    damaged = Damaged(life)
+    corrupt = Corrupt(life)
     for _ in range(data.draw(st.integers(1, 3), "times")):
-        damaged.damage(data)
-    damaged.save()
+        corrupt.corrupt(data)
+    corrupt.save()
     life.recover()
     served = life.served()
-    before = [batch for place in life.places[: damaged.first] for _, batch in place.batches]
+    before = [batch for place in life.places[: corrupt.first] for _, batch in place.batches]
     for log_id in IDS:
         appended = life.appended[log_id]
         assert set(served[log_id]) <= set(appended), "nothing was made up"
         assert served[log_id] == [batch for batch in appended if batch in set(served[log_id])]
         kept = [b for n, b in enumerate(appended) if n < life.durable[log_id] or b in before]
-        assert set(kept) <= set(served[log_id]), "nothing was lost that was not damaged"
+        assert set(kept) <= set(served[log_id]), "nothing was lost that was not corrupt"
     life.appended = {log_id: list(batches) for log_id, batches in served.items()}
     life.turn([(log_id, 30) for log_id in IDS])
     life.recover()
@@ -277,12 +277,12 @@ def test_what_precedes_damage_is_kept_and_nothing_is_made_up(
 
 
 @given(**lives, data=st.data())
-def test_of_damaged_batches_only_those_are_missing(
+def test_of_corrupt_batches_only_those_are_missing(
     directory, turns, checkpoint_at, is_written, data
 ):
-    """Bits flipped in batches that were synced: all others are served, those not, or mended."""
+    """Bits flipped in batches that were synced: all others are served, those not, or repaired."""
     life = begin(directory, turns, checkpoint_at=checkpoint_at, is_written=is_written)
-    damaged, touched = Damaged(life), set()
+    corrupt, touched = Corrupt(life), set()
     for number in data.draw(st.sets(st.integers(0, len(life.places) - 2), min_size=1, max_size=3)):
         place = life.places[number]
         index = data.draw(st.integers(0, len(place.batches) - 1), "part")
@@ -291,9 +291,9 @@ def test_of_damaged_batches_only_those_are_missing(
         at = data.draw(st.integers(0, len(batch) - 1), "at")
         junk = data.draw(st.binary(min_size=1, max_size=min(8, len(batch) - at)), "junk")
         flipped = bytes(b ^ (j or 1) for b, j in zip(batch[at:], junk, strict=False))
-        damaged.overwrite(place.file, place.entry.end - length + at, flipped)
+        corrupt.overwrite(place.file, place.entry.end - length + at, flipped)
         touched.add(batch)
-    damaged.save()
+    corrupt.save()
     life.recover()
     served = life.served()
     for log_id in IDS:
@@ -325,16 +325,16 @@ LENGTHS = (("entry", 8), ("entry", 44), ("batch", 8))
 """All that say how long the first batch of an entry is."""
 
 
-def lie(damaged: Damaged, place: Place, field: Field | None, edge: int) -> None:
+def lie(corrupt: Corrupt, place: Place, field: Field | None, edge: int) -> None:
     """Change a number in a header, or all of ``LENGTHS``; all checksums are right again.
 
     Args:
-        damaged: the journal.
+        corrupt: the journal.
         place: the entry whose header, batch or file it is.
         field: which number; None for all lengths, so that they agree.
         edge: the new number, or one of ``STEPS`` that is added.
     """
-    content, entry = damaged.files[place.file], place.entry.position
+    content, entry = corrupt.files[place.file], place.entry.position
     batch = place.entry.end - sum(len(part) for _, part in place.batches)
     starts = {"file": 0, "entry": entry, "batch": batch}
     for what, at, form in [field] if field else [(*length, "<I") for length in LENGTHS]:
@@ -372,12 +372,12 @@ def test_lies_with_the_right_checksum_break_nothing(
 ):
     """Whatever a journal says of itself, the code behind its checksums copes."""
     life = begin(directory, turns, checkpoint_at=checkpoint_at, is_written=is_written)
-    damaged = Damaged(life)
+    corrupt = Corrupt(life)
     for _ in range(data.draw(st.integers(1, 3), "lies")):
         place = data.draw(st.sampled_from(life.places), "entry")
         field = data.draw(st.one_of(st.none(), st.sampled_from(FIELDS)), "field")
-        lie(damaged, place, field, data.draw(st.sampled_from(EDGES + STEPS), "edge"))
-    damaged.save()
+        lie(corrupt, place, field, data.draw(st.sampled_from(EDGES + STEPS), "edge"))
+    corrupt.save()
     opens_or_is_refused(life)
 
 
@@ -386,7 +386,7 @@ def test_each_lie_alone_breaks_nothing(directory, field):
     """Every number of a header, in turn, is as small or as large as it can be, or a little off."""
     for edge in EDGES + STEPS:
         life = begin(directory, [[(LogId(1), 30)]] * 3, checkpoint_at=None, is_written=False)
-        damaged = Damaged(life)
-        lie(damaged, life.places[1], field, edge)
-        damaged.save()
+        corrupt = Corrupt(life)
+        lie(corrupt, life.places[1], field, edge)
+        corrupt.save()
         opens_or_is_refused(life)

@@ -7,7 +7,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from strandline.api.cluster import CLUSTER_STATUS, ClusterStatus
+from strandline.api.cluster import CLUSTER_STATUS
 from strandline.client.connection import BrokerConnection
 from strandline.process.ports import free_ports
 from strandline.testing import ProcessServer
@@ -54,7 +54,7 @@ def status(server, stream="orders"):
     """
     connection = BrokerConnection(server.flight, timeout_s=5)
     try:
-        [found] = connection.action(CLUSTER_STATUS, None, ClusterStatus)
+        [found] = connection.action(CLUSTER_STATUS, None)
     finally:
         connection.close()
     copies = [each for each in found.partitions if (each.stream, each.partition) == (stream, 0)]

@@ -1,0 +1,66 @@
+"""The declaration of an admin command: its name, request, results and required permissions.
+
+Every area of the admin API declares its commands next to their structs. Flight's dispatcher, its
+ListActions, the client, the CLI and the tests of access control all use these declarations; there
+is no other list of commands.
+
+Rule: this module must not import Flight or the broker.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, Generic, TypeVar
+
+from strandline.api.required_permissions import Need
+from strandline.api.wire import decode, refuse_body
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+def no_needs(_: object) -> tuple[Need, ...]:
+    """Return no needs: every principal that some rule names may run the command."""
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdminCommand(Generic[Q, A]):
+    """A command of the admin API, which travels as a DoAction of Arrow Flight."""
+
+    name: str
+    help: str
+    """What it does, in one sentence."""
+    request: type[Q]
+    """The type of its body; ``NoneType``: it takes no body."""
+    result: type[A]
+    """The type of each of its results; ``NoneType``: it has no results."""
+    needs: Callable[[Q], Iterable[Need]]
+    """Return what the caller must be allowed, for everything that the request names."""
+    producer: Callable[[Q], int | None] | None = None
+    """Return the producer id that a request writes under, which must be the caller's."""
+    visibility: Callable[[A], Need] | None = None
+    """Of a command that lists: what a caller needs to see a result. None: it sees all."""
+    parse: Callable[[bytes], Q] | None = None
+    """Decodes the body, if its type alone cannot express all constraints."""
+
+    def decode_request(self, body: bytes) -> Q:
+        """Decode a body.
+
+        Raises:
+            StrandlineError: it is not a valid request.
+        """
+        if self.parse is not None:
+            return self.parse(body)
+        if self.request is NoneType:
+            refuse_body(body, self.name)
+            return None  # type: ignore[return-value]  # Q is None
+        return decode(body, self.request, what=self.name)
+
+    @property
+    def description(self) -> str:
+        """Return what it does and takes, as ListActions shows it."""
+        if self.request is NoneType:
+            return f"{self.help} No body."
+        fields: Any = self.request
+        return f"{self.help} Body: {{{', '.join(fields.__struct_fields__)}}}."

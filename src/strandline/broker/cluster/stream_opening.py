@@ -1,0 +1,91 @@
+"""Waiting until the leaders of a new stream serve it, before its creation is answered.
+
+Each broker opens the logs of a new stream beside its loop. Until a partition's leader has done so
+it does not receive what is published, and nobody else may answer for it.
+
+Rules: a leader that does not answer in time does not fail the creation, which was decided.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+from strandline.broker.cluster.channels import Failed, StreamOpened, StreamOpenRequest
+from strandline.broker.cluster.peer_rpc import PeerRpc
+from strandline.errors import StrandlineError
+from strandline.types import BrokerId
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S: Final = 5.0
+
+
+class StreamOpening:
+    """Questions to leaders whether they serve a stream, and others' to this broker.
+
+    Args:
+        questions: to other brokers and theirs.
+        until_open: waits until a stream is open here and publishes to it are received.
+    """
+
+    def __init__(
+        self, questions: PeerRpc, until_open: Callable[[StreamOpenRequest], Awaitable[None]]
+    ) -> None:
+        self._questions = questions
+        self._until_open = until_open
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def wait(
+        self, leaders: Iterable[BrokerId], name: str, *, created_ns: int, partitions: int
+    ) -> None:
+        """Wait until other brokers serve a stream, for a limited time.
+
+        Args:
+            leaders: the brokers.
+            name: the stream.
+            created_ns: distinguishes streams recreated under the same name.
+            partitions: so many have to be open.
+        """
+        asked = []
+        for broker in leaders:
+            answer = self._questions.ask(
+                broker,
+                lambda number: StreamOpenRequest(number, name, created_ns, partitions),
+                StreamOpened,
+            )
+            if answer is not None:
+                asked.append(answer)
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                for outcome in await asyncio.gather(*asked, return_exceptions=True):
+                    if isinstance(outcome, BaseException):
+                        logger.warning("a leader does not serve stream %s yet: %s", name, outcome)
+        except TimeoutError:
+            logger.warning("a leader of stream %s has not opened it yet", name)
+
+    # What comes from others
+
+    def serve(self, sender: BrokerId, question: StreamOpenRequest) -> None:
+        """Answer another broker, once the stream is open here."""
+        task = asyncio.create_task(self._serve(sender, question), name="stream-opening")
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, sender: BrokerId, question: StreamOpenRequest) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self._until_open(question)
+        except TimeoutError:
+            return  # nobody waits for longer
+        except StrandlineError as error:
+            self._questions.answer(sender, Failed(question.number, error.code, error.message))
+        else:
+            self._questions.answer(sender, StreamOpened(question.number))
+
+    async def stop(self) -> None:
+        """Stop serving."""
+        tasks = list(self._serving)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,218 @@
+"""What a partition knows of records that are sent twice: by message id, and by producer.
+
+Rules: loop thread. The log holds everything that is known here, and the state is read back from it
+when it is first asked for, on a thread if that is much. Meanwhile records with an id are held, and
+numbered batches are refused as retriable, so that none is accepted that the state would miss.
+"""
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from strandline.broker.write_path.admission import Admission
+from strandline.broker.write_path.dedup import DedupWindow, ends_with_ids, load_window
+from strandline.broker.write_path.held_appends import HeldAppends
+from strandline.broker.write_path.log_replay import IsWanted, LogReplay
+from strandline.broker.write_path.producer_state import (
+    NotedMeanwhile,
+    ProducerStates,
+    load_producers,
+    note_batches,
+    producers_from,
+)
+from strandline.errors import StillLoadingError, StrandlineError
+from strandline.record.batch import Buffer
+from strandline.storage.log import Log
+from strandline.types import Offset, PartitionName, ProducerStamp, TimestampNs
+
+logger = logging.getLogger(__name__)
+
+
+class Duplicates:
+    """The message ids and producers of one partition.
+
+    Args:
+        name: of the partition, for messages.
+        log: of the partition.
+        admission: has the clocks; counts what is held.
+    """
+
+    def __init__(self, name: PartitionName, log: Log, *, admission: Admission[Any]) -> None:
+        self._name = name
+        self._log = log
+        self._clock = admission.clock
+        self._steady = admission.steady
+        self.held = HeldAppends(name.stream, admission)
+        """Appends that wait until the message ids are known, and those behind them."""
+        self.window: DedupWindow | None = None
+        self.producers: ProducerStates | None = None
+        """Both None until they are needed, and while only the log knows."""
+        self._window_replay: LogReplay[DedupWindow | None] = LogReplay(
+            self._take_window, what=f"message ids of {name}", failed=self._window_failed
+        )
+        self._producers_replay: LogReplay[ProducerStates] = LogReplay(
+            self._take_producers, what=f"producers of {name}"
+        )
+        self._noted_meanwhile = NotedMeanwhile(log.log_end_offset)
+
+    # Asked before a record is accepted
+
+    def find_message(self, message_id: str, window_ms: int) -> Offset | None:
+        """Return the offset of the record that was stored under the id; None: none was.
+
+        Args:
+            message_id: of a record.
+            window_ms: how long the stream remembers ids; 0: it does not.
+
+        Raises:
+            UnavailableError: the window could not be read back from the log.
+        """
+        if window_ms == 0:
+            return None
+        now_ns = self._steady.now_ns()
+        if self.window is None:
+            self._load_window(window_ms)
+        assert self.window is not None, "else it is still read"
+        return self.window.find(message_id, now_ns)
+
+    def note_message(self, message_id: str, offset: Offset) -> None:
+        """Remember the id of a record that is certain of its offset now."""
+        if self.window is not None:
+            self.window.add(message_id, offset, self._steady.now_ns())
+
+    def find_batch(self, producer: ProducerStamp, records: int) -> Offset | None:
+        """Return where a numbered batch was stored; None: it is the producer's next one.
+
+        Raises:
+            OutOfOrderSequenceError, ProducerFencedError: it is neither.
+            UnavailableError: what is known could not be read back from the log.
+        """
+        if self.producers is None:
+            self._load_producers()
+        assert self.producers is not None, "else they are still read"
+        return self.producers.check(producer, records)
+
+    def note_batch(self, producer: ProducerStamp, records: int, offset: Offset) -> None:
+        """Remember a numbered batch that is certain of its offset now."""
+        assert self.producers is not None, "it was checked"
+        self.producers.note(producer, records, offset=offset, now_ns=self._steady.now_ns())
+
+    def preload_messages(self, window_ms: int) -> None:
+        """Begin to read the message ids back, if the newest batch of the log has some.
+
+        So they are likely to be known when the first publish with an id comes. Where nobody uses
+        ids, there would be much to read for nothing.
+        """
+        log = self._log
+        if window_ms == 0 or log.log_end_offset == log.log_start_offset:
+            return
+        load = self._window_loader(window_ms)
+        self._window_replay.begin(lambda is_wanted: load(is_wanted) if ends_with_ids(log) else None)
+
+    # What happens to the log
+
+    def copied(self, batches: Iterable[Buffer]) -> None:
+        """Note what copies of a leader's batches say of producers."""
+        noted: ProducerStates | NotedMeanwhile | None = self.producers
+        if noted is None:
+            if not self._producers_replay.is_under_way:
+                self._begin_to_load_producers()
+                return  # these are in the log by now
+            noted = self._noted_meanwhile
+        now_ns = self._steady.now_ns()
+        for batch in batches:
+            note_batches(noted, batch, now_ns)
+
+    def forget_from(self, offset: Offset) -> None:
+        """Forget accepted records at ``offset`` and after: they were not stored."""
+        if self.window is not None:
+            self.window.forget_from(offset)
+        self.forget_producers_from(offset)
+
+    def forget_producers_from(self, offset: Offset) -> None:
+        """Forget batches at ``offset`` and after; all of them if only the log can tell the rest."""
+        is_empty = offset == self._log.log_start_offset
+        if self.producers is None or is_empty or not self.producers.forget_from(offset):
+            self._forget_producers()
+
+    def forget_messages(self) -> None:
+        """Forget all message ids: another broker has led, and the log alone can tell."""
+        self.window = None
+        self._window_replay.cancel()
+
+    def rebind(self, log: Log) -> None:
+        """Start over with a log that was reopened."""
+        self._log = log
+        self.forget_messages()
+        self._forget_producers()
+
+    def close(self, error: StrandlineError) -> None:
+        """Stop reading, and reject the appends that wait."""
+        self._window_replay.cancel()
+        self.held.reject(error)
+        self._producers_replay.cancel()
+
+    def _forget_producers(self) -> None:
+        self.producers = None
+        self._producers_replay.cancel()
+
+    # Reading back
+
+    def _load_window(self, window_ms: int) -> None:
+        """Read the message ids of the window back from the log.
+
+        Raises:
+            StillLoadingError: they are read beside the loop.
+            UnavailableError: the log cannot be read.
+        """
+        log = self._log
+        since_ns = TimestampNs(self._clock.now_ns() - window_ms * 1_000_000)
+        self._window_replay.read(
+            self._window_loader(window_ms),
+            size_bytes=lambda: log.bytes_from(log.offset_since(since_ns)),
+        )
+
+    def _window_loader(self, window_ms: int) -> Callable[[IsWanted], DedupWindow]:
+        """Return a function that reads the message ids back; any thread."""
+        log, now_ns, steady_ns = self._log, self._clock.now_ns(), self._steady.now_ns()
+        return lambda is_wanted: load_window(
+            log, window_ms, now_ns, steady_ns=steady_ns, is_wanted=is_wanted
+        )
+
+    def _take_window(self, window: DedupWindow | None) -> None:
+        self.window = window
+        self.held.release()
+
+    def _window_failed(self, error: StrandlineError) -> None:
+        logger.warning("%s: message ids cannot be read back: %s", self._name, error)
+        self.held.reject(error)
+
+    def _begin_to_load_producers(self) -> None:
+        try:
+            self._load_producers()
+        except StillLoadingError:
+            logger.debug("%s: producers are read back beside the loop", self._name)
+        except StrandlineError as error:  # a producer that writes here later asks again
+            logger.warning("%s: producers cannot be read back: %s", self._name, error)
+
+    def _load_producers(self) -> None:
+        """Read the state of producers back from the log.
+
+        Batches that are copied meanwhile are noted when that is done.
+
+        Raises:
+            StillLoadingError: it is read beside the loop.
+            UnavailableError: the log cannot be read.
+        """
+        log, now_ns = self._log, self._clock.now_ns()
+        end = log.log_end_offset
+        if not self._producers_replay.is_under_way:
+            self._noted_meanwhile = NotedMeanwhile(end)
+        self._producers_replay.read(
+            lambda is_wanted: load_producers(log, now_ns, end=end, is_wanted=is_wanted),
+            size_bytes=lambda: log.bytes_from(producers_from(log, now_ns)[0]),
+        )
+
+    def _take_producers(self, producers: ProducerStates) -> None:
+        self._noted_meanwhile.move_to(producers)
+        self.producers = producers

@@ -1,0 +1,206 @@
+"""One group commit as a value: what it writes, and what follows, in the order that is safe.
+
+    writes              batches of partitions, and copies for replicas: into their logs, unsynced,
+                        and as one entry into the journal
+    sends_before_sync   frames for followers, and acks 'memory'
+                        ... here the journal is synced, once ...
+    acks, wakeups       high watermarks move, publishers are acknowledged, readers wake
+    sends_after_sync    acks of followers, and answers of publishers, each connection once
+
+``GroupCommitter`` executes a plan in this order; nothing else writes or acknowledges.
+
+Rules: whoever is drained into a plan is answered exactly once, whatever happens to it. A partition
+that fails loses its own batches only; as offsets are dense, all that it has accepted after them is
+lost with them.
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.admission import Admission
+from strandline.broker.write_path.append_queue import DrainedBatch
+from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.pending import Chunk, reject_waiting
+from strandline.broker.write_path.replica_writes import ReplicaWrites
+from strandline.errors import (
+    DiskFullError,
+    InvalidRequestError,
+    LogPoisonedError,
+    StrandlineError,
+    UnavailableError,
+)
+from strandline.storage.disk import Bytes
+from strandline.storage.log import Log
+from strandline.telemetry import Telemetry
+from strandline.types import LogId, Offset, TimestampNs
+
+
+class WrittenBatch(NamedTuple):
+    """A batch that is in its partition's log, which ends at ``next_offset`` after it."""
+
+    partition: Partition
+    chunk: Chunk
+    batch: bytearray
+    next_offset: Offset
+
+
+class IoPlan:
+    """What one group commit writes, and who is answered then.
+
+    Args:
+        drained: accepted batches, by partition; one that is given up leaves its list.
+        copies: finished batches for other logs.
+        admission: counts rejected records.
+        telemetry: counters.
+    """
+
+    def __init__(
+        self,
+        drained: list[DrainedBatch],
+        copies: ReplicaWrites,
+        *,
+        admission: Admission[Partition],
+        telemetry: Telemetry,
+    ) -> None:
+        self._drained = drained
+        self._copies = copies
+        self._admission = admission
+        self._telemetry = telemetry
+        self.writes: list[WrittenBatch] = []
+        self.parts: list[tuple[LogId, Bytes]] = []
+        """Of the journal entry: each batch with its log."""
+        self._met_full_disk = False
+
+    def __repr__(self) -> str:
+        writes = [f"{each.partition.name}@{each.chunk.base_offset}" for each in self.writes]
+        return f"IoPlan(writes={writes}, parts={len(self.parts)}, bytes={self.size})"
+
+    # Writes
+
+    def write_logs(self, now_ns: TimestampNs) -> None:
+        """Encode batches and append them to their logs, unsynced.
+
+        Raises:
+            LogPoisonedError: a write failed.
+        """
+        # Copies first: a follower that has just become the leader goes on behind them.
+        self.parts = self._copies.write()
+        for partition, chunks in self._drained:
+            for index, chunk in enumerate(chunks):
+                try:
+                    batch = partition.write(chunk, now_ns)
+                except LogPoisonedError:
+                    raise
+                except StrandlineError as error:
+                    self._give_up(partition, chunks, error, index=index)
+                    break
+                next_offset = Offset(chunk.base_offset + chunk.count)
+                self.writes.append(WrittenBatch(partition, chunk, batch, next_offset))
+                self.parts.append((partition.log_id, batch))
+
+    @property
+    def logs(self) -> Iterable[Log]:
+        """The logs that were written."""
+        return [*self._copies.logs, *(each.partition.log for each in self.writes)]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all batches."""
+        return sum(len(batch) for _, batch in self.parts)
+
+    # The sync
+
+    @property
+    def needs_sync(self) -> bool:
+        """Whether anything is acknowledged only once it is on disk."""
+        return not self._copies.is_idle or any(each.partition.needs_sync for each in self.writes)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is a single record."""
+        return len(self.writes) == 1 and self.writes[0].chunk.count == 1
+
+    @property
+    def only_source(self) -> AckSink | None:
+        """The connection that all came over, as far as each batch's first and last record tell."""
+        waiting = (each.chunk.waiting for each in self.writes if each.chunk.waiting)
+        sources = (end.ack_sink for each in waiting for end in (each[0], each[-1]))
+        first = next(sources, None)
+        return first if all(source is first for source in sources) else None
+
+    # What follows
+
+    def journaled(self) -> None:
+        """The entry is in the journal: some ask for no more, and followers may have it."""
+        self._telemetry.acks += sum(
+            partition.journaled(chunk, batch) for partition, chunk, batch, _ in self.writes
+        )
+
+    def synced(self) -> None:
+        """The entry is as safe as the streams ask for: commit, acknowledge and wake."""
+        telemetry = self._telemetry
+        records = 0
+        for partition, chunk, _, next_offset in self.writes:
+            telemetry.acks += partition.synced(chunk, next_offset)
+            records += chunk.count
+        size = sum(len(each.batch) for each in self.writes)
+        self._drained = []
+        self._copies.complete()
+        telemetry.turns += 1
+        telemetry.disk_full = int(self._met_full_disk)
+        telemetry.batches_appended += len(self.writes)
+        telemetry.records_appended += records
+        telemetry.bytes_appended += size
+        telemetry.turn_bytes.observe(size)
+        telemetry.turn_records.observe(records)
+
+    # Failures
+
+    def undo(self, error: StrandlineError) -> None:
+        """Take everything back out of the logs and reject it: the journal had no room.
+
+        Raises:
+            LogPoisonedError: a log could not be cut.
+        """
+        self._note_full_disk(error)
+        for partition, chunks in self._drained:
+            if not chunks:
+                continue
+            try:
+                partition.log.undo_to(chunks[0].base_offset)
+            except UnavailableError as failure:
+                raise LogPoisonedError(
+                    f"a turn could not be undone, the log is reopened: {failure.message}"
+                ) from failure
+            lost = chunks.copy()
+            chunks.clear()
+            self._reject(partition, lost, error)
+        self._copies.undo(error)
+
+    def fail(self, error: StrandlineError) -> None:
+        """Reject everything: a write or sync failed, and who knows what the disk holds."""
+        drained, self._drained = self._drained, []
+        for partition, chunks in drained:
+            self._reject(partition, chunks, error)
+        self._copies.fail(error)
+
+    def _give_up(
+        self, partition: Partition, chunks: list[Chunk], error: StrandlineError, *, index: int
+    ) -> None:
+        """Reject the batch at ``index`` and everything behind it."""
+        lost = chunks[index:]
+        del chunks[index:]
+        if isinstance(error, InvalidRequestError):  # nobody else's fault
+            reject_waiting(lost[:1], error)
+            error = UnavailableError("a record before this one could not be stored; retry")
+        self._reject(partition, lost, error)
+
+    def _reject(self, partition: Partition, chunks: list[Chunk], error: StrandlineError) -> None:
+        self._admission.rejects[error.code] += partition.reject_from(chunks, error)
+        self._note_full_disk(error)
+
+    def _note_full_disk(self, error: StrandlineError) -> None:
+        if isinstance(error, DiskFullError):
+            self._met_full_disk = True
+            self._telemetry.count_full_disk()

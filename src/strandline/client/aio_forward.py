@@ -1,0 +1,142 @@
+"""The forward from the asynchronous client to the synchronous one.
+
+``info = awaited(Groups.info)`` in a class makes ``await groups.info(…)``: the parameters, their
+types and the docstring are those of the synchronous method, which runs on a thread. So no method
+is written twice. What asyncio needs beyond that, such as cancellation, is in the other ``aio``
+modules.
+"""
+
+import asyncio
+import functools
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
+
+from strandline.client.aio_thread import start_on_thread
+from strandline.client.arguments import check_options, options_of
+from strandline.client.close_on_exit import ClosesOnExit
+from strandline.errors import InvalidRequestError
+
+S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
+ContextT = TypeVar("ContextT", bound=ClosesOnExit)
+P = ParamSpec("P")
+R = TypeVar("R")
+A = TypeVar("A")
+
+
+class Forwarding(ABC, Generic[S_co]):
+    """An asynchronous object that runs calls of a synchronous one on a thread."""
+
+    @abstractmethod
+    async def _call(self, call: Callable[[S_co], R]) -> R:
+        """Run a call on a thread, with the synchronous object."""
+
+
+def awaited(
+    method: Callable[Concatenate[S, P], R],
+) -> Callable[Concatenate[Forwarding[S], P], Coroutine[Any, Any, R]]:
+    """Return the asynchronous form of a method: the same parameters, to be awaited."""
+    check = _check_of(method)
+
+    async def forward(self: Forwarding[S], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        check(kwargs)
+        return await self._call(lambda target: method(target, *args, **kwargs))
+
+    functools.update_wrapper(forward, method)
+    return forward
+
+
+def _check_of(
+    method: Callable[..., Any], check: Callable[[Mapping[str, Any]], None] | None = None
+) -> Callable[[Mapping[str, Any]], None]:
+    """Return a check of the options given to a method, with a hint at the nearest one it has."""
+    parameters = inspect.signature(method).parameters.values()
+    named = {each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD}
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    known = options_of(method)
+
+    def check_given(given: Mapping[str, Any]) -> None:
+        options = {name: given[name] for name in given if name not in named}
+        if check is not None:
+            check(options)
+        elif not takes_any:
+            check_options(method.__name__, options, known)
+
+    return check_given
+
+
+class OnThread(Forwarding[S_co]):
+    """An object whose calls run on asyncio's threads.
+
+    Args:
+        target: the synchronous object to wrap.
+    """
+
+    def __init__(self, target: S_co) -> None:
+        self._target = target
+
+    async def _call(self, call: Callable[[S_co], R]) -> R:
+        return await asyncio.to_thread(call, self._target)
+
+
+def opened_later(
+    method: Callable[Concatenate[S, P], R],
+    make: Callable[[Callable[[], R]], A],
+    *,
+    check: Callable[[Mapping[str, Any]], None] | None = None,
+) -> Callable[Concatenate[OnThread[S], P], A]:
+    """Return a method that makes an asynchronous object, which calls ``method`` when it is opened.
+
+    Args:
+        method: opens the synchronous object; blocks.
+        make: makes the asynchronous object from that call.
+        check: refuses options at the call, instead of when the object is opened; by default those
+            that ``method`` does not have.
+    """
+    check = _check_of(method, check)
+
+    def forward(self: OnThread[S], /, *args: P.args, **kwargs: P.kwargs) -> A:
+        check(kwargs)
+        return make(lambda: method(self._target, *args, **kwargs))
+
+    functools.update_wrapper(forward, method)
+    return forward
+
+
+class ContextOnThread(Forwarding[ContextT]):
+    """A context that ``async with`` begins and ends.
+
+    Args:
+        begin: begins the synchronous context; blocks.
+    """
+
+    def __init__(self, begin: Callable[[], ContextT]) -> None:
+        self._begin = begin
+        self._begun: ContextT | None = None
+
+    @property
+    def _opened(self) -> ContextT:
+        if self._begun is None:
+            raise InvalidRequestError(f"{type(self).__name__} has not begun; use 'async with'")
+        return self._begun
+
+    async def _call(self, call: Callable[[ContextT], R]) -> R:
+        return await asyncio.to_thread(call, self._opened)
+
+    async def __aenter__(self) -> Self:
+        def give_up(begun: ContextT) -> None:
+            begun.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
+
+        self._begun = await start_on_thread(self._begin, undo=give_up)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await asyncio.to_thread(self._opened.__exit__, kind, error, trace)

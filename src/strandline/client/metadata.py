@@ -1,0 +1,104 @@
+"""The metadata cache of a client: the brokers of its cluster, and where partitions are led.
+
+The routes of a stream are kept until a call to one of its leaders fails; then they are looked up
+again. Calls that need the newest partitions look them up in any case.
+
+Rule: metadata older than what was seen before is refused as long as another broker may have newer.
+Safe to use from several threads: every attribute is replaced as a whole.
+"""
+
+import time
+from collections.abc import Iterator
+
+from strandline.api.admin import PartitionInfo, ServerInfo, StreamInfo
+from strandline.errors import UnavailableError
+
+STALE_S = 3.0
+"""How long metadata older than what was seen before is refused."""
+
+Routes = dict[int, PartitionInfo]
+"""The leader and the replicas of each partition."""
+
+
+class ClusterMetadata:
+    """What a client knows of its cluster.
+
+    Args:
+        seeds: the addresses that the user gave.
+    """
+
+    def __init__(self, seeds: tuple[str, ...]) -> None:
+        self.seeds = seeds
+        self.brokers: tuple[str, ...] = ()
+        """The brokers of the cluster, as one of them has listed them; empty: it is in none."""
+        self.home = seeds[0]
+        """The broker that answered last."""
+        self._routes: dict[str, Routes] = {}
+        self._newest_index = 0
+        """The highest metadata index that any broker has answered with."""
+        self._stale_since_s: float | None = None
+        """When answers became older than that; None if they are not."""
+
+    @property
+    def is_cluster(self) -> bool:
+        """Return whether there is another broker to ask."""
+        return bool(self.brokers) or len(self.seeds) > 1
+
+    def learn(self, info: ServerInfo) -> None:
+        """Note the brokers that an answer lists."""
+        if info.brokers:
+            self.brokers = info.brokers
+
+    def order(self) -> Iterator[str]:
+        """Yield the broker that answered last, then the others."""
+        home = self.home
+        yield home
+        yield from dict.fromkeys(a for a in (*self.brokers, *self.seeds) if a != home)
+
+    def ask_another(self) -> None:
+        """Let another broker answer next, after the leaders this one named did not answer."""
+        ring = tuple(dict.fromkeys((*self.brokers, *self.seeds, self.home)))
+        self.home = ring[(ring.index(self.home) + 1) % len(ring)]
+
+    def take(self, info: StreamInfo) -> Routes:
+        """Note and return the routes of a stream, as a broker has answered."""
+        # A broker that was starting did not know the others yet.
+        copies = {at for each in info.partitions for at in each.in_sync}
+        if not copies.issubset(self.brokers):
+            self.brokers = tuple(sorted(copies.union(self.brokers)))
+        routes = {each.partition: each for each in info.partitions}
+        self._routes[info.name] = routes
+        return routes
+
+    def routes(self, stream: str) -> Routes | None:
+        """Return the routes of a stream, if they are known."""
+        return self._routes.get(stream)
+
+    def forget(self, stream: str) -> None:
+        """Drop the routes of a stream after a call to one of its leaders failed."""
+        self._routes.pop(stream, None)
+
+    def check_newest(self, address: str, index: int) -> None:
+        """Refuse metadata older than what was seen, such as that of a partitioned broker.
+
+        Args:
+            address: the broker that answered.
+            index: the index of its newest metadata entry; 0 is not checked.
+
+        Raises:
+            UnavailableError: it is older, and has been for less than ``STALE_S``.
+        """
+        now_s = time.monotonic()
+        if not index:
+            return
+        if index >= self._newest_index:
+            self._newest_index, self._stale_since_s = index, None
+            return
+        self._stale_since_s = self._stale_since_s or now_s
+        if now_s - self._stale_since_s < STALE_S:
+            raise UnavailableError(
+                f"{address} has metadata up to entry {index}, other brokers up to "
+                f"{self._newest_index}; retry"
+            )
+        # No broker has newer metadata: a forced recovery has lost it.
+        self._newest_index, self._stale_since_s = index, None

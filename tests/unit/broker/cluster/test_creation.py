@@ -1,0 +1,56 @@
+"""Creating streams one after the other: what one more costs three brokers."""
+
+import sys
+
+from strandline.config import StreamConfig
+
+FEW, MANY, TRIES = 5, 120, 5
+
+
+async def steps_of(awaited):
+    """How many steps of Python's own machine the loop takes until something is done."""
+    count = 0
+
+    def step(frame, event, _):
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(step)
+    try:
+        await awaited
+    finally:
+        sys.settrace(before)
+    return count
+
+
+async def test_a_creation_costs_the_same_however_many_streams_there_are(cluster):
+    """Deciding it, following it and telling front ends of it look at no other stream.
+
+    The least of a few is taken: heartbeats and what goes on now and then come in between.
+    """
+    await cluster.start(1, 2, 3)
+    await cluster.until_live()
+    brokers, made, named = cluster.brokers.values(), [], []
+    for broker in brokers:
+        broker.on_streams_changed(lambda names: named.append(set(names)))
+
+    async def create():
+        made.append(f"s{len(made)}")
+        config = StreamConfig(name=made[-1], subject=made[-1], replicas=3, min_isr=2)
+        await cluster.brokers[2].create_stream(config)
+        for broker in brokers:
+            await broker._until(lambda b=broker: made[-1] in b._streams)
+
+    costs = []
+    for count in (FEW, MANY):
+        while len(made) < count:
+            await create()
+        named.clear()
+        costs.append(min([await steps_of(create()) for _ in range(TRIES)]))
+        assert max(map(len, named)) == 1
+        assert set().union(*named) == set(made[-TRIES:])
+    few, many = costs
+    assert many < 1.3 * few
