@@ -140,16 +140,19 @@ async def fetched(client, consumer, count, *, seen):
     async with asyncio.timeout(120):
         while len(seen) < count:
             try:
-                sub = await client.jetstream().pull_subscribe_bind(consumer, stream="orders")
-                while len(seen) < count:
-                    for each in await sub.fetch(10, timeout=3):
-                        metadata = each.metadata
-                        before = seen.get(each.data, 0)
-                        assert metadata.num_delivered > before, "counts never go down"
-                        seen[each.data] = metadata.num_delivered
-                        await each.ack_sync(timeout=3)
+                await fetch_some(client, consumer, seen)
             except (nats.errors.Error, js_errors.APIError, js_errors.Error):
                 await asyncio.sleep(0.2)
+
+
+async def fetch_some(client, consumer, seen):
+    """Fetch once, acknowledge, and note how often each message was delivered."""
+    sub = await client.jetstream().pull_subscribe_bind(consumer, stream="orders")
+    for each in await sub.fetch(10, timeout=3):
+        delivered = each.metadata.num_delivered
+        assert delivered > seen.get(each.data, 0), "counts never go down"
+        seen[each.data] = delivered
+        await each.ack_sync(timeout=3)
 
 
 async def test_a_consumer_goes_on_at_the_next_leader(cluster):

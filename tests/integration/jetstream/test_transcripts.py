@@ -19,7 +19,7 @@ from strandline.testing.server import Server
 
 from .conftest import connected
 
-SCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
+SCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.transcript"))
 SILENCE_S = 0.6
 VARYING = (
     (re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z"), "TIME"),

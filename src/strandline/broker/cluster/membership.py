@@ -114,10 +114,8 @@ class ClusterMembership:
         self.incarnation = ""
         self._identity = identity
         self._flight_address = ""
-        self.grpc_address = ""
-        """Where clients of Liftbridge dial this broker; set before ``announce``."""
-        self.beam_address = ""
-        """Where clients of Beam's log do; likewise."""
+        self.grpc_address = self.beam_address = ""
+        """Where clients of Liftbridge and of Beam's log dial; set before ``announce``."""
         self.machine = MetadataMachine(self._image_changed)
         self.quorum = Quorum(
             self.me,
