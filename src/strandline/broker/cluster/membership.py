@@ -79,6 +79,8 @@ class ClusterMembership:
 
     why_refused = ""
     """Why the cluster does not let this broker register; empty: it does, or nobody said so."""
+    is_removed = False
+    """Whether the cluster has removed this broker."""
 
     def __init__(
         self,
@@ -105,8 +107,6 @@ class ClusterMembership:
         self._registering: asyncio.Task[None] | None = None
         self._is_image_pending = False
         self._seen_index = self._image_index = 0
-        self.is_removed = False
-        """Whether the cluster has removed this broker."""
         self._clock = clock
         self._controller_seen_ms = 0.0
         self.incarnation = ""
