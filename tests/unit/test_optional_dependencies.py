@@ -1,4 +1,4 @@
-"""What a user without an extra is told: its name, wherever the missing package is met."""
+"""The error for a missing extra names it, wherever the package is needed."""
 
 import importlib
 import importlib.metadata
@@ -39,7 +39,7 @@ def test_every_package_of_an_extra_is_known():
 
 
 def test_a_package_of_nobody_is_asked_of_all():
-    """What no list knows, such as a dependency of a dependency, comes with everything."""
+    """An unlisted package, such as an indirect dependency, is in the extra ``all``."""
     assert "'strandline[all]'" in install_hint(ModuleNotFoundError(name="hpack.table"))
 
 

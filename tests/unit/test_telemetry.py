@@ -75,7 +75,7 @@ def test_partition_offsets_are_asked_for_at_each_scrape():
 
 
 def test_groups_show_their_positions_and_what_is_before_them():
-    """What is not known of a partition is left out."""
+    """Unknown values of a partition are left out."""
     telemetry = Telemetry()
     telemetry.group_samples = lambda: [
         GroupSample("billing", "orders", 0, 6, 2, 1.5),
