@@ -52,7 +52,7 @@ def test_a_position_store_without_its_library_names_the_extra(module, package, m
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'strandline\[positions\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'strandline\[offset-stores\]'"):
         importlib.import_module(f"strandline.client.consumer.{module}")
 
 
