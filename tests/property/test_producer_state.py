@@ -34,7 +34,7 @@ class Model:
         return [each for each in self.log if each[0].producer_id == producer_id]
 
     def verdict(self, stamp, records):
-        """What must be answered: "next", an offset, or the error's class."""
+        """Return the required answer: "next", an offset, or the error's class."""
         stored = self.of(stamp.producer_id)
         if not stored:
             return "next" if stamp.sequence == 0 else OutOfOrderSequenceError

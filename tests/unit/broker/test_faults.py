@@ -400,7 +400,7 @@ async def test_a_record_that_cannot_be_encoded_harms_no_other(
     broker, make_stream, answers, kit, settle
 ):
     """What slips through the checks and cannot become a batch is refused; the rest may retry."""
-    broker.admission.limits = LimitsConfig(turn_records=5)
+    broker.admission.limits = LimitsConfig(commit_records=5)
     one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
     bad = pa.record_batch({"value": pa.array([1, 2])})
     kit.put(one, answers, "before")

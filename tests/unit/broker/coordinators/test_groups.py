@@ -133,7 +133,7 @@ async def test_a_silent_member_is_removed(broker, make_stream, clock, kit):
     beat = await broker.groups.heartbeat("g", "bob", epoch=2, held=NOTHING)
     assert beat.partitions == parts(0)
     await broker.groups.commit("g", {"s": {0: 1}}, member="bob", epoch=beat.epoch)
-    assert (broker.telemetry.groups, broker.telemetry.group_commits) == (1, 1)
+    assert (broker.telemetry.groups, broker.telemetry.offset_commits) == (1, 1)
 
 
 async def test_members_hear_of_streams_that_come_and_go(broker, make_stream):

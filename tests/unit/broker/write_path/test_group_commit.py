@@ -21,7 +21,7 @@ async def test_one_write_and_one_sync_for_all_partitions(broker, make_stream, an
     await answers.wait(101)
     assert disk.count("write", "/journal/") == writes + 1
     assert disk.count("sync", "/journal/") == syncs + 1
-    assert broker.telemetry.turns == 2
+    assert broker.telemetry.group_commits == 2
     assert broker.telemetry.records_appended == 101
 
 
@@ -44,7 +44,7 @@ async def test_nothing_is_answered_before_the_sync(broker, partition, answers, d
     gate.released.set()
     await answers.wait(4)
     assert answers.order == ["a", "b", "c", "d"]
-    assert broker.telemetry.turns == 3
+    assert broker.telemetry.group_commits == 3
 
 
 async def test_memory_acks_need_no_sync(broker, make_stream, answers, disk, kit):

@@ -155,7 +155,7 @@ async def test_messages_are_stored_and_acked(broker, server, subscribe):
 
 
 async def test_headers_envelopes_and_errors(broker, server, subscribe):
-    """What is not plain is interpreted, and refusals are answered."""
+    """Headers and envelopes are interpreted, and rejections are answered."""
     (partition,) = broker.add("S", "a.>")
     await subscribe()
     link = await server.next_link()
@@ -239,7 +239,7 @@ async def test_what_replaces_a_subscription_comes_before_its_end(broker, server,
 
 
 async def test_who_leads_no_more_leaves_the_queue_group(broker, server, subscribe):
-    """What was under way to it is still taken, as nobody else hears it; then no more comes."""
+    """Messages in flight are still handled, since no other broker receives them."""
     (partition,) = broker.add("A", "a", queue_group="g")
     each = await subscribe()
     link = await server.next_link()
