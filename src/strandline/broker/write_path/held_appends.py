@@ -75,7 +75,7 @@ class HeldAppends:
             self._timer = None
         self._admission.pending_bytes -= sum(each.size for each in waiting)
         if waiting:
-            self._admission.wake()  # servers send the outcomes
+            self._admission.outbox.send_answers_soon()
         return waiting
 
     def _expire(self) -> None:
