@@ -9,6 +9,7 @@ import builtins
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -333,6 +334,27 @@ def test_class_names_are_unique() -> None:
                     places.setdefault(node.name, []).append(f"{name}:{node.lineno}")
     refuse(
         [f"{where[1]}: {each} is also in {where[0]}" for each, where in places.items() if where[1:]]
+    )
+
+
+def constants(tree: ast.Module) -> Iterator[str]:
+    """The constants that a module assigns, each as often as it does."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign):
+            yield from (ast.unparse(each) for each in node.targets)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            yield ast.unparse(node.target)
+
+
+def test_constants_are_assigned_once() -> None:
+    """A merge that keeps both sides leaves two values, of which the last one counts."""
+    refuse(
+        [
+            f"{name}: {constant} is assigned {count} times"
+            for name, tree in TREES.items()
+            for constant, count in Counter(constants(tree)).items()
+            if constant.isupper() and count > 1
+        ]
     )
 
 

@@ -65,7 +65,7 @@ class StrandlineError(Exception):
     passes_soon: ClassVar[bool] = False
     """Whether it may succeed within seconds, perhaps at another broker. A full or failed disk may
     take long to heal."""
-    is_refusal: ClassVar[bool] = False
+    is_rejection: ClassVar[bool] = False
     """Whether it is certain that the request had no effect."""
     is_connection_loss: ClassVar[bool] = False
     """Whether the request has to be sent again over a new connection."""
@@ -265,7 +265,7 @@ class ShuttingDownError(UnavailableError):
     """The broker is stopping."""
 
     code = "shutting_down"
-    is_refusal = True
+    is_rejection = True
     is_connection_loss = True
 
 
@@ -303,7 +303,7 @@ class StillLoadingError(UnavailableError):
     """A new leader or coordinator is still reading its stored state."""
 
     code = "still_loading"
-    is_refusal = True
+    is_rejection = True
 
 
 class UnstableOffsetCommitError(UnavailableError):
@@ -333,7 +333,7 @@ class NotLeaderError(UnavailableError):
     """Another broker leads the partition, or none does; the message names the leader if known."""
 
     code = "not_leader"
-    is_refusal = True
+    is_rejection = True
 
     def __init__(self, message: str, *, is_leaderless: bool = False) -> None:
         super().__init__(message)
@@ -345,7 +345,7 @@ class NotEnoughReplicasError(UnavailableError):
     """Fewer than ``min_isr`` replicas are in sync; nothing was stored."""
 
     code = "not_enough_replicas"
-    is_refusal = True
+    is_rejection = True
 
 
 class CorruptBatchError(StrandlineError):

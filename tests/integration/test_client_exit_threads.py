@@ -9,7 +9,7 @@ import pytest
 import strandline
 from strandline.testing import ProcessServer
 
-RUNS = 6
+RUNS = 4
 """How often each is tried: before there was a guard, 9 of 10 exits from stored reads aborted, and
 1 of 5 from others.
 """
@@ -20,37 +20,47 @@ import strandline
 
 client = strandline.connect(sys.argv[1])
 left_open = []
+begun = threading.Semaphore(0)
 
 def stored():
+    begun.release()
     while True:
         client.read("s").read_all()
 
 def followed():
-    for _ in client.read("s", follow=True):
-        pass
+    drain(client.read("s", follow=True))
 
 def waiting():
-    for _ in client.read("s", start="latest", follow=True):
-        pass
+    drain(client.read("s", start="latest", follow=True))
 
 def subscribed():
-    for _ in client.subscribe("s", start="earliest"):
+    drain(client.subscribe("s", start="earliest"))
+
+def drain(reader):
+    begun.release()
+    for _ in reader:
         pass
 
 def awaited():
     async def run():
         other = await strandline.connect_async(sys.argv[1])
-        async for _ in await other.read("s", follow=True):
+        reader = await other.read("s", follow=True)
+        begun.release()  # asyncio starts no call in a thread once Python exits
+        async for _ in reader:
             pass
     asyncio.run(run())
 
 def consumed():
     left_open.append(client.consumer(sys.argv[3], "s", start="earliest"))
+    begun.release()
     while True:
         left_open[0].poll(1.0)
 
-for _ in range(1 if sys.argv[2] == "consumed" else 8):
+threads = 1 if sys.argv[2] == "consumed" else 8
+for _ in range(threads):
     threading.Thread(target=globals()[sys.argv[2]], daemon=True).start()
+for _ in range(threads):
+    begun.acquire()
 time.sleep(random.random() * 0.3)
 """
 

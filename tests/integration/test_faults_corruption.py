@@ -108,7 +108,7 @@ def inspect(data_dir):
 
 def readable(client):
     """Offsets that are served, with what they hold checked."""
-    rows = client.read("s", columns=["offset", "value"], skip_damaged=True)
+    rows = client.read("s", columns=["offset", "value"], skip_corrupt=True)
     found = {}
     for batch in rows:
         found.update(zip(*(column.to_pylist() for column in batch.columns), strict=True))

@@ -13,7 +13,7 @@ from strandline.types import PartitionName
 
 
 @pytest.fixture
-def led_anew(tmp_path):
+async def led_anew(tmp_path):
     """Led anew, with three records of which one was known to be committed."""
     log = Log.open(tmp_path / "log", disk=Disk(), segment_bytes=1 << 16, segment_age_ms=10**9)
     admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None)

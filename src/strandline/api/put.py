@@ -162,12 +162,12 @@ def _converted(column: pa.Array, name: str) -> pa.Array:
     wanted = PUT_TYPES[name]
     if column.null_count == len(column):
         return pa.nulls(len(column), wanted)
-    refusal = InvalidRecordError(f"column {name!r} is {column.type}, not {wanted}")
+    rejection = InvalidRecordError(f"column {name!r} is {column.type}, not {wanted}")
     try:
         if name == "headers":
-            return _as_map(column, refusal).cast(wanted)
+            return _as_map(column, rejection).cast(wanted)
         if not _is_bytes_or_text(column.type):
-            raise refusal
+            raise rejection
         plain = pa.string() if wanted == SUBJECT_TYPE else wanted
         if pa.types.is_dictionary(column.type):
             # Arrow cannot look up views, which Polars sends, in a dictionary: use plain values.
@@ -176,24 +176,24 @@ def _converted(column: pa.Array, name: str) -> pa.Array:
         column = column.cast(plain)
         return column.dictionary_encode() if wanted == SUBJECT_TYPE else column
     except pa.ArrowException as error:
-        raise refusal from error
+        raise rejection from error
 
 
-def _as_map(column: pa.Array, refusal: InvalidRecordError) -> pa.Array:
+def _as_map(column: pa.Array, rejection: InvalidRecordError) -> pa.Array:
     """Return headers as a map; a list of structs is accepted too.
 
     Raises:
-        InvalidRecordError: ``refusal``, if the column is neither; or an entry is null.
+        InvalidRecordError: ``rejection``, if the column is neither; or an entry is null.
     """
     if pa.types.is_map(column.type):
         return column
     is_list = pa.types.is_list(column.type) or pa.types.is_large_list(column.type)
     entry = column.type.value_type if is_list else None
     if entry is None or not pa.types.is_struct(entry):
-        raise refusal
+        raise rejection
     fields = [field.name for field in entry]
     if len(fields) != len(set(fields)) or set(fields) not in _HEADER_FIELDS:
-        raise refusal
+        raise rejection
     entries = column.flatten()
     if entries.null_count:
         raise InvalidRecordError("a header in column 'headers' is null; leave it out")

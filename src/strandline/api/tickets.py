@@ -73,7 +73,7 @@ class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
         BATCH_BYTES_DEFAULT
     )
     """About how large record batches should be."""
-    skip_damaged: bool = False
+    skip_corrupt: bool = False
     """Continue after a corrupt batch instead of failing there."""
     of_copy: bool = False
     """Read what the broker has on its disk and knows to be committed, also while it does not reach

@@ -234,7 +234,7 @@ class ClusterClient:
         if not self.is_cluster or self._is_closed:
             return False
         if is_change:
-            return error.is_refusal or type(error) is UnavailableError
+            return error.is_rejection or type(error) is UnavailableError
         # A new stream is not known everywhere yet.
         return is_passing(error) or isinstance(error, UnknownStreamError)
 

@@ -67,7 +67,7 @@ def call_with_retries(
 
 
 def unknown_outcome(error: StrandlineError) -> StrandlineError:
-    """Return the error of a record sent before: a refusal does not cover that attempt."""
+    """Return the error of a record sent before: a rejection does not cover that attempt."""
     is_indefinite = isinstance(error, DisconnectedError | RequestTimeoutError | LogPoisonedError)
     kind = type(error) if is_indefinite or type(error) is UnavailableError else RequestTimeoutError
     return kind(f"{error.message}; whether the record was stored is unknown")

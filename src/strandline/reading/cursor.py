@@ -154,7 +154,7 @@ class Cursor(Generic[PartitionT]):
                 self.position = first
             except CorruptBatchError as error:
                 following = getattr(error, "next_offset", None)
-                if not self._request.skip_damaged or following is None:
+                if not self._request.skip_corrupt or following is None:
                     raise
                 if following <= self.position:
                     raise

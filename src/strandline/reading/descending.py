@@ -118,7 +118,7 @@ class DescendingCursor(Cursor[PartitionT]):
                 continue
             except CorruptBatchError as error:
                 offset = self._behind(error, offset)
-                if not self._request.skip_damaged:
+                if not self._request.skip_corrupt:
                     low, pieces = offset, []
                 continue
             if not buffer.size:
@@ -148,7 +148,7 @@ class DescendingCursor(Cursor[PartitionT]):
         following = Offset(error.next_offset)
         if following <= offset:
             raise error
-        if following >= self.position and not self._request.skip_damaged:
+        if following >= self.position and not self._request.skip_corrupt:
             raise error
         return following
 

@@ -212,9 +212,9 @@ class Forwarder:
             expects: whether the stream checks expected offsets.
             expected: the expected offset; None: the next one.
         """
-        refusal = self._refuse_reason(record.partition)
-        if refusal is not None:
-            self._reject(record.partition, refusal, sink=ack_sink, token=token)
+        rejection = self._refuse_reason(record.partition)
+        if rejection is not None:
+            self._reject(record.partition, rejection, sink=ack_sink, token=token)
             return
         size = len(record.value or b"")
         self._pending[record.partition] += 1
@@ -372,7 +372,7 @@ class Forwarder:
         """Close the clients after the publishes in flight, to keep the order; forward thread.
 
         Args:
-            refused: the clients to close. Each of their publishes reports the same refusal, and
+            refused: the clients to close. Each of their publishes reports the same rejection, and
                 the clients that replaced them stay. None: those in use.
         """
         with self._sending_one:

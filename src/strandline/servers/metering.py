@@ -187,7 +187,7 @@ class Allowance:
         self._refuse(wait_ms, "publish_bytes_per_s")
 
     def refused_publish(self) -> QuotaExceededError | None:
-        """Return and count the refusal of a publish; None if the quota allows it."""
+        """Return and count the rejection of a publish; None if the quota allows it."""
         with self._lock:
             meter, now_ms = self._current(), self._now_ms()
             bytes_ms, requests_ms = meter.publish(0, now_ms), meter.requests(0, now_ms)

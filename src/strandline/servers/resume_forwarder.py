@@ -7,7 +7,7 @@ sent alone: a leader that learns of the resumption between two of them would ref
 the next.
 
 Rules: loop thread only. A publish is not sent again once a later one was stored, which would change
-the order, nor for longer than ``PATIENCE_S``: its publisher gets the refusal.
+the order, nor for longer than ``PATIENCE_S``: its publisher gets the rejection.
 """
 
 import asyncio
@@ -131,7 +131,7 @@ class ResumeForwarder:
         return now_s < publish.refused_s + PATIENCE_S
 
     def _give_up_earlier(self, partition: _Partition, stored: ForwardedPublish) -> None:
-        """Report their refusal to publishes that would now be stored after a later one."""
+        """Report their rejection to publishes that would now be stored after a later one."""
         refused, partition.refused = partition.refused, []
         for publish, error in refused:
             if publish.number < stored.number:

@@ -13,7 +13,7 @@ from strandline.errors import InvalidRequestError, InvalidSubjectError, OffsetOu
         ReadRequest(stream="s"),
         ReadRequest(stream="s", partition=3, start=17, stop=99, columns=["value", "offset"]),
         ReadRequest(stream="s", start=AtTimestamp(timestamp_ns=5), follow=True, subject="a.*.>"),
-        ReadRequest(stream="s", keys=[b"", b"\x00\xff"], records_max=0, skip_damaged=True),
+        ReadRequest(stream="s", keys=[b"", b"\x00\xff"], records_max=0, skip_corrupt=True),
         ReadRequest(stream="s", starts={0: 5, 7: 0}, bytes_min=10, wait_ms_max=1000),
         ReadRequest(stream="s", stop="latest", timestamp_from_ns=-1, timestamp_to_ns=1 << 62),
     ],

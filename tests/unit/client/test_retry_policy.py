@@ -71,7 +71,7 @@ def test_only_a_lost_connection_is_met_by_sending_again(error, is_loss):
 def test_some_refusals_pass_and_some_leave_no_doubt(error, worth, refused):
     """A broker that does not lead did nothing; one that went away may have."""
     assert error.passes_soon is worth
-    assert error.is_refusal is refused
+    assert error.is_rejection is refused
 
 
 def test_patience_ends_unless_there_is_a_success():
@@ -136,4 +136,4 @@ def test_every_error_class_says_consistently_when_it_is_retried():
     """What passes soon is retriable; what had no effect or lost its connection passes soon."""
     for kind in all_error_classes():
         assert kind.retriable or not kind.passes_soon, kind
-        assert kind.passes_soon or not (kind.is_refusal or kind.is_connection_loss), kind
+        assert kind.passes_soon or not (kind.is_rejection or kind.is_connection_loss), kind

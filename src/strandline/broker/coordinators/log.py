@@ -16,13 +16,13 @@ logger = logging.getLogger(__name__)
 READ_BYTES = 4 << 20
 
 
-def read_entries(partition: Partition, end: Offset, *, skips_damaged: bool) -> list[bytes]:
+def read_entries(partition: Partition, end: Offset, *, skips_corrupt: bool) -> list[bytes]:
     """The values of a partition's records below ``end``.
 
     Args:
         partition: of the coordinator.
         end: where its next term begins.
-        skips_damaged: go on without what cannot be read, and say so.
+        skips_corrupt: go on without what cannot be read, and say so.
 
     Raises:
         CorruptBatchError: some are corrupt.
@@ -35,7 +35,7 @@ def read_entries(partition: Partition, end: Offset, *, skips_damaged: bool) -> l
             part = partition.log.read_dense(offset, READ_BYTES, below=end)
         except CorruptBatchError as corruption:
             partition.report_corruption(corruption)
-            if not skips_damaged:
+            if not skips_corrupt:
                 raise _with_advice(corruption) from corruption
             logger.warning("%s continues without those entries: %s", partition.name, corruption)
             offset = Offset(corruption.next_offset)

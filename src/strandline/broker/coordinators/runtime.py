@@ -278,7 +278,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             make = self.maker()
 
             def load() -> tuple[MachineT, int]:
-                entries = read_entries(partition, end, skips_damaged=skips)
+                entries = read_entries(partition, end, skips_corrupt=skips)
                 return make(entries, end), len(entries)
 
             machine, entries = await asyncio.to_thread(load)

@@ -122,7 +122,7 @@ class GroupMembership:
 
         Raises:
             MemberFencedError: another consumer took over this static member.
-            StrandlineError: the coordinator's final refusal.
+            StrandlineError: the coordinator's final rejection.
         """
         self._polled_s = time.monotonic()
         if self._error is not None:

@@ -69,7 +69,7 @@ class ConditionalAppender:
         def should_retry(error: StrandlineError) -> bool:
             if error.retriable:
                 self._brokers.metadata.forget(stream)
-            return error.is_refusal  # otherwise it may be stored
+            return error.is_rejection  # otherwise it may be stored
 
         return call_with_retries(
             lambda: self._attempt(stream, pending, tag),
@@ -87,7 +87,7 @@ class ConditionalAppender:
         """Send the record once.
 
         Raises:
-            StrandlineError: as ``append``; after a refusal it may be sent again.
+            StrandlineError: as ``append``; after a rejection it may be sent again.
         """
         batch = batch_of_records(pending)
         answers: queue.SimpleQueue[PutAck | None] = queue.SimpleQueue()

@@ -75,7 +75,7 @@ class InFlightBatch(Generic[BatchT]):
         self.is_void = False
         """Whether it is never stored under the numbers it was sent with."""
         self.error: StrandlineError | None = None
-        """The last refusal."""
+        """The last rejection."""
 
     def unanswered(self) -> None:
         """Note that the batch left flight without an answer."""

@@ -11,9 +11,9 @@ Rules: pure; the caller passes the time, holds the lock, and does the I/O.
 - A batch keeps its sequence while it may be stored under it. It gets a new one, in the next epoch,
   only when it is known not to be: a broker that refuses a sequence lacks what went before.
 - A numbered batch that is given up and never stored leaves a gap, and later sequences are void.
-  Batches keep them until a broker refuses the sequence: one epoch per refusal would soon use them
+  Batches keep them until a broker refuses the sequence: one epoch per rejection would soon use them
   up.
-- A batch with a final refusal is never stored, unless it is in doubt: then an earlier attempt may
+- A batch with a final rejection is never stored, unless it is in doubt: then an earlier attempt may
   be stored, or still arrive. Invalid records were invalid then, too, but a full disk may be new.
 - The first batch of an epoch waits until nothing of its partition is in flight.
 - After the last epoch another producer id begins. Brokers do not fence the one before: a batch
@@ -242,7 +242,7 @@ class InFlightBatches(Generic[BatchT]):
     ) -> tuple[BatchT, StrandlineError | None] | None:
         """Handle an ack; return the batch and its outcome.
 
-        None if the batch was given up or is sent again. A refusal is the outcome of a batch in
+        None if the batch was given up or is sent again. A rejection is the outcome of a batch in
         doubt only if the batch cannot have been stored.
         """
         entry = self._held.get(number)
@@ -264,7 +264,7 @@ class InFlightBatches(Generic[BatchT]):
         """Return whether a refused batch is sent again."""
         partition = self._partitions[entry.batch.partition]
         if error.passes_soon:
-            if not error.is_refusal:
+            if not error.is_rejection:
                 entry.unanswered()
             return True
         if isinstance(error, DiskFullError):
@@ -341,7 +341,7 @@ def _number(entry: InFlightBatch[BatchT]) -> int:
 
 
 def _is_never_stored(entry: InFlightBatch[BatchT], error: StrandlineError) -> bool:
-    """Return whether a batch with a final refusal is not stored and never will be."""
+    """Return whether a batch with a final rejection is not stored and never will be."""
     if isinstance(error, InvalidRecordError | RecordTooLargeError):
         return True
     is_certain = isinstance(error, InvalidRequestError | DiskFullError)

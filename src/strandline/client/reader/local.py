@@ -60,7 +60,7 @@ def begin_read(
 
 def _is_long(request: ReadRequest) -> bool:
     """Return whether a read of stored records may be long."""
-    if request.follow or request.wait_ms_max or request.skip_damaged:
+    if request.follow or request.wait_ms_max or request.skip_corrupt:
         return False
     if request.order == "descending":
         return False  # files are read forwards

@@ -91,7 +91,7 @@ class ReadCalls(ABC):
                 ``timestamp_from``, ``timestamp_to``; ``order`` (``"descending"``: each partition
                 newest first), ``starts`` ({partition: offset}, instead of ``start``),
                 ``records_max`` (0: no record, only the schema), ``bytes_min`` with
-                ``wait_ms_max`` (long poll), ``batch_bytes``, ``skip_damaged``.
+                ``wait_ms_max`` (long poll), ``batch_bytes``, ``skip_corrupt``.
 
         Raises:
             OffsetOutOfRangeError: the offset does not exist; the message names those that do.

@@ -78,7 +78,7 @@ def read_request(
     bytes_min: int = 0,
     wait_ms_max: int = 0,
     batch_bytes: int = BATCH_BYTES_DEFAULT,
-    skip_damaged: bool = False,
+    skip_corrupt: bool = False,
 ) -> ReadRequest:
     """Build the ticket of a read; arguments as ``Client.read``.
 
@@ -104,7 +104,7 @@ def read_request(
         bytes_min=bytes_min,
         wait_ms_max=wait_ms_max,
         batch_bytes=batch_bytes,
-        skip_damaged=skip_damaged,
+        skip_corrupt=skip_corrupt,
     )
     # Checks what the broker would check, with its messages.
     check_request(decode(encode(request), ReadRequest, what="read"))

@@ -156,7 +156,7 @@ def _endpoint(
         bytes_min=old.bytes_min,
         wait_ms_max=old.wait_ms_max,
         batch_bytes=old.batch_bytes,
-        skip_damaged=old.skip_damaged,
+        skip_corrupt=old.skip_corrupt,
         of_copy=old.of_copy,
     )
     return fl.FlightEndpoint(

@@ -38,7 +38,7 @@ class BatchInFlight:
     def __init__(self, sequence: int, size: int, *, is_single: bool = False) -> None:
         self.sequence = sequence
         self.size = size
-        self.refusal: StrandlineError | None = None
+        self.rejection: StrandlineError | None = None
         """Why the rest of it is refused: an earlier batch was refused, and may be sent again."""
         self._is_single = is_single
         self._pieces: list[tuple[PartitionName, int]] = []
@@ -81,7 +81,7 @@ class BatchInFlight:
         self._left -= 1
         self._error = self._error or error
         if error.retriable and self._is_single:
-            self.refusal = error
+            self.rejection = error
 
     def ack(self) -> PutAck:
         """Return the ack for the client."""

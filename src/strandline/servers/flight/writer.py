@@ -293,7 +293,7 @@ class PutSession:
         """Refuse a new batch if the one before it was refused and not sent again."""
         self._refused.pop(waiting.sequence, None)
         if after is not None:
-            waiting.refusal = self._refused.get(after)
+            waiting.rejection = self._refused.get(after)
 
     def _append_batch(self, waiting: BatchInFlight, number: int, piece: UploadedPiece) -> None:
         token = (waiting, number)
@@ -327,8 +327,8 @@ class PutSession:
 
     def _answered(self, append: Callable[[], None], token: tuple[BatchInFlight, int]) -> None:
         """Append; report any failure to the client, so that the loop continues."""
-        if (refusal := token[0].refusal) is not None:
-            self.rejected(token, refusal)
+        if (rejection := token[0].rejection) is not None:
+            self.rejected(token, rejection)
             return
         try:
             append()
@@ -355,7 +355,7 @@ class PutSession:
         """Record that rows were refused."""
         waiting, _ = _known(token)
         waiting.rejected(error)
-        if waiting.refusal is not None:
+        if waiting.rejection is not None:
             self._refused[waiting.sequence] = error
             if len(self._refused) > WINDOW_BATCHES:
                 self._refused.popitem(last=False)

@@ -38,21 +38,21 @@ logger = logging.getLogger(__name__)
 
 OUTPUT_BYTES_HIGH = 512 << 10
 OUTPUT_BYTES_ALL = 32 << 20
-"""What the calls of one connection may have queued together, about: a client that stands still has
-as many as it likes."""
+"""The approximate limit of output that all calls of one connection queue: a client that reads
+nothing may have many calls."""
 INPUT_BYTES_HIGH = 1 << 20
 STREAM_WINDOW_BYTES = 1 << 20
 ONE_MESSAGE: Final = "this call takes one message"
 A_BUG: Final = "internal error; see the broker's log"
 FLUSH_BYTES_MAX: Final = 256 << 10
-"""Of one call in one flush, so that a fast one does not starve the others."""
+"""The limit of one call in one flush, so that a fast call does not starve the others."""
 CONTROL_FRAMES_PER_FLUSH: Final = 16
 CONTROL_OUTPUT_BYTES: Final = 64
-"""Clients answer our output with window updates, one for each message that they read at worst, and
-with PINGs that measure the connection: so many frames may come for each flush, and one more for so
-many bytes of it."""
+"""Clients answer our output with window updates, at worst one for each message, and with PINGs that
+measure the connection. Each flush allows ``CONTROL_FRAMES_PER_FLUSH`` such frames, and one more for
+every ``CONTROL_OUTPUT_BYTES``."""
 CONTROL_CREDIT_MAX: Final = 100_000
-"""Frames that a client may owe: one that reads late answers much output at once."""
+"""The limit of allowed frames that add up: a client that reads late answers much output at once."""
 _BEGIN = [(b":status", b"200"), (b"content-type", b"application/grpc")]
 
 
@@ -144,14 +144,14 @@ class Call:
         timeout_s: float | None,
     ) -> None:
         self.caller: Caller
-        """Who calls; set before anything is served, so that nothing can be served without."""
+        """The caller; set before the handler starts, so that no handler runs without it."""
         self.publishes: Allowance | None = None
-        """What the caller may publish, if it is metered; the sender is held up accordingly."""
+        """The caller's publish quota, which delays the sender; None: not metered."""
         self.reads: Allowance | None = None
-        """What it may read, if that is."""
+        """The caller's read quota; None: not metered."""
         self._quota_timer: asyncio.TimerHandle | None = None
         self._unmetered_bytes = 0
-        """Queued since the last ``drain``."""
+        """Output queued since the last ``drain``."""
         self.stream_id = stream_id
         self.timeout_s = timeout_s
         self.task: asyncio.Task[None] | None = None
@@ -163,7 +163,7 @@ class Call:
         """h2's state of the stream from then on until the call ends, for ``answer``."""
         self.input_ended = False
         self.status: GrpcStatus | None = None
-        """How it ended; None while it goes on."""
+        """The status of an ended call; None while it is in progress."""
         self.text = ""
         self.output = bytearray()
         self.output_at = 0
@@ -172,14 +172,14 @@ class Call:
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
         self._counted_bytes = 0
-        """Of what came and was not taken yet, as the listener counts it."""
+        """The part of ``FlushQueue.buffered_bytes`` that is this call's."""
         self._is_served = False
-        """Whether the one message of the call was taken, so that no more may come."""
+        """Whether the only message of a unary call was received, so that another is an error."""
         self.receive_window = ReceiveWindow(STREAM_WINDOW_BYTES)
         self.held_bytes = 0
-        """That the sender may not send anew yet."""
+        """Received bytes whose window is not returned to the sender yet."""
         self.is_measured = False
-        """Whether its data go through h2, which compares them with their announced length."""
+        """Whether its data pass through h2, which compares them with ``content-length``."""
         self._arrived: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
 
@@ -418,7 +418,7 @@ class FlushQueue:
 
     def __init__(self) -> None:
         self.buffered_bytes = 0
-        """Of messages that are half received, or not handled yet, on all connections."""
+        """The bytes of incomplete and unhandled messages on all connections."""
         self.buffered_bytes_max = LimitsConfig().pending_bytes
         self._unflushed: list[CallMultiplexer] = []
 
@@ -461,7 +461,7 @@ class CallMultiplexer:
         self.marked: dict[int, Call] = {}
         """Calls with output."""
         self.resets = 0
-        """Calls that the client took back unanswered, less those that it let finish."""
+        """The calls that the client reset unanswered, minus those that it let finish."""
         self.is_paused = self._is_flush_due = False
         self.transport: asyncio.Transport | None = None
 

@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 LISTENER: Final = "grpc"
 STREAMS_MAX: Final = 4096
 CONNECTION_WINDOW_BYTES: Final = 8 << 20
-"""On top of the 65,535 bytes that every connection begins with."""
+"""Added to the initial window of 65,535 bytes."""
 FIRST_WINDOW_BYTES: Final = 65_535
 HEADERS_BYTES_MAX: Final = 64 << 10
 SETTINGS: Final[dict[SettingCodes, int]] = {
@@ -70,9 +70,9 @@ SETTINGS: Final[dict[SettingCodes, int]] = {
 }
 WRITE_BYTES_HIGH: Final = 1 << 20
 RESETS_MAX: Final = 1000
-"""Calls that a client may take back unanswered beyond those it lets finish (CVE-2023-44487)."""
+"""Unanswered calls that a client may reset beyond those it lets finish (CVE-2023-44487)."""
 CONTROL_S: Final = 1.0
-"""How long frames without content count against the most that a client may send."""
+"""The time after which frames without content no longer count against their limit."""
 IDENTIFY_S: Final = 5.0
 
 
@@ -89,11 +89,11 @@ class GrpcState:
         self.server = server
         self.limit = limit
         self.port = 0
-        """Of the listener, once it listens."""
+        """The listener's port; 0 before it listens."""
         self.budget = RoundBudget()
         self.flushes = FlushQueue()
         self.messages = 0
-        """Frames with data since the last count was handed to telemetry."""
+        """DATA frames since the last report to telemetry."""
         self.connections: set[GrpcConnection] = set()
         self.all_gone = asyncio.Event()
         """Set while there is no connection."""
@@ -113,7 +113,7 @@ class GrpcState:
             self.messages = 0
 
     def warn_oversize(self, error: OversizeError) -> None:
-        """Log the refusal of an oversized message, with throttling."""
+        """Log the rejection of an oversized message, with throttling."""
         if self._warnings.is_due("oversize", asyncio.get_running_loop().time()):
             text = "refused on gRPC port %d: %s (the client may repeat it for ever)"
             logger.warning(text, self.port, error.text)
@@ -153,7 +153,7 @@ class GrpcConnection(asyncio.Protocol):
         self.fast_path = FastPath(self.multiplexer)
         self._control_since_s = self._loop.time()
         self._is_identified = False
-        """Whether a call has shown who the client is."""
+        """Whether a call has identified the client."""
         self._unread: Iterator[Data | bytes] | None = None
         """Input beyond this round's share."""
         self._identify_timer: asyncio.TimerHandle | None = None

@@ -31,7 +31,7 @@ class FastPath:
         self._output = multiplexer.output
         self._calls = multiplexer.fast
         self._frames = self._bytes = 0
-        """Taken since they were last counted."""
+        """Handled since the last ``count``."""
 
     def put_on(self, call: Call) -> None:
         """Let a call use the fast path, if nothing of it is on the general path."""

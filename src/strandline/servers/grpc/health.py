@@ -17,7 +17,7 @@ from strandline.servers.grpc.status import GrpcStatus, RpcError
 
 WATCH_INTERVAL_S: Final = 1.0
 MESSAGE_BYTES_MAX: Final = 1024
-"""A request has the name of a service, and no more."""
+"""Enough for the name of a service, the only field of a request."""
 
 
 class HealthService:
@@ -32,9 +32,9 @@ class HealthService:
         self._services = {"", *services}
         self._is_ready = is_ready
         self._known = False
-        """Whether it was ready at the last look."""
+        """Whether the broker was ready at the last check."""
         self._changed = asyncio.Event()
-        """Set when that changes; then there is another."""
+        """Set when that changes, and then replaced."""
         self._watching = 0
         self._timer: asyncio.TimerHandle | None = None
 

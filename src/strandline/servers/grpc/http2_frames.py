@@ -21,7 +21,7 @@ HEADER_BYTES: Final = HEADER.size
 WINDOW: Final = struct.Struct(">HBBBII")
 GREETING_BYTES: Final = 24
 FRAME_BYTES_MAX: Final = 16384
-"""Of a frame that is taken: what HTTP/2 begins with, and we do not change."""
+"""The limit of a received frame: the default of HTTP/2, which we do not change."""
 DATA: Final = 0
 HEADERS: Final = 1
 SETTINGS: Final = 4
@@ -34,14 +34,14 @@ PADDED: Final = 8
 STREAM_MASK: Final = (1 << 31) - 1
 TOO_MUCH: Final = "more data than the window takes"
 SETTINGS_MAX: Final = 100
-"""Before they are forgotten. Each may cost as much as the connection has calls: a new first window
-is every call's."""
+"""The limit of SETTINGS frames until the count is reset. Each may cost time for every call of the
+connection, since a new initial window changes the window of each."""
 CONTROL_MAX: Final = 1000
-"""Frames without content, such as PING and WINDOW_UPDATE, before they are forgotten."""
+"""The limit of frames without content, such as PING and WINDOW_UPDATE, until the count is reset."""
 MESSAGE_BYTES_MIN: Final = 5
-"""Of a message in gRPC's framing; many smaller DATA frames can only be meant to keep us busy."""
+"""The smallest message in gRPC's framing. DATA frames below it count as frames without content."""
 CONTROL_PIECE: Final = 32
-"""How many of them are shown to h2 at once, so that the connection can stop between them."""
+"""The number of such frames passed to h2 at once, so that the connection can pause between them."""
 
 
 class Http2FrameError(Exception):
@@ -53,7 +53,7 @@ class Http2FrameError(Exception):
 
 
 Data = tuple[int, int, bytes, int, int]
-"""A DATA frame: stream, flags, and the bytes that hold its payload, from where to where."""
+"""A DATA frame: stream, flags, buffer, and the start and end of its payload in the buffer."""
 
 
 class FrameReader:
@@ -63,14 +63,14 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._rest = b""
-        """Of a frame that is not whole."""
+        """The beginning of an incomplete frame."""
         self._greeting = GREETING_BYTES
-        """How much of the client's greeting is missing."""
+        """The bytes of the client's preface that are missing."""
         self._is_in_headers = False
         self.settings = 0
-        """Frames of SETTINGS that came since somebody has set this to 0."""
+        """SETTINGS frames since the count was reset."""
         self.control = 0
-        """Frames that bring nothing, less what the connection has credited for its own output."""
+        """Frames without content, minus the credit for our own output."""
 
     @property
     def is_greeted(self) -> bool:

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 STOPPING: Final = RpcError(GrpcStatus.UNAVAILABLE, "the broker is stopping; retry later")
 STOP_TIMEOUT_S: Final = 2.0
 HANDSHAKE_TIMEOUT_S = 10.0
-"""Of TLS: until it is over, a connection counts for no limit."""
+"""The limit of the TLS handshake; until its end a connection is not counted."""
 BACKLOG: Final = 1024
 KEEPALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -36,7 +36,7 @@ KEEPALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 20),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""So that clients whose machine has gone are noticed."""
+"""Detects clients whose machine is gone."""
 
 
 class GrpcListener:

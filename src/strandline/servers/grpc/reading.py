@@ -33,7 +33,7 @@ class Portion(NamedTuple):
     data: bytes | bytearray
     records: int
     filled_to: Offset
-    """The offset after the last record, or where it began."""
+    """The offset after the last record; the first offset to read if there is none."""
     next_offset: Offset
 
 

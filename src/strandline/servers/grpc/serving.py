@@ -23,9 +23,9 @@ from strandline.servers.tls import certificate_name
 logger = logging.getLogger(__name__)
 
 OPEN_PATHS: Final = b"/grpc.health.v1.Health/"
-"""For probes, which have no credentials; they say whether a service is well, and nothing else."""
+"""Open to probes, which have no credentials. They return the health of a service only."""
 PUBLISHING: Final = frozenset({b"Publish", b"PublishAsync", b"PublishToSubject", b"Append"})
-"""Of Liftbridge's and Beam's rpcs those that bring records."""
+"""The rpcs of Liftbridge and Beam that publish records."""
 DEADLINE_PASSED: Final = "the deadline has passed"
 
 

@@ -35,7 +35,7 @@ SAFE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 OPEN_PATHS = frozenset({"/health/live", "/health/ready"})
-"""For probes, which have no credentials; they say whether the broker is well, and nothing else."""
+"""Open to probes, which have no credentials. They return the health of the broker only."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 

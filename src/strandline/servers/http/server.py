@@ -31,18 +31,14 @@ from strandline.storage.descriptors import current_shares
 
 BACKLOG = 128
 CONNECTIONS_MAX = 256
-"""Beyond these uvicorn answers 503, health included; fewer where descriptors are few."""
+"""Above it the oldest connection is closed; lower where descriptors are few."""
 HEADER_BYTES_MAX = 16 << 10
 REQUEST_S = 8.0
-"""For a whole request, from when the connection began or was last answered."""
+"""The limit for a whole request, from the start of the connection or from its last answer."""
 REQUEST_WORK_S = 0.0003
-"""About what the answer to a request takes of the loop, a round later."""
+"""The approximate time on the loop of an answer, one round later."""
 ANSWER_S = 30.0
-"""For the answer to be made and taken."""
-REQUEST_S = 5.0
-"""For a whole request, from when the connection began or was last answered."""
-ANSWER_S = 30.0
-"""For the answer to be made and taken."""
+"""The limit for the answer to be made and received."""
 SAMPLE_INTERVAL_S = 1.0
 GRACE_S = 1
 

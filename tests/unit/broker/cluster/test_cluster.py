@@ -272,7 +272,7 @@ async def test_metadata_is_told_while_a_stream_goes(cluster, kit):
     late.membership._on_image = lambda image: None
     await cluster.brokers[1].delete_stream("drop")
     await kit.until(lambda: "drop" not in late._image.streams)
-    anybody = SimpleNamespace(caller=SimpleNamespace(may=lambda *_: True))
+    anybody = SimpleNamespace(caller=SimpleNamespace(has=lambda _: True))
     describe = DescribeCalls(Host(late, pool=None))
     told = await describe.metadata(pb.FetchMetadataRequest(), anybody)
     leaders = {each.name: each.partitions[0].leader for each in told.streamMetadata}

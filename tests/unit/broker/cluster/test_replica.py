@@ -205,7 +205,7 @@ def test_a_full_disk_gives_the_stream_up_and_begins_again(driver, host):
     assert driver.replica.deadline_ms is not None
 
 
-def test_a_leader_waits_for_its_own_copies(driver, host, answers, kit):
+async def test_a_leader_waits_for_its_own_copies(driver, host, answers, kit):
     """Elected while copies are under way, it leads once they are in its log, and goes on there."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3))
@@ -221,7 +221,7 @@ def test_a_leader_waits_for_its_own_copies(driver, host, answers, kit):
     assert "x" not in answers.errors
 
 
-def test_a_new_leader_knows_the_end_once_its_followers_have_answered(driver, host):
+async def test_a_new_leader_knows_the_end_once_its_followers_have_answered(driver, host):
     """Until then its high watermark may be older than what its predecessor acknowledged."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3), high_watermark=1)
@@ -236,7 +236,7 @@ def test_a_new_leader_knows_the_end_once_its_followers_have_answered(driver, hos
     assert (driver.partition.high_watermark, driver.partition.knows_end) == (3, True)
 
 
-def test_who_led_before_knows_the_end_only_when_it_leads_again(driver, host):
+async def test_who_led_before_knows_the_end_only_when_it_leads_again(driver, host):
     """What its successor acknowledged meanwhile is not in what it knew of its own time."""
     assert not driver.partition.knows_end
     assign(driver, ME, 1)
@@ -269,7 +269,7 @@ def test_a_sync_counts_only_what_was_not_cut_since(driver, host):
     assert host.last(Fetch).end_offset == 3
 
 
-def test_what_comes_while_the_log_is_cut_waits_for_it(driver, host, kit, answers):
+async def test_what_comes_while_the_log_is_cut_waits_for_it(driver, host, kit, answers):
     """Copies, what is committed and a new leadership follow once the log is as long as told."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3), batch(3, 3))

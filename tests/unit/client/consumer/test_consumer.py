@@ -303,12 +303,12 @@ def test_a_partition_that_cannot_be_claimed_now_is_claimed_later(caplog):
                 raise UnavailableError("moving")
             return super().ask(command, request, timeout_s=timeout_s, partitions=partitions)
 
-    refusals = [StaleMemberError("claimed under epoch 9")]
+    rejections = [StaleMemberError("claimed under epoch 9")]
 
     class Store:
         def claim(self, group, partitions, owner):
-            if refusals:
-                raise refusals.pop()
+            if rejections:
+                raise rejections.pop()
             return {}
 
         def commit(self, group, offsets, owner):

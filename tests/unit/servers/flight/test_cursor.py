@@ -93,9 +93,9 @@ def test_corruption_is_skipped_on_request(stream, partition):
     for _ in range(3):
         partition.store(b"a", b"b")
     partition.corrupt = {0, 1}
-    assert read_all(stream, skip_damaged=True) == [4, 5]
+    assert read_all(stream, skip_corrupt=True) == [4, 5]
     partition.corrupt = {0, 1, 2}
-    assert read_all(stream, skip_damaged=True) == []
+    assert read_all(stream, skip_corrupt=True) == []
 
 
 def test_records_deleted_under_a_reader_are_data_loss(stream, partition):

@@ -84,7 +84,7 @@ def test_what_is_newer_than_corruption_comes_before_it_is_reported(stream, parti
     assert found == list(range(17, 7, -1))
     assert (caught.value.first_offset, caught.value.next_offset) == (6, 8)
     expected = [*range(17, 7, -1), *range(5, -1, -1)]
-    assert read_down(stream, skip_damaged=True) == expected
+    assert read_down(stream, skip_corrupt=True) == expected
 
 
 def test_records_deleted_under_a_reader_are_data_loss(stream, partition):

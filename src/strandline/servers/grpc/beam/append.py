@@ -24,24 +24,24 @@ from strandline.servers.grpc.status import GrpcStatus, OversizeError, RpcError, 
 from strandline.types import Offset, PartitionName
 
 COLUMNS_FROM: Final = 32
-"""From so many proposals on a request goes in as one Arrow batch: cheaper, and a batch of its own,
-while smaller ones share a batch with their neighbours."""
+"""A request with at least so many proposals is appended as one Arrow batch, which is cheaper.
+Smaller requests share a batch with other requests."""
 DUE_MAX: Final = 1024
-"""Requests of one stream that may be under way."""
+"""The limit of requests in flight on one stream."""
 OFFSET_BYTES: Final = 4
-"""Of a value, in an Arrow column."""
+"""The size of a value's offset in an Arrow column."""
 BATCH_SLACK_BYTES: Final = 1024
-"""What an Arrow batch may have beside its values and their offsets."""
+"""The limit of an Arrow batch's overhead beside its values and their offsets."""
 OVER: Final = RpcError(GrpcStatus.OK, "")
 
 
 SHORT_HEAD: Final = b"\0\0\0%c%c\x08%b\x12%c"
 LONG_HEAD: Final = SHORT_HEAD + b"%c"
-"""What a request of one proposal begins with: gRPC's prefix, the sequence, the proposal's size."""
+"""The beginning of a request with one proposal: gRPC's prefix, sequence, size of the proposal."""
 SHORT_MAX: Final = 127
-"""Bytes of a proposal whose size is one byte."""
+"""The largest proposal whose size is encoded in one byte."""
 ONE_INDEX: Final = b"\0\0\0\0%c\x0a%c\x08%b\x12%c%b"
-"""The reply to it: prefix, ok, the sequence, one index."""
+"""The reply to a request with one proposal: prefix, ok, sequence, one index."""
 
 
 class Several(NamedTuple):
@@ -50,7 +50,7 @@ class Several(NamedTuple):
     sequence: int
     proposals: int
     before: int
-    """How many of them come before the one whose offset the responder is told."""
+    """The number of proposals before the one whose offset is acknowledged."""
 
 
 class Reply(NamedTuple):
@@ -58,7 +58,7 @@ class Reply(NamedTuple):
 
     data: bytes
     ending: RpcError | None = None
-    """How the stream ends behind it."""
+    """The status that ends the stream after this reply; None: it continues."""
 
 
 class AppendStream:

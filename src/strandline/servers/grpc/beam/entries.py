@@ -10,7 +10,7 @@ from strandline.servers.grpc.grpc_messages import framed
 
 COLUMNS: Final = ("offset", "value")
 REPLY_BYTES_MAX: Final = 1 << 20
-"""Of one reply, unless a single entry is larger: stock clients take 4 MiB."""
+"""The limit of a reply, unless a single entry is larger; stock clients accept 4 MiB."""
 REPLY_ENTRIES_MAX: Final = 8192
 
 

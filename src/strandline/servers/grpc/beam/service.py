@@ -50,16 +50,16 @@ NEEDS: Final[dict[str, tuple[Operation, ...]]] = {
     "Info": ("read", "publish", "admin"),
     "InfoStream": ("read", "publish", "admin"),
 }
-"""Rpc → what it needs on the stream that is served, one of several."""
+"""Rpc → the permissions of which its caller needs one on the stream that is served."""
 INFO_INTERVAL_S: Final = 1.0
-"""Changes that no commit announces, such as a discard, are seen after so long."""
+"""The time after which changes without a commit, such as a discard, are noticed."""
 RETRY_S: Final = 1.0
 PORTION_OFFSETS: Final = 32_768
-"""Read at once at most: each is an entry, also where compaction left one filler for millions."""
+"""The most offsets read at once: each is an entry, even where compaction removed millions."""
 REQUEST_BATCHES: Final = 4
-"""As many of ``limits.batch_bytes`` a request may have: several large proposals, or thousands."""
+"""The limit of a request as a multiple of ``limits.batch_bytes``, for several large proposals."""
 INDEX_MAX: Final = 1 << 62
-"""To which a log may be discarded: offsets have 63 bits, and those behind it have to last."""
+"""The highest index to discard to: offsets have 63 bits, and enough must remain above it."""
 
 
 class BeamService:

@@ -30,7 +30,7 @@ _STATUSES: Final[dict[Any, GrpcStatus]] = {
 }
 
 
-class PublishRefusedError(Exception):
+class PublishRejectedError(Exception):
     """A publish that was refused; a stream of publishes reports it in band."""
 
     def __init__(self, code: Any, text: str) -> None:
@@ -44,23 +44,25 @@ class PublishRefusedError(Exception):
         return RpcError(_STATUSES.get(self.code, GrpcStatus.UNKNOWN), self.text)
 
 
-def refused(error: StrandlineError, partition: int) -> PublishRefusedError:
-    """Return the refusal for an error of the broker."""
+def refused(error: StrandlineError, partition: int) -> PublishRejectedError:
+    """Return the rejection for an error of the broker."""
     if isinstance(error, WrongLastSequenceError):
-        return PublishRefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
+        return PublishRejectedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
     if isinstance(error, UnknownStreamError):
-        return PublishRefusedError(pb.PublishAsyncError.NOT_FOUND, "no such stream: it was deleted")
+        return PublishRejectedError(
+            pb.PublishAsyncError.NOT_FOUND, "no such stream; it was deleted"
+        )
     if isinstance(error, RecordTooLargeError):
         text = f"message exceeds max replication size: {error.message}"
-        return PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+        return PublishRejectedError(pb.PublishAsyncError.BAD_REQUEST, text)
     if isinstance(error, ReadonlyError):
-        return PublishRefusedError(
+        return PublishRejectedError(
             pb.PublishAsyncError.READONLY, f"readonly partition: {partition}"
         )
     if isinstance(error, EncryptionKeyError):
         text = f"failed to encrypt the message: {error.message}"
-        return PublishRefusedError(pb.PublishAsyncError.ENCRYPTION_FAILED, text)
-    return PublishRefusedError(pb.PublishAsyncError.INTERNAL, error.message)
+        return PublishRejectedError(pb.PublishAsyncError.ENCRYPTION_FAILED, text)
+    return PublishRejectedError(pb.PublishAsyncError.INTERNAL, error.message)
 
 
 class Receipt:
@@ -118,7 +120,7 @@ class SingleAck:
 
     Args:
         partition: named when it is readonly.
-        due: how many outcomes there will be; a refusal counts if all are.
+        due: how many outcomes there will be; a rejection counts if all are.
     """
 
     def __init__(self, partition: int, *, due: int = 1) -> None:
@@ -180,8 +182,8 @@ class AckStream:
         assert isinstance(request, pb.PublishRequest), "of a stream of them"
         self.refuse(request.correlationId, refused(error, request.partition))
 
-    def refuse(self, correlation_id: str, error: PublishRefusedError) -> None:
-        """Report the refusal of a publish in band; the stream continues."""
+    def refuse(self, correlation_id: str, error: PublishRejectedError) -> None:
+        """Report the rejection of a publish in band; the stream continues."""
         response = pb.PublishResponse(
             ack=pb.Ack(),
             asyncError=pb.PublishAsyncError(code=error.code, message=error.text),

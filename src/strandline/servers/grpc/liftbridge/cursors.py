@@ -25,7 +25,7 @@ from strandline.types import LogId
 
 NO_CURSOR: Final = -1
 STORE_TIMEOUT_S: Final = 5.0
-"""Of a call that has no deadline."""
+"""The timeout of a call without a deadline."""
 
 
 def cursor_key(cursor_id: str, stream: str, partition: int) -> bytes:

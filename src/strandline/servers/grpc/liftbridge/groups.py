@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 SWEEPS_PER_TIMEOUT: Final = 10
 NS_PER_MS: Final = 1_000_000
 ID_BYTES_MAX: Final = GROUP_BYTES_MAX
-"""Of a group's name and a member's: the metadata has them, on every broker."""
+"""The limit of a group's and a member's name, since the metadata of every broker has them."""
 
 
 class GroupCalls:
@@ -41,7 +41,7 @@ class GroupCalls:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._last_seen_ms: dict[tuple[str, str], float] = {}
-        """(Group, member) → when it was heard; of the groups that this broker coordinates."""
+        """(Group, member) → time of its last request, for groups that this broker coordinates."""
         self._reports = Reports(timeout_ms=host.config.coordinator_timeout_ms)
 
     async def join(

@@ -29,7 +29,7 @@ CURSORS: Final = "__cursors"
 ACTIVITY: Final = ACTIVITY_STREAM
 RESERVED: Final = frozenset((CURSORS, ACTIVITY))
 CONTROLLER_WAIT_S: Final = 3.0
-"""Longer than it takes to elect one."""
+"""Longer than the election of a controller takes."""
 CONTROLLER_POLL_S: Final = 0.05
 
 
@@ -46,7 +46,7 @@ class Host:
         self.pool = pool
         self.config: GrpcConfig = broker.config.grpc
         self.port = 0
-        """Of the API's own listener, once it listens."""
+        """The port of the API's listener; 0 before it listens."""
 
     @property
     def me(self) -> BrokerId:

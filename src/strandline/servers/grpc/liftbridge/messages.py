@@ -16,7 +16,7 @@ COLUMNS: Final = ("offset", "timestamp", "subject", "key", "value", "headers")
 REPLY: Final = "reply"
 SUBJECT: Final = "subject"
 REMEMBERED_MAX: Final = 4096
-"""Subjects, and lengths of values, of which the encoding is kept."""
+"""The limit of cached encodings, for subjects and for lengths of values."""
 
 _OFFSET = b"\x08"
 _KEY = 2

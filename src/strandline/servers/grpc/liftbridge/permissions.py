@@ -91,7 +91,7 @@ NEEDS: Final[Mapping[str, Needs]] = {
     "FetchConsumerGroupAssignments": _group,
     "ReportConsumerGroupCoordinator": _group,
 }
-"""Rpc → what its request needs; beyond that, every client must be named by some rule."""
+"""Rpc → the permissions that its request needs. Every client must also be named by some rule."""
 
 
 def allow(caller: Caller, method: str, request: Any) -> None:

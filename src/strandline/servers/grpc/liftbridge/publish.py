@@ -32,7 +32,7 @@ from strandline.servers.grpc.calls import Call
 from strandline.servers.grpc.liftbridge.acks import (
     INCORRECT_OFFSET,
     AckStream,
-    PublishRefusedError,
+    PublishRejectedError,
     Receipt,
     SingleAck,
     refused,
@@ -52,9 +52,9 @@ HEADERS_MAX: Final = 4096
 FINISH_TIMEOUT_S: Final = 5.0
 """How long a stream of publishes waits for its last acks."""
 UNANSWERED_MAX: Final = 100_000
-"""Publishes of one stream whose ack is due; no more are taken until some are answered."""
+"""The limit of unacknowledged publishes of one stream; above it nothing more is received."""
 UNCHECKED: Final = -1
-"""The expected offset of who expects nothing."""
+"""The expected offset of a publish without such a check."""
 
 
 class PublishTarget(NamedTuple):
@@ -93,7 +93,7 @@ class PublishCalls:
             waiting = SingleAck(request.partition)
             self._append(request, aimed, waiting)
             return pb.PublishResponse(ack=await waiting.answer)
-        except PublishRefusedError as error:
+        except PublishRejectedError as error:
             raise error.status from error
 
     async def publish_many(self, call: Call) -> None:
@@ -106,7 +106,7 @@ class PublishCalls:
                     allow(call.caller, "Publish", request)
                 except RpcError as denied:
                     code = pb.PublishAsyncError.PERMISSION_DENIED
-                    acks.refuse(request.correlationId, PublishRefusedError(code, denied.text))
+                    acks.refuse(request.correlationId, PublishRejectedError(code, denied.text))
                 else:
                     await self._publish_one(request, acks)
             await acks.below(UNANSWERED_MAX)
@@ -130,48 +130,48 @@ class PublishCalls:
                 return
             acks.unanswered += 1
             self._append(request, aimed, acks)
-        except PublishRefusedError as error:
+        except PublishRejectedError as error:
             acks.refuse(request.correlationId, error)
 
     async def _know(self, request: pb.PublishRequest) -> None:
-        """Call ``Host.know``, with its error as a refusal.
+        """Call ``Host.know``, with its error as a rejection.
 
         Raises:
-            PublishRefusedError: the newest metadata cannot be read.
+            PublishRejectedError: the newest metadata cannot be read.
         """
         try:
             await self._host.know(request.stream, (request.partition,))
         except StrandlineError as error:
-            raise PublishRefusedError(pb.PublishAsyncError.INTERNAL, error.message) from error
+            raise PublishRejectedError(pb.PublishAsyncError.INTERNAL, error.message) from error
 
     def _resolve(self, request: pb.PublishRequest) -> PublishTarget:
         """Return the target of a publish, if it is allowed.
 
         Raises:
-            PublishRefusedError: the publish is refused.
+            PublishRejectedError: the publish is refused.
         """
         stream = self._host.stream(request.stream)
         if stream is None:
             text = f"no such stream: {request.stream}"
-            raise PublishRefusedError(pb.PublishAsyncError.NOT_FOUND, text)
+            raise PublishRejectedError(pb.PublishAsyncError.NOT_FOUND, text)
         if is_internal(request.stream):
-            raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, "Stream is reserved")
+            raise PublishRejectedError(pb.PublishAsyncError.BAD_REQUEST, "Stream is reserved")
         number = request.partition
         if not 0 <= number < len(stream.partitions):
-            raise PublishRefusedError(
+            raise PublishRejectedError(
                 pb.PublishAsyncError.NOT_FOUND, f"no such partition: {number}"
             )
         partition = stream.partitions[number]
         if isinstance(partition.blocked_by, ReadonlyError):
-            raise PublishRefusedError(
+            raise PublishRejectedError(
                 pb.PublishAsyncError.READONLY, f"readonly partition: {number}"
             )
         config = stream.config
         if config.optimistic_concurrency and request.ackPolicy == pb.NONE:
             text = "stream with concurrency control must have AckPolicy set"
-            raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+            raise PublishRejectedError(pb.PublishAsyncError.BAD_REQUEST, text)
         if config.optimistic_concurrency and request.expectedOffset < UNCHECKED:
-            raise PublishRefusedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
+            raise PublishRejectedError(pb.PublishAsyncError.INCORRECT_OFFSET, INCORRECT_OFFSET)
         subject = default_subject(config.subject)
         subject = f"{subject}.{number}" if number else subject
         record = _record(request, partition.name, subject, wakes=True)
@@ -188,7 +188,7 @@ class PublishCalls:
             raise refused(error, aimed.partition.name.partition) from error
         except StrandlineError as error:
             text = f"failed to resume stream: {error.message}"
-            raise PublishRefusedError(pb.PublishAsyncError.INTERNAL, text) from error
+            raise PublishRejectedError(pb.PublishAsyncError.INTERNAL, text) from error
         return aimed
 
     def _append(
@@ -262,14 +262,14 @@ class PublishCalls:
         try:
             for target in targets:
                 self._store_in(target, request, waiting)
-        except PublishRefusedError as error:
+        except PublishRejectedError as error:
             raise error.status from error
         if waiting is None:
             return pb.PublishToSubjectResponse()
         try:
             # Without a stream there is no answer, as with NATS, and the deadline ends the call.
             return pb.PublishToSubjectResponse(ack=await waiting.answer)
-        except PublishRefusedError as error:
+        except PublishRejectedError as error:
             ack = pb.Ack(
                 ackInbox=request.ackInbox,
                 correlationId=request.correlationId,
@@ -329,7 +329,7 @@ def _record(
     """Return the record to store.
 
     Raises:
-        PublishRefusedError: the headers or the message id are invalid.
+        PublishRejectedError: the headers or the message id are invalid.
     """
     headers = checked_headers(request.headers)
     return PendingForward(
@@ -352,16 +352,16 @@ def checked_headers(headers: Any) -> Headers | None:
     """Return a publish's headers in the form of a record.
 
     Raises:
-        PublishRefusedError: there are too many headers, or a name is too long.
+        PublishRejectedError: there are too many headers, or a name is too long.
     """
     if not headers:
         return None
     if len(headers) > HEADERS_MAX:
         text = f"{len(headers)} headers; at most {HEADERS_MAX} are taken"
-        raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+        raise PublishRejectedError(pb.PublishAsyncError.BAD_REQUEST, text)
     if any(not name or len(name.encode()) > HEADER_NAME_BYTES_MAX for name in headers):
         text = f"a header's name has 1 to {HEADER_NAME_BYTES_MAX} bytes"
-        raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+        raise PublishRejectedError(pb.PublishAsyncError.BAD_REQUEST, text)
     return list(headers.items())
 
 
@@ -369,14 +369,14 @@ def _message_id(headers: Any) -> str | None:
     """Return the message id, by which a retry is recognised, from the headers.
 
     Raises:
-        PublishRefusedError: it is not UTF-8 or too long, so it could not be forwarded.
+        PublishRejectedError: it is not UTF-8 or too long, so it could not be forwarded.
     """
     raw = headers.get(MESSAGE_ID_HEADER, b"")
     if len(raw) > MESSAGE_ID_BYTES_MAX:
         text = f"the header {MESSAGE_ID_HEADER} has at most {MESSAGE_ID_BYTES_MAX} bytes"
-        raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text)
+        raise PublishRejectedError(pb.PublishAsyncError.BAD_REQUEST, text)
     try:
         return raw.decode() or None
     except UnicodeDecodeError as error:
         text = f"the header {MESSAGE_ID_HEADER} is not UTF-8"
-        raise PublishRefusedError(pb.PublishAsyncError.BAD_REQUEST, text) from error
+        raise PublishRejectedError(pb.PublishAsyncError.BAD_REQUEST, text) from error
