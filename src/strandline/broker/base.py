@@ -23,6 +23,7 @@ from strandline.broker.stream_keys import StreamKeys
 from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.group_commit import GroupCommitter
+from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.partition import Partition
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock, SystemClock
@@ -115,7 +116,11 @@ class BrokerBase(ABC):
         self._load_metadata()
         self._corruption = CorruptionReports(self.call_soon, telemetry=self.telemetry)
         self.admission: Admission[Partition] = Admission(
-            self.config.limits, clock=self.clock, wake=self._wake, corruption=self._corruption
+            self.config.limits,
+            clock=self.clock,
+            wake=self._wake,
+            corruption=self._corruption,
+            outbox=Outbox(self._loop),
         )
         self.admission.now_ns = self.clock.now_ns()
         self.committer = GroupCommitter(

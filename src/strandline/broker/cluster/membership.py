@@ -126,13 +126,9 @@ class ClusterMembership:
             clock=clock,
             send=self._send_envelope,
         )
+        machine, quorum, trace = self.machine, self.quorum, self.trace
         self._neighbours = PeerRegistry(
-            config,
-            self,
-            identity=identity,
-            machine=self.machine,
-            quorum=self.quorum,
-            trace=self.trace,
+            config, self, identity=identity, machine=machine, quorum=quorum, trace=trace
         )
         self._links = self._neighbours.links
         self._questions = questions = PeerRpc(self._send_request)
