@@ -14,6 +14,7 @@ import msgspec
 from strandline.api.transactions import COORDINATOR_STREAM
 from strandline.broker.base import BrokerBase
 from strandline.broker.cluster.identity import load_identity
+from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.coordinators.groups import GroupCoordinatorService
 from strandline.broker.coordinators.transactions import TransactionCoordinatorService
 from strandline.broker.locality_token import write_proof
@@ -86,6 +87,7 @@ class Broker(BrokerBase):
         self.transactions = TransactionCoordinatorService(self)
         self._spawn(self.transactions.run(), "transactions")
         self.groups = GroupCoordinatorService(self)
+        self.consumers = ConsumerStore(self.groups)
         self._spawn(self.groups.run(), "groups")
         self._spawn(self._checkpoints.run(), "checkpoints")
         self._spawn(self._cleaner.run(), "cleaner")

@@ -65,7 +65,8 @@ class FakeBroker:
         self.telemetry = Telemetry()
         self.admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: None)
         self.refusal = None
-        self.is_controller = True
+        self.is_controller = self.has_lease = True
+        self.consumers = None
         self.frozen = False
         self.waiting = []
         self._streams = {}
@@ -104,6 +105,9 @@ class FakeBroker:
         pass
 
     def on_creating_stream(self, check):
+        pass
+
+    def on_image(self, callback):
         pass
 
     def on_streams_changed(self, callback):
