@@ -234,7 +234,9 @@ class Telemetry(Collector):
     recovery_records: int = gauge("Records the last start replayed from the journal.")
     recovery_torn_bytes: int = gauge("Bytes of torn tail truncated by the last start.")
     nats_server_restarts: int = counter("Restarts of the embedded nats-server.")
-    nats_connections: int = gauge("Connections to NATS, each for a share of the streams.")
+    nats_connections: int = gauge(
+        "Connections to NATS, each for a share of the streams; one more for the JetStream API."
+    )
     jetstream_covered_streams: int = gauge(
         "Streams whose publishes JetStream on the nats-server also acknowledges."
     )

@@ -19,7 +19,7 @@ import pytest
 from strandline.process.ports import free_ports
 from strandline.servers.nats.embedded_server import find_binary
 from strandline.testing.server import Server
-from tests.integration.clusters import IDS, three_brokers
+from tests.kit.clusters import IDS, three_brokers
 
 API = "$JS.API."
 VARYING = re.compile(r'"(created|ts|time|first_ts|last_ts|last_active)":"[^"]*"')

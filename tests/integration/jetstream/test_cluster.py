@@ -10,7 +10,7 @@ import nats.js.errors as js_errors
 import pytest
 from nats.js.api import ConsumerConfig
 
-from tests.integration.clusters import leader_of
+from tests.kit.clusters import leader_of
 
 from .conftest import IDS, connected
 
