@@ -172,7 +172,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
         async def wait():
             await self.broker.quiesce()
-            while self.broker.admission.refusal is not None:
+            while self.broker.admission.write_error is not None:
                 self.disk.full = False  # else it may never heal
                 await asyncio.sleep(0.001)
             await self.broker.quiesce()

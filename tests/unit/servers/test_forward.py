@@ -21,7 +21,7 @@ HERE, THERE = PartitionName("s", 0), PartitionName("s", 1)
 
 
 class Outcomes:
-    """A responder that waits for refusals."""
+    """A responder that waits for rejections."""
 
     def __init__(self):
         self.refused = asyncio.Queue()

@@ -151,7 +151,7 @@ async def test_a_failed_sync_loses_nothing_that_was_told(broker, disk, kit):
     disk.fail("sync", "journal", times=1)
     with pytest.raises(UnavailableError):
         await broker.groups.commit("g", {"s": {0: 2}})
-    await kit.until(lambda: broker.admission.refusal is None)
+    await kit.until(lambda: broker.admission.write_error is None)
     found = await broker.groups.committed_offsets("g")
     assert found["s"][0] in (1, 2), "whether the refused one is kept nobody was told"
     await broker.groups.commit("g", {"s": {0: 3}})

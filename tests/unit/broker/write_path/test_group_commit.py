@@ -114,7 +114,7 @@ async def test_a_front_end_that_fails_to_flush_stops_no_turn(broker, partition, 
         await answers.wait(number + 1)
     assert failures
     assert len(answers.acks) == 3
-    assert broker.admission.refusal is None
+    assert broker.admission.write_error is None
 
 
 async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
@@ -136,7 +136,7 @@ async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
     assert broken.order == ["broken"]
     assert answers.acks == {"before": 0}
     assert answers.codes == {"after": "log_poisoned"}
-    await kit.until(lambda: broker.admission.refusal is None)
+    await kit.until(lambda: broker.admission.write_error is None)
     assert kit.values(partition) == [b"before", b"broken", b"after"]
 
 
@@ -275,7 +275,7 @@ async def test_a_front_end_that_fails_before_the_sync_stops_no_turn(
     kit.put(partition, answers, "a")
     await answers.wait(1)
     assert failures
-    assert broker.admission.refusal is None
+    assert broker.admission.write_error is None
     assert not broker.committer.is_busy
 
 

@@ -264,10 +264,10 @@ async def test_who_leads_no_more_leaves_the_queue_group(broker, server, subscrib
 
 
 async def test_of_a_queue_group_also_who_does_not_lead_answers(broker, server, subscribe):
-    """A refusal of one broker is the only answer there is; of other streams the leader answers."""
+    """Only one broker gets the message, so it answers; for other streams the leader does."""
     broker.add("Q", "q", queue_group="g")
     broker.add("S", "s")
-    broker.refusal = NotLeaderError("another leads")
+    broker.write_error = NotLeaderError("another leads")
     await subscribe()
     link = await server.next_link()
     wrapped = encode_message(EnvelopeMessage(value=b"v", ack_inbox="inbox"))
@@ -286,7 +286,7 @@ async def test_the_controller_answers_for_partitions_that_nobody_leads(
 ):
     """With 503, so that a publisher retries; all other brokers leave it to the leader to answer."""
     broker.add("S", "s")
-    broker.refusal = NotLeaderError("S/0 has no leader now", is_leaderless=bool(is_leaderless))
+    broker.write_error = NotLeaderError("S/0 has no leader now", is_leaderless=bool(is_leaderless))
     broker.is_controller = bool(is_controller)
     await subscribe()
     link = await server.next_link()
