@@ -66,7 +66,7 @@ class BrokerBase(ABC):
     Args:
         config: settings.
         clock: where the time comes from.
-        disk: the door to the file system; tests inject faults here.
+        disk: all file-system calls; tests inject faults here.
         telemetry: counters; a fresh set if not given.
         masters: the master keys of encrypted streams; none if not given.
     """
@@ -415,8 +415,8 @@ class BrokerBase(ABC):
             storage = self._open_storage()
         except DiskFullError as error:
             raise DiskFullError(
-                f"no space left in {self.data_dir} for records that only its journal has: free "
-                "some on its file system, or make that larger; then it opens"
+                f"no space left in {self.data_dir}: recovery writes records from the journal to "
+                "their logs; free space or enlarge the file system, and the broker goes on"
             ) from error
         seconds = (self.clock.monotonic_ms() - started_ms) / 1e3
         self.telemetry.recovery_seconds = seconds
