@@ -189,18 +189,21 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(burst=st.lists(publishes, min_size=1, max_size=8))
     def publish(self, burst):
         """Several appends at once, until they are answered."""
-        for options in burst:
-            self.publish_one(**options)
+        self.run(self.publish_all(burst))
         self.settle()
 
     @rule(burst=st.lists(publishes, min_size=1, max_size=8), steps=st.integers(0, 3))
     def begin_to_publish(self, burst, steps):
         """Several appends at once, and only a little time passes."""
-        for options in burst:
-            self.publish_one(**options)
+        self.run(self.publish_all(burst))
         self.is_settled = False
         for _ in range(steps):
             self.run(asyncio.sleep(0))
+
+    async def publish_all(self, burst):
+        """On the loop, as every append."""
+        for options in burst:
+            self.publish_one(**options)
 
     def publish_one(self, place, size, message_id, *, acks, expects):
         self.numbers += 1

@@ -163,7 +163,8 @@ class BrokerBase(ABC):
 
     async def quiesce(self) -> None:
         """Wait until no turn is between write and answer and nothing waits for one."""
-        while not self.committer.is_idle:  # noqa: ASYNC110  no bookkeeping in the hot path for this
+        # No bookkeeping in the hot path for this.
+        while self.admission.held or not self.committer.is_idle:  # noqa: ASYNC110  see above
             await asyncio.sleep(0.001)
 
     # Health

@@ -60,6 +60,8 @@ class Admission(Generic[PartitionT]):
         self.wake = wake
         self.write_error: StrandlineError | None = None
         self.pending_bytes = 0
+        self.held = 0
+        """Appends that wait until message ids are read back."""
         self.duplicates = 0
         self.rejects: Counter[str] = Counter()
         """Records that were refused or given up, by error code."""

@@ -101,8 +101,7 @@ class Partition:
             log,
             admission=admission,
         )
-        self.transaction_index: PartitionTransactions | None = None
-        """None as long as nobody has used transactions."""
+        self.transaction_index: PartitionTransactions | None = None  # until one is used
         self._waiters: list[Waiter] = []
         self.times = BatchTimes()
         self.closed_by: StrandlineError | None = None
@@ -263,12 +262,13 @@ class Partition:
         if key is not None or headers:
             chunk.decorate(key, headers)
         if ack_sink is not None:
-            waiting = AckWaiter(ack_sink, token, self.next_offset)
-            self._waiting(chunk, acks).append(waiting)
+            waiting = chunk.waiting if acks is None else self._waiting(chunk, acks)
+            waiting.append(AckWaiter(ack_sink, token, self.next_offset))
         chunk.size += size
         admission.pending_bytes += size
         self.next_offset = Offset(self.next_offset + 1)
-        self._enqueue()
+        if not self._is_dirty:
+            self._enqueue()
 
     def append_many(
         self,
