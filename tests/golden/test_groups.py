@@ -43,7 +43,7 @@ def shown(partitions):
 
 
 class Consumer:
-    """What a member believes."""
+    """A member's own view of its group."""
 
     def __init__(self, instance):
         self.instance = instance

@@ -84,7 +84,7 @@ class Answers:
 
 
 class PartitionModel:
-    """What a partition must hold."""
+    """The records that a partition must have."""
 
     def __init__(self):
         self.stored = {}
@@ -172,7 +172,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
         async def wait():
             await self.broker.quiesce()
-            while self.broker.admission.refusal is not None:
+            while self.broker.admission.write_error is not None:
                 self.disk.full = False  # else it may never heal
                 await asyncio.sleep(0.001)
             await self.broker.quiesce()
@@ -189,18 +189,21 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(burst=st.lists(publishes, min_size=1, max_size=8))
     def publish(self, burst):
         """Several appends at once, until they are answered."""
-        for options in burst:
-            self.publish_one(**options)
+        self.run(self.publish_all(burst))
         self.settle()
 
     @rule(burst=st.lists(publishes, min_size=1, max_size=8), steps=st.integers(0, 3))
     def begin_to_publish(self, burst, steps):
         """Several appends at once, and only a little time passes."""
-        for options in burst:
-            self.publish_one(**options)
+        self.run(self.publish_all(burst))
         self.is_settled = False
         for _ in range(steps):
             self.run(asyncio.sleep(0))
+
+    async def publish_all(self, burst):
+        """On the loop, as every append."""
+        for options in burst:
+            self.publish_one(**options)
 
     def publish_one(self, place, size, message_id, *, acks, expects):
         self.numbers += 1
@@ -327,7 +330,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.forget_lost(model, self.partition(place).high_watermark)
 
     def forget_lost(self, model, end):
-        """What was acked as 'memory' only may be gone, from the end."""
+        """Records acknowledged with ``memory`` only may be lost, from the end."""
         model.repeats = {o: i for o, i in model.repeats.items() if o < end}
         for offset in [o for o in model.stored if o >= end]:
             assert offset in model.soft or model is self.models["memory", 0]

@@ -54,7 +54,7 @@ class Guarded(Protocol):
 
 
 class Access:
-    """The door of one front end.
+    """Authentication and authorization for one server.
 
     Args:
         config: whether anything is checked, and who may do everything.
@@ -162,11 +162,11 @@ class Access:
 
 
 class Caller:
-    """Somebody who asks, for as long as a call or a connection lasts.
+    """The caller of a call, or of a connection while it lasts.
 
     Args:
-        access: the door.
-        identity: who it was found to be there.
+        access: of the server.
+        identity: the principal that was authenticated.
     """
 
     __slots__ = ("_access", "_identity", "_is_on")

@@ -23,6 +23,7 @@ from strandline.broker.stream_keys import StreamKeys
 from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.group_commit import GroupCommitter
+from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.partition import Partition
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock, SystemClock
@@ -65,7 +66,7 @@ class BrokerBase(ABC):
     Args:
         config: settings.
         clock: where the time comes from.
-        disk: the door to the file system; tests inject faults here.
+        disk: all file-system calls; tests inject faults here.
         telemetry: counters; a fresh set if not given.
         masters: the master keys of encrypted streams; none if not given.
     """
@@ -115,7 +116,11 @@ class BrokerBase(ABC):
         self._load_metadata()
         self._corruption = CorruptionReports(self.call_soon, telemetry=self.telemetry)
         self.admission: Admission[Partition] = Admission(
-            self.config.limits, clock=self.clock, wake=self._wake, corruption=self._corruption
+            self.config.limits,
+            clock=self.clock,
+            wake=self._wake,
+            corruption=self._corruption,
+            outbox=Outbox(self._loop),
         )
         self.admission.now_ns = self.clock.now_ns()
         self.committer = GroupCommitter(
@@ -158,7 +163,8 @@ class BrokerBase(ABC):
 
     async def quiesce(self) -> None:
         """Wait until no turn is between write and answer and nothing waits for one."""
-        while not self.committer.is_idle:  # noqa: ASYNC110  no bookkeeping in the hot path for this
+        # No bookkeeping in the hot path for this.
+        while self.admission.held or not self.committer.is_idle:  # noqa: ASYNC110  see above
             await asyncio.sleep(0.001)
 
     # Health
@@ -183,7 +189,7 @@ class BrokerBase(ABC):
     @property
     def _why_not_encrypting(self) -> str:
         here = [partition for partition in self.partitions() if partition.remote_error is None]
-        missing = [error for partition in here if (error := partition.key_refusal) is not None]
+        missing = [error for partition in here if (error := partition.key_error) is not None]
         if not missing:
             return ""
         return f"{len(missing)} partitions take no records; the first: {missing[0].message}"
@@ -350,8 +356,8 @@ class BrokerBase(ABC):
         self.committer.wake()
 
     def _check_available(self) -> None:
-        if self.admission.refusal is not None:
-            raise self.admission.refusal
+        if self.admission.write_error is not None:
+            raise self.admission.write_error
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         """Run something beside the turn until the stop; if a bug ends it, say so loudly."""
@@ -410,8 +416,8 @@ class BrokerBase(ABC):
             storage = self._open_storage()
         except DiskFullError as error:
             raise DiskFullError(
-                f"no space left in {self.data_dir} for records that only its journal has: free "
-                "some on its file system, or make that larger; then it opens"
+                f"no space left in {self.data_dir}: recovery writes records from the journal to "
+                "their logs; free space or enlarge the file system, and the broker goes on"
             ) from error
         seconds = (self.clock.monotonic_ms() - started_ms) / 1e3
         self.telemetry.recovery_seconds = seconds
@@ -496,8 +502,8 @@ class BrokerBase(ABC):
                 except StrandlineError as error:
                     logger.error("storage is still failing: %s", error)  # noqa: TRY400  no trace
                     continue
-            if not isinstance(self.admission.refusal, ShuttingDownError):
-                self.admission.refusal = None
+            if not isinstance(self.admission.write_error, ShuttingDownError):
+                self.admission.write_error = None
             self.telemetry.journal_poisoned = 0
             logger.warning("storage was reopened and verified; accepting appends again")
             return

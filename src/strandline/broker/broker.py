@@ -128,7 +128,7 @@ class Broker(BrokerBase):
         """
         stopping = ShuttingDownError("the broker is stopping; retry later")
         self.is_ready = False
-        self.admission.refusal = stopping
+        self.admission.write_error = stopping
         async with self._admin, self._checkpoints.lock, self._opening_lock:
             tasks = list(self._tasks)
             for task in tasks:
@@ -426,7 +426,7 @@ class Broker(BrokerBase):
         """Write the metadata whole once its log is long, until cancelled."""
         while True:
             await asyncio.sleep(METADATA_INTERVAL_S)
-            if not self._store.is_long or self.admission.refusal is not None:
+            if not self._store.is_long or self.admission.write_error is not None:
                 continue
             async with self._admin:
                 try:

@@ -1,7 +1,7 @@
 """The batch codec in one place: encode records, decode batches.
 
-``columns``, ``encode``, ``encode_arrow`` and ``decode`` hold the code; this is the door other
-packages use.
+``columns``, ``encode``, ``encode_arrow`` and ``decode`` hold the code; other packages use this
+module.
 """
 
 from strandline.record.columns import (

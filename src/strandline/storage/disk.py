@@ -1,4 +1,4 @@
-"""The only door to the file system, so that tests can put faults and crashes behind it.
+"""The only module that calls the file system, so that tests can inject faults and crashes.
 
 Rules: every write is whole or raises; every ``OSError`` leaves here as one of our errors: no space
 (``ENOSPC``, ``EDQUOT``) as ``DiskFullError``, out of descriptors or memory as ``UnavailableError``,

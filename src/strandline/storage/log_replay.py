@@ -4,10 +4,10 @@ Rules: nothing that might be the only copy is cut before the journal has been re
 batch is redone by position: found intact where it belongs, it is only counted, else it is written
 there. Where the journal is corrupt, intact batches that continue the log on disk fill the gap, and
 what neither has is a hole that is reported. A batch below the end means the log was truncated
-before it was written. Where the file of the checkpoint's segment is gone, the only copy goes on
-behind what is lost, so that no offset is used twice; one of several forgets what comes after, too,
-for its leader has it all. What intact batches follow the last journaled one are kept: they were
-written in order and their outcome was open. One thread; used before the log is.
+before it was written. If the checkpoint's segment is missing, a log without replicas goes on
+after the lost range, so that no offset is used twice; a replica truncates there, as its leader has
+everything. Intact batches after the last journaled one are kept: they were written in order, and
+their publishers were not answered yet. One thread; used before the log is.
 """
 
 from functools import cached_property

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 INTERVAL_S = 0.25
 PROPOSE_TIMEOUT_S = 5.0
 LIMITS = ControllerLimits(session_ms=1_500)
-"""Five heartbeats. A leader that is paused or cut off costs about two seconds, a controller one
+"""Six heartbeats. A leader that is paused or cut off costs about two seconds, a controller one
 more; one that ended costs a second less, as its connections tell (``away_ms``)."""
 
 

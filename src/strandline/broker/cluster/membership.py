@@ -81,6 +81,8 @@ class ClusterMembership:
 
     why_refused = ""
     """Why the cluster does not let this broker register; empty: it does, or nobody said so."""
+    is_removed = False
+    """Whether the cluster has removed this broker."""
 
     def __init__(
         self,
@@ -107,8 +109,6 @@ class ClusterMembership:
         self._registering: asyncio.Task[None] | None = None
         self._is_image_pending = False
         self._seen_index = self._image_index = 0
-        self.is_removed = False
-        """Whether the cluster has removed this broker."""
         self._clock = clock
         self._controller_seen_ms = 0.0
         self.incarnation = ""
@@ -126,13 +126,9 @@ class ClusterMembership:
             clock=clock,
             send=self._send_envelope,
         )
+        machine, quorum, trace = self.machine, self.quorum, self.trace
         self._neighbours = PeerRegistry(
-            config,
-            self,
-            identity=identity,
-            machine=self.machine,
-            quorum=self.quorum,
-            trace=self.trace,
+            config, self, identity=identity, machine=machine, quorum=quorum, trace=trace
         )
         self._links = self._neighbours.links
         self._questions = questions = PeerRpc(self._send_request)

@@ -355,7 +355,7 @@ class MetadataApplier(Broker):
         """
         log, start = self._storage.logs.get(image.log_id), image.log_start_offset
         if log is not None and self.committer.is_changing(log):
-            raise UnavailableError("it is still being cut for an earlier assignment")
+            raise UnavailableError("its log is still being truncated for an earlier assignment")
         if log is not None and not log.log_start_offset == log.log_end_offset < start:
             return log
         failure = self._open_failures.pop(image.log_id, None)

@@ -47,7 +47,7 @@ class RangeServer:
     Args:
         partition: whose log it is.
         state: the log as the replica knows it.
-        around: the broker.
+        host: the broker.
         step: tells the replica what was read.
     """
 

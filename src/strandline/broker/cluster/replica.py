@@ -57,12 +57,12 @@ class ReplicaHost(range_server.RangeServerHost, replica_publishers.ReplicaPublis
 
 
 class ReplicaDriver:
-    """One partition's replica on this broker, and its seat.
+    """One partition's replica on this broker: drives its core.
 
     Args:
         partition: whose log it keeps.
         replica: its state machine, made from the log as it is.
-        around: the broker.
+        host: the broker.
     """
 
     def __init__(self, partition: Partition, replica: Replica, host: ReplicaHost) -> None:

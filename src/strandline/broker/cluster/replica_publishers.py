@@ -56,7 +56,7 @@ class ReplicaPublishers:
     Args:
         partition: they published to.
         replica: commits, or refuses.
-        around: the broker.
+        host: the broker.
     """
 
     def __init__(self, partition: Partition, replica: Replica, host: ReplicaPublisherHost) -> None:

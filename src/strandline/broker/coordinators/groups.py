@@ -154,7 +154,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
                 token, group, positions, member, epoch, number, transaction, owner
             )
         )
-        self.broker.telemetry.group_commits += 1
+        self.broker.telemetry.offset_commits += 1
 
     async def committed_offsets(self, group: str) -> Positions:
         """Return a group's committed offsets.

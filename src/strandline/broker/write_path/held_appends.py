@@ -54,6 +54,7 @@ class HeldAppends:
             self._timer = asyncio.get_running_loop().call_later(HELD_S_MAX, self._expire)
         self.waiting.append(held)
         self._admission.pending_bytes += held.size
+        self._admission.held += 1
         return None
 
     def release(self) -> None:
@@ -74,6 +75,7 @@ class HeldAppends:
             self._timer.cancel()
             self._timer = None
         self._admission.pending_bytes -= sum(each.size for each in waiting)
+        self._admission.held -= len(waiting)
         if waiting:
             self._admission.outbox.send_answers_soon()
         return waiting

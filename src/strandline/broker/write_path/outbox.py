@@ -9,9 +9,14 @@ from collections.abc import Callable
 
 
 class Outbox:
-    """The senders of this broker; loop thread."""
+    """The senders of this broker; loop thread.
 
-    def __init__(self) -> None:
+    Args:
+        loop: the broker's; None: the running one.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self._loop = loop
         self._frames: list[Callable[[], bool]] = []
         self._answers: list[Callable[[], None]] = []
         self._is_scheduled = False
@@ -45,7 +50,8 @@ class Outbox:
         """Send answers in the loop's next round: they were given outside a group commit."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            asyncio.get_running_loop().call_soon(self._send_scheduled)
+            loop = self._loop or asyncio.get_running_loop()
+            loop.call_soon(self._send_scheduled)
 
     def _send_scheduled(self) -> None:
         self._is_scheduled = False

@@ -105,10 +105,6 @@ class PendingRecords:
         """Never: records that come one by one belong to no transaction."""
         return False
 
-    def has_room(self, records: int) -> bool:
-        """Whether so many more records belong into this chunk."""
-        return self.size < CHUNK_BYTES_MAX and len(self.values) + records <= BATCH_RECORDS_MAX
-
     @property
     def count(self) -> int:
         """Records in the chunk."""
@@ -256,7 +252,11 @@ class PendingQueue:
     def open_batch(self, base_offset: Offset, records: int = 1) -> PendingRecords:
         """Return the batch that records from ``base_offset`` on join, or begin."""
         batch = self._open
-        if batch is None or not batch.has_room(records):
+        if (
+            batch is None
+            or batch.size >= CHUNK_BYTES_MAX
+            or len(batch.values) + records > BATCH_RECORDS_MAX
+        ):
             batch = self._open = PendingRecords(base_offset)
             self.batches.append(batch)
         return batch

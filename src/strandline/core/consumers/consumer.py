@@ -22,7 +22,7 @@ import heapq
 from collections import deque
 from typing import Final, Literal, NamedTuple
 
-from strandline.core.consumers.effects import Effect, EndPull, Send, SendHeartbeat
+from strandline.core.consumers.effects import DeliverRecord, Effect, EndPull, SendHeartbeat
 from strandline.core.consumers.state import ConsumerState, PendingRecord
 
 NO_MESSAGES: Final = "404 No Messages"
@@ -205,7 +205,7 @@ class PullConsumer:
             effects.append(pull.end(COMPLETED))
         return effects
 
-    def _send(self, pull: Pull, sequence: int, now_ms: float) -> Send:
+    def _send(self, pull: Pull, sequence: int, now_ms: float) -> DeliverRecord:
         state = self.state
         state.delivered_consumer += 1
         record = state.pending.get(sequence)
@@ -225,7 +225,7 @@ class PullConsumer:
         else:
             self._expect_ack(sequence, now_ms + self.policy.wait_ms(record.deliveries))
         self.is_changed = True
-        return Send(pull.token, sequence, state.delivered_consumer, record.deliveries)
+        return DeliverRecord(pull.token, sequence, state.delivered_consumer, record.deliveries)
 
     def skip(self, sequence: int) -> None:
         """The pending record is gone: nobody can get it again."""

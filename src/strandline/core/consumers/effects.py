@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class DeliverRecord:
     """Send a record to a pull.
 
     Attributes:
@@ -46,4 +46,4 @@ class SendHeartbeat:
     stream_sequence: int
 
 
-Effect = Send | EndPull | SendHeartbeat
+Effect = DeliverRecord | EndPull | SendHeartbeat

@@ -192,7 +192,7 @@ def _allocate_producer_ids(
 ) -> tuple[MetadataImage, CommandOutcome]:
     if not 1 <= command.count <= PRODUCER_IDS_MAX:
         raise CommandRejectedError(
-            "limit", f"1 to {PRODUCER_IDS_MAX} producer ids, not {command.count}"
+            "limit", f"count must be between 1 and {PRODUCER_IDS_MAX}, got {command.count}"
         )
     owners, first = image.producer_owners, image.next_producer_id
     if command.owner and command.owner not in owners:

@@ -94,7 +94,8 @@ def _new_partitions(
         check_replicas(image, replicas)
         if len(replicas) != config.replicas:
             raise CommandRejectedError(
-                "bad_assignment", f"{len(replicas)} replicas are assigned, not {config.replicas}"
+                "bad_assignment",
+                f"the assignment names {len(replicas)} replicas; the stream has {config.replicas}",
             )
     return tuple(
         new_partition(partition, replicas, image.brokers)

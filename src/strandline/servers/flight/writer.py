@@ -174,7 +174,7 @@ class PutSession:
             if chunk.app_metadata is not None:
                 tag = decode(chunk.app_metadata.to_pybytes(), BatchTag, what="batch metadata")
             if chunk.data is None or not chunk.data.num_rows:
-                raise InvalidRecordError("metadata without records")
+                raise InvalidRecordError("metadata needs at least one row")
             batch = self._checker.check(chunk.data)
             self._update_stream()
             pieces = self._pieces(batch, tag, spread=place)

@@ -254,7 +254,7 @@ class NatsFrontEnd:
         from strandline.servers.nats.certificates import certificate_name
         from strandline.servers.nats.system_account import SystemAccountClient
 
-        door = AuthCalloutHandler(
+        handler = AuthCalloutHandler(
             self._access,
             self._metering,
             accounts.issuer,
@@ -262,7 +262,7 @@ class NatsFrontEnd:
             name_of=certificate_name,
         )
         self._control = SystemAccountClient(
-            door,
+            handler,
             lambda: parse_server_url(self._child_url()),
             login=accounts.system_login,
             tls=tls,

@@ -83,7 +83,10 @@ class AckLines:
 
     def template(self, partition: PartitionName, sequence: int) -> bytes:
         """Return the template to format with the opening's arguments and the sequence."""
-        return self.templates(partition, sequence, 1)[0]
+        known = self._templates.get(partition)
+        if known is None or not known[0] <= sequence < known[1]:
+            known = self._make(partition, sequence)
+        return known[2]
 
     def templates(self, partition: PartitionName, sequence: int, count: int) -> list[bytes]:
         """Return the templates of so many sequences in a row."""

@@ -58,14 +58,15 @@ def test_a_single_record_keeps_what_it_has():
 
 def test_a_chunk_is_full_by_bytes_or_by_records():
     """The next record then begins another chunk, so that no batch is over its limits."""
-    chunk = PendingRecords(0)
-    assert chunk.has_room(BATCH_RECORDS_MAX)
-    assert not chunk.has_room(BATCH_RECORDS_MAX + 1)
+    queue = PendingQueue()
+    chunk = queue.open_batch(Offset(0))
+    assert queue.open_batch(Offset(0), BATCH_RECORDS_MAX) is chunk
+    chunk.values = [b""]
+    assert queue.open_batch(Offset(1), BATCH_RECORDS_MAX - 1) is chunk
+    assert queue.open_batch(Offset(1), BATCH_RECORDS_MAX) is not chunk
+    chunk = queue.open_batch(Offset(1))
     chunk.size = CHUNK_BYTES_MAX
-    assert not chunk.has_room(1)
-    chunk = PendingRecords(0)
-    chunk.values = [b""] * BATCH_RECORDS_MAX
-    assert not chunk.has_room(1)
+    assert queue.open_batch(Offset(2)) is not chunk
 
 
 def test_an_arrow_chunk_stays_as_it_came():

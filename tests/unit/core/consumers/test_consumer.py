@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from strandline.core.consumers.consumer import ConsumerPolicy, Pull, PullConsumer, Wanted
-from strandline.core.consumers.effects import EndPull, Send, SendHeartbeat
+from strandline.core.consumers.effects import DeliverRecord, EndPull, SendHeartbeat
 from strandline.core.consumers.state import ConsumerState, decode_state, encode_state
 from strandline.errors import InvalidRecordError
 
@@ -63,7 +63,11 @@ class Bench:
 
 
 def sent(effects):
-    return [(e.sequence, e.consumer_sequence, e.deliveries) for e in effects if isinstance(e, Send)]
+    return [
+        (e.sequence, e.consumer_sequence, e.deliveries)
+        for e in effects
+        if isinstance(e, DeliverRecord)
+    ]
 
 
 def ended(effects):

@@ -42,7 +42,7 @@ from strandline.servers.nats.jetstream.errors import (
     refuse_json,
 )
 from strandline.servers.nats.jetstream.subjects import ApiCall, parse_subject
-from strandline.servers.nats.jetstream.views import StreamView, split_name, view_of
+from strandline.servers.nats.jetstream.views import JetStreamView, split_name, view_of
 from strandline.servers.nats.ports import JetStreamPort
 from strandline.types import PartitionName
 
@@ -229,7 +229,7 @@ class JetStreamApi:
             return False  # it exists and is not open here: another broker leads it
         return self.broker.is_controller if view is None else view.partitions[0].is_led
 
-    def find(self, name: str) -> StreamView | None:
+    def find(self, name: str) -> JetStreamView | None:
         """Return the stream that clients know by this name; None if there is none.
 
         Raises:
@@ -241,23 +241,23 @@ class JetStreamApi:
         except UnknownStreamError:
             return None
 
-    def find_quietly(self, name: str) -> StreamView | None:
+    def find_quietly(self, name: str) -> JetStreamView | None:
         """Return the stream of this name, or None also if this broker cannot tell now."""
         try:
             return self.find(name)
         except StrandlineError:
             return None  # another broker may tell
 
-    def find_partition(self, name: PartitionName) -> StreamView | None:
+    def find_partition(self, name: PartitionName) -> JetStreamView | None:
         """Return the view of one partition; None if there is none."""
         try:
             stream = self.broker.stream(name.stream)
         except StrandlineError:
             return None  # deleted, or not open here: led elsewhere in either case
         has = name.partition < len(stream.partitions)
-        return StreamView(stream, name.partition) if has else None
+        return JetStreamView(stream, name.partition) if has else None
 
-    def view(self, request: ApiRequest) -> StreamView:
+    def view(self, request: ApiRequest) -> JetStreamView:
         """Return the stream of a request, which this broker leads.
 
         Raises:
@@ -272,7 +272,7 @@ class JetStreamApi:
             refuse(UNAVAILABLE, "another broker leads the stream; ask at its nats-server")
         return view
 
-    async def caught_up(self, view: StreamView) -> None:
+    async def caught_up(self, view: JetStreamView) -> None:
         """Wait until everything that was acknowledged is known to be committed here.
 
         Raises:

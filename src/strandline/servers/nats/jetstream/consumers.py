@@ -69,7 +69,7 @@ from strandline.servers.nats.jetstream.subjects import (
     parse_ack,
 )
 from strandline.servers.nats.jetstream.times import NS_PER_MS, ms_of, parse_time
-from strandline.servers.nats.jetstream.views import StreamView, shown_name
+from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
 from strandline.servers.nats.leaf_link import LeafClient
 from strandline.types import LeaderEpoch, PartitionName
 
@@ -88,7 +88,7 @@ _SHORT_DELAY: Final = re.compile(rb"(\d{1,9})(ms|s|m|h)")
 _UNITS_MS: Final = {b"ms": 1, b"s": 1_000, b"m": 60_000, b"h": 3_600_000}
 
 
-class _PageRequest(msgspec.Struct, frozen=True):
+class _ConsumerPageRequest(msgspec.Struct, frozen=True):
     offset: int | None = None
 
 
@@ -116,7 +116,7 @@ class _LedConsumers:
         self.lock = asyncio.Lock()
         """Held to load, create, change and delete."""
 
-    def is_current(self, view: StreamView) -> bool:
+    def is_current(self, view: JetStreamView) -> bool:
         """Return whether it is still the same leadership of the same partition."""
         [partition] = view.partitions
         return (
@@ -196,7 +196,7 @@ class ConsumerCalls:
                 refuse(UNAVAILABLE, "the leadership has changed; retry")
         return led
 
-    async def _load(self, view: StreamView, led: _LedConsumers) -> None:
+    async def _load(self, view: JetStreamView, led: _LedConsumers) -> None:
         """Let the durable consumers of a partition work here."""
         await self._api.caught_up(view)
         prefix = f"{GROUP_PREFIX}{view.name}/"
@@ -212,7 +212,9 @@ class ConsumerCalls:
                 led.runners[kept.config.name] = self._runner(view, led, kept)
         led.is_loaded = True
 
-    def _runner(self, view: StreamView, led: _LedConsumers, kept: KeptConsumer) -> ConsumerRunner:
+    def _runner(
+        self, view: JetStreamView, led: _LedConsumers, kept: KeptConsumer
+    ) -> ConsumerRunner:
         return ConsumerRunner(self._host, view.name, led.partition, kept=kept)
 
     def _review(self) -> None:
@@ -323,7 +325,7 @@ class ConsumerCalls:
         return request.answer(**msgspec.structs.asdict(await runner.info()))
 
     async def _make(
-        self, view: StreamView, led: _LedConsumers, config: ConsumerConfig
+        self, view: JetStreamView, led: _LedConsumers, config: ConsumerConfig
     ) -> ConsumerRunner:
         """Make a consumer, and store it if it is durable."""
         if len(led.runners) >= CONSUMERS_MAX:
@@ -386,7 +388,7 @@ class ConsumerCalls:
         self, request: ApiRequest, size: int
     ) -> tuple[list[ConsumerRunner], dict[str, int]]:
         """Return a page of a stream's consumers, and the fields that say which."""
-        body = request.body(_PageRequest)
+        body = request.body(_ConsumerPageRequest)
         led = await self._of(request)
         names = sorted(led.runners)
         first = min(max(0, body.offset or 0), len(names))

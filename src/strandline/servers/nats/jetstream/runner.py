@@ -21,7 +21,7 @@ import msgspec
 from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock
 from strandline.core.consumers.consumer import AckKind, Pull, PullConsumer, Wanted
-from strandline.core.consumers.effects import Effect, EndPull, Send, SendHeartbeat
+from strandline.core.consumers.effects import DeliverRecord, Effect, EndPull, SendHeartbeat
 from strandline.core.consumers.state import ConsumerState
 from strandline.errors import StaleMemberError, StrandlineError, UnknownGroupError
 from strandline.servers.nats.headers import VERSION_LINE, encode_headers
@@ -135,7 +135,7 @@ class RunnerHost(NamedTuple):
 
 
 class _Outgoing(NamedTuple):
-    send: Send
+    send: DeliverRecord
     message: StoredMessage
     pending: int
 
@@ -411,7 +411,7 @@ class ConsumerRunner:
         left = max(0, pending - 1) if is_new else pending
         decided = self.core.deliver(message.sequence, self._size(message), self._now_ms)
         effects += decided
-        sent = [each for each in decided if isinstance(each, Send)]
+        sent = [each for each in decided if isinstance(each, DeliverRecord)]
         outgoing += (_Outgoing(each, message, left) for each in sent)
         return bool(sent)
 
@@ -480,7 +480,7 @@ class ConsumerRunner:
         records = iter(outgoing)
         for effect in effects:
             match effect:
-                case Send():
+                case DeliverRecord():
                     self._deliver(next(records))
                 case EndPull(token, text, left, size):
                     self._send_status(token, text, _pending_headers(left, size))

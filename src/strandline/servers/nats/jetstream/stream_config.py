@@ -15,7 +15,7 @@ from strandline.broker.internal import is_internal
 from strandline.config import StreamConfig
 from strandline.servers.nats.jetstream.errors import NO_REPLICAS, refuse, refuse_config
 from strandline.servers.nats.jetstream.times import NS_PER_MS, ZERO_TIME, ms_of
-from strandline.servers.nats.jetstream.views import StreamView, shown_name
+from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
 
 NAME_BYTES_MAX: Final = 255
 AGE_NS_MIN: Final = 100 * NS_PER_MS
@@ -125,7 +125,7 @@ class ShownConfig(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
 
 
-def shown_config(config: StreamConfig, view: StreamView | None = None) -> ShownConfig:
+def shown_config(config: StreamConfig, view: JetStreamView | None = None) -> ShownConfig:
     """Return a stream's settings in JetStream's words.
 
     Args:

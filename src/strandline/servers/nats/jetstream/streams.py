@@ -58,7 +58,7 @@ from strandline.servers.nats.jetstream.stream_config import (
 )
 from strandline.servers.nats.jetstream.subjects import PREFIX
 from strandline.servers.nats.jetstream.times import format_time, parse_time
-from strandline.servers.nats.jetstream.views import StreamView, views_of
+from strandline.servers.nats.jetstream.views import JetStreamView, views_of
 from strandline.types import Offset
 
 NAMES_PER_PAGE: Final = 1024
@@ -138,7 +138,7 @@ class StreamCalls:
 
     # All streams
 
-    def _views(self, pattern: str | None = None) -> list[StreamView]:
+    def _views(self, pattern: str | None = None) -> list[JetStreamView]:
         """Return the streams, by name; with a pattern those whose subjects overlap it."""
         return [
             view
@@ -163,7 +163,7 @@ class StreamCalls:
             api={"level": 0, "total": self._api.requests, "errors": self._api.errors},
         )
 
-    def _page(self, request: ApiRequest, size: int) -> tuple[list[StreamView], dict[str, int]]:
+    def _page(self, request: ApiRequest, size: int) -> tuple[list[JetStreamView], dict[str, int]]:
         """Return a page of the streams, and the fields that say which."""
         body = request.body(_PageRequest)
         if body.subject:
@@ -192,7 +192,7 @@ class StreamCalls:
 
     # One stream
 
-    def _shown(self, view: StreamView, state: StreamState) -> dict[str, Any]:
+    def _shown(self, view: JetStreamView, state: StreamState) -> dict[str, Any]:
         """Return a stream as answers show it."""
         return {
             "config": shown_config(view.stream.config, view),
@@ -201,7 +201,7 @@ class StreamCalls:
             "ts": format_time(self._broker.clock.now_ns()),
         }
 
-    async def _state(self, view: StreamView, request: ApiRequest) -> StreamState:
+    async def _state(self, view: JetStreamView, request: ApiRequest) -> StreamState:
         """Return the state of a stream; other brokers are asked for partitions they lead.
 
         Raises:
@@ -218,17 +218,17 @@ class StreamCalls:
         if view.is_exact:
             return await self._state_elsewhere(view, request)
         numbers = range(len(view.partitions))
-        parts = (self._state(StreamView(view.stream, each), request) for each in numbers)
+        parts = (self._state(JetStreamView(view.stream, each), request) for each in numbers)
         return summed_state(await asyncio.gather(*parts))
 
-    async def _known_state(self, view: StreamView, request: ApiRequest) -> StreamState | None:
+    async def _known_state(self, view: JetStreamView, request: ApiRequest) -> StreamState | None:
         """Return the state of a stream, or None if it cannot be had now."""
         try:
             return await self._state(view, request)
         except (ApiRefusal, UnavailableError, UnknownStreamError):
             return None  # the answer names it as missing, as JetStream does
 
-    async def _state_elsewhere(self, view: StreamView, request: ApiRequest) -> StreamState:
+    async def _state_elsewhere(self, view: JetStreamView, request: ApiRequest) -> StreamState:
         """Ask the broker that leads a stream."""
         subject = f"{PREFIX}STREAM.INFO.{view.name}".encode()
         try:
@@ -280,14 +280,14 @@ class StreamCalls:
         if self._broker.routes.answering_beside(Stream(config, 0, [])):
             refuse(SUBJECTS_OVERLAP)
 
-    async def _make(self, config: StreamConfig) -> StreamView:
+    async def _make(self, config: StreamConfig) -> JetStreamView:
         brokers = self._broker.image.brokers.values()
         if brokers and config.replicas > sum(each.may_take_replicas for each in brokers):
             refuse(NO_PEERS)
         try:
-            return StreamView(await self._broker.create_stream(config), 0)
+            return JetStreamView(await self._broker.create_stream(config), 0)
         except StreamExistsError:  # somebody else's request came first
-            return StreamView(self._broker.stream(config.name), 0)
+            return JetStreamView(self._broker.stream(config.name), 0)
 
     async def _update(self, request: ApiRequest) -> ApiReply:
         view = self._api.view(request)
@@ -306,7 +306,9 @@ class StreamCalls:
         if view is None:
             refuse(STREAM_NOT_FOUND)
         if view.is_exact and len(view.stream.partitions) > 1:
-            refuse(BAD_REQUEST, f"delete {StreamView(view.stream).name}, with all its partitions")
+            refuse(
+                BAD_REQUEST, f"delete {JetStreamView(view.stream).name}, with all its partitions"
+            )
         await self._broker.delete_stream(view.stream.name)
         await self._api.stream_deleted(view.stream.name)
         return request.answer(success=True)
@@ -400,7 +402,7 @@ def _message_from(partition: Any, text: str) -> StoredMessage | None:
     return next_message(partition, partition.offset_for_timestamp(time_ns))
 
 
-def _several(view: StreamView) -> str:
+def _several(view: JetStreamView) -> str:
     """Return why something is only possible in one of a stream's partitions."""
     count = len(view.stream.partitions)
     return f"stream has {count} partitions: use {view.name}:0 to {view.name}:{count - 1}"

@@ -15,7 +15,7 @@ from strandline.broker.write_path.partition import Partition
 DIGITS_MAX: Final = 6
 
 
-class StreamView(NamedTuple):
+class JetStreamView(NamedTuple):
     """A stream of the JetStream API."""
 
     stream: Stream
@@ -65,23 +65,23 @@ def split_name(name: str) -> tuple[str, int | None]:
     return base.replace("=", "."), int(number)
 
 
-def view_of(stream: Stream, number: int | None) -> StreamView | None:
+def view_of(stream: Stream, number: int | None) -> JetStreamView | None:
     """Return the view of a stream that a client's name stands for; None if there is none."""
     count = len(stream.partitions)
     if is_internal(stream.name):
         return None
     if count == 1:
-        return StreamView(stream, 0) if number is None else None
+        return JetStreamView(stream, 0) if number is None else None
     if number is not None and number >= count:
         return None
-    return StreamView(stream, number)
+    return JetStreamView(stream, number)
 
 
-def views_of(stream: Stream) -> Iterator[StreamView]:
+def views_of(stream: Stream) -> Iterator[JetStreamView]:
     """Yield every view of a stream."""
     if is_internal(stream.name):
         return
     if len(stream.partitions) > 1:
-        yield StreamView(stream)
+        yield JetStreamView(stream)
     for number in range(len(stream.partitions)):
-        yield StreamView(stream, number)
+        yield JetStreamView(stream, number)
