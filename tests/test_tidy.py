@@ -1,4 +1,4 @@
-"""The style budget of STYLE.md as a test: each refusal names what to do instead.
+"""The style budget of STYLE.md as a test: each rejection names what to do instead.
 
 Rules here are few and mechanical; what needs judgement is left to reviewers. A rule that must be
 broken is broken here, in ``ALLOWED``, with a reason, and nowhere else.

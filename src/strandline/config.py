@@ -153,9 +153,9 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Largest record: key, value and headers together."""
     batch_bytes: int = 16 << 20
     """Largest batch accepted, compressed or not."""
-    turn_records: int = 16_384
+    commit_records: int = 16_384
     """Records in one group commit."""
-    turn_bytes: int = 8 << 20
+    commit_bytes: int = 8 << 20
     """Bytes of values in one group commit."""
     pending_bytes: int = 256 << 20
     """Bytes accepted and not yet stored; more is refused until the disk catches up."""

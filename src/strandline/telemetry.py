@@ -1,11 +1,11 @@
 """Metrics of the broker, each declared once: name, kind and help text are beside the field.
 
-Rules: counting costs one addition on a plain attribute (``telemetry.turns += 1``); the text for
-Prometheus is rendered only for a scrape. A metric is named after its field, ``strandline_<field>``
-(plus ``_total`` for counters), in base units. Each broker owns one ``Telemetry`` with its own
-registry, so brokers in one process do not mix their metrics. Fields are written by the loop thread,
-except where a method with a lock says otherwise. This module must not know who updates the metrics,
-nor how they are exported.
+Rules: counting costs one addition on a plain attribute (``telemetry.group_commits += 1``); the text
+for Prometheus is rendered only for a scrape. A metric is named after its field,
+``strandline_<field>`` (plus ``_total`` for counters), in base units. Each broker owns one
+``Telemetry`` with its own registry, so brokers in one process do not mix their metrics. Fields are
+written by the loop thread, except where a method with a lock says otherwise. This module must not
+know who updates the metrics, nor how they are exported.
 """
 
 # ruff: noqa: RUF009 - the calls in the class body declare fields, they do not make shared values
@@ -157,9 +157,11 @@ class Telemetry(Collector):
     )
 
     # The group commit, the journal, the disk.
-    turns: int = counter("Group commits that stored something.")
-    turn_records: Histogram = histogram("Records stored by one group commit.", RECORDS_BUCKETS)
-    turn_bytes: Histogram = histogram("Bytes of batches stored by one group commit.", BYTES_BUCKETS)
+    group_commits: int = counter("Group commits that stored something.")
+    commit_records: Histogram = histogram("Records stored by one group commit.", RECORDS_BUCKETS)
+    commit_bytes: Histogram = histogram(
+        "Bytes of batches stored by one group commit.", BYTES_BUCKETS
+    )
     sync_seconds: Histogram = histogram(
         "Time of one sync of the journal; it covers all records of a group commit."
     )
@@ -196,7 +198,7 @@ class Telemetry(Collector):
     groups: int = gauge("Consumer groups.")
     group_members: int = gauge("Members of consumer groups.")
     group_members_expired: int = counter("Members removed because their session expired.")
-    group_commits: int = counter("Offset commits.")
+    offset_commits: int = counter("Offset commits of consumer groups.")
 
     # The cluster; all 0 for a broker alone.
     replicas: int = gauge("Replicas on this broker.")
@@ -232,7 +234,9 @@ class Telemetry(Collector):
     recovery_records: int = gauge("Records the last start replayed from the journal.")
     recovery_torn_bytes: int = gauge("Bytes of torn tail truncated by the last start.")
     nats_server_restarts: int = counter("Restarts of the embedded nats-server.")
-    nats_connections: int = gauge("Connections to NATS, each for a share of the streams.")
+    nats_connections: int = gauge(
+        "Connections to NATS, each for a share of the streams; one more for the JetStream API."
+    )
     jetstream_covered_streams: int = gauge(
         "Streams whose publishes JetStream on the nats-server also acknowledges."
     )

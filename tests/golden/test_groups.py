@@ -7,7 +7,8 @@ Commands: ``streams NAME=PARTITIONS ...`` · ``join MEMBER stream ... [as=INSTAN
 ``beat MEMBER ...``: each says what it holds, gives up what it was told to, and takes what it gets ·
 ``slow MEMBER``: it gives nothing up yet · ``leave MEMBER`` · ``commit MEMBER place=offset ...
 [epoch=N] [number=N] [in=P.E]`` (``-``: nobody; in: a transaction) ·
-``mark begin|commit|abort P.E`` · ``delete`` · ``positions`` · ``store``: what was to be
+``mark begin|commit|abort P.E`` · ``new|keep STATE place=offset epoch=N``: a NATS consumer ·
+``claim EPOCH`` · ``delete`` · ``positions`` · ``store``: what was to be
 stored is · ``time MS`` · ``crash``: a new coordinator begins from what is stored · ``status``.
 Sessions last 1000 ms; the group is ``g``.
 """
@@ -42,7 +43,7 @@ def shown(partitions):
 
 
 class Consumer:
-    """What a member believes."""
+    """A member's own view of its group."""
 
     def __init__(self, instance):
         self.instance = instance
@@ -155,6 +156,23 @@ class Story:
         consumer.commits = int(number or consumer.commits + 1)
         event = ev.Commit(token, GROUP, positions, member, epoch, consumer.commits, inside)
         return self.step(event)
+
+    def _consumer(self, what, state, options):
+        epoch = int(options.pop("epoch"))
+        [(name, offset)] = options.items()
+        at = place(name)
+        positions = {at.stream: {at.partition: int(offset)}}
+        is_new = what == "new"
+        return self.step(ev.KeepConsumer(what, GROUP, positions, state, is_new, epoch))
+
+    def do_new(self, state, options):
+        return self._consumer("new", state, options)
+
+    def do_keep(self, state, options):
+        return self._consumer("keep", state, options)
+
+    def do_claim(self, epoch, options):
+        return self.step(ev.ClaimConsumers("claim", GROUP, int(epoch)))
 
     def do_mark(self, mark, who, options):
         return self.step(

@@ -193,7 +193,7 @@ def told(command):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
 def test_the_story_is_as_told(script, golden):
-    """What is ordered leads to what the script says, line by line."""
+    """Each command of a script has the outcome that the script states."""
     golden.judge(script, Story().play)
 
 

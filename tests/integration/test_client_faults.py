@@ -210,7 +210,7 @@ def test_a_read_in_the_middle_of_a_kill_is_an_error(process):
     client.close()
 
 
-def test_refusals_do_not_use_a_producer_up(monkeypatch):
+def test_rejections_do_not_use_a_producer_up(monkeypatch):
     """Each of a full disk takes an epoch; after the last one another producer id is used."""
     full = [None] + [DiskFullError("full")] * 5 + [None] * 2
     monkeypatch.setattr(Admission, "batch_error", lambda *_, is_numbered: full[0])

@@ -86,12 +86,12 @@ async def test_a_publish_that_nobody_can_store_is_answered(cluster, nats_servers
     async with asyncio.timeout(60):
         while error is None:
             with contextlib.suppress(nats.errors.TimeoutError):
-                error = await refusal_of(client)
+                error = await rejection_of(client)
     await client.close()
     assert error.description == "orders/0 has no leader now; retry"
 
 
-async def refusal_of(client):
+async def rejection_of(client):
     """Publish once, which nobody can store."""
     with pytest.raises(nats.js.errors.ServiceUnavailableError) as caught:
         await client.jetstream().publish("orders", b"x", timeout=0.5)

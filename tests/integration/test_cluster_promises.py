@@ -204,7 +204,7 @@ def test_with_too_few_copies_no_level_is_acked(brokers):
     away.kill()
     try:
         for acks in ("replicated", "disk", "memory"):
-            why = brokers.persist(lambda a=acks: refusal_of(leader, name, a))
+            why = brokers.persist(lambda a=acks: rejection_of(leader, name, a))
             assert f"fewer than 3 replicas of {name}/0 are in sync" in why
     finally:
         away.start()
@@ -233,7 +233,7 @@ def test_without_most_of_the_brokers_clients_are_told_so(brokers):
     brokers.wait_until_whole(name)
 
 
-def refusal_of(server, name, acks):
+def rejection_of(server, name, acks):
     """What a publish at a leader is refused with; an error as long as it is taken, or waits."""
     with strandline.connect(server.flight) as client:
         producer = client.producer(name, acks=acks, delivery_timeout_s=1, linger_ms=0)

@@ -80,7 +80,7 @@ class Member:
         self._process.wait(30)
 
     def events(self):
-        """What was written whole; the last line may be torn by the kill."""
+        """Return the complete lines; a kill may tear the last one."""
         found = []
         for line in self.path.read_text().splitlines():
             with contextlib.suppress(ValueError):

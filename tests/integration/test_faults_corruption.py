@@ -28,7 +28,7 @@ def value(number):
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
-    """What a broker leaves that was killed, and what one leaves that was stopped."""
+    """Data directories of a killed and of a stopped broker."""
     root = tmp_path_factory.mktemp("corruption")
     environment = {"STRANDLINE_JOURNAL__FILE_BYTES": str(JOURNAL["file_bytes"])}
     with ProcessServer(root / "data", environment=environment) as server:
@@ -117,7 +117,7 @@ def readable(client):
 
 
 def error_of_reading(client, offset):
-    """What a reader hears who asks for a corrupt record and did not ask to skip corruption."""
+    """Return the error of a read that does not skip corruption."""
     with pytest.raises(CorruptBatchError) as caught:
         list(client.read("s", start=offset))
     return str(caught.value)
@@ -177,7 +177,7 @@ def test_lost_and_corrupt_indexes_are_made_anew(stopped, serve):
 
 @pytest.mark.parametrize("number", range(1, COUNT - 1))
 def test_a_corrupt_journal_entry_is_not_served(killed, serve, number, caplog):
-    """Where the segment has the record too it is served from there; else it is reported lost."""
+    """The record is served from its segment, or else reported as lost."""
     journal, position = journal_entry(killed, number)
     flip(journal, position + 3000)
     code, report = inspect(killed)
@@ -202,7 +202,7 @@ def journal_entry(data_dir, number):
 
 @pytest.mark.parametrize("kept", [-100, -40, 0, 1, 8, 100, 10_000, 20_000])
 def test_a_torn_last_entry_is_cut_and_everything_before_it_stays(killed, serve, kept):
-    """What a power loss leaves of the newest, unsynced entry never happened; nothing else goes."""
+    """A torn, unsynced last entry is dropped, and nothing else."""
     journal, position = journal_entry(killed, COUNT - 1)
     with journal.open("r+b") as file:
         file.seek(position + kept)

@@ -97,7 +97,7 @@ until = partial(until_async, seconds=PATIENCE_S)
 
 
 async def ignore(_):
-    """Refusals are what this is about; nats-py would log them with what it leaves open."""
+    """Rejections are what this is about; nats-py would log them with what it leaves open."""
 
 
 async def refused(connect, **options):

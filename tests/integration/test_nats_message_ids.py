@@ -1,4 +1,4 @@
-"""Message ids after a restart and a failover, by stock NATS clients, which repeat no refusal."""
+"""Message ids after a restart and a failover, by stock NATS clients, which repeat no rejection."""
 
 import asyncio
 import contextlib

@@ -64,7 +64,7 @@ async def test_a_repeated_message_id_is_stored_once(js, stream):
     assert dict(row["headers"]) == {"Nats-Msg-Id": b"sale-7", "till": b"3"}
 
 
-async def test_refusals_are_the_clients_own_errors(js, stream):
+async def test_rejections_are_the_clients_own_errors(js, stream):
     """A wrong expectation and a subject without a stream are told apart by the client."""
     name, read = stream
     expecting = {"Nats-Expected-Last-Sequence": "77"}

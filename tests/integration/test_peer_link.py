@@ -457,7 +457,7 @@ def test_an_address_that_swallows_calls_is_given_up(run, caplog):
 
 
 def test_peers_may_be_known_before_the_start(run):
-    """Whom it was told of before it listens, it calls when it does."""
+    """Peers added before it listens are dialled once it does."""
 
     async def scenario():
         two = await start(TWO)
@@ -573,7 +573,7 @@ async def until_logged(caplog, words):
 
 
 async def read_to_the_end(reader):
-    """What the other end says before it hangs up, by close or reset."""
+    """Return what the other end sends before it closes or resets."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             return await reader.read()
@@ -751,7 +751,7 @@ def test_a_certificate_speaks_for_its_own_broker_only(run, certificates, caplog)
 
 
 def test_a_certificate_is_renewed_without_a_restart(run, certificates, caplog):
-    """It is shown to who calls and when calling; half of a pair leaves the old one in force."""
+    """The new certificate is used both ways; half a pair leaves the old one in force."""
 
     async def scenario():
         one = await start(ONE, tls=certificates.issue("broker-1"))

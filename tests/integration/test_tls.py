@@ -155,7 +155,7 @@ def test_the_grpc_ports_speak_tls(papers, strangers):
 
 
 def check_health(port, ca, own):
-    """What the standard health service of a gRPC port answers."""
+    """Return the answer of gRPC's health service on a port."""
     key, certificate = (own[1].read_bytes(), own[0].read_bytes()) if own else (None, None)
     credentials = grpc.ssl_channel_credentials(ca.read_bytes(), key, certificate)
     with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
@@ -229,7 +229,7 @@ def check_routes(ports, papers, own):
 
 
 def greeting(port, context):
-    """What a nats-server says first to whoever calls it as another one does."""
+    """Return the INFO that a nats-server sends on a TLS port."""
     with (
         socket.create_connection(("127.0.0.1", port), timeout=30) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
@@ -349,7 +349,7 @@ def test_without_tls_there_is_no_connection(papers):
 
 
 def said_in_clear_text(url, text):
-    """What a NATS listener answers to it, before it hangs up."""
+    """Return the answer of a NATS listener before it closes the connection."""
     host, _, port = url.rpartition("/")[2].partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as plain:
         plain.sendall(text)
@@ -393,7 +393,7 @@ def recv_line(sock):
 
 
 def test_quick_clients_shake_hands(server, papers):
-    """Who answers the greeting at once is not taken for one that speaks in clear text."""
+    """A client that answers the greeting at once is not taken for one without TLS."""
     host, _, port = server.ingest_url.removeprefix("nats://").partition(":")
     for _ in range(30):
         plain = socket.create_connection((host, int(port)), timeout=30)

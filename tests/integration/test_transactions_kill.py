@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400 + 60 * KILLS)]
 
 
 class Load:
-    """What is written, and what is known of it."""
+    """Transactions that are written, and their known outcomes."""
 
     def __init__(self, addresses):
         self.addresses = addresses
@@ -160,7 +160,7 @@ class Load:
 
 
 def read_all(client, stream):
-    """What is shown, by partition, once nothing is open any more."""
+    """Return the visible records by partition, once no transaction is open."""
     found = {}
     for partition in range(PARTITIONS):
         table = client.read(stream, partition=partition, columns=["value"]).read_all()

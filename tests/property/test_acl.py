@@ -32,7 +32,7 @@ def rules() -> st.SearchStrategy[Rule]:
 
 
 def says(rule: Rule, name: str) -> bool:
-    """What a pattern means, spelled out."""
+    """Return whether a pattern matches a name, by definition."""
     if rule.kind == "subject":
         return subject_matches(rule.pattern, name)
     return name.startswith(rule.pattern[:-1]) if rule.pattern[-1] == "*" else name == rule.pattern
@@ -40,7 +40,7 @@ def says(rule: Rule, name: str) -> bool:
 
 @given(PATTERNS, PATTERNS, SUBJECTS)
 def test_a_covered_pattern_matches_nothing_more(pattern, asked, subject):
-    """What is matched by a pattern that is covered is matched by what covers it."""
+    """A covering pattern matches everything that the covered one matches."""
     if subject_covers(pattern, asked) and subject_matches(asked, subject):
         assert subject_matches(pattern, subject)
 
@@ -58,7 +58,7 @@ def test_what_is_not_covered_has_a_subject_outside(pattern, asked):
 
 @given(PATTERNS)
 def test_every_pattern_covers_itself(pattern):
-    """Who may use a pattern may ask for all of it."""
+    """A caller who may use a pattern may request all of it."""
     assert subject_covers(pattern, pattern)
 
 

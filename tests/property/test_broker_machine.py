@@ -84,7 +84,7 @@ class Answers:
 
 
 class PartitionModel:
-    """What a partition must hold."""
+    """The records that a partition must have."""
 
     def __init__(self):
         self.stored = {}
@@ -172,7 +172,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
         async def wait():
             await self.broker.quiesce()
-            while self.broker.admission.refusal is not None:
+            while self.broker.admission.write_error is not None:
                 self.disk.full = False  # else it may never heal
                 await asyncio.sleep(0.001)
             await self.broker.quiesce()
@@ -330,7 +330,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.forget_lost(model, self.partition(place).high_watermark)
 
     def forget_lost(self, model, end):
-        """What was acked as 'memory' only may be gone, from the end."""
+        """Records acknowledged with ``memory`` only may be lost, from the end."""
         model.repeats = {o: i for o, i in model.repeats.items() if o < end}
         for offset in [o for o in model.stored if o >= end]:
             assert offset in model.soft or model is self.models["memory", 0]

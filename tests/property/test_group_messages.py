@@ -1,4 +1,4 @@
-"""What is read from the log of groups, and from clients of groups: any bytes, and every value."""
+"""Messages and log entries of consumer groups: any bytes, and every value."""
 
 import contextlib
 

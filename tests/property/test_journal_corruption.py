@@ -78,7 +78,7 @@ class Counted(Disk):
 
 
 class Place(NamedTuple):
-    """Where an entry of the journal is, and what it holds."""
+    """The position and contents of a journal entry."""
 
     file: Path
     entry: ScannedEntry
@@ -146,7 +146,7 @@ class Life:
         self.stored = b"".join(path.read_bytes() for path in self.path.glob("logs/*/*.log"))
 
     def served(self) -> dict[LogId, list[bytes]]:
-        """What readers get that step over holes."""
+        """Return the records that readers get when they skip corruption."""
         return {log_id: list(serve(self.now.logs[log_id])) for log_id in IDS}
 
 
@@ -167,7 +167,7 @@ def serve(log: Log) -> Iterator[bytes]:
 
 @pytest.fixture(scope="module")
 def directory() -> Iterator[Path]:
-    """Where lives go, each to a place of its own."""
+    """A directory for all examples; each uses its own subdirectory."""
     with tempfile.TemporaryDirectory(prefix="strandline-") as name:
         yield Path(name)
 

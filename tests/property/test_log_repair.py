@@ -78,7 +78,7 @@ def read(log):
 
 
 def lent(batches, first, after):
-    """What another replica sends for a range."""
+    """Return the batches that another replica sends for a range."""
     return [
         batch
         for base, batch in batches.items()

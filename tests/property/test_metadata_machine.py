@@ -188,7 +188,7 @@ TestMetadataMachine = Machine.TestCase
 
 @given(st.one_of(nonsense, st.builds(c.Proposed, st.integers(0, 9), log_throttle, nonsense)))
 def test_every_entry_survives_the_log(entry):
-    """What is decoded is what was encoded, whatever a command says."""
+    """Every command decodes to the value that was encoded."""
     assert c.decode_entry(c.encode_entry(entry)) == entry
 
 

@@ -26,7 +26,7 @@ class Partition:
     def __init__(self, name):
         self.name = name
         self.appended = 0
-        self.is_led, self.refusal = True, None
+        self.is_led, self.write_error = True, None
 
     def append(self, value, *, subject, ack_sink=None, token=None, **_):
         assert value is None or isinstance(value, bytes)

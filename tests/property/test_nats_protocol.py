@@ -199,7 +199,7 @@ def test_router_finds_exactly_what_matches(bound, subject):
     patterns,
 )
 def test_router_follows_what_is_added_and_removed(bound, others, subject, asked):
-    """What was removed left nothing behind; patterns that overlap with one are found, too."""
+    """Removed patterns match nothing, and overlapping ones are found."""
     targets = enumerate_patterns(bound)
     router = SubjectRouter(targets)
     for pattern in others:

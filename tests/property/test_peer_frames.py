@@ -94,7 +94,7 @@ def test_no_flipped_bit_goes_unnoticed(sent, sizes, data):
 
 @given(st.integers(0, 255), st.binary(max_size=300))
 @example(0, b"\x80")
-def test_any_first_frame_gives_a_hello_or_a_refusal(channel, header):
+def test_any_first_frame_gives_a_hello_or_a_rejection(channel, header):
     """Whatever a stranger says first, the answer is a handshake error at worst."""
     me = PeerIdentity(cluster_id="c", broker_id=BrokerId(1), incarnation="i")
     for judge in (

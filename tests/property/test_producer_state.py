@@ -34,7 +34,7 @@ class Model:
         return [each for each in self.log if each[0].producer_id == producer_id]
 
     def verdict(self, stamp, records):
-        """What must be answered: "next", an offset, or the error's class."""
+        """Return the required answer: "next", an offset, or the error's class."""
         stored = self.of(stamp.producer_id)
         if not stored:
             return "next" if stamp.sequence == 0 else OutOfOrderSequenceError
@@ -127,7 +127,7 @@ def test_answers_are_those_of_the_whole_log(steps):
 
 
 @given(steps, st.integers(1, 3))
-def test_forgetting_costs_a_refusal_and_never_a_second_copy(steps, ranges_max):
+def test_forgetting_costs_a_rejection_and_never_a_second_copy(steps, ranges_max):
     """With little room a repeat may be refused; what is next and what is fenced is known still."""
 
     def check(found, wanted):

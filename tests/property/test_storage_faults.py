@@ -27,7 +27,7 @@ keys = st.sampled_from([None, b"a", b"b", b"c"])
 
 @pytest.fixture(scope="module")
 def directory() -> Iterator[Path]:
-    """Where a log goes; one for all examples of a test, each with a place of its own."""
+    """A directory for all examples; each uses its own subdirectory."""
     with tempfile.TemporaryDirectory(prefix="strandline-") as name:
         yield Path(name)
 

@@ -39,7 +39,7 @@ def make_batch(base_offset: int, count: int, size: int, *, epoch: int = 0) -> by
 
 
 class Model:
-    """What a log must hold: its batches in order, and how many of them are safe."""
+    """The batches that a log must have, and how many of them are durable."""
 
     def __init__(self, log_id: int) -> None:
         self.log_id = LogId(log_id)

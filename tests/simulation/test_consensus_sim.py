@@ -27,7 +27,7 @@ def test_histories_keep_every_promise():
 
 @pytest.mark.parametrize("aim", AIMS)
 def test_aimed_histories_keep_every_promise(aim):
-    """What chance alone seldom makes, right code survives."""
+    """Directed scenarios that chance rarely produces keep every promise."""
     for seed in range(5):
         assert aim(seed).run().counts["partitions"] > 1
 

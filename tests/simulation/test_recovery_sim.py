@@ -17,7 +17,7 @@ SEEDS = int(os.environ.get("SIM_SEEDS", "40"))
 
 @cache
 def life(seed):
-    """What came of a seed; judging it is part of it."""
+    """Return the judged outcome of a seed."""
     return run(seed)
 
 

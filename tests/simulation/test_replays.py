@@ -19,7 +19,7 @@ HISTORIES = {
 
 
 def told(simulation, seeds, *, hash_seed):
-    """What tells a history from others, for each seed, in a process that hashes in its own way."""
+    """Return the fingerprint of each seed's history, from a process with this hash seed."""
     done = subprocess.run(
         [sys.executable, "-c", f"{HISTORIES[simulation]}; print(*map(tell, {seeds}), sep='\\n')"],
         env={**os.environ, "PYTHONHASHSEED": hash_seed},

@@ -16,7 +16,7 @@ SEEDS = int(os.environ.get("SIM_SEEDS", "16"))
 
 @cache
 def history(seed):
-    """What came of a seed; judging it is part of it."""
+    """Return the judged outcome of a seed."""
     return run(seed)
 
 

@@ -50,7 +50,7 @@ def test_the_checkers_see_it(name, bug):
 
 @pytest.mark.parametrize("bug", [bug for _, bug in ALL], ids=lambda bug: bug.name)
 def test_a_bug_is_up_to_date_and_gone_afterwards(bug):
-    """It is where it says it is."""
+    """The source that the bug changes exists, and is restored afterwards."""
     with bug.planted():
         pass
     with bug.planted():

@@ -1,4 +1,4 @@
-"""What a user without an extra is told: its name, wherever the missing package is met."""
+"""The error for a missing extra names it, wherever the package is needed."""
 
 import importlib
 import importlib.metadata
@@ -39,7 +39,7 @@ def test_every_package_of_an_extra_is_known():
 
 
 def test_a_package_of_nobody_is_asked_of_all():
-    """What no list knows, such as a dependency of a dependency, comes with everything."""
+    """An unlisted package, such as an indirect dependency, is in the extra ``all``."""
     assert "'strandline[all]'" in install_hint(ModuleNotFoundError(name="hpack.table"))
 
 
@@ -52,7 +52,7 @@ def test_a_position_store_without_its_library_names_the_extra(module, package, m
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'strandline\[positions\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'strandline\[offset-stores\]'"):
         importlib.import_module(f"strandline.client.consumer.{module}")
 
 

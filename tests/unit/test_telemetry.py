@@ -37,9 +37,9 @@ def test_every_metric_has_a_sentence_of_help():
 def test_two_brokers_do_not_mix_their_figures():
     """Each instance has its own registry."""
     first, second = Telemetry(), Telemetry()
-    first.turns += 3
-    assert families(first)["strandline_turns"].samples[0].value == 3
-    assert families(second)["strandline_turns"].samples[0].value == 0
+    first.group_commits += 3
+    assert families(first)["strandline_group_commits"].samples[0].value == 3
+    assert families(second)["strandline_group_commits"].samples[0].value == 0
 
 
 def test_labelled_counters_grow_by_label():
@@ -75,7 +75,7 @@ def test_partition_offsets_are_asked_for_at_each_scrape():
 
 
 def test_groups_show_their_positions_and_what_is_before_them():
-    """What is not known of a partition is left out."""
+    """Unknown values of a partition are left out."""
     telemetry = Telemetry()
     telemetry.group_samples = lambda: [
         GroupSample("billing", "orders", 0, 6, 2, 1.5),

@@ -83,6 +83,12 @@ class Access:
         self._made = (image, policy)
         return policy
 
+    @property
+    def partitions(self) -> dict[str, int]:
+        """How many partitions each stream has."""
+        streams = self._broker.image.streams.items()
+        return {name: len(stream.partitions) for name, stream in streams}
+
     def identify(self, shown: ClientCredentials) -> "Caller":
         """Authenticate credentials and return their owner.
 

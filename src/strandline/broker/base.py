@@ -189,7 +189,7 @@ class BrokerBase(ABC):
     @property
     def _why_not_encrypting(self) -> str:
         here = [partition for partition in self.partitions() if partition.remote_error is None]
-        missing = [error for partition in here if (error := partition.key_refusal) is not None]
+        missing = [error for partition in here if (error := partition.key_error) is not None]
         if not missing:
             return ""
         return f"{len(missing)} partitions take no records; the first: {missing[0].message}"
@@ -356,8 +356,8 @@ class BrokerBase(ABC):
         self.committer.wake()
 
     def _check_available(self) -> None:
-        if self.admission.refusal is not None:
-            raise self.admission.refusal
+        if self.admission.write_error is not None:
+            raise self.admission.write_error
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         """Run something beside the turn until the stop; if a bug ends it, say so loudly."""
@@ -502,8 +502,8 @@ class BrokerBase(ABC):
                 except StrandlineError as error:
                     logger.error("storage is still failing: %s", error)  # noqa: TRY400  no trace
                     continue
-            if not isinstance(self.admission.refusal, ShuttingDownError):
-                self.admission.refusal = None
+            if not isinstance(self.admission.write_error, ShuttingDownError):
+                self.admission.write_error = None
             self.telemetry.journal_poisoned = 0
             logger.warning("storage was reopened and verified; accepting appends again")
             return

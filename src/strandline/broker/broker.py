@@ -14,6 +14,7 @@ import msgspec
 from strandline.api.transactions import COORDINATOR_STREAM
 from strandline.broker.base import BrokerBase
 from strandline.broker.cluster.identity import load_identity
+from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.coordinators.groups import GroupCoordinatorService
 from strandline.broker.coordinators.transactions import TransactionCoordinatorService
 from strandline.broker.locality_token import write_proof
@@ -86,6 +87,7 @@ class Broker(BrokerBase):
         self.transactions = TransactionCoordinatorService(self)
         self._spawn(self.transactions.run(), "transactions")
         self.groups = GroupCoordinatorService(self)
+        self.consumers = ConsumerStore(self.groups)
         self._spawn(self.groups.run(), "groups")
         self._spawn(self._checkpoints.run(), "checkpoints")
         self._spawn(self._cleaner.run(), "cleaner")
@@ -126,7 +128,7 @@ class Broker(BrokerBase):
         """
         stopping = ShuttingDownError("the broker is stopping; retry later")
         self.is_ready = False
-        self.admission.refusal = stopping
+        self.admission.write_error = stopping
         async with self._admin, self._checkpoints.lock, self._opening_lock:
             tasks = list(self._tasks)
             for task in tasks:
@@ -424,7 +426,7 @@ class Broker(BrokerBase):
         """Write the metadata whole once its log is long, until cancelled."""
         while True:
             await asyncio.sleep(METADATA_INTERVAL_S)
-            if not self._store.is_long or self.admission.refusal is not None:
+            if not self._store.is_long or self.admission.write_error is not None:
                 continue
             async with self._admin:
                 try:

@@ -41,7 +41,7 @@ class PartitionPort(Protocol):
         ...
 
     @property
-    def refusal(self) -> StrandlineError | None:
+    def write_error(self) -> StrandlineError | None:
         """Why it takes no records now; None: it does."""
         ...
 

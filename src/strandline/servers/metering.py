@@ -194,8 +194,8 @@ class Allowance:
         if not bytes_ms and not requests_ms:
             return None
         if bytes_ms >= requests_ms:
-            return self._refusal(bytes_ms, "publish_bytes_per_s")
-        return self._refusal(requests_ms, "requests_per_s")
+            return self._quota_error(bytes_ms, "publish_bytes_per_s")
+        return self._quota_error(requests_ms, "requests_per_s")
 
     def open(self) -> None:
         """Count a connection; call ``close`` when it ends.
@@ -238,9 +238,9 @@ class Allowance:
 
     def _refuse(self, wait_ms: float, which: str) -> None:
         if wait_ms:
-            raise self._refusal(wait_ms, which)
+            raise self._quota_error(wait_ms, which)
 
-    def _refusal(self, wait_ms: float, which: str) -> QuotaExceededError:
+    def _quota_error(self, wait_ms: float, which: str) -> QuotaExceededError:
         self._count("quota_rejections", 1)
         return QuotaExceededError(
             f"{self._principal} has used up its quota of {which} at this broker; retry in "

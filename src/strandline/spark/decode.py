@@ -28,7 +28,7 @@ RECORD_COLUMNS = ("partition", "offset", "timestamp", "subject", "key", "headers
 """Columns of a record that stay beside its decoded value."""
 _REASON_CHARACTERS = 200
 # Out of range (ArithmeticError), truncated or with a repeated column (LookupError), etc.
-_REFUSALS = (pa.ArrowException, ArithmeticError, LookupError, OSError, TypeError, ValueError)
+_DECODE_ERRORS = (pa.ArrowException, ArithmeticError, LookupError, OSError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def _bisect(values: pa.Array, parse: ParseRows, schema: pa.Schema) -> Decoded:
         try:
             rows.append(parse(values.slice(start, stop - start)))
             sources += range(start, stop)
-        except _REFUSALS as error:
+        except _DECODE_ERRORS as error:
             if stop - start == 1:
                 bad.append((start, reason_of(error)))
                 continue
@@ -264,7 +264,7 @@ def _decode_arrow(values: pa.Array, schema: pa.Schema) -> Decoded:
     for place, value in enumerate(values.to_pylist()):
         try:
             found = pa.array([None], kind) if value is None else _arrow_rows(value, schema)
-        except _REFUSALS as error:
+        except _DECODE_ERRORS as error:
             bad.append((place, reason_of(error)))
             continue
         rows.append(found)

@@ -320,7 +320,7 @@ async def test_deleting_rejects_what_is_pending(broker, partition, answers, kit,
     kit.put(partition, answers, "late")
     assert answers.codes == {"pending": "unknown_stream", "late": "unknown_stream"}
     assert not list((data_dir / "logs").iterdir())
-    assert broker.admission.refusal is None
+    assert broker.admission.write_error is None
     with pytest.raises(UnknownStreamError):
         await broker.delete_stream("s")
 

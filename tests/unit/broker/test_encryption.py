@@ -153,7 +153,7 @@ async def test_without_its_key_a_broker_starts_and_says_what_is_missing(
     await answers.wait(1)
     assert answers.codes == {"refused": "encryption_key"}
     assert OLD.id in answers.errors["refused"].message
-    assert partition.refusal.code == "encryption_key"
+    assert partition.write_error.code == "encryption_key"
     assert "1 partitions take no records" in broker.why_not_ready
     with pytest.raises(EncryptionKeyError, match=OLD.id):
         partition.read(0, 1 << 20)

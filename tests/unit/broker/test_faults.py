@@ -27,7 +27,7 @@ def settle(kit):
 
 async def healed(broker, kit):
     """Wait until the broker accepts records again."""
-    await kit.until(lambda: broker.admission.refusal is None)
+    await kit.until(lambda: broker.admission.write_error is None)
 
 
 async def test_a_full_disk_for_segments_rejects_and_heals(
@@ -147,7 +147,7 @@ async def test_too_many_open_files_for_a_segment_costs_its_records_only(
     kit.put(partition, answers, "a", value=bytes(PENDING_BYTES_MAX))
     await settle(broker, answers, 1)
     assert answers.codes == {"a": "unavailable"}
-    assert broker.admission.refusal is None
+    assert broker.admission.write_error is None
     disk.heal()
     kit.put(partition, answers, "b", value=bytes(40_000))
     await settle(broker, answers, 2)
@@ -250,7 +250,7 @@ async def test_a_failed_checkpoint_poisons_and_heals(
     await settle(broker, answers, 1)
     disk.fail("sync", "/logs/", code=code)
     clock.advance_ms(60_000)
-    await kit.until(lambda: broker.admission.refusal is not None)
+    await kit.until(lambda: broker.admission.write_error is not None)
     kit.put(partition, answers, "refused")
     assert answers.codes == {"refused": "log_poisoned"}
     disk.heal()
@@ -342,7 +342,7 @@ async def test_reopening_goes_on_until_the_disk_works(
     kit.put(partition, answers, "a")
     await settle(broker, answers, 2)
     await kit.until(lambda: disk.count("open", "/journal/") > 2)
-    assert broker.admission.refusal is not None
+    assert broker.admission.write_error is not None
     disk.heal()
     await healed(broker, kit)
     kit.put(partition, answers, "b")
@@ -400,7 +400,7 @@ async def test_a_record_that_cannot_be_encoded_harms_no_other(
     broker, make_stream, answers, kit, settle
 ):
     """What slips through the checks and cannot become a batch is refused; the rest may retry."""
-    broker.admission.limits = LimitsConfig(turn_records=5)
+    broker.admission.limits = LimitsConfig(commit_records=5)
     one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
     bad = pa.record_batch({"value": pa.array([1, 2])})
     kit.put(one, answers, "before")

@@ -14,8 +14,8 @@ async def test_a_broker_that_works_is_ready(broker, partition, kit, answers):
     shown = broker.telemetry
     assert (shown.ready, shown.streams, shown.partitions) == (1, 1, 1)
     assert shown.journal_bytes > 0
-    assert shown.turn_bytes.count == shown.turn_records.count >= 1
-    assert shown.turn_bytes.total == shown.bytes_appended
+    assert shown.commit_bytes.count == shown.commit_records.count >= 1
+    assert shown.commit_bytes.total == shown.bytes_appended
 
 
 @pytest.mark.parametrize(

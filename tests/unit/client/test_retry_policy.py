@@ -68,7 +68,7 @@ def test_only_a_lost_connection_is_met_by_sending_again(error, is_loss):
         (InvalidRequestError("i"), False, False),
     ],
 )
-def test_some_refusals_pass_and_some_leave_no_doubt(error, worth, refused):
+def test_some_rejections_pass_and_some_leave_no_doubt(error, worth, refused):
     """A broker that does not lead did nothing; one that went away may have."""
     assert error.passes_soon is worth
     assert error.is_rejection is refused

@@ -73,7 +73,7 @@ def test_what_operators_need_is_on_the_board():
         " isr_expands_total replica_lag_records replica_lag_bytes commit_seconds_bucket"
         " leader_elections_total controller consensus_term consensus_commit_index"
         " corrupt_batches_total repaired_batches_total failed_repairs_total journal_bytes"
-        " turn_records_bucket turn_bytes_bucket sync_seconds_bucket ready"
+        " commit_records_bucket commit_bytes_bucket sync_seconds_bucket ready"
     )
     assert {PREFIX + name for name in needed.split()} <= shown
 

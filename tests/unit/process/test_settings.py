@@ -144,7 +144,7 @@ def test_variables_of_the_cli_and_of_kubernetes_are_not_settings():
         ({"http_port": 9293}, "http_port and flight_port are both 9293"),
         ({"host": ""}, "host is empty"),
         ({"data_dir": ""}, "data_dir is empty"),
-        ({"limits": {"turn_records": 0}}, "limits.turn_records is 0; it must be at least 1"),
+        ({"limits": {"commit_records": 0}}, "limits.commit_records is 0; it must be at least 1"),
         ({"journal": {"file_bytes": 10**40}}, "is 10{40}; it must be at most"),
         ({"limits": {"record_bytes": 1 << 30}}, r"limits.record_bytes exceeds limits.batch_bytes"),
         ({"flihgt_port": 1}, "flags: unknown configuration key 'flihgt_port'"),

@@ -21,7 +21,7 @@ HERE, THERE = PartitionName("s", 0), PartitionName("s", 1)
 
 
 class Outcomes:
-    """A responder that waits for refusals."""
+    """A responder that waits for rejections."""
 
     def __init__(self):
         self.refused = asyncio.Queue()
@@ -35,7 +35,7 @@ class Outcomes:
 
 
 class LoneBroker:
-    """One that the cluster does not know yet, so that whatever it forwards is refused."""
+    """A broker that the cluster does not know yet, so that its forwards are refused."""
 
     def __init__(self):
         self.config, self.image = BrokerConfig(), MetadataImage()
@@ -83,7 +83,7 @@ async def forwarder(broker):
 
 @pytest.mark.parametrize("expects", [False, True])
 async def test_a_partition_is_busy_until_its_last_publish_is_answered(forwarder, expects):
-    """So that one which could be appended here meanwhile does not overtake it."""
+    """A publish that could be appended here must not overtake forwarded ones."""
     outcomes = Outcomes()
     for token in range(2):
         record = PendingForward(HERE, b"v", subject="s", key=None, headers=None, message_id=None)
@@ -263,7 +263,7 @@ async def test_large_publishes_are_counted_by_their_bytes(broker, forwarder, pro
 async def test_a_stop_does_not_wait_for_a_leader_that_does_not_answer(
     forwarder, producers, monkeypatch
 ):
-    """What is under way gets a moment, and is then told that its outcome is unknown."""
+    """Publishes in flight get a moment, then an error that says the outcome is unknown."""
     monkeypatch.setattr(forward, "STOP_WAIT_S", 0.2)
     future, outcomes = await hand_on(forwarder, producers, "s")
     producers.futures.put(future)

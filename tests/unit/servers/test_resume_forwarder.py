@@ -69,7 +69,7 @@ async def leader(monkeypatch):
 
 
 async def test_what_was_refused_goes_again_before_what_came_behind_it(leader):
-    """It is woken once nothing is under way, and once for all."""
+    """The partition is resumed once, when nothing is in flight."""
     leader.publish("a", "b", "c")
     leader.answer(1)
     leader.publish("d")
@@ -115,7 +115,7 @@ async def test_nothing_goes_again_behind_a_later_one(leader):
 
 
 async def test_who_wakes_nobody_is_told(leader):
-    """What is published to a subject does not resume a partition."""
+    """A publish to a subject does not resume a partition."""
     leader.publish("a", wakes=False)
     leader.answer()
     assert leader.told == {"a": PAUSED}

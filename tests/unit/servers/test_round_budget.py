@@ -27,7 +27,7 @@ async def test_one_connection_has_a_slice_and_all_have_a_round():
 
 
 async def test_work_that_runs_later_counts_for_the_round():
-    """Who has started as much as a round may take has nothing left in it."""
+    """A source that has scheduled a round's worth of work gets no more time in it."""
     budget = RoundBudget()
     assert budget.slice_end() != SPENT
     budget.charge(ROUND_S)
@@ -56,7 +56,7 @@ async def test_deferred_work_takes_turns_and_lets_the_loop_run():
 
 
 async def test_deferred_work_runs_although_the_rest_of_the_round_is_slow():
-    """What else the loop does may take longer than a round; one piece of work runs each time."""
+    """If other work takes the whole round, one piece of deferred work still runs."""
     budget, done = RoundBudget(), []
 
     def others():

@@ -1,4 +1,4 @@
-"""What storage tests share: batches, a disk that can fail, and a data directory on it."""
+"""Fixtures of the storage tests: batches, a disk that can fail, and a data directory on it."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -56,7 +56,7 @@ def rows(log):
 
 
 def batches(log):
-    """What each batch stands for: where it begins and ends, its leader epoch, is it a filler."""
+    """Return each batch's first and last offset, its leader epoch, and whether it is a filler."""
     found, offset = [], log.log_start_offset
     while offset < log.log_end_offset:
         part = log.read_dense(offset, 1 << 20)
@@ -120,7 +120,7 @@ def test_only_the_newest_of_each_key_stays(log, compact):
 
 
 def test_headers_times_and_epoch_stay(log, compact):
-    """What stays of a batch keeps its headers, its times and its leader epoch."""
+    """A rewritten batch keeps its headers, times and leader epoch."""
     stamp = Stamp(0, 7, 123, "none")
     keys = [b"a", b"b", b"a"]
     headers = [[("n", b"0")], [("n", b"1"), ("n", b"2")], None]
@@ -334,7 +334,7 @@ def test_uncommitted_records_replace_nothing(log, compact):
 
 
 def test_active_and_uncheckpointed_segments_are_left_alone(log, compact):
-    """What a recovery might redo by position is not rewritten."""
+    """Segments that a recovery might write again by position are not rewritten."""
     put(log, [(b"a", b"1" + VALUE)])
     log.roll()
     put(log, [(b"a", b"2" + VALUE)])
@@ -371,7 +371,7 @@ def test_an_emptied_segment_is_one_filler(log, compact):
 
 
 def test_fillers_grow_together(log, compact):
-    """What a later run removes between two fillers makes one of them."""
+    """Records removed later between two fillers merge them into one."""
     put(log, [(b"a", b"1" + VALUE)])
     put(log, [(b"b", b"1" + VALUE)])
     put(log, [(b"a", b"2" + VALUE)])
@@ -499,7 +499,7 @@ def test_segment_removed_meanwhile_stays_removed(log, disk):
 
 
 def test_batch_that_would_grow_is_kept(log, compact):
-    """Where gaps would take more room than the removed record did, the batch stays whole."""
+    """A batch stays whole if its gaps would take more space than the removed record."""
     put(log, [(b"k%d" % i, b"x") for i in range(200)])
     put(log, [(b"k7", b"y")])
     settle(log)

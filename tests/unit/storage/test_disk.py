@@ -37,7 +37,7 @@ def test_too_many_open_files_names_the_limit():
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOMEM])
 def test_no_failed_sync_may_be_tried_again(tmp_path, monkeypatch, code):
-    """What it could not write may be forgotten, whatever the reason, and a second one succeed."""
+    """After a failed sync the data may be lost and a second sync succeed, so none is tried."""
     disk = Disk()
     file = OpenFile(tmp_path / "f", disk=disk, write=True, create=True)
 
@@ -97,7 +97,7 @@ def test_short_reads_are_completed(tmp_path, monkeypatch):
 
 
 def test_writing_back_loses_nothing_and_needs_no_file_to_be_open(tmp_path):
-    """What is written is there before and after; a descriptor that is none is nobody's error."""
+    """Write-back keeps all data; an invalid descriptor is ignored."""
     disk, path = Disk(), tmp_path / "file"
     fd = disk.open(path, write=True, create=True)
     disk.pwrite(fd, b"abc" * 100_000, 0)

@@ -29,7 +29,7 @@ def test_crash_undoes_unsynced_writes(tmp_path, disk, file):
 
 
 def test_crash_keeps_synced_writes(tmp_path, disk, file):
-    """What was synced stays."""
+    """Synced writes survive the crash."""
     disk.pwrite(file.fd, b"abc", 2)
     disk.fdatasync(file.fd)
     disk.crash()

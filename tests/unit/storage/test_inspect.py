@@ -119,7 +119,7 @@ def test_corrupt_journal(data_dir):
 
 
 def test_torn_tails_are_not_corruption(data_dir):
-    """What was being written when the broker died is called torn."""
+    """An entry that was being written when the broker died is reported as torn."""
     logs = data_dir / "logs" / "00000001"
     last = max(logs.glob("*.log"))
     end = last.stat().st_size
@@ -167,7 +167,7 @@ def test_a_segment_cut_below_the_checkpoint_is_corruption(data_dir, verify):
 
 
 def test_a_segment_cut_behind_the_checkpoint_is_not(data_dir):
-    """What follows the checkpoint is the journal's to bring back, also whole segments."""
+    """The journal restores what follows the checkpoint, including whole segments."""
     segment, at = checkpointed(data_dir)
     for later in segment.parent.glob("*.log"):
         if later > segment:
@@ -191,7 +191,7 @@ def test_missing_segments_are_corruption(data_dir):
 
 
 def test_a_missing_log_is_corruption_unless_it_was_deleted(data_dir):
-    """Where nobody can tell it is noted."""
+    """If that cannot be determined, a note is reported."""
     shutil.rmtree(data_dir / "logs" / "00000001")
     [(_, _, message)] = corruption(data_dir, known={1})
     assert message == "records 0 to 29 are missing, or some of them"
@@ -281,7 +281,7 @@ def test_dumps(data_dir):
 
 
 def test_dump_refuses_other_files(data_dir):
-    """What cannot be dumped is refused with its name, and called corrupt only if it is."""
+    """Other files are refused by name, and called corrupt only if they are."""
     (data_dir / "x.log").write_bytes(b"")
     (data_dir / "x.index").write_bytes(b"")
     for name in ("checkpoint.json", "x.log"):

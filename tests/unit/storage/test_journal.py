@@ -72,7 +72,7 @@ def test_the_disk_begins_with_what_a_sync_will_wait_for(
 
 
 def test_entries_come_back_in_order(open_journal, make_batch):
-    """What was appended is replayed: sequences, log ids and bytes."""
+    """Entries are replayed with their sequences, log ids and bytes."""
     journal = open_journal()
     batch, other = make_batch(0), make_batch(7, 3)
     assert journal.append([(LogId(1), batch)]) == 1

@@ -32,7 +32,7 @@ def test_new_log_is_empty(open_log):
 
 
 def test_batches_are_readable_at_once(open_log, fill, read_all):
-    """What was appended is read back whole and in order, synced or not."""
+    """Appended batches are read whole and in order, synced or not."""
     log = open_log()
     batches = fill(log, 30)
     assert log.log_end_offset == 60
@@ -228,7 +228,7 @@ def test_no_space_leaves_the_log_as_it_was(open_log, fill, make_batch, read_all,
 
 
 def test_what_was_gathered_is_written_when_asked(open_log, make_batch, disk):
-    """It is worth it from some size on; a log that is gone is not written."""
+    """Gathered batches are written from some size on; a deleted log writes nothing."""
     log = open_log(segment_bytes=1 << 20)
     append(log, make_batch(0, 1, size=WORTH_WRITING_BYTES // 2))
     assert (log.can_write_pending, log.pending_bytes) == (False, log.size_bytes)
@@ -460,7 +460,7 @@ def test_truncate_before_beyond_the_end_is_refused(open_log, fill):
 
 
 def test_truncate_before_on_a_full_disk_frees_space_first(open_log, fill, disk):
-    """What the checkpoint does not need goes even if the new start cannot be noted."""
+    """Segments before the checkpoint are removed even if the new start cannot be written."""
     log = open_log()
     fill(log, 20)
     at = log.checkpoint()
@@ -517,7 +517,7 @@ def test_delete_removes_everything(open_log, fill, tmp_path):
 
 
 def test_a_deleted_log_notes_no_start_for_its_namesake(open_log, fill):
-    """Whoever was about to note it on a thread is refused: the directory may be another's."""
+    """A deleted log writes no start: its directory may belong to a new log."""
     log = open_log()
     fill(log, 10)
     log.delete()

@@ -203,7 +203,7 @@ def test_log_created_after_the_checkpoint(data):
 def test_a_log_made_again_under_its_id_is_not_mixed_with_the_one_before(
     data, is_checkpointed, begins_at, turns, keep
 ):
-    """What journal and checkpoint hold of the old log is not the new one's, whatever it held."""
+    """Entries of the old log in journal and checkpoint never appear in the new one."""
     for _ in range(50):
         data.turn(A, B)
     if is_checkpointed:
@@ -320,7 +320,7 @@ def test_what_is_synced_in_its_segments_needs_no_journal(data, between):
 
 
 def test_a_cut_log_needs_the_journal_until_the_next_checkpoint(data):
-    """What was cut is in the journal still, and must not be put over what came instead."""
+    """The journal still has the truncated batches, which must not replace the new ones."""
     data.turn(A)
     data.turn(A)
     log = data.now.logs[A]
@@ -487,7 +487,7 @@ def test_what_a_corrupt_batch_says_of_itself_takes_no_other_with_it(data, byte):
 
 @pytest.mark.parametrize("byte", [17, 29, 31], ids=["base", "delta", "far-delta"])
 def test_two_corrupt_batches_are_both_restored_from_segments(data, byte):
-    """What the first says of itself does not lead past the second, whose copy would be cut off."""
+    """A wrong length in the first does not skip the second one."""
     for _ in range(30):
         data.turn(A)
     data.now.checkpointer.begin(data.now.logs)
@@ -682,7 +682,7 @@ def test_a_log_that_is_made_anew_keeps_what_takes_the_sequences_of_lost_entries(
 
 
 def test_what_a_crash_left_never_happens_though_the_file_after_it_is_lost(data):
-    """It is wiped out; the next file, which bounds it, may not have reached the disk."""
+    """A torn entry is wiped, since the next file, which would bound it, may be lost."""
     data.turn(A)
     data.turn(A, size=1500, sync=False)
     data.turn(A, sync=False)
@@ -724,7 +724,7 @@ def test_what_is_found_is_durable_though_the_disk_is_full(data):
 
 
 def test_a_start_inside_what_was_lost_leaves_no_gap_in_a_segment(data):
-    """Who scans it later, as no checkpoint is of its end, would stop at the gap."""
+    """A later scan without a checkpoint would stop at a gap."""
     data.turn(A)
     data.checkpoint()
     for _ in range(2):
@@ -786,7 +786,7 @@ def lose_the_active_file(data):
 
 
 def test_the_only_copy_goes_on_behind_a_segment_that_is_gone(data):
-    """What was in it is told as lost; what the journal has of after it is kept."""
+    """The lost records are reported; later ones in the journal are kept."""
     first = lose_the_active_file(data)
     report = data.recover().report
     assert [each.why for each in report.corruption] == [f"records {first} to 19 are lost"]

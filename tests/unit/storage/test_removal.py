@@ -1,4 +1,4 @@
-"""What is removed gives its space and its descriptors back, whoever has been reading it."""
+"""Removed segments free their space and descriptors, even while they are being read."""
 
 import os
 from pathlib import Path
@@ -115,7 +115,7 @@ def test_a_segment_removed_while_it_is_read_is_looked_for_again(full_log, monkey
 
 
 def test_files_removed_later_are_gone_from_the_log_at_once(full_log):
-    """Whoever runs the removals decides when the files go; readers no longer see them."""
+    """The caller decides when files are removed; readers no longer see them before that."""
     later = []
     full_log.reclaim = later.append
     path = full_log.segments[0].path

@@ -28,7 +28,7 @@ def flip(log, offset, *, bits=0x40, at=80):
 
 
 def corrupt(log, offset, *, at):
-    """As ``flip``, of a batch that may be corrupt already."""
+    """Flip a bit of a batch that may be corrupt already."""
     segment = next(s for s in log.segments if s.base_offset <= offset < s.next_offset)
     length = segment.size // ((segment.next_offset - segment.base_offset) // 2)
     place = (offset - segment.base_offset) // 2 * length + at
@@ -51,7 +51,7 @@ def test_a_batch_comes_back_as_it_was(corrupt_log, read_all, offset, at):
     assert read_all(log) == b"".join(batches)
 
 
-def test_what_was_mended_is_on_disk(corrupt_log, disk, open_log, read_all):
+def test_what_was_repaired_is_on_disk(corrupt_log, disk, open_log, read_all):
     """A power loss right after it takes nothing back."""
     log, batches = corrupt_log
     flip(log, 40)
@@ -145,7 +145,7 @@ def test_another_batch_of_the_same_shape_does_not_repair_a_compacted_log(corrupt
     assert repair_log(log, [batches[19], other]), "copies that are not compacted are the same"
 
 
-def test_a_compacted_log_is_not_mended_where_nothing_is_left_to_compare(corrupt_log):
+def test_a_compacted_log_is_not_repaired_where_nothing_is_left_to_compare(corrupt_log):
     """Corruption in header and records alike might have been another batch."""
     log, batches = corrupt_log
     corrupt(log, 40, at=20)
@@ -164,7 +164,7 @@ def test_a_failed_write_says_so(corrupt_log, disk):
 
 
 def test_there_is_no_place_for_what_a_shorter_file_has_lost(corrupt_log, open_log):
-    """It is said, not taken for repaired."""
+    """Repairing records behind the end of a shortened file fails with an error."""
     log, batches = corrupt_log
     segment = log.segments[1]
     lost = segment.next_offset - 2

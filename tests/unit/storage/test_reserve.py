@@ -17,7 +17,7 @@ def size(directory):
 
 
 def test_what_was_spent_is_put_aside_again(reserve, tmp_path):
-    """It is as large as it was ever asked to be."""
+    """The reserve grows back to the largest size that was requested."""
     reserve.spend()
     assert size(tmp_path) == 0
     reserve.renew()

@@ -27,7 +27,7 @@ def histories():
 
 @pytest.fixture
 def arriving(monkeypatch):
-    """Who waits for readers gives up at once."""
+    """Make waiting for readers fail at once."""
     monkeypatch.setattr(run, "ARRIVE_TIMEOUT_S", 0.0)
 
 
@@ -110,7 +110,7 @@ def reader(histories, monkeypatch):
 
 
 def test_a_reader_goes_on_after_errors(reader, histories):
-    """What passes is counted; it reads on where it was, to the end."""
+    """Errors that pass are counted, and the reader continues at its position to the end."""
     made = reader([(0, b"a")], errors.DisconnectedError("gone"), [(1, b"b"), (2, b"c")])
     made.run()
     assert (made.records, made.errors) == (3, {"disconnected": 1})
@@ -179,7 +179,7 @@ class Answers:
 
 
 async def heard(histories, *answers):
-    """What our producer makes of these acks."""
+    """Return a producer that has received these acks and errors."""
     own = OwnProducer([], "s", histories, name="own")
     own._send(Answers(own, *answers))
     while own._open:
@@ -253,7 +253,7 @@ def consume(group, at, *batches, commit=None):
 
 
 def test_a_member_goes_on_though_a_commit_fails(histories):
-    """What was not committed is committed later, or consumed again; only what was counts."""
+    """A failed commit is repeated or its records are consumed again; committed ones count."""
     group = GroupHistory(histories[0])
     lost = errors.UnknownMemberError("not heard of in time")
     member = consume(group, 0, [(0, b"a")], [(1, b"b")], commit=lost)

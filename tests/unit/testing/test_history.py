@@ -72,7 +72,7 @@ def test_what_was_refused_is_in_no_log(history):
 
 
 def test_a_replica_may_not_lack_what_another_has(history):
-    """What one replica held at the end is a truth for the others."""
+    """The final records of one replica must be in all others."""
     history.settled("broker 1", [b"a", b"x", b"b", b"unanswered"])
     with pytest.raises(ViolationError, match="broker 2 ends at 3"):
         history.settled("broker 2", [b"a", b"x", b"b"])

@@ -56,7 +56,7 @@ async def is_silent(reader):
 
 
 async def test_bytes_pass_both_ways(streams, proxy):
-    """What is sent comes back whole, and is counted."""
+    """Bytes are echoed unchanged, and counted."""
     reader, writer = streams
     data = bytes(range(256)) * 1000
     writer.write(data)

@@ -95,7 +95,7 @@ def test_importing_strandline_is_light():
 
 
 def test_the_pytest_plugin_is_light():
-    """It is imported at every start of pytest, also by those who do not use it."""
+    """pytest imports it at every start, even where it is not used."""
     loaded = loaded_by("import strandline.testing.pytest_plugin")
     assert not loaded & (HEAVY - {"asyncio"})
 

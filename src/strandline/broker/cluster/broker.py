@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from strandline.api.groups import GROUPS_STREAM
 from strandline.broker.broker import PRODUCER_IDS
 from strandline.broker.cluster import cluster_metrics
 from strandline.broker.cluster.channels import StreamOpenRequest
@@ -72,6 +73,9 @@ class ClusterBroker(MetadataApplier):
         await super().start()
         self.is_ready = False
         self.membership.markers.write_here = self.transactions.mark_here
+        self.membership.consumers.leader = self._group_coordinator
+        self.membership.consumers.store = self.consumers
+        self.consumers.elsewhere = self.membership.consumers
         self._spawn(self._keep_watermarks(), "watermarks")
         self._spawn(self.log_starts.run(), "log-starts")
         self._spawn(self._storage_watch.run(), "storage-watch")
@@ -421,6 +425,11 @@ class ClusterBroker(MetadataApplier):
             super().mark_remote(mark, done)
         else:
             self.membership.markers.order(leader, mark, done)
+
+    def _group_coordinator(self) -> BrokerId | None:
+        """Return who leads the stream of groups."""
+        groups = self._image.streams.get(GROUPS_STREAM)
+        return groups.partitions[0].leader if groups is not None else None
 
     async def _reserve_producer_ids(self, owner: str) -> int:
         self._check_member()

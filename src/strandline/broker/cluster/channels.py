@@ -7,7 +7,7 @@ error of the peer, never ours.
 """
 
 import struct
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -125,7 +125,36 @@ class StreamOpened(msgspec.Struct, frozen=True, array_like=True, tag=12):
     number: int
 
 
-Answer = Decided | Failed | MarkerWritten | LogEndsResponse | ReadIndexResponse | StreamOpened
+class ConsumerRequest(msgspec.Struct, frozen=True, array_like=True, tag=13):
+    """To the group coordinator: keep a NATS consumer, forget it, or claim or list several."""
+
+    number: int
+    what: Literal["keep", "new", "delete", "claim", "list"]
+    group: str
+    """Its group's name, or the beginning of names."""
+    positions: dict[str, dict[int, int]] = {}
+    consumer: str = ""
+    epoch: int = 0
+
+
+class ConsumerResponse(msgspec.Struct, frozen=True, array_like=True, tag=14):
+    """The answer: what was asked for or, if there is a code, the error."""
+
+    number: int
+    consumers: dict[str, str] = {}
+    code: str = ""
+    message: str = ""
+
+
+Answer = (
+    Decided
+    | Failed
+    | MarkerWritten
+    | LogEndsResponse
+    | ReadIndexResponse
+    | StreamOpened
+    | ConsumerResponse
+)
 Request = (
     Propose
     | BrokerHeartbeat
@@ -133,6 +162,7 @@ Request = (
     | LogEndsRequest
     | ReadIndexRequest
     | StreamOpenRequest
+    | ConsumerRequest
     | Answer
 )
 

@@ -14,6 +14,7 @@ from typing import Any
 from strandline.broker.cluster import channels
 from strandline.broker.cluster.channels import (
     BrokerHeartbeat,
+    ConsumerRequest,
     LogEndsRequest,
     Propose,
     ReadIndexRequest,
@@ -28,6 +29,7 @@ from strandline.broker.cluster.markers import RemoteMarkers
 from strandline.broker.cluster.peer_registry import PeerRegistry
 from strandline.broker.cluster.peer_rpc import PeerRpc
 from strandline.broker.cluster.read_barrier import MetadataReadBarrier
+from strandline.broker.cluster.remote_consumers import RemoteConsumers
 from strandline.broker.cluster.replica_status import ReplicaStatusQuery
 from strandline.broker.cluster.replicas import Incarnation, Replicas
 from strandline.broker.cluster.replication_throttle import ReplicationThrottle
@@ -79,6 +81,8 @@ class ClusterMembership:
 
     why_refused = ""
     """Why the cluster does not let this broker register; empty: it does, or nobody said so."""
+    is_removed = False
+    """Whether the cluster has removed this broker."""
 
     def __init__(
         self,
@@ -105,8 +109,6 @@ class ClusterMembership:
         self._registering: asyncio.Task[None] | None = None
         self._is_image_pending = False
         self._seen_index = self._image_index = 0
-        self.is_removed = False
-        """Whether the cluster has removed this broker."""
         self._clock = clock
         self._controller_seen_ms = 0.0
         self.incarnation = ""
@@ -139,6 +141,7 @@ class ClusterMembership:
         )
         self.opening = StreamOpening(questions, until_open)
         self.markers = RemoteMarkers(questions)
+        self.consumers = RemoteConsumers(questions)
         self.replicas = Replicas(
             self._links,
             committer,
@@ -243,6 +246,7 @@ class ClusterMembership:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._requests.stop()
+        await self.consumers.stop()
         await self.newest.stop()
         await self.opening.stop()
         await self._links.stop()
@@ -414,6 +418,8 @@ class ClusterMembership:
                 self._requests.serve(peer, request)
             case WriteMarker():
                 self.markers.serve(peer, request)
+            case ConsumerRequest():
+                self.consumers.serve(peer, request)
             case LogEndsRequest():
                 self.replica_status.serve(peer, request)
             case ReadIndexRequest():

@@ -154,7 +154,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
                 token, group, positions, member, epoch, number, transaction, owner
             )
         )
-        self.broker.telemetry.group_commits += 1
+        self.broker.telemetry.offset_commits += 1
 
     async def committed_offsets(self, group: str) -> Positions:
         """Return a group's committed offsets.
@@ -164,6 +164,53 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """
         found: Positions = await self._read(
             lambda state: _copy(state.groups.get(group, ConsumerGroup()))
+        )
+        return found
+
+    # NATS consumers
+
+    async def keep_consumer(
+        self, group: str, positions: Positions, consumer: str, *, epoch: int, is_new: bool = False
+    ) -> None:
+        """Keep a consumer's state; done when every in-sync replica has it.
+
+        Raises:
+            UnknownGroupError: it was deleted.
+            GroupInUseError: it is new, and there is a group of its name.
+            StaleMemberError: another broker leads its partition.
+            StrandlineError: as ``CoordinatorRuntime.request``; the outcome may be unknown.
+        """
+        await self._ask(
+            lambda token: ev.KeepConsumer(
+                token, group, positions, consumer, is_new=is_new, epoch=epoch
+            )
+        )
+        self.broker.telemetry.group_commits += 1
+
+    async def claim_consumers(self, prefix: str, epoch: int) -> dict[str, str]:
+        """Let consumers work under a leader epoch; return their states, by group.
+
+        Raises:
+            StaleMemberError: another broker leads their partition.
+            StrandlineError: as ``CoordinatorRuntime.request``.
+        """
+        found: dict[str, str] = await self._ask(
+            lambda token: ev.ClaimConsumers(token, prefix, epoch)
+        )
+        return found
+
+    async def consumers(self, prefix: str) -> list[str]:
+        """Return the names of the groups of consumers that begin like this.
+
+        Raises:
+            StrandlineError: as ``CoordinatorRuntime.request``.
+        """
+        found: list[str] = await self._read(
+            lambda state: [
+                name
+                for name, group in state.groups.items()
+                if group.consumer and name.startswith(prefix)
+            ]
         )
         return found
 

@@ -209,14 +209,14 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         term = self._term_in(partition)
         if term is not None:
             return term
-        if partition.refusal is not None:
-            raise partition.refusal
+        if partition.write_error is not None:
+            raise partition.write_error
         await asyncio.wait({self._begin_soon(partition)}, timeout=LOAD_WAIT_S)
         term = self._term_in(partition)
         if term is not None:
             return term
         raise (
-            partition.refusal
+            partition.write_error
             or self._failure
             or StillLoadingError(f"the {self._title} still reads what was stored; retry")
         )
@@ -226,8 +226,8 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         term = self.term
         if term is None:
             return None
-        if partition.refusal is not None:
-            self._resign(partition.refusal)
+        if partition.write_error is not None:
+            self._resign(partition.write_error)
         elif partition.leader_epoch != term.epoch:
             self._resign(UnavailableError(f"another term of the {self._title} begins; retry"))
         return self.term
@@ -270,7 +270,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         try:
             epoch = partition.leader_epoch
             while partition.high_watermark < partition.next_offset:
-                if partition.refusal is not None or partition.leader_epoch != epoch:
+                if partition.write_error is not None or partition.leader_epoch != epoch:
                     return
                 await asyncio.sleep(POLL_S)
             end = partition.next_offset
@@ -282,7 +282,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
                 return make(entries, end), len(entries)
 
             machine, entries = await asyncio.to_thread(load)
-            if partition.refusal is not None or partition.leader_epoch != epoch:
+            if partition.write_error is not None or partition.leader_epoch != epoch:
                 return
             assert partition.next_offset == end, "only who holds the office writes here"
             term = self.term = CoordinatorTerm(machine, epoch)
@@ -317,7 +317,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             if term is not None:
                 self.tick(term)
             elif (
-                partition.refusal is None
+                partition.write_error is None
                 and self.broker.clock.monotonic_ms() >= self._not_before_ms
             ):
                 self._begin_soon(partition)
@@ -343,7 +343,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         partition = self.broker.stream(self.stream_name).partition(0)
         if not self.is_current(term) or partition.leader_epoch != term.epoch:
             return  # the term has ended: what it still wanted to decide is void
-        if partition.refusal is None:
+        if partition.write_error is None:
             assert partition.next_offset == sequence, "only who holds the office writes here"
         partition.append(entry, subject=self.stream_name, ack_sink=self, token=(term, sequence))
 

@@ -58,7 +58,7 @@ class Admission(Generic[PartitionT]):
         self.steady = SteadyTime(clock)
         """For windows, which must not follow a wall clock that is set."""
         self.wake = wake
-        self.refusal: StrandlineError | None = None
+        self.write_error: StrandlineError | None = None
         self.pending_bytes = 0
         self.held = 0
         """Appends that wait until message ids are read back."""

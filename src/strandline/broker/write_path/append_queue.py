@@ -58,7 +58,7 @@ class AppendQueue:
     def bytes_max(self) -> int:
         """How long the batches of the next turn are at most, unless subjects are very long."""
         overhead = BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
-        return self._admission.pending_bytes + self._admission.limits.turn_records * overhead
+        return self._admission.pending_bytes + self._admission.limits.commit_records * overhead
 
     def bytes_ahead(self) -> int:
         """Return how long the batches of the next turn are about; rather more than less."""
@@ -68,7 +68,7 @@ class AppendQueue:
             for chunk in partition.pending.batches:
                 size, records = size + chunk.size, records + chunk.count
                 total += chunk.size + BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES * chunk.count
-                if size > limits.turn_bytes or records > limits.turn_records:
+                if size > limits.commit_bytes or records > limits.commit_records:
                     return total
         return total
 
@@ -76,8 +76,8 @@ class AppendQueue:
         """Chunks for one turn."""
         admission = self._admission
         dirty, admission.dirty = admission.dirty, []
-        room = admission.limits.turn_bytes
-        records = admission.limits.turn_records
+        room = admission.limits.commit_bytes
+        records = admission.limits.commit_records
         taken = []
         for index, partition in enumerate(dirty):
             if room <= 0 or records <= 0:

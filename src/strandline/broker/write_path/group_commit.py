@@ -240,9 +240,9 @@ class GroupCommitter:
         """
         assert self._journal is not None, "attached before anything is written"
         self._journal.poison()
-        is_first = self._admission.refusal is None
+        is_first = self._admission.write_error is None
         if is_first:
-            self._admission.refusal = error
+            self._admission.write_error = error
         for partition in self.append_queue.partitions:
             self._admission.rejects[error.code] += partition.reject_from((), error)
         self._copies.refuse(error)
@@ -306,8 +306,8 @@ class GroupCommitter:
 
     def submit(self, write: ReplicaWrite) -> None:
         """Write finished batches: in the next turn, or if they are large beside it."""
-        if self._admission.refusal is not None:
-            self._loop.call_soon(write.done, self._admission.refusal)
+        if self._admission.write_error is not None:
+            self._loop.call_soon(write.done, self._admission.write_error)
         elif not self._catch_up.holds(write):
             self._submit(write)
 
@@ -324,8 +324,8 @@ class GroupCommitter:
             work: runs on a thread, with the sequence up to which the journal is durable.
             done: told the outcome, on the loop.
         """
-        if self._admission.refusal is not None:
-            self._loop.call_soon(done, self._admission.refusal)
+        if self._admission.write_error is not None:
+            self._loop.call_soon(done, self._admission.write_error)
         else:
             self._catch_up.change(log, self._changed(work), done)
 

@@ -147,13 +147,13 @@ class IoPlan:
         size = sum(len(each.batch) for each in self.writes)
         self._drained = []
         self._copies.complete()
-        telemetry.turns += 1
+        telemetry.group_commits += 1
         telemetry.disk_full = int(self._met_full_disk)
         telemetry.batches_appended += len(self.writes)
         telemetry.records_appended += records
         telemetry.bytes_appended += size
-        telemetry.turn_bytes.observe(size)
-        telemetry.turn_records.observe(records)
+        telemetry.commit_bytes.observe(size)
+        telemetry.commit_records.observe(records)
 
     # Failures
 

@@ -168,10 +168,10 @@ class Partition:
         return self.closed_by is not None
 
     @property
-    def refusal(self) -> StrandlineError | None:
+    def write_error(self) -> StrandlineError | None:
         """Why it takes no records now, such as who leads it instead; None: it does."""
         return (
-            self._admission.refusal
+            self._admission.write_error
             or self.closed_by
             or self._not_leader_error
             or self.blocked_by
@@ -182,11 +182,14 @@ class Partition:
     def unavailable_reason(self) -> StrandlineError | None:
         """Why it is not led here now; markers are taken although it is readonly or paused."""
         return (
-            self._admission.refusal or self.closed_by or self._not_leader_error or self.key_refusal
+            self._admission.write_error
+            or self.closed_by
+            or self._not_leader_error
+            or self.key_error
         )
 
     @property
-    def key_refusal(self) -> StrandlineError | None:
+    def key_error(self) -> StrandlineError | None:
         """Why its records cannot be encrypted, if they are to be."""
         return None if self.log.sealer is None else self.log.sealer.why_not()
 
@@ -224,11 +227,11 @@ class Partition:
             size += len(value)
         if key is not None or headers:
             size += extra_bytes(key, headers)
-        refusal = self.refusal or admission.record_error(size)
+        rejection = self.write_error or admission.record_error(size)
         held = self.duplicates.held
         is_held = bool(held.waiting)
         is_judged = message_id is not None or expected_last is not None
-        if refusal is None and is_judged and not is_held:
+        if rejection is None and is_judged and not is_held:
             # A repeat is recognised first: what it expected was true when it was stored.
             try:
                 if message_id is not None:
@@ -243,16 +246,16 @@ class Partition:
             except StillLoadingError:
                 is_held = True
             except StrandlineError as error:
-                refusal = error
-        if refusal is None and is_held:
+                rejection = error
+        if rejection is None and is_held:
             again = partial(self.append, value, subject=subject, key=key, headers=headers)
             again = partial(again, ack_sink=ack_sink, token=token, acks=acks)
             again = partial(again, message_id=message_id, expected_last=expected_last)
-            refusal = held.add(HeldAppend(again, ack_sink, token, size))
-            if refusal is None:
+            rejection = held.add(HeldAppend(again, ack_sink, token, size))
+            if rejection is None:
                 return
-        if refusal is not None:
-            admission.reject(refusal, ack_sink, token, stream=self.name.stream)
+        if rejection is not None:
+            admission.reject(rejection, ack_sink, token, stream=self.name.stream)
             return
         chunk = self.pending.open_batch(self.next_offset)
         chunk.add(value, subject)
@@ -287,7 +290,7 @@ class Partition:
         size = sum(map(len, values)) + RECORD_OVERHEAD_BYTES * count
         if (
             self.duplicates.held.waiting
-            or self.refusal is not None
+            or self.write_error is not None
             or max(map(len, values)) > limits.record_bytes
             or admission.pending_bytes + size > limits.pending_bytes
         ):
@@ -326,19 +329,19 @@ class Partition:
             producer: who numbered the rows; they become one batch, and are stored once.
             is_transactional: they count if the producer's transaction is committed.
         """
-        refusal = (
-            self.refusal
+        rejection = (
+            self.write_error
             or self._admission.record_error(0)
             or self._admission.batch_error(batch, is_numbered=producer is not None)
         )
-        if refusal is None and self.duplicates.held.waiting:
+        if rejection is None and self.duplicates.held.waiting:
             again = partial(self.append_arrow, batch, ack_sink=ack_sink, token=token, acks=acks)
             again = partial(again, producer=producer, is_transactional=is_transactional)
             held = HeldAppend(again, ack_sink, token, int(batch.nbytes), batch.num_rows)
-            refusal = self.duplicates.held.add(held)
-            if refusal is None:
+            rejection = self.duplicates.held.add(held)
+            if rejection is None:
                 return
-        if refusal is None and producer is not None:
+        if rejection is None and producer is not None:
             try:
                 if is_transactional:
                     if self.transaction_index is None:
@@ -351,10 +354,10 @@ class Partition:
                     self._answer_repeat(known, ack_sink, token, last=last)
                     return
             except StrandlineError as error:
-                refusal = error
-        if refusal is not None:
+                rejection = error
+        if rejection is not None:
             rows, stream = batch.num_rows, self.name.stream
-            self._admission.reject(refusal, ack_sink, token, stream=stream, records=rows)
+            self._admission.reject(rejection, ack_sink, token, stream=stream, records=rows)
             return
         first = self.next_offset
         for start in range(0, batch.num_rows, BATCH_RECORDS_MAX):
@@ -378,9 +381,9 @@ class Partition:
         """Accept the beginning or the end of a transaction; told when it is committed."""
         index = self.transaction_index
         unknown = UnavailableError(f"{self.name} does not know of transactions yet; retry")
-        refusal = self.unavailable_reason or (unknown if index is None else index.why_loading)
-        if index is None or refusal is not None:
-            ack_sink.rejected(token, refusal or unknown)
+        rejection = self.unavailable_reason or (unknown if index is None else index.why_loading)
+        if index is None or rejection is not None:
+            ack_sink.rejected(token, rejection or unknown)
             return
         if not index.needs(kind, producer):
             ack_sink.acked(token, self.name, self.high_watermark, duplicate=True)

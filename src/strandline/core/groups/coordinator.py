@@ -16,6 +16,8 @@ Rules:
   its name is another one;
 - a member belongs to the principal that joined: no other one commits, heartbeats or leaves for it,
   nor takes its static name while it is a member;
+- the group of a NATS consumer has no members, and nobody else commits for it: its state is kept
+  beside its position, in one entry;
 - a member that is not heard of for its session is removed. Whoever takes a static member's name
   takes its partitions at once, and the one before is fenced off.
 
@@ -153,11 +155,16 @@ class GroupCoordinator:
                 self._mark(request)
             case ev.Delete():
                 self._delete(request)
+            case ev.KeepConsumer():
+                self._keep_consumer(request)
+            case ev.ClaimConsumers():
+                return self._claim_consumers(request)
         return None
 
     def _join(self, request: ev.Join) -> GroupAssignment:
         self._check_join(request)
         group = self.state.groups.get(request.group, ConsumerGroup())
+        _check_no_consumer(request.group, group)
         known = group.members.get(request.member)
         predecessor = group.by_instance(request.instance)
         _check_owner(request, known, predecessor)
@@ -246,6 +253,7 @@ class GroupCoordinator:
 
     def _commit(self, request: ev.Commit) -> None:
         group = self.state.groups.get(request.group, ConsumerGroup())
+        _check_no_consumer(request.group, group)
         if request.member:
             self._check_committer(group, request)
             if request.number and request.number == group.committed.get(request.member):
@@ -271,6 +279,42 @@ class GroupCoordinator:
                 created=begun.created,
             )
         )
+
+    def _keep_consumer(self, request: ev.KeepConsumer) -> None:
+        group = self.state.groups.get(request.group)
+        if not request.is_new and (group is None or not group.consumer):
+            raise UnknownGroupError(f"consumer {request.group!r} was deleted")
+        if request.is_new and group is not None:
+            raise GroupInUseError(f"there is a group {request.group!r}; delete it first")
+        if group is None and len(self.state.groups) >= GROUPS_MAX:
+            raise UnavailableError(f"there are {GROUPS_MAX} groups, the most; delete some")
+        if group is not None:
+            _check_epoch(request.group, group, request.epoch)
+        begun = self._begun(group or ConsumerGroup(), request.positions)
+        self._log.store(
+            GroupEntry(
+                group=request.group,
+                positions=request.positions,
+                consumer=request.consumer,
+                consumer_epoch=request.epoch,
+                began_with=begun.partitions,
+                created=begun.created,
+            )
+        )
+
+    def _claim_consumers(self, request: ev.ClaimConsumers) -> dict[str, str]:
+        found = {
+            name: group
+            for name, group in self.state.groups.items()
+            if group.consumer and name.startswith(request.prefix)
+        }
+        for name, group in found.items():
+            _check_epoch(name, group, request.epoch)
+            if group.consumer_epoch < request.epoch:
+                self._log.store(GroupEntry(group=name, consumer_epoch=request.epoch))
+        if not found:
+            self._log.store(GroupEntry())  # an answer from memory may be another coordinator's
+        return {name: group.consumer for name, group in found.items()}
 
     def _check_transaction(self, group: ConsumerGroup, request: ev.Commit) -> None:
         """Refuse to commit for a transaction that is over, or in the way of another one.
@@ -449,6 +493,28 @@ def _check_owner(
                 f"member {name} of group {request.group!r} belongs to another principal than "
                 f"{request.owner!r}; join with a member id and instance name of your own"
             )
+
+
+def _check_no_consumer(name: str, group: ConsumerGroup) -> None:
+    """Refuse members and commits of a NATS consumer's group.
+
+    Raises:
+        GroupInUseError: it is one.
+    """
+    if group.consumer:
+        raise GroupInUseError(f"group {name!r} is a NATS consumer's, which alone reads for it")
+
+
+def _check_epoch(name: str, group: ConsumerGroup, epoch: int) -> None:
+    """Refuse who leads a consumer's partition no longer.
+
+    Raises:
+        StaleMemberError: another broker leads it.
+    """
+    if epoch < group.consumer_epoch:
+        raise StaleMemberError(
+            f"consumer {name!r} works under leader epoch {group.consumer_epoch}, after {epoch}"
+        )
 
 
 def _gone(name: str, group: ConsumerGroup, instance: str) -> StrandlineError:

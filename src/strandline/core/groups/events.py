@@ -110,6 +110,41 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepConsumer:
+    """Keep the state of a NATS consumer, and its position. Answered with None.
+
+    Attributes:
+        positions: the offsets after the last one below which everything is acknowledged.
+        consumer: settings and state, which mean nothing here.
+        is_new: whether the consumer begins with this; else its group has to be there.
+        epoch: the leader epoch of the partition under which the consumer works.
+    """
+
+    token: object
+    group: str
+    positions: Positions
+    consumer: str
+    is_new: bool = False
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimConsumers:
+    """Let consumers work under a leader epoch. Answered with their states by group.
+
+    From then on nothing is kept that was decided under an older one.
+
+    Attributes:
+        prefix: how the names of their groups begin.
+        epoch: the leader epoch of the partition.
+    """
+
+    token: object
+    prefix: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class QueryGroups:
     """Ask something. Answered with what ``question`` gives.
 
@@ -122,7 +157,17 @@ class QueryGroups:
     must_confirm: bool = False
 
 
-Request = Join | Heartbeat | Leave | Commit | MarkTransaction | Delete | QueryGroups
+Request = (
+    Join
+    | Heartbeat
+    | Leave
+    | Commit
+    | MarkTransaction
+    | Delete
+    | KeepConsumer
+    | ClaimConsumers
+    | QueryGroups
+)
 
 
 @dataclass(frozen=True, slots=True)

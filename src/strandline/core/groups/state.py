@@ -80,6 +80,10 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Stream → when that was made; another one of its name is begun with anew."""
     keeps: bool = False
     """The group stays without members and positions: it has those elsewhere."""
+    consumer: str = ""
+    """The settings and the state of the NATS consumer whose group it is, as that wrote them."""
+    consumer_epoch: int = 0
+    """The leader epoch of the partition under which it works: nobody with an older one writes."""
 
 
 _encode = msgspec.json.Encoder().encode
@@ -121,11 +125,14 @@ class ConsumerGroup:
         """Whether it has positions elsewhere, and so stays."""
         self.undecided: dict[PartitionName, Undecided] = {}
         """Positions that wait for transactions: nobody else begins there before."""
+        self.consumer = ""
+        """Of a NATS consumer, which is then the only one that reads for the group; empty: none."""
+        self.consumer_epoch = 0
 
     @property
     def is_over(self) -> bool:
         """Whether nobody misses it."""
-        return not (self.members or self.positions or self.undecided or self.keeps)
+        return not (self.members or self.positions or self.undecided or self.keeps or self.consumer)
 
     def by_instance(self, instance: str) -> GroupMember | None:
         """The static member of that name."""
@@ -179,6 +186,8 @@ class GroupsState:
         group.began_with |= entry.began_with
         group.created |= entry.created
         group.keeps = group.keeps or entry.keeps
+        group.consumer = entry.consumer or group.consumer
+        group.consumer_epoch = max(group.consumer_epoch, entry.consumer_epoch)
         if entry.transaction is not None:
             self._wait(entry.group, entry.positions, entry.transaction)
             return
@@ -226,7 +235,13 @@ class GroupsState:
         for transaction in self.transactions.opened():
             yield GroupEntry(transaction=transaction, mark=TransactionMark.BEGIN)
         for name, group in self.groups.items():
-            yield GroupEntry(group=name, epoch=group.epoch, keeps=group.keeps)
+            yield GroupEntry(
+                group=name,
+                epoch=group.epoch,
+                keeps=group.keeps,
+                consumer=group.consumer,
+                consumer_epoch=group.consumer_epoch,
+            )
             members = list(group.members.values())
             for start in range(0, len(members), per_entry):
                 some = tuple(members[start : start + per_entry])

@@ -23,7 +23,7 @@ class Sample(NamedTuple):
     acks: int
     read_records: int
     read_bytes: int
-    turns: int
+    group_commits: int
     syncs: int
 
 
@@ -35,7 +35,7 @@ class Rates(NamedTuple):
     acks: float = 0.0
     read_records: float = 0.0
     read_bytes: float = 0.0
-    turns: float = 0.0
+    group_commits: float = 0.0
     syncs: float = 0.0
 
     @property
@@ -60,7 +60,7 @@ class RateMeter:
                 acks=telemetry.acks,
                 read_records=telemetry.read_records,
                 read_bytes=telemetry.read_bytes,
-                turns=telemetry.turns,
+                group_commits=telemetry.group_commits,
                 syncs=telemetry.sync_seconds.count,
             )
         )
@@ -78,7 +78,7 @@ class RateMeter:
             acks=(last.acks - first.acks) / seconds,
             read_records=(last.read_records - first.read_records) / seconds,
             read_bytes=(last.read_bytes - first.read_bytes) / seconds,
-            turns=(last.turns - first.turns) / seconds,
+            group_commits=(last.group_commits - first.group_commits) / seconds,
             syncs=(last.syncs - first.syncs) / seconds,
         )
 

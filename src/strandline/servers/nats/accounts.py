@@ -7,8 +7,8 @@ connections log in by signing the server's nonce. The private keys are created a
 never leave the process, so the configuration on disk contains no secret.
 
 Rules: every other client needs an authorization, and without an answer it is refused. The broker
-itself may publish only to reply inboxes: a client chooses its reply subject, and must not use the
-broker to publish where it may not publish itself.
+itself may publish only to reply inboxes, and ask other brokers for the state of streams: a client
+chooses its reply subject, and must not use the broker to publish where it may not publish itself.
 """
 
 import json
@@ -22,6 +22,10 @@ STREAMS_ACCOUNT: Final = "STRANDLINE"
 SYSTEM_ACCOUNT: Final = "SYS"
 INBOXES: Final = "_INBOX.>"
 """Where replies go; all stock clients subscribe below it."""
+STREAM_INFOS: Final = "$JS.API.STREAM.INFO.*"
+"""Requests for the state of streams that other brokers lead; answered by them only."""
+NOTHING: Final = "strandline.nothing"
+"""A subject that nobody uses, as the only one that may be received."""
 SYSTEM_SUBJECTS: Final = "$SYS.>"
 ANSWER_TIMEOUT_S: Final = 5
 """How long a client waits for our answer about it."""
@@ -35,10 +39,15 @@ class Accounts:
         """Signs answers about clients."""
         self._broker = KeyPair(USER)
         self._system = KeyPair(USER)
+        self._leaf = KeyPair(USER)
 
     def broker_login(self, info: NatsServerInfo) -> dict[str, str]:
         """Return the login for the account of the streams' subjects."""
         return _signed(self._broker, info)
+
+    def leaf_login(self, info: NatsServerInfo) -> dict[str, str]:
+        """Return the login for the leaf connection, over which records are delivered."""
+        return {**_signed(self._leaf, info), "remote_account": STREAMS_ACCOUNT}
 
     def system_login(self, info: NatsServerInfo) -> dict[str, str]:
         """Return the login for the system account."""
@@ -46,11 +55,17 @@ class Accounts:
 
     def configuration(self) -> Iterator[str]:
         """Yield the lines of nats-server's configuration."""
-        publish = json.dumps([INBOXES])
+        publish = json.dumps([INBOXES, STREAM_INFOS])
+        users = [self._broker.public, self._system.public, self._leaf.public]
         yield "accounts {"
         yield f"  {STREAMS_ACCOUNT} {{ users: [ {{"
         yield f"    nkey: {self._broker.public}"
         yield f"    permissions {{ publish: {{ allow: {publish} }} }}"
+        yield "  }, {"
+        yield f"    nkey: {self._leaf.public}"
+        yield '    allowed_connection_types: ["LEAFNODE"]'
+        inboxes, nothing = json.dumps([INBOXES]), json.dumps([NOTHING])
+        yield f"    permissions {{ publish: {inboxes}, subscribe: {nothing} }}"
         yield "  } ] }"
         yield f"  {SYSTEM_ACCOUNT} {{ users: [ {{ nkey: {self._system.public} }} ] }}"
         yield "}"
@@ -60,7 +75,7 @@ class Accounts:
         yield "  auth_callout {"
         yield f"    issuer: {self.issuer.public}"
         yield f"    account: {SYSTEM_ACCOUNT}"
-        yield f"    auth_users: {json.dumps([self._broker.public, self._system.public])}"
+        yield f"    auth_users: {json.dumps(users)}"
         yield "  }"
         yield "}"
 

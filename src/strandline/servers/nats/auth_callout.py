@@ -172,7 +172,9 @@ class AuthCalloutHandler:
         return client.permissions != self._permissions(client.caller, quota)
 
     def _permissions(self, caller: Caller, quota: Quota) -> Permissions:
-        return permissions_of(caller.principal, self._access.policy.acls, quota)
+        acls = self._access.policy.acls
+        partitions = self._access.partitions
+        return permissions_of(caller.principal, acls, quota, partitions=partitions)
 
 
 def _is_allowed(client: _AuthorizedClient) -> bool:

@@ -18,9 +18,10 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.servers.nats.backpressure import Backpressure
+from strandline.servers.nats.foreign_jetstream import ForeignJetStreamWatch
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.ingest_state import IngestState
-from strandline.servers.nats.jetstream import JetStreamWatch
+from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.nats_connection import NatsConnection
 from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.nats.replies import AckLines
@@ -52,6 +53,7 @@ class NatsClient:
         backpressure: pauses reading while the broker is full.
         tls: the trusted authorities for ``tls://``.
         jetstream: looks for a foreign JetStream over each connection.
+        api: answers requests of the JetStream API.
         is_alone: whether no other broker receives the servers' messages.
         login: returns the credentials; by default those in the servers' URLs.
     """
@@ -62,7 +64,8 @@ class NatsClient:
         *,
         ingest: MessageIngest,
         backpressure: Backpressure,
-        jetstream: JetStreamWatch | None = None,
+        jetstream: ForeignJetStreamWatch | None = None,
+        api: JetStreamApi | None = None,
         is_alone: bool = False,
         tls: ssl.SSLContext | None = None,
         login: Login | None = None,
@@ -77,6 +80,7 @@ class NatsClient:
         )
         self._is_alone = is_alone
         self._jetstream = jetstream
+        self.api = api
         self._tls = tls
         self._login = login
         self._servers: list[NatsServerUrl] = []
@@ -188,11 +192,11 @@ class NatsClient:
             OSError, TimeoutError, StrandlineError: the connection failed.
         """
         return await connect_link(
-            lambda: NatsConnection(self.shared, is_alone=self._is_alone),
+            lambda: NatsConnection(self.shared, is_alone=self._is_alone, api=self.api),
             server,
             tls=self._tls,
             login=self._login,
-            prepare=lambda link: link.subscribe(self._bindings),
+            prepare=lambda link: link.begin(self._bindings),
         )
 
     async def _serve(self, link: NatsConnection, server: NatsServerUrl) -> None:

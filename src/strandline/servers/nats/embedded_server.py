@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 BINARY: Final = "nats-server"
+LEAF_HOST: Final = "127.0.0.1"
+"""Only the broker connects there."""
 READY_TIMEOUT_S: Final = 10.0
 START_TIMEOUT_S: Final = 60.0
 STOP_TIMEOUT_S: Final = 5.0
@@ -115,6 +118,8 @@ class EmbeddedNatsServer:
         self._directory = directory.resolve()
         self._host = host
         self.port = port
+        self.leaf_port = 0
+        """Of its listener for leaf connections; another one each time it starts."""
         self._payload_max = payload_max
         self._on_restart = on_restart
         self._routes = routes
@@ -225,6 +230,7 @@ class EmbeddedNatsServer:
             OSError: its configuration cannot be written.
         """
         make_private_directory(self._directory)
+        self.leaf_port = _free_port()
         config = self._directory / "nats-server.conf"
         _write_private(config, self._configuration())
         launcher = (sys.executable, "-I", "-S", "-c", LAUNCHER, str(os.getpid()))
@@ -289,6 +295,7 @@ class EmbeddedNatsServer:
                 "# Written by Strandline at every start; changes are lost.",
                 f"host: {quoted(self._host)}",
                 f"port: {self.port or -1}",
+                f"leafnodes {{ host: {quoted(LEAF_HOST)}, port: {self.leaf_port} }}",
                 f"ports_file_dir: {quoted(str(self._directory))}",
                 f"log_file: {log_file}",
                 f"logfile_size_limit: {LOG_BYTES_MAX}",
@@ -352,6 +359,13 @@ async def _exited(process: "subprocess.Popen[bytes]", timeout_s: float | None) -
         os.close(descriptor)
     process.wait()
     return True
+
+
+def _free_port() -> int:
+    """Return a port that is free now: nats-server does not say which one it has chosen itself."""
+    with socket.socket() as listening:
+        listening.bind((LEAF_HOST, 0))
+        return int(listening.getsockname()[1])
 
 
 def _read_port(file: Path) -> int | None:

@@ -20,11 +20,15 @@ from strandline.servers.metering import Metering
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.client import NatsClient
 from strandline.servers.nats.connection import MESSAGE_SLACK_BYTES
-from strandline.servers.nats.embedded_server import EmbeddedNatsServer
+from strandline.servers.nats.embedded_server import LEAF_HOST, EmbeddedNatsServer
+from strandline.servers.nats.foreign_jetstream import ForeignJetStreamWatch
 from strandline.servers.nats.ingest import MessageIngest
-from strandline.servers.nats.jetstream import JetStreamWatch
+from strandline.servers.nats.jetstream.api import JetStreamApi
+from strandline.servers.nats.jetstream.consumers import ConsumerCalls
+from strandline.servers.nats.jetstream.streams import StreamCalls
+from strandline.servers.nats.leaf_link import LeafClient
 from strandline.servers.nats.listener import IngestListener
-from strandline.servers.nats.ports import BrokerPort
+from strandline.servers.nats.ports import FrontEndPort
 from strandline.servers.nats.routes import ServerRoutes
 from strandline.servers.nats.server_link import PAYLOAD_BYTES_MAX, parse_server_url
 from strandline.servers.tls import calling_context, calling_own_context
@@ -56,7 +60,7 @@ class NatsFrontEnd:
 
     def __init__(
         self,
-        broker: BrokerPort,
+        broker: FrontEndPort,
         config: BrokerConfig,
         metering: Metering | None = None,
         *,
@@ -71,6 +75,10 @@ class NatsFrontEnd:
         """Of our own nats-server, where access is checked."""
         self._child: EmbeddedNatsServer | None = None
         self._control: SystemAccountClient | None = None
+        self._api: JetStreamApi | None = None
+        """For clients of our own nats-server: one of the user's may have a JetStream."""
+        self._consumers: ConsumerCalls | None = None
+        self._leaf: LeafClient | None = None
         self._subscribers: list[NatsClient] = []
         self._listener: IngestListener | None = None
 
@@ -106,7 +114,7 @@ class NatsFrontEnd:
         broker.on_stream_created(self.synced)
         jetstream = None
         if config.nats.servers:  # our child has no JetStream
-            jetstream = JetStreamWatch(broker.streams, broker.telemetry, broker.clock)
+            jetstream = ForeignJetStreamWatch(broker.streams, broker.telemetry, broker.clock)
             broker.on_creating_stream(jetstream.check_creation)
         try:
             servers = list(config.nats.servers)
@@ -129,6 +137,7 @@ class NatsFrontEnd:
                 await subscriber.start(
                     servers, self._subscriptions(names, number), is_awaited=self._is_server_there
                 )
+            await self._start_api(broker, ingest, backpressure, servers=servers, tls=tls)
             if config.nats.ingest_port >= 0:
                 self._listener = IngestListener(
                     broker,
@@ -143,6 +152,43 @@ class NatsFrontEnd:
             await self.stop()
             raise
 
+    async def _start_api(
+        self,
+        broker: FrontEndPort,
+        ingest: MessageIngest,
+        backpressure: Backpressure,
+        *,
+        servers: list[str],
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        """Answer the JetStream API over connections of its own, if the nats-server is ours.
+
+        A server of the user's may have a JetStream, and both would answer.
+        """
+        child, accounts = self._child, self._accounts
+        if child is None:
+            return
+        self._leaf = LeafClient(
+            f"strandline-{self._config.cluster.broker_id}",
+            lambda: (LEAF_HOST, child.leaf_port),
+            login=accounts.leaf_login if accounts is not None else None,
+        )
+        self._api = JetStreamApi(broker)
+        StreamCalls(self._api, self._config)
+        self._consumers = ConsumerCalls(self._api, broker.consumers, self._leaf)
+        await self._leaf.start(is_awaited=self._is_server_there)
+        asking = NatsClient(
+            broker,
+            ingest=ingest,
+            backpressure=backpressure,
+            api=self._api,
+            is_alone=self._is_server_alone,
+            tls=tls,
+            login=accounts.broker_login if accounts is not None else None,
+        )
+        self._subscribers.append(asking)  # last: it carries no stream
+        await asking.start(servers, {}, is_awaited=self._is_server_there)
+
     async def stop(self) -> None:
         """Stop receiving, answer received messages, disconnect, and stop the child."""
         if self._listener is not None:
@@ -150,6 +196,12 @@ class NatsFrontEnd:
         if self._forwarder is not None:
             await self._forwarder.quiesce()
         await asyncio.gather(*(each.stop() for each in self._subscribers))
+        if self._consumers is not None:
+            await self._consumers.stop()
+        if self._api is not None:
+            await self._api.stop()
+        if self._leaf is not None:
+            await self._leaf.stop()
         if self._listener is not None:
             await self._listener.stop()
         if self._control is not None:

@@ -71,7 +71,7 @@ class ParsedMessage(msgspec.Struct):
     expected_last: int | None = None
     is_republished: bool = False
     """Whether another stream has stored it, and judged its headers, before."""
-    refusal: InvalidRequestError | None = None
+    rejection: InvalidRequestError | None = None
     """Why a stream that answers the publisher does not store it; None: it does."""
     is_malformed: bool = False
     """Whether no stream stores it."""
@@ -112,7 +112,7 @@ def _apply_headers(found: ParsedMessage, headers: Headers) -> None:
             found.value = None
         else:
             kept.append((name, value))
-            found.refusal = _apply_control_header(found, name, value) or found.refusal
+            found.rejection = _apply_control_header(found, name, value) or found.rejection
     found.headers = kept or None
 
 
@@ -242,7 +242,7 @@ class MessageIngest:
         except InvalidRecordError as error:
             # Drop the traceback: its frames would keep the headers until garbage collection.
             error.__traceback__ = None
-            publication = ParsedMessage(payload, refusal=error, is_malformed=True)
+            publication = ParsedMessage(payload, rejection=error, is_malformed=True)
         expected, named = publication.expected_stream, None
         if publication.is_republished:
             publication.expected_stream = None
@@ -250,7 +250,7 @@ class MessageIngest:
             named = self._routes.target(route.subject, expected)
             if named is None:
                 publication.expected_stream = None
-                publication.refusal = StreamMismatchError(
+                publication.rejection = StreamMismatchError(
                     f"expected stream does not match: no stream '{expected}' has this subject"
                 )
         for target in route.targets(named):
@@ -284,16 +284,16 @@ class MessageIngest:
                     clock=self._clock,
                 )
         partition = target.partition_for(publication.key, publication.message_id)
-        refusal = publication.refusal
-        if refusal is not None and (ack_sink is not None or publication.is_malformed):
+        rejection = publication.rejection
+        if rejection is not None and (ack_sink is not None or publication.is_malformed):
             # Every broker of a cluster receives the message: the leader refuses it for all.
             if sink.is_alone or partition.is_led:
-                self._admission.reject(refusal, ack_sink, token, stream=target.name)
+                self._admission.reject(rejection, ack_sink, token, stream=target.name)
             return
         if not (partition.is_led or sink.is_alone):
-            elsewhere = partition.refusal
+            elsewhere = partition.write_error
             if elsewhere is not None and is_left_to_others(elsewhere, sink):
-                return  # the leader stores the message, or counts its refusal
+                return  # the leader stores the message, or counts its rejection
         headers = publication.headers
         if reply is not None and not answers:  # a header for the application: keep it
             headers = [*(headers or ()), (REPLY_HEADER, reply)]

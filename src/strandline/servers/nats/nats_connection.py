@@ -21,10 +21,13 @@ from strandline.record.subjects import SUBJECT_BYTES_MAX
 from strandline.servers.nats.connection import PING
 from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
 from strandline.servers.nats.ingest_state import IngestState
+from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.protocol import (
     Event,
+    Message,
     are_messages,
     encode_publish,
+    encode_publish_with_headers,
     encode_subscribe,
     encode_unsubscribe,
 )
@@ -34,7 +37,11 @@ from strandline.types import Offset, PartitionName
 
 REPLIES: Final = b"replies"
 EVENTS: Final = b"events"
+API: Final = b"api"
+ACKS: Final = b"acks"
 """Names of subscriptions that feed no stream; those of streams are numbers."""
+API_SUBJECTS: Final = b"$JS.API.>"
+ACK_SUBJECTS: Final = b"$JS.ACK.>"
 
 
 class NatsConnection(ServerLink):
@@ -43,11 +50,15 @@ class NatsConnection(ServerLink):
     Args:
         shared: the state that outlives the connection.
         is_alone: whether no other broker receives the server's messages; else the leader does too.
+        api: answers requests of the JetStream API; None: another connection carries them.
     """
 
-    def __init__(self, shared: IngestState, *, is_alone: bool) -> None:
+    def __init__(
+        self, shared: IngestState, *, is_alone: bool, api: JetStreamApi | None = None
+    ) -> None:
         super().__init__()
         self._shared = shared
+        self._api = api
         self._sids: dict[str, dict[Binding, bytes]] = {}
         """Of each stream."""
         self._tables: dict[bytes, RouteTable] = {}
@@ -76,7 +87,7 @@ class NatsConnection(ServerLink):
             subject, sid, reply, block, payload = event
             table = tables.get(sid)
             if table is None:  # unsubscribed meanwhile, or not the sid of a stream
-                self._take_other(subject, sid, block=block, payload=payload)
+                self._take_other(event)
                 continue
             route = table.remembered.get(subject) or self._find_route(table, subject, reply)
             if route is None:
@@ -159,9 +170,12 @@ class NatsConnection(ServerLink):
         self._on_message = on_message
         self.write(encode_subscribe(pattern, EVENTS))
 
-    def _take_other(
-        self, subject: bytes, sid: bytes, *, block: bytes | None, payload: bytes
-    ) -> None:
+    def _take_other(self, message: Message) -> None:
+        subject, sid, reply, block, payload = message
+        if sid == API and self._api is not None:
+            self._api.take(subject, reply, block=block, payload=payload, link=self)
+        if sid == ACKS and self._api is not None:
+            self._api.take_ack(subject, reply, payload=payload, link=self)
         if sid == EVENTS and self._on_message is not None:
             self._on_message()
         answer = self._requests.get(subject) if sid == REPLIES else None
@@ -170,6 +184,13 @@ class NatsConnection(ServerLink):
             answer.set_result(None if is_none else payload)
 
     # Subscriptions
+
+    def begin(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
+        """Subscribe for the first time: to these bindings, and to requests."""
+        self.subscribe(bindings)
+        if self._api is not None:
+            self.write(encode_subscribe(API_SUBJECTS, API))
+            self.write(encode_subscribe(ACK_SUBJECTS, ACKS))
 
     def subscribe(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
         """Subscribe to exactly these bindings of each stream that is named."""
@@ -217,7 +238,7 @@ class NatsConnection(ServerLink):
 
     def unsubscribe_all(self) -> None:
         """End all subscriptions; messages in flight are still handled."""
-        self.write(b"".join(map(encode_unsubscribe, self._tables)))
+        self.write(b"".join(map(encode_unsubscribe, (*self._tables, API, ACKS))))
 
     # Replies
 
@@ -268,13 +289,32 @@ class NatsConnection(ServerLink):
         Such a message has an invalid or too long subject, or is too large. A publisher chooses the
         inbox of a Liftbridge ack and much of its content.
         """
+        if self._may_send(to, len(payload)):
+            self.output.append(encode_publish(to, payload))
+
+    def deliver_with_headers(self, to: bytes, payload: bytes, *, block: bytes) -> None:
+        """Queue a message with a header block, as ``deliver`` does."""
+        if self._may_send(to, len(payload) + len(block)):
+            self.output.append(encode_publish_with_headers(to, payload, block=block))
+
+    def flush_answers(self) -> None:
+        """Send what was queued between group commits."""
+        self._shared.send_answers()
+
+    @property
+    def payload_max(self) -> int:
+        """The largest message that nats-server takes."""
+        return self.parser.payload_max
+
+    def _may_send(self, to: bytes, size: int) -> bool:
+        """Return whether nats-server takes a message; have it flushed."""
         if not 0 < len(to) <= SUBJECT_BYTES_MAX or any(blank in to for blank in b" \t\r\n"):
-            return
-        if len(payload) > self.parser.payload_max:
-            return
+            return False
+        if size > self.parser.payload_max:
+            return False
         if not self.output:
             self._shared.unflushed.append(self)
-        self.output.append(encode_publish(to, payload))
+        return True
 
 
 class QueueGroupResponder:

@@ -1,37 +1,154 @@
 """The permissions of a nats-server client, derived from the access rules.
 
-Only rules about subjects apply: ``publish subject P`` allows publishing to P, ``read subject P``
-allows receiving messages on P. Rules about streams do not apply, because a message goes to every
-stream on its subject.
+A rule about subjects applies to messages: ``publish subject P`` allows publishing to P, and ``read
+subject P`` allows receiving messages on P. A rule about streams applies to requests of the
+JetStream API, whose subjects name the stream. It does not apply to publishes, because a message
+goes to every stream on its subject.
+
+nats-server does not say who sent a request. So a request whose body could ask for more than its
+subject says needs permission for all that it could ask for: creating a stream means recording any
+subject, and listing streams shows all of them. A rule whose pattern is the beginning of a name has
+no counterpart among NATS' subjects and allows nothing of the API.
 
 The broker can neither slow down a client of nats-server nor count its messages, because the server
 does not identify their sender. So a principal with a quota of bytes or requests may not do here
 what the quota limits, and uses the ingest listener or Arrow Flight.
 
 Rules: every client may receive replies. Only the broker may send them, because publishers trust
-them. No client may use NATS' own subjects. Pure.
+them. Nobody may receive requests, and a pattern of a rule about subjects that covers NATS' own
+subjects does not allow them: a denial wins, so such a principal has no JetStream API, unless it may
+administer the cluster. Pure.
 """
 
+from collections.abc import Iterator, Mapping
 from typing import Final
 
-from strandline.security.acl import Acls
+from strandline.record.subjects import has_wildcard
+from strandline.security.acl import ANYTHING, Acls, Operation
 from strandline.security.principal import Principal
 from strandline.security.quota import Quota
 from strandline.servers.nats.accounts import INBOXES, SYSTEM_SUBJECTS
 from strandline.servers.nats.callout import Permissions
+from strandline.servers.nats.jetstream.subjects import ACK_PREFIX, GROUP_PREFIX, PREFIX
+from strandline.servers.nats.jetstream.views import names_of
 
-OF_NATS: Final = (SYSTEM_SUBJECTS, "$JS.>", "$KV.>", "$O.>", "$MQTT.>")
+JETSTREAM: Final = "$JS.>"
+OF_NATS: Final = (SYSTEM_SUBJECTS, JETSTREAM, "$KV.>", "$O.>", "$MQTT.>")
+WITHOUT_JETSTREAM: Final = tuple(each for each in OF_NATS if each != JETSTREAM)
+EVERY_SUBJECT: Final = ">"
+KNOWING: Final[tuple[Operation, ...]] = ("read", "publish", "admin")
+"""Each lets a principal know of a stream."""
+OF_READ: Final = (
+    "STREAM.MSG.GET.{}",
+    "DIRECT.GET.{}",
+    "DIRECT.GET.{}.>",
+    "CONSUMER.NAMES.{}",
+    "CONSUMER.LIST.{}",
+)
+OF_CONSUMER: Final = (
+    "CONSUMER.CREATE.{}.{}",
+    "CONSUMER.CREATE.{}.{}.>",
+    "CONSUMER.DURABLE.CREATE.{}.{}",
+    "CONSUMER.INFO.{}.{}",
+    "CONSUMER.DELETE.{}.{}",
+    "CONSUMER.MSG.NEXT.{}.{}",
+)
+OF_ANY_CONSUMER: Final = "CONSUMER.CREATE.{}"
+"""A consumer whose name the broker makes up."""
+OF_ADMIN: Final = (
+    "STREAM.UPDATE.{}",
+    "STREAM.DELETE.{}",
+    "STREAM.PURGE.{}",
+    "STREAM.MSG.DELETE.{}",
+)
+OF_CREATE: Final = "STREAM.CREATE.{}"
+OF_EVERYBODY: Final = "INFO"
+OF_ALL_STREAMS: Final = ("STREAM.NAMES", "STREAM.LIST")
 
 
-def permissions_of(principal: Principal, acls: Acls, quota: Quota) -> Permissions:
-    """Return the subjects that a principal may publish to and receive."""
+def permissions_of(
+    principal: Principal,
+    acls: Acls,
+    quota: Quota,
+    *,
+    partitions: Mapping[str, int] | None = None,
+) -> Permissions:
+    """Return the subjects that a principal may publish to and receive.
+
+    Args:
+        principal: who.
+        acls: the rules.
+        quota: the principal's.
+        partitions: how many partitions each stream has.
+    """
     is_metered = bool(quota.publish_bytes_per_s or quota.requests_per_s)
     publish = () if is_metered else acls.patterns(principal, "publish", "subject")
     is_metered = bool(quota.read_bytes_per_s or quota.requests_per_s)
     read = () if is_metered else acls.patterns(principal, "read", "subject")
+    publish_not: tuple[str, ...] = OF_NATS
+    requests: set[str] = set()
+    if acls.is_admin(principal):
+        publish_not = WITHOUT_JETSTREAM
+    elif not any(map(_covers_api, publish)):
+        publish_not = WITHOUT_JETSTREAM
+        if not is_metered:
+            requests = set(_requests(principal, acls, partitions or {}))
     return Permissions(
-        publish=tuple(sorted(set(publish))),
-        publish_not=(INBOXES, *OF_NATS),
+        publish=tuple(sorted(set(publish) | requests)),
+        publish_not=(INBOXES, *publish_not),
         subscribe=(INBOXES, *sorted(set(read))),
         subscribe_not=OF_NATS,
     )
+
+
+def _covers_api(pattern: str) -> bool:
+    """Return whether a pattern of a rule matches subjects of JetStream."""
+    first = pattern.partition(".")[0]
+    return has_wildcard(first) or first == "$JS"
+
+
+def _requests(principal: Principal, acls: Acls, partitions: Mapping[str, int]) -> Iterator[str]:
+    """Yield the requests of the JetStream API that a principal may send."""
+    may_record = EVERY_SUBJECT in acls.patterns(principal, "read", "subject")
+    knows_all, knows_any = False, False
+    groups = acls.patterns(principal, "group", "group")
+    for operation in KNOWING:
+        for pattern in acls.patterns(principal, operation, "stream"):
+            knows_all = knows_all or pattern == ANYTHING
+            for token in _tokens(pattern, partitions):
+                knows_any = True
+                yield f"{PREFIX}STREAM.INFO.{token}"
+                subjects = {"read": OF_READ, "admin": OF_ADMIN}.get(operation, ())
+                yield from (PREFIX + each.format(token) for each in subjects)
+                if operation == "read":
+                    yield from _of_consumers(token, groups)
+                if operation == "admin" and may_record:
+                    yield PREFIX + OF_CREATE.format(token)
+    if knows_any:
+        yield PREFIX + OF_EVERYBODY
+    if knows_all:
+        yield from (PREFIX + each for each in OF_ALL_STREAMS)
+
+
+def _of_consumers(stream: str, groups: tuple[str, ...]) -> Iterator[str]:
+    """Yield the requests and acknowledgements for a stream's consumers, by rules about groups."""
+    if ANYTHING in groups:
+        yield PREFIX + OF_ANY_CONSUMER.format(stream)
+    for pattern in groups:
+        beginning = f"{GROUP_PREFIX}{stream}/"
+        if pattern in (ANYTHING, beginning + ANYTHING):
+            consumer = ANYTHING
+        elif pattern.startswith(beginning) and not pattern.endswith(ANYTHING):
+            consumer = pattern.removeprefix(beginning)
+        else:
+            continue
+        yield from (PREFIX + each.format(stream, consumer) for each in OF_CONSUMER)
+        yield f"{ACK_PREFIX}{stream}.{consumer}.>"
+
+
+def _tokens(pattern: str, partitions: Mapping[str, int]) -> Iterator[str]:
+    """Yield the names in requests that stand for a rule's streams."""
+    if pattern == ANYTHING:
+        yield ANYTHING
+    elif not pattern.endswith(ANYTHING):
+        yield from names_of(pattern, partitions.get(pattern, 1))

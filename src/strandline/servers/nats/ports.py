@@ -6,13 +6,16 @@ The broker's classes satisfy these protocols structurally; unit tests use small 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Protocol
 
+from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.routing import RouteTable, StreamPort
+from strandline.broker.stream import Stream
 from strandline.broker.write_path.ack_sink import AckSink
 from strandline.clock import Clock
 from strandline.config import StreamConfig
 from strandline.core.metadata.image import MetadataImage
 from strandline.errors import StrandlineError
 from strandline.telemetry import Telemetry
+from strandline.types import Offset
 
 
 class AdmissionPort(Protocol):
@@ -94,4 +97,74 @@ class BrokerPort(Protocol):
 
     def on_answered(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` after ack sinks got outcomes, and after each group commit."""
+        ...
+
+
+class JetStreamPort(Protocol):
+    """A broker as the JetStream API needs it."""
+
+    @property
+    def clock(self) -> Clock:
+        """The source of time."""
+        ...
+
+    @property
+    def image(self) -> MetadataImage:
+        """The current metadata."""
+        ...
+
+    @property
+    def has_lease(self) -> bool:
+        """Whether the metadata known here is recent enough to answer by."""
+        ...
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this broker is the controller."""
+        ...
+
+    @property
+    def routes(self) -> RouteTable:
+        """The routes of all streams."""
+        ...
+
+    def on_image(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` after the metadata changed."""
+        ...
+
+    def check_knows_streams(self) -> None:
+        """Refuse to say that there is no stream where that is not known."""
+        ...
+
+    def streams(self) -> list[Stream]:
+        """Return all streams, by name."""
+        ...
+
+    def stream(self, name: str) -> Stream:
+        """Return a stream, or raise ``UnknownStreamError``."""
+        ...
+
+    async def create_stream(self, config: StreamConfig) -> Stream:
+        """Create a stream."""
+        ...
+
+    async def delete_stream(self, name: str) -> None:
+        """Delete a stream and its records."""
+        ...
+
+    async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
+        """Delete the records of a partition below an offset."""
+        ...
+
+
+class FrontEndPort(BrokerPort, JetStreamPort, Protocol):
+    """A broker as all NATS listeners together need it."""
+
+    @property
+    def consumers(self) -> ConsumerStore:
+        """Where consumers' states are kept."""
+        ...
+
+    def streams(self) -> list[Stream]:
+        """Return all streams, by name."""
         ...

@@ -63,7 +63,7 @@ async def join(cluster, member, *, avoid=0):
 
 
 def events(cluster, kit, number):
-    """What a broker's copy of the stream tells."""
+    """Return the events in a broker's replica of the stream."""
     values = kit.values(cluster.partition(number, ACTIVITY))
     return [pb.ActivityStreamEvent.FromString(value) for value in values]
 

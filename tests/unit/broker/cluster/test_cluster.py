@@ -48,7 +48,7 @@ async def test_many_records_keep_their_order(cluster, kit):
 
 
 async def test_a_follower_sends_publishers_to_the_leader(cluster, kit):
-    """Who publishes elsewhere hears who leads, and where."""
+    """A publisher at a follower gets an error with the leader's address."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     leader = await cluster.leader()
@@ -188,7 +188,7 @@ async def test_a_stop_hands_over_and_loses_nobody(cluster, caplog):
 
 
 async def controller(cluster):
-    """Who leads the quorum, as all know."""
+    """Return the controller, once all brokers agree on it."""
     quorums = [broker.membership.quorum for broker in cluster.brokers.values()]
     await cluster.kit.until(lambda: len({q.leader for q in quorums} - {None}) == 1, seconds=20)
     return quorums[0].leader
@@ -378,7 +378,7 @@ async def test_partitions_kept_elsewhere_are_known_by_name(cluster, answers, kit
 
 
 async def leader_of_one(cluster):
-    """Who keeps the only copy."""
+    """Return the leader, once there is one."""
     await cluster.kit.until(lambda: cluster.image().leader is not None)
     return cluster.image().leader
 
@@ -417,7 +417,7 @@ async def test_a_copy_shows_no_more_than_it_knows_to_be_committed(cluster, monke
 
 
 async def test_an_isr_that_was_overtaken_takes_no_other_down_with_it(cluster, kit):
-    """What waits to be decided is the last that a leader wanted: two would be refused together."""
+    """Only a leader's last proposal is pending: two would be rejected together."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a")

@@ -1,4 +1,4 @@
-"""What a cluster's brokers show: copies that are behind, leaders, elections, and why not ready."""
+"""Metrics of a cluster: replicas behind, leaders, elections, and the reason for not ready."""
 
 from strandline.broker.cluster import cluster_metrics
 from strandline.core.metadata.image import PartitionImage
@@ -65,7 +65,7 @@ async def test_without_a_majority_of_copies_a_partition_takes_no_records(cluster
 
 
 async def test_a_broker_is_ready_once_its_copies_are_in_sync(cluster, kit):
-    """One that comes back says how many of its copies are behind, until none is."""
+    """A restarted broker reports how many of its replicas are behind, until none is."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a")
@@ -121,7 +121,7 @@ async def test_a_leader_with_too_few_copies_in_sync_is_not_ready(cluster, kit):
 
 
 async def test_a_broker_that_was_removed_says_so(cluster, kit):
-    """It is neither starting nor stopping, and an operator is told to stop it."""
+    """It is not ready, and the reason asks the operator to stop it."""
     await cluster.start(1, 2, 3)
     await cluster.until_live()
     operations = cluster.brokers[1].operations

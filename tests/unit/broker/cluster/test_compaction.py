@@ -14,7 +14,7 @@ DELAY_MS = 1
 
 
 def state(partition):
-    """What a copy says of every key: its newest value, without those that were deleted."""
+    """Return the newest value of every key in a replica, without deleted keys."""
     found, offset, end = {}, partition.log_start_offset, partition.high_watermark
     while offset < end:
         batches = partition.read(offset, 1 << 20)
@@ -203,7 +203,7 @@ async def test_the_scrub_reads_compacted_copies(compacted):
     await compacted.kit.until(lambda: broker.telemetry.corrupt_batches == 1)
 
 
-async def test_a_copy_is_not_mended_with_what_another_has_left(compacted, caplog):
+async def test_a_copy_is_not_repaired_with_what_another_has_left(compacted, caplog):
     """A corrupt batch that kept a null value is not replaced by one that has done with it."""
     await compacted.put_records((b"K", b"v1" + PAD))
     await compacted.put_records((b"K", None), (None, None), (b"M", b"m"))

@@ -24,7 +24,7 @@ async def three_with_records(cluster):
 
 @pytest.mark.parametrize("name", ["broker.json", "quorum-vote", "broker.json.twin"])
 async def test_a_small_file_with_a_flipped_bit_stops_nothing(cluster, name):
-    """It is rebuilt from its twin: the same directory, the same vote."""
+    """The file is restored from its twin, with the same directory id and vote."""
     await three_with_records(cluster)
     directory = cluster.brokers[3].data_dir
     known = cluster.brokers[3]._identity.directory_id

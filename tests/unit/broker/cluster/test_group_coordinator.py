@@ -13,7 +13,7 @@ IDS = (1, 2, 3)
 
 
 async def ask(cluster, method, *arguments, **options):
-    """What the coordinator answers, wherever it is."""
+    """Return the coordinator's answer, whichever broker it is on."""
     async with asyncio.timeout(60):
         while True:
             for broker in list(cluster.brokers.values()):
@@ -57,7 +57,7 @@ async def test_the_coordinator_moves_and_forgets_nothing(cluster):
 
 
 async def test_a_coordinator_that_was_cut_off_answers_nothing(cluster, monkeypatch):
-    """Whoever cannot reach enough replicas neither notes positions nor reads old ones."""
+    """Without enough replicas it neither stores offsets nor reads old ones."""
     monkeypatch.setattr("strandline.broker.coordinators.runtime.REQUEST_TIMEOUT_S", 2.0)
     await cluster.start(*IDS)
     await cluster.until_live()  # an internal stream gets as many copies as there are brokers

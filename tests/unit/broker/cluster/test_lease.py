@@ -1,4 +1,4 @@
-"""How long a broker acts on rules and tokens without those who decide about them."""
+"""The time for which a broker applies rules and tokens without contact to the controller."""
 
 import asyncio
 from functools import partial

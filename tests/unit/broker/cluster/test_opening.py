@@ -122,7 +122,7 @@ async def test_storage_is_not_reopened_while_logs_are_opened(three, slow, kit, m
     await asyncio.sleep(0.2)
     assert not recovering
     slow["may_open"].set()
-    await kit.until(lambda: recovering and broker.admission.refusal is None)
+    await kit.until(lambda: recovering and broker.admission.write_error is None)
     assert three.disks[1] not in recovering[0]
     await creating
     await three.until_live()

@@ -133,7 +133,7 @@ async def test_a_silent_member_is_removed(broker, make_stream, clock, kit):
     beat = await broker.groups.heartbeat("g", "bob", epoch=2, held=NOTHING)
     assert beat.partitions == parts(0)
     await broker.groups.commit("g", {"s": {0: 1}}, member="bob", epoch=beat.epoch)
-    assert (broker.telemetry.groups, broker.telemetry.group_commits) == (1, 1)
+    assert (broker.telemetry.groups, broker.telemetry.offset_commits) == (1, 1)
 
 
 async def test_members_hear_of_streams_that_come_and_go(broker, make_stream):
@@ -151,7 +151,7 @@ async def test_a_failed_sync_loses_nothing_that_was_told(broker, disk, kit):
     disk.fail("sync", "journal", times=1)
     with pytest.raises(UnavailableError):
         await broker.groups.commit("g", {"s": {0: 2}})
-    await kit.until(lambda: broker.admission.refusal is None)
+    await kit.until(lambda: broker.admission.write_error is None)
     found = await broker.groups.committed_offsets("g")
     assert found["s"][0] in (1, 2), "whether the refused one is kept nobody was told"
     await broker.groups.commit("g", {"s": {0: 3}})

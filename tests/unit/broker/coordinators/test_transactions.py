@@ -310,7 +310,7 @@ async def test_a_failed_disk_leaves_nothing_half_decided(broker, partition, ask,
     disk.fail("sync", "journal", times=1)
     with pytest.raises(UnavailableError):
         await ask.end("pay", who, is_commit=True)
-    await kit.until(lambda: broker.admission.refusal is None)
+    await kit.until(lambda: broker.admission.write_error is None)
     await ask.end("pay", who, is_commit=True)
     assert tx.seen(partition) == ["s/0a", "s/0b"]
 

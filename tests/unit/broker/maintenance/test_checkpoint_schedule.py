@@ -184,7 +184,7 @@ async def test_a_stream_is_deleted_after_the_checkpoint_that_holds_it(
     gate.released.set()
     await deleting
     assert not partition.log.directory.exists()
-    assert broker.admission.refusal is None
+    assert broker.admission.write_error is None
 
 
 async def test_a_stop_waits_for_the_checkpoint_under_way(broker, write, kit, disk, clock):

@@ -228,7 +228,7 @@ async def test_nothing_is_removed_if_what_it_goes_for_cannot_be_synced(cleaned, 
     await cleaned._cleaner.clean()
     assert partition.log_start_offset == 0
     assert cleaned.why_not_ready.startswith("storage failed")
-    await kit.until(lambda: cleaned.admission.refusal is None)
+    await kit.until(lambda: cleaned.admission.write_error is None)
     await cleaned._cleaner.clean()
     assert (partition.log_start_offset, partition.high_watermark) == (2, 3)
 

@@ -105,7 +105,7 @@ def test_any_other_first_frame_is_refused(frame):
     assert caught.value.reason is HandshakeRejection.NOT_A_PEER
 
 
-def test_a_refusal_is_no_hello():
+def test_a_rejection_is_no_hello():
     """A connection that begins with a rejection is refused itself."""
     rejection = frame_of(encode_rejection(HandshakeError(HandshakeRejection.VERSION, "no")))
     with pytest.raises(HandshakeError, match="not asked"):

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("without_spares")
 
 @pytest.mark.parametrize(
     "limits",
-    [LimitsConfig(turn_bytes=10_000), LimitsConfig(turn_records=10)],
+    [LimitsConfig(commit_bytes=10_000), LimitsConfig(commit_records=10)],
     ids=["bytes", "records"],
 )
 async def test_a_turn_ends_at_its_limits(open_broker, make_stream, answers, kit, limits):
@@ -27,7 +27,7 @@ async def test_a_turn_ends_at_its_limits(open_broker, make_stream, answers, kit,
             kit.put(partition, answers, *(f"{name} {number}.{n}" for n in range(4)))
             partition.pending._open = None  # the next record begins another chunk
     await answers.wait(40)
-    assert broker.telemetry.turns >= 3
+    assert broker.telemetry.group_commits >= 3
     assert not answers.errors
     for name in ("one", "two"):
         told = [token for token in answers.order if token.startswith(name)]
@@ -54,7 +54,7 @@ async def test_what_is_gathered_goes_in_one_turn(broker, partition, answers, kit
     """When something was committed; others do not wait for it, and the broker is not idle."""
     monkeypatch.setattr(takes, "GATHERING_MS_MAX", 60_000.0)
     other = await broker.create_stream(StreamConfig(name="other", subject="other"))
-    replica_hooks, turns = Gathering(broker, partition), broker.telemetry.turns
+    replica_hooks, turns = Gathering(broker, partition), broker.telemetry.group_commits
     for number in range(3):
         kit.put(partition, answers, number)
         kit.put(other.partitions[0], answers, f"other {number}")
@@ -65,7 +65,7 @@ async def test_what_is_gathered_goes_in_one_turn(broker, partition, answers, kit
     broker.committer.append_queue.go_on_with(partition)
     await answers.wait(6)
     assert answers.order[3:] == [0, 1, 2]
-    assert broker.telemetry.turns == turns + 4
+    assert broker.telemetry.group_commits == turns + 4
     assert broker.committer.is_idle
 
 

@@ -21,7 +21,7 @@ async def test_one_write_and_one_sync_for_all_partitions(broker, make_stream, an
     await answers.wait(101)
     assert disk.count("write", "/journal/") == writes + 1
     assert disk.count("sync", "/journal/") == syncs + 1
-    assert broker.telemetry.turns == 2
+    assert broker.telemetry.group_commits == 2
     assert broker.telemetry.records_appended == 101
 
 
@@ -44,7 +44,7 @@ async def test_nothing_is_answered_before_the_sync(broker, partition, answers, d
     gate.released.set()
     await answers.wait(4)
     assert answers.order == ["a", "b", "c", "d"]
-    assert broker.telemetry.turns == 3
+    assert broker.telemetry.group_commits == 3
 
 
 async def test_memory_acks_need_no_sync(broker, make_stream, answers, disk, kit):
@@ -114,7 +114,7 @@ async def test_a_front_end_that_fails_to_flush_stops_no_turn(broker, partition, 
         await answers.wait(number + 1)
     assert failures
     assert len(answers.acks) == 3
-    assert broker.admission.refusal is None
+    assert broker.admission.write_error is None
 
 
 async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
@@ -136,7 +136,7 @@ async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
     assert broken.order == ["broken"]
     assert answers.acks == {"before": 0}
     assert answers.codes == {"after": "log_poisoned"}
-    await kit.until(lambda: broker.admission.refusal is None)
+    await kit.until(lambda: broker.admission.write_error is None)
     assert kit.values(partition) == [b"before", b"broken", b"after"]
 
 
@@ -275,7 +275,7 @@ async def test_a_front_end_that_fails_before_the_sync_stops_no_turn(
     kit.put(partition, answers, "a")
     await answers.wait(1)
     assert failures
-    assert broker.admission.refusal is None
+    assert broker.admission.write_error is None
     assert not broker.committer.is_busy
 
 

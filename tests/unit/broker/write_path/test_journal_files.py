@@ -26,7 +26,7 @@ async def test_the_loop_goes_on_while_a_file_is_made(broker, partition, answers,
     gate.released.set()
     await answers.wait(2)
     assert answers.acks == {"held": 0, "meanwhile": 1}
-    assert (broker.telemetry.turns, disk.count("create", "/journal/")) == (1, 1)
+    assert (broker.telemetry.group_commits, disk.count("create", "/journal/")) == (1, 1)
 
 
 async def test_files_are_made_as_large_as_a_turn_needs(broker, partition, answers, disk, kit):

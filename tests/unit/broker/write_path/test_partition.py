@@ -77,7 +77,7 @@ async def test_everything_is_refused_for_the_reason_of_the_broker(
     partition, admission, answers, kit
 ):
     """A stopping or poisoned broker refuses at once, and nothing is kept."""
-    admission.refusal = ShuttingDownError("stopping")
+    admission.write_error = ShuttingDownError("stopping")
     kit.put(partition, answers, "a")
     partition.append_arrow(pa.record_batch({"value": [b"x"]}), ack_sink=answers, token="arrow")
     assert set(answers.codes.values()) == {"shutting_down"}

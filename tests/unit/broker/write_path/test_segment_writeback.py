@@ -90,7 +90,7 @@ async def test_a_failed_write_is_answered_and_heals(broker, partition, answers, 
     kit.put(partition, answers, "b", value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(2)
     assert isinstance(answers.errors["b"], LogPoisonedError)
-    await kit.until(lambda: broker.admission.refusal is None)
+    await kit.until(lambda: broker.admission.write_error is None)
     kit.put(partition, answers, "c", value=bytes(PENDING_BYTES_MAX))
     await answers.wait(3)
     assert kit.values(partition)[0] == b"a"

@@ -206,7 +206,7 @@ def test_what_a_refused_call_did_not_answer_was_not_taken():
 @pytest.mark.parametrize(
     "error", [UnknownStreamError("gone"), ReadonlyError("r"), GAP, StrandlineError("a bug")]
 )
-def test_a_refusal_is_no_outcome_of_what_was_sent_before(error):
+def test_a_rejection_is_no_outcome_of_what_was_sent_before(error):
     """Nobody has answered the first sending: the record may be stored by it."""
     box = in_flight_batches()
     [batch] = put(box, FakeLot())
@@ -350,7 +350,7 @@ def test_what_comes_after_a_refused_lot_is_not_in_doubt_either():
     assert last.in_doubt
 
 
-def test_refusals_use_up_no_epochs():
+def test_rejections_use_up_no_epochs():
     """There are not so many, and a partition may be readonly for long."""
     box = in_flight_batches()
     for number in range(3):
@@ -359,7 +359,7 @@ def test_refusals_use_up_no_epochs():
         box.complete("a", number, ReadonlyError("r"))
 
 
-def test_a_refusal_says_nothing_of_what_was_sent_before():
+def test_a_rejection_says_nothing_of_what_was_sent_before():
     """A wrong lot is answered at once, while those before it wait for the disk."""
     box = in_flight_batches()
     batches = put(box, FakeLot(deadline_s=1.0), FakeLot(), FakeLot())
@@ -434,7 +434,7 @@ def test_what_was_given_up_for_certain_leaves_no_doubt_behind_it():
     ]
 
 
-def test_a_refusal_says_nothing_of_what_has_no_numbers():
+def test_a_rejection_says_nothing_of_what_has_no_numbers():
     """Message ids, and lots of a producer that is not idempotent, are stored without the first."""
     for is_numbered in (True, False):
         box = in_flight_batches(is_numbered=is_numbered)

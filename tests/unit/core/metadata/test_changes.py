@@ -198,7 +198,7 @@ def test_each_partition_of_a_command_stands_for_itself(cluster):
     assert [made.partition(n).leader for n in (0, 1)] == [2, 1]
 
 
-def test_a_thousand_refusals_are_listed_and_few_explained(cluster):
+def test_a_thousand_rejections_are_listed_and_few_explained(cluster):
     """Outcomes are kept for retries, so they stay small; the reason is there for each."""
     made = cluster()
     made.create("s", *[(1, 2, 3)] * 1_000)

@@ -40,7 +40,7 @@ def test_a_retry_is_answered_and_not_applied(session):
     assert twice is once
 
 
-def test_a_refusal_is_recorded_too(session):
+def test_a_rejection_is_recorded_too(session):
     """What was refused stays refused for its retry, though it would apply now."""
     image, client = session
     entry = Proposed(client, 1, DeleteStream("s"))

@@ -29,7 +29,7 @@ def test_what_was_accepted_is_not_sent_again():
         (2, 4),  # never behind what is known to be there
     ],
 )
-def test_a_refusal_goes_back(hint, next_index):
+def test_a_rejection_goes_back(hint, next_index):
     """To the end of the follower's log in one step, and at once."""
     progress = RaftProgress(next=11, match=3, wait_ticks=2)
     progress.refused(10, hint)
@@ -39,7 +39,7 @@ def test_a_refusal_goes_back(hint, next_index):
 @pytest.mark.parametrize(
     ("next_index", "match", "refused"), [(11, 3, 9), (11, 3, 11), (11, 10, 10)]
 )
-def test_an_old_refusal_says_nothing(next_index, match, refused):
+def test_an_old_rejection_says_nothing(next_index, match, refused):
     """Something else is under way by now, or the entry was accepted since."""
     progress = RaftProgress(next=next_index, match=match, wait_ticks=2)
     progress.refused(refused, 0)

@@ -206,7 +206,7 @@ def test_a_follower_takes_no_more_as_committed_than_it_has_checked():
     assert raft.state.log.commit_index == 1
 
 
-def test_a_refusal_names_where_they_may_agree():
+def test_a_rejection_names_where_they_may_agree():
     """A whole term that the leader cannot have is skipped at once."""
     raft = member(terms=(1, 1, 4, 4, 4), hard=(6, None))
     tell(raft, 2, AppendEntries(6, 5, 3, 0))

@@ -195,7 +195,7 @@ def test_joining_unites_dictionaries():
     assert join(batches[:1]) is batches[0]
 
 
-def test_corruption_that_is_mended_meanwhile_is_not_told(broker, stream, partition):
+def test_corruption_that_is_repaired_meanwhile_is_not_told(broker, stream, partition):
     """Where others keep copies a reader waits for the batch to come back."""
     partition.store(b"a")
     partition.store(b"b")

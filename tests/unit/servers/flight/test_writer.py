@@ -208,7 +208,7 @@ def test_a_bad_batch_costs_only_itself(broker, stream, partition, chunk, code):
     assert partition.high_watermark == 2
 
 
-def test_a_refusal_of_the_broker_is_the_batches_answer(broker, stream, partition):
+def test_a_rejection_of_the_broker_is_the_batches_answer(broker, stream, partition):
     """As when the disk is full."""
     partition.refuse = DiskFullError("full")
     [ack] = Put(broker).run(Chunk(values(b"a")))

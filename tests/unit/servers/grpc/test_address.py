@@ -21,7 +21,7 @@ PEERS = ["1=10.0.0.1:9295"]
     ],
 )
 def test_clients_dial_what_is_said_most_closely(host, grpc, cluster, dialled):
-    """What gRPC's own setting says, or the cluster's, or where the port is bound if that is one."""
+    """gRPC's own address wins, then the cluster's, then the bound address if it is specific."""
     settings = ClusterConfig()
     if cluster is not None:
         settings = ClusterConfig(broker_id=1, name="c", peers=PEERS, advertised_host=cluster)

@@ -31,7 +31,7 @@ class Call:
         self.held_bytes = 0
         self.sent = []
         self.stored = []
-        self.refusal = None
+        self.write_error = None
         self.is_leading = True
         self.stream = AppendStream(
             self,
@@ -53,10 +53,10 @@ class Call:
 
     def append(self, value, *, subject, ack_sink, token):
         assert (subject, ack_sink) == ("beam", self.stream)
-        if self.refusal is None:
+        if self.write_error is None:
             self.stored.append((token, value))
         else:
-            ack_sink.rejected(token, self.refusal)
+            ack_sink.rejected(token, self.write_error)
 
     def take(self, data):
         """As a connection: the short way, or else the general one."""
@@ -94,10 +94,10 @@ def test_what_is_no_whole_request_is_left(call, cut):
     assert not call.stored
 
 
-def test_a_refusal_waits_for_the_answers_before_it(call):
+def test_a_rejection_waits_for_the_answers_before_it(call):
     """And ends the stream behind them."""
     call.take(request(1, b"a"))
-    call.refusal = UnavailableError("too much waits")
+    call.write_error = UnavailableError("too much waits")
     call.take(request(2, b"b"))
     assert (call.sent, call.status) == ([], None)
     call.ack_all()

@@ -70,7 +70,7 @@ class Wire(asyncio.Transport):
         self.is_reading = True
 
     def take(self):
-        """What was written since."""
+        """Return the bytes written since the last call."""
         data, self.written = self.written, b""
         return data
 
@@ -166,7 +166,7 @@ METHODS = {
 
 
 class Guarded:
-    """What access control asks of a broker."""
+    """The parts of a broker that access control needs."""
 
     image = MetadataImage()
     clock = ManualClock()
@@ -537,7 +537,7 @@ async def test_a_lost_connection_ends_its_calls():
 
 @pytest.mark.parametrize("is_lost", [False, True])
 async def test_what_nobody_takes_any_more_is_forgotten(is_lost):
-    """Whoever remembers an ended call, as the broker does the last publisher, keeps no output."""
+    """An ended call that is still referenced keeps no output."""
     client = Client(window=0)
     client.begin(1, b"/s/Flood")
     await client.exchange()
@@ -571,7 +571,7 @@ async def test_other_http_is_told_what_this_is():
 
 
 async def test_a_client_may_send_for_ever():
-    """What was taken may be sent anew, on the call and on the connection, and no more than that."""
+    """Handled input returns its window to the call and the connection, and no more than that."""
     client = Client(window=4 << 20)
     client.h2.increment_flow_control_window(4 << 20)
     client.begin(1, b"/s/Count")
@@ -606,7 +606,7 @@ HALF = b"\0" + (1 << 20).to_bytes(4, "big")
 
 
 async def test_half_messages_of_all_calls_are_limited():
-    """What is begun and not finished takes memory up to a limit; the call beyond it is refused."""
+    """Incomplete messages take memory up to a limit; a call beyond it is refused."""
     client = Client()
     client.shared.flushes.buffered_bytes_max = 100_000
     for stream_id in range(1, 41, 2):
@@ -623,7 +623,7 @@ async def test_half_messages_of_all_calls_are_limited():
 
 
 async def test_whole_messages_that_wait_are_limited_too():
-    """What a handler does not take counts until the call ends, and then no more."""
+    """Unhandled messages count until the call ends."""
     client = Client()
     client.shared.flushes.buffered_bytes_max = 50_000
     client.begin(1, b"/s/Wait")
@@ -641,7 +641,7 @@ async def test_whole_messages_that_wait_are_limited_too():
 
 
 async def test_a_call_of_one_message_takes_no_second():
-    """It is refused when it comes, not kept as long as the call lasts; an empty frame is none."""
+    """A second message is refused at once, not kept until the call ends; an empty frame is none."""
     client = Client()
     client.begin(1, b"/s/One")
     client.h2.send_data(1, framed(b"a"))
@@ -655,7 +655,7 @@ async def test_a_call_of_one_message_takes_no_second():
 
 
 async def test_calls_that_end_leave_the_windows_as_they_were():
-    """What a call had not taken when it ended does not count for the calls after it."""
+    """Unhandled input of an ended call does not reduce the window of later calls."""
     client = Client()
     piece = framed(b"x" * 16_000)
     for n in range(20):  # over 1 MiB each, of which some is held back

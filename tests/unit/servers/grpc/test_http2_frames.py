@@ -32,7 +32,7 @@ HEADERS = [
 
 
 def conversation(*pieces, pad=None):
-    """What a client says that sends these pieces of data on a stream."""
+    """Return the bytes of a client that sends these pieces of data on a stream."""
     client = H2Connection(H2Configuration(client_side=True, header_encoding=None))
     client.initiate_connection()
     client.send_headers(1, HEADERS)
@@ -65,7 +65,7 @@ def test_frames_are_cut_however_they_come(pieces, data):
 
 @given(st.binary(max_size=300))
 def test_no_byte_is_lost(data):
-    """What goes to h2, what is data and what waits for its rest are all that came."""
+    """Bytes for h2, data, and an incomplete frame add up to the input."""
     cutter = FrameReader()
     greeting = b"x" * 24
     found = b""
@@ -135,7 +135,7 @@ def test_data_taken_at_once_count_as_others(counts):
 
 
 def _told(take, count):
-    """What the client is told, None if it sent too much."""
+    """Return the bytes freed by a call; None if the client exceeded its window."""
     try:
         return take(count)
     except Http2FrameError:
@@ -190,7 +190,7 @@ def test_frames_that_bring_nothing_are_limited(frame, count):
     ids=["a call", "its end", "the smallest message"],
 )
 def test_frames_of_calls_are_not_limited(frame):
-    """What begins, feeds or ends a call is paid for by the call."""
+    """Frames that begin, feed or end a call do not count as control frames."""
     reader = greeted()
     for _ in range(2):
         list(reader.feed(frame * CONTROL_MAX))
@@ -198,7 +198,7 @@ def test_frames_of_calls_are_not_limited(frame):
 
 
 def test_control_frames_are_shown_a_few_at_once():
-    """So that the connection can stop between them; none is lost."""
+    """The connection can pause between them, and none is lost."""
     reader = greeted()
     pieces = list(reader.feed(PING * 100))
     assert [len(piece) // len(PING) for piece in pieces] == [CONTROL_PIECE] * 3 + [4]

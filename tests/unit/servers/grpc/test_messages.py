@@ -63,7 +63,7 @@ def test_every_record_becomes_the_same_message(records, base_offset, timestamp_n
 
 
 def test_one_encoder_serves_batch_after_batch():
-    """What it remembers of one batch is right for the next."""
+    """Encodings cached for one batch are correct for the next."""
     encoder = MessageEncoder(PartitionName("s", 0))
     offsets = []
     for base in (0, 120, 16_380, 2_097_150):

@@ -30,13 +30,13 @@ def test_the_latest_record_is_the_last_that_the_leader_has_acknowledged(led_anew
 
 
 def test_at_a_replica_it_is_the_last_that_is_committed(led_anew):
-    """What it has beyond that may never be."""
+    """Later records of the replica may never be committed."""
     led_anew.is_led = False
     assert extent_of(LATEST, led_anew).stop == 1
 
 
 async def test_a_leader_that_is_deposed_while_it_is_asked_sends_clients_away(led_anew):
-    """What it takes for the end may lack what was acknowledged, and a subscription end there."""
+    """Its log end may lack acknowledged records, so a subscription must not end there."""
     leaders = [1]
     host = SimpleNamespace(
         me=1,

@@ -37,7 +37,7 @@ async def test_text_from_outside_is_escaped(broker, fetch):
 
 
 async def test_every_answer_forbids_scripts_and_caching(broker, fetch):
-    """Safe headers stand on pages, data and refusals alike."""
+    """Safe headers stand on pages, data and rejections alike."""
     for path in ("/", "/metrics", "/api/streams", "/nothing-here"):
         headers = (await fetch(path)).headers
         assert headers["content-security-policy"].startswith("default-src 'none'")

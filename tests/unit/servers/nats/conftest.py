@@ -23,16 +23,16 @@ class FakePartition:
     def __init__(self, broker, name):
         self.broker = broker
         self.name = name
-        self.is_led, self.refusal = True, None
+        self.is_led, self.write_error = True, None
         self.records = []
         self.chunks = []
 
     def append(self, value, *, subject, ack_sink=None, token=None, **rest):
         """Keep the record, or reject it as the broker was told to."""
         record = SimpleNamespace(value=value, subject=subject, **rest)
-        if self.broker.refusal is not None:
+        if self.broker.write_error is not None:
             if ack_sink is not None:
-                ack_sink.rejected(token, self.broker.refusal)
+                ack_sink.rejected(token, self.broker.write_error)
             return
         self.records.append(record)
         if ack_sink is not None:
@@ -64,8 +64,9 @@ class FakeBroker:
         self.clock = ManualClock()
         self.telemetry = Telemetry()
         self.admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: None)
-        self.refusal = None
-        self.is_controller = True
+        self.write_error = None
+        self.is_controller = self.has_lease = True
+        self.consumers = None
         self.frozen = False
         self.waiting = []
         self._streams = {}
@@ -104,6 +105,9 @@ class FakeBroker:
         pass
 
     def on_creating_stream(self, check):
+        pass
+
+    def on_image(self, callback):
         pass
 
     def on_streams_changed(self, callback):

@@ -213,7 +213,7 @@ def test_who_has_left_is_forgotten(known):
 
 
 def test_when_the_server_was_out_of_sight_everybody_comes_anew(known):
-    """Who left meanwhile is not known; of a server that was started anew nobody is left."""
+    """Disconnects may have been missed; a restarted server has no old connections."""
     known.ask(auth_token=TOKEN, connection=3)
     assert known.door.server_connected(known.server.public) == [3]
     known.ask(auth_token=TOKEN, connection=4)

@@ -155,7 +155,7 @@ async def test_messages_are_stored_and_acked(broker, server, subscribe):
 
 
 async def test_headers_envelopes_and_errors(broker, server, subscribe):
-    """What is not plain is interpreted, and refusals are answered."""
+    """Headers and envelopes are interpreted, and rejections are answered."""
     (partition,) = broker.add("S", "a.>")
     await subscribe()
     link = await server.next_link()
@@ -239,7 +239,7 @@ async def test_what_replaces_a_subscription_comes_before_its_end(broker, server,
 
 
 async def test_who_leads_no_more_leaves_the_queue_group(broker, server, subscribe):
-    """What was under way to it is still taken, as nobody else hears it; then no more comes."""
+    """Messages in flight are still handled, since no other broker receives them."""
     (partition,) = broker.add("A", "a", queue_group="g")
     each = await subscribe()
     link = await server.next_link()
@@ -264,10 +264,10 @@ async def test_who_leads_no_more_leaves_the_queue_group(broker, server, subscrib
 
 
 async def test_of_a_queue_group_also_who_does_not_lead_answers(broker, server, subscribe):
-    """A refusal of one broker is the only answer there is; of other streams the leader answers."""
+    """Only one broker gets the message, so it answers; for other streams the leader does."""
     broker.add("Q", "q", queue_group="g")
     broker.add("S", "s")
-    broker.refusal = NotLeaderError("another leads")
+    broker.write_error = NotLeaderError("another leads")
     await subscribe()
     link = await server.next_link()
     wrapped = encode_message(EnvelopeMessage(value=b"v", ack_inbox="inbox"))
@@ -286,7 +286,7 @@ async def test_the_controller_answers_for_partitions_that_nobody_leads(
 ):
     """With 503, so that a publisher retries; all other brokers leave it to the leader to answer."""
     broker.add("S", "s")
-    broker.refusal = NotLeaderError("S/0 has no leader now", is_leaderless=bool(is_leaderless))
+    broker.write_error = NotLeaderError("S/0 has no leader now", is_leaderless=bool(is_leaderless))
     broker.is_controller = bool(is_controller)
     await subscribe()
     link = await server.next_link()

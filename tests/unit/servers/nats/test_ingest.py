@@ -70,20 +70,20 @@ def test_tombstone():
     assert (found.value, found.key, found.headers) == (None, b"k", None)
     found = interpret(block(("Strandline-Tombstone", b"1")), b"not empty")
     assert (found.value, found.headers) == (b"not empty", [("Strandline-Tombstone", b"1")])
-    assert "payload" in found.refusal.message
+    assert "payload" in found.rejection.message
 
 
 @pytest.mark.parametrize("value", [b"", b"x", b"-1", b"1.5", b"9" * 20])
 def test_expected_last_sequence_must_be_a_number(value):
     """A sequence that is none is refused."""
     found = interpret(block(("Nats-Expected-Last-Sequence", value)), b"")
-    assert "not a sequence" in found.refusal.message
+    assert "not a sequence" in found.rejection.message
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_HEADERS))
 def test_unsupported_headers_are_refused(name):
     """Unsupported JetStream headers are refused, not ignored."""
-    assert name in interpret(block((name, b"1")), b"").refusal.message
+    assert name in interpret(block((name, b"1")), b"").rejection.message
 
 
 def test_malformed_headers_are_refused():
@@ -225,7 +225,7 @@ def test_control_headers_judge_nothing_where_nobody_is_answered(
 
 
 def test_a_stream_that_answers_refuses_beside_one_that_stores(broker, sink, publish):
-    """One stream's refusal does not keep the message out of a stream that answers nobody."""
+    """One stream's rejection does not keep the message out of a stream that answers nobody."""
     (a,) = broker.add("A", "x")
     (log,) = broker.add("LOG", ">", pub_ack=False)
     publish(b"x", reply=b"r", headers=[("Nats-Rollup", b"sub")])
@@ -292,14 +292,14 @@ def test_one_broker_of_a_cluster_refuses(broker, sink, publish):
 def test_what_another_broker_leads_is_left_to_it(broker, sink, publish):
     """A follower neither counts nor answers what the leader stores; alone it does."""
     (a,) = broker.add("A", "x")
-    a.is_led, a.refusal = False, NotLeaderError("broker 2 leads it")
+    a.is_led, a.write_error = False, NotLeaderError("broker 2 leads it")
     publish(b"x", reply=b"r")
     publish(b"x")
     assert (a.records, sink.rejections, broker.admission.rejects) == ([], [], {})
     sink.is_alone = True
     publish(b"x", reply=b"r")
     assert len(a.records) == 1, "it is the partition that refuses it"
-    sink.is_alone, a.refusal = False, UnavailableError("storage failed")
+    sink.is_alone, a.write_error = False, UnavailableError("storage failed")
     publish(b"x", reply=b"r")
     assert len(a.records) == 2
 
@@ -342,7 +342,7 @@ def test_envelope_with_policy_none_hears_only_of_errors(broker, sink, publish):
     publish(b"x", payload)
     broker.turn()
     assert sink.delivered == []
-    broker.refusal = InvalidRequestError("no")
+    broker.write_error = InvalidRequestError("no")
     publish(b"x", payload)
     assert len(sink.delivered) == 1
 

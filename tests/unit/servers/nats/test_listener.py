@@ -183,7 +183,7 @@ async def test_no_stream_means_no_responders(broker, ingest, client):
 async def test_rejections_reach_the_publisher(broker, ingest, client):
     """A refused record is answered with JetStream's error shape."""
     broker.add("S", "a")
-    broker.refusal = DiskFullError("no space left")
+    broker.write_error = DiskFullError("no space left")
     listener = await ingest()
     raw = await client(listener.port)
     await raw.send(b"SUB _INBOX.i 1\r\nPUB a _INBOX.i 0\r\n\r\nPUB a 0\r\n\r\nPING\r\n")

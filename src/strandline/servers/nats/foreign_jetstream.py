@@ -52,7 +52,7 @@ class _Info(msgspec.Struct, frozen=True):
     config: _Settings = _Settings()
 
 
-class JetStreamWatch:
+class ForeignJetStreamWatch:
     """A watch for JetStream streams that cover our subjects; loop thread.
 
     Args:

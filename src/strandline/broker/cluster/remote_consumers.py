@@ -1,0 +1,110 @@
+"""Requests about NATS consumers to the broker that coordinates groups, and from other brokers.
+
+Rules: a request is sent once. Its answer, or the loss of the link, ends it; then the outcome is
+unknown.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from strandline.broker.cluster.channels import ConsumerRequest, ConsumerResponse
+from strandline.broker.cluster.peer_rpc import PeerRpc
+from strandline.broker.coordinators.consumers import ConsumerOrder, ConsumerStore
+from strandline.errors import (
+    NotLeaderError,
+    RequestTimeoutError,
+    StrandlineError,
+    UnavailableError,
+    all_error_classes,
+)
+from strandline.types import BrokerId
+
+TIMEOUT_S: Final = 10.0
+
+
+class RemoteConsumers:
+    """The way to the group coordinator at another broker, and back.
+
+    Args:
+        questions: to other brokers and theirs.
+
+    Attributes:
+        leader: returns who coordinates; None: nobody.
+        store: this broker's; None before it has begun.
+    """
+
+    def __init__(self, questions: PeerRpc) -> None:
+        self._questions = questions
+        self.leader: Callable[[], BrokerId | None] = lambda: None
+        self.store: ConsumerStore | None = None
+        self._serving: set[asyncio.Task[None]] = set()
+
+    async def ask(self, order: ConsumerOrder) -> dict[str, str]:
+        """Let the coordinator do something.
+
+        Raises:
+            NotLeaderError: nobody coordinates, or is not reached: nothing was done.
+            StrandlineError: as the coordinator has it; the outcome may be unknown.
+        """
+        leader = self.leader()
+        if leader is None:
+            raise NotLeaderError("no broker coordinates groups now; retry")
+        answer = self._questions.ask(
+            leader,
+            lambda number: ConsumerRequest(
+                number,
+                order.what,
+                order.group,
+                order.positions or {},
+                order.consumer,
+                order.epoch,
+            ),
+            ConsumerResponse,
+        )
+        if answer is None:
+            raise NotLeaderError(f"broker {leader} coordinates groups and is not reached")
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                found = await answer
+        except TimeoutError:
+            raise RequestTimeoutError(f"broker {leader} did not answer") from None
+        if found.code:
+            raise _error(found)
+        return found.consumers
+
+    def serve(self, sender: BrokerId, request: ConsumerRequest) -> None:
+        """Do what another broker asks for, and answer."""
+        task = asyncio.create_task(self._serve(sender, request), name="remote-consumer")
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, sender: BrokerId, request: ConsumerRequest) -> None:
+        try:
+            if self.store is None:
+                raise UnavailableError("this broker is starting; retry")
+            found = await self.store.carry_out(
+                ConsumerOrder(
+                    request.what,
+                    request.group,
+                    request.positions,
+                    request.consumer,
+                    request.epoch,
+                )
+            )
+            answer = ConsumerResponse(request.number, found)
+        except StrandlineError as error:
+            answer = ConsumerResponse(request.number, {}, error.code, error.message)
+        self._questions.answer(sender, answer)
+
+    async def stop(self) -> None:
+        """Let go of what is under way."""
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+
+def _error(answer: ConsumerResponse) -> StrandlineError:
+    """Return the error of an answer; of an unknown code it is unavailable."""
+    found = next((each for each in all_error_classes() if each.code == answer.code), None)
+    return (found or UnavailableError)(answer.message)

@@ -1,0 +1,117 @@
+"""Where the state of NATS consumers is kept: with the group coordinator, wherever that is.
+
+Rules: a consumer is its group's only member. The broker that leads its partition claims it under
+its leader epoch and keeps its state here; who led before keeps nothing any more. Must not know what
+the state means.
+"""
+
+from typing import Literal, NamedTuple, Protocol
+
+from strandline.broker.coordinators.groups import GroupCoordinatorService
+from strandline.core.groups.state import Positions
+from strandline.errors import NotLeaderError
+
+What = Literal["keep", "new", "delete", "claim", "list"]
+
+
+class ConsumerOrder(NamedTuple):
+    """A request to the coordinator."""
+
+    what: What
+    group: str
+    """Of the consumer; or how the names of several begin."""
+    positions: Positions | None = None
+    consumer: str = ""
+    epoch: int = 0
+
+
+class CoordinatorElsewhere(Protocol):
+    """The way to a coordinator at another broker."""
+
+    async def ask(self, order: ConsumerOrder) -> dict[str, str]:
+        """Do as ``ConsumerStore.carry_out`` does, there."""
+        ...
+
+
+class ConsumerStore:
+    """The states of consumers, by the names of their groups.
+
+    Args:
+        groups: this broker's coordinator.
+
+    Attributes:
+        elsewhere: the way to another broker's coordinator; None for a broker alone.
+    """
+
+    def __init__(self, groups: GroupCoordinatorService) -> None:
+        self._groups = groups
+        self.elsewhere: CoordinatorElsewhere | None = None
+
+    async def keep(
+        self, group: str, positions: Positions, consumer: str, *, epoch: int, is_new: bool = False
+    ) -> None:
+        """Keep a state; done when every in-sync replica has it.
+
+        Raises:
+            UnknownGroupError: the consumer was deleted.
+            GroupInUseError: it is new, and there is a group of its name.
+            StaleMemberError: another broker leads its partition.
+            UnavailableError: not now; the outcome may be unknown.
+        """
+        what: What = "new" if is_new else "keep"
+        await self._do(ConsumerOrder(what, group, positions, consumer, epoch))
+
+    async def delete(self, group: str) -> None:
+        """Forget a consumer.
+
+        Raises:
+            UnknownGroupError: there is none.
+            UnavailableError: not now; the outcome may be unknown.
+        """
+        await self._do(ConsumerOrder("delete", group))
+
+    async def claim(self, prefix: str, epoch: int) -> dict[str, str]:
+        """Return the states of the consumers whose groups' names begin like this.
+
+        Raises:
+            StaleMemberError: another broker leads their partition.
+            UnavailableError: not now.
+        """
+        return await self._do(ConsumerOrder("claim", prefix, epoch=epoch))
+
+    async def list(self, prefix: str) -> list[str]:
+        """Return the names of the groups of consumers that begin like this.
+
+        Raises:
+            UnavailableError: not now.
+        """
+        return sorted(await self._do(ConsumerOrder("list", prefix)))
+
+    async def _do(self, order: ConsumerOrder) -> dict[str, str]:
+        try:
+            return await self.carry_out(order)
+        except NotLeaderError:
+            if self.elsewhere is None:
+                raise
+        return await self.elsewhere.ask(order)
+
+    async def carry_out(self, order: ConsumerOrder) -> dict[str, str]:
+        """Do something at this broker's coordinator; return what was asked for, if anything.
+
+        Raises:
+            NotLeaderError: another broker coordinates.
+            StrandlineError: as the coordinator has it.
+        """
+        what, group, positions, consumer, epoch = order
+        match what:
+            case "claim":
+                return await self._groups.claim_consumers(group, epoch)
+            case "list":
+                return dict.fromkeys(await self._groups.consumers(group), "")
+            case "delete":
+                await self._groups.delete(group)
+            case _:
+                await self._groups.keep_consumer(
+                    group, positions or {}, consumer, epoch=epoch, is_new=what == "new"
+                )
+        return {}

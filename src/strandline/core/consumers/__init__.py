@@ -1,0 +1,1 @@
+"""Consumers that acknowledge each record: who gets what, when again, and what is done."""

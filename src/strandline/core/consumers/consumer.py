@@ -1,0 +1,404 @@
+"""A pull consumer: waiting pulls, records that wait for an acknowledgement, and what comes next.
+
+Rules:
+- waiting pulls are served in turn, a record each; what is due again comes before new records;
+- a record that is not acknowledged in time is delivered again, until it was delivered as often as
+  the policy allows: then it waits for no acknowledgement any more, and the floor passes it with a
+  later one;
+- with a policy of no acknowledgements what is delivered is acknowledged;
+- a redelivery is a new delivery with a number of its own; the record keeps its sequence;
+- a late or repeated acknowledgement changes nothing. Acknowledgements name the record by its
+  sequence in the stream, so those of a delivery before a restart count.
+
+Invariants: those of ``ConsumerState``; no record is both due again and not pending; the number of
+pending records does not exceed the policy's limit. ``check`` asserts them.
+
+It reads no records and knows no clock: the caller finds the record that ``wanted`` names, says how
+large it is (``deliver``) or that there is none (``skip``, ``exhausted``), and sends the effects
+when the state is stored.
+"""
+
+import heapq
+from collections import deque
+from typing import Final, Literal, NamedTuple
+
+from strandline.core.consumers.effects import Effect, EndPull, Send, SendHeartbeat
+from strandline.core.consumers.state import ConsumerState, PendingRecord
+
+NO_MESSAGES: Final = "404 No Messages"
+EXPIRED: Final = "408 Request Timeout"
+OTHERS_WAIT: Final = "408 Requests Pending"
+TOO_LARGE: Final = "409 Message Size Exceeds MaxBytes"
+COMPLETED: Final = "409 Batch Completed"
+TOO_MANY: Final = "409 Exceeded MaxWaiting"
+
+TIMERS_MIN: Final = 1_000
+"""So many timers may be out of date, or as many as are not."""
+
+AckKind = Literal["ack", "nak", "term", "progress"]
+
+
+class ConsumerPolicy(NamedTuple):
+    """The rules of a consumer that decide about deliveries; 0 of a limit: none."""
+
+    acks: Literal["none", "all", "explicit"] = "explicit"
+    ack_wait_ms: int = 30_000
+    backoff_ms: tuple[int, ...] = ()
+    """Takes the place of ``ack_wait_ms``: after the first delivery, the second, and so on."""
+    max_deliver: int = 0
+    max_ack_pending: int = 1_000
+    max_waiting: int = 512
+
+    def wait_ms(self, deliveries: int) -> int:
+        """Return for how long an acknowledgement is waited for after so many deliveries."""
+        if not self.backoff_ms:
+            return self.ack_wait_ms
+        return self.backoff_ms[min(deliveries, len(self.backoff_ms)) - 1]
+
+
+class Pull:
+    """A request for records that waits for them.
+
+    Args:
+        token: names it in effects.
+        batch: how many records it wants.
+        expires_ms: when it ends; None: never.
+        no_wait: whether it ends when there are no more records.
+        bytes_max: how many bytes it takes; 0: any number.
+        heartbeat_ms: after how long a silence it wants to be told that it is served; 0: never.
+    """
+
+    __slots__ = (
+        "beat_due_ms",
+        "bytes_left",
+        "expires_ms",
+        "has_limit",
+        "heartbeat_ms",
+        "is_long",
+        "left",
+        "no_wait",
+        "served",
+        "token",
+    )
+
+    def __init__(
+        self,
+        token: object,
+        *,
+        batch: int = 1,
+        expires_ms: float | None = None,
+        no_wait: bool = False,
+        bytes_max: int = 0,
+        heartbeat_ms: int = 0,
+    ) -> None:
+        self.token = token
+        self.left = batch
+        self.expires_ms = expires_ms
+        self.no_wait = no_wait
+        self.bytes_left = bytes_max
+        self.has_limit = bytes_max > 0
+        self.heartbeat_ms = heartbeat_ms
+        self.beat_due_ms = 0.0
+        self.served = 0
+
+    def end(self, status: str) -> EndPull:
+        """Return the effect that ends it."""
+        return EndPull(self.token, status, self.left, self.bytes_left)
+
+
+class Wanted(NamedTuple):
+    """The record that is to be delivered next."""
+
+    sequence: int
+    is_again: bool
+    """Whether it is exactly this one; else the first one from there on that passes the filters."""
+
+
+class PullConsumer:
+    """Decides what a consumer's pulls get.
+
+    Args:
+        policy: its rules.
+        state: how far it has come; changed in place.
+        now_ms: every pending record has its whole time again from here on.
+    """
+
+    def __init__(self, policy: ConsumerPolicy, state: ConsumerState, now_ms: float) -> None:
+        self.policy = policy
+        self.state = state
+        self.is_changed = False
+        """Whether the state has changed since the caller last reset this."""
+        self.pulls: deque[Pull] = deque()
+        self._due: dict[int, float] = {}
+        """Of pending records: when they are delivered again."""
+        self._timers: list[tuple[float, int]] = []
+        """The same as a heap, with entries that are out of date."""
+        self._again: deque[int] = deque()
+        """Pending records that are due, oldest first."""
+        for sequence, record in state.pending.items():
+            self._expect_ack(sequence, now_ms + policy.wait_ms(record.deliveries))
+
+    # Pulls
+
+    def pull(self, pull: Pull, now_ms: float) -> list[Effect]:
+        """Take a pull in."""
+        if self.policy.max_waiting and len(self.pulls) >= self.policy.max_waiting:
+            # One with a heartbeat notices by its absence that it is not served.
+            return [] if pull.heartbeat_ms else [EndPull(pull.token, TOO_MANY)]
+        pull.beat_due_ms = now_ms + pull.heartbeat_ms
+        self.pulls.append(pull)
+        return []
+
+    def drop_pull(self, token: object) -> None:
+        """Forget a pull whose receiver is gone."""
+        self.pulls = deque(pull for pull in self.pulls if pull.token != token)
+
+    def end_all(self, status: str) -> list[Effect]:
+        """End every pull."""
+        ended: list[Effect] = [pull.end(status) for pull in self.pulls]
+        self.pulls.clear()
+        return ended
+
+    # Deliveries
+
+    def wanted(self) -> Wanted | None:
+        """Return what to deliver next; None: nothing can be delivered now."""
+        if not self.pulls:
+            return None
+        if self._again:
+            return Wanted(self._again[0], is_again=True)
+        if self._is_full:
+            return None
+        return Wanted(self.state.delivered_stream + 1, is_again=False)
+
+    @property
+    def _is_full(self) -> bool:
+        limit = self.policy.max_ack_pending
+        return bool(limit and self.policy.acks != "none" and len(self.state.pending) >= limit)
+
+    def deliver(self, sequence: int, size: int, now_ms: float) -> list[Effect]:
+        """Deliver the record that was wanted to the pull whose turn it is.
+
+        Args:
+            sequence: the record's; of a new one it may be larger than what was wanted.
+            size: how many bytes it counts for a pull's limit.
+            now_ms: the time.
+
+        Returns:
+            The delivery, and ends of pulls; without a delivery the record is still wanted.
+        """
+        effects: list[Effect] = []
+        while self.pulls and self.pulls[0].has_limit and size > self.pulls[0].bytes_left:
+            effects.append(self.pulls.popleft().end(TOO_LARGE))
+        if not self.pulls:
+            return effects
+        pull = self.pulls.popleft()
+        effects.append(self._send(pull, sequence, now_ms))
+        pull.served += 1
+        pull.left -= 1
+        pull.beat_due_ms = now_ms + pull.heartbeat_ms
+        if pull.has_limit:
+            pull.bytes_left -= size
+        if pull.left:
+            self.pulls.append(pull)
+        elif pull.has_limit and pull.bytes_left:
+            effects.append(pull.end(COMPLETED))
+        return effects
+
+    def _send(self, pull: Pull, sequence: int, now_ms: float) -> Send:
+        state = self.state
+        state.delivered_consumer += 1
+        record = state.pending.get(sequence)
+        if record is not None:
+            assert self._again, "only what is due is delivered again"
+            assert self._again[0] == sequence, "the oldest that is due comes first"
+            self._again.popleft()
+            record.deliveries += 1
+        else:
+            assert sequence > state.delivered_stream, "new records come in order"
+            state.delivered_stream = sequence
+            record = PendingRecord(state.delivered_consumer, 1)
+            if self.policy.acks != "none":
+                state.pending[sequence] = record
+        if self.policy.acks == "none":
+            state.floor_stream, state.floor_consumer = sequence, state.delivered_consumer
+        else:
+            self._expect_ack(sequence, now_ms + self.policy.wait_ms(record.deliveries))
+        self.is_changed = True
+        return Send(pull.token, sequence, state.delivered_consumer, record.deliveries)
+
+    def skip(self, sequence: int) -> None:
+        """The pending record is gone: nobody can get it again."""
+        if self.state.pending.pop(sequence, None) is not None:
+            self._forget(sequence)
+            self._settle()
+            self.is_changed = True
+
+    def pass_over(self, sequence: int) -> None:
+        """No record up to this sequence passes the filters."""
+        state = self.state
+        if sequence > state.delivered_stream:
+            state.delivered_stream = sequence
+            if not state.pending:
+                state.floor_stream = sequence
+
+    def exhausted(self) -> list[Effect]:
+        """There are no new records now: end the pulls that do not wait."""
+        waiting = [pull for pull in self.pulls if not self._is_over_at_end(pull)]
+        ended = [pull for pull in self.pulls if self._is_over_at_end(pull)]
+        self.pulls = deque(waiting)
+        status = OTHERS_WAIT if waiting else NO_MESSAGES
+        return [EndPull(pull.token, NO_MESSAGES if pull.served else status) for pull in ended]
+
+    @staticmethod
+    def _is_over_at_end(pull: Pull) -> bool:
+        """Return whether a pull ends when there is nothing: the first record it may wait for."""
+        return pull.no_wait and (pull.served > 0 or pull.expires_ms is None)
+
+    # Acknowledgements
+
+    def ack(
+        self,
+        kind: AckKind,
+        sequence: int,
+        *,
+        consumer_sequence: int,
+        now_ms: float,
+        delay_ms: int = 0,
+    ) -> None:
+        """Take an acknowledgement in; one of nothing that is pending changes nothing.
+
+        Args:
+            kind: acknowledged, not, never again, or still at work.
+            sequence: of the record.
+            consumer_sequence: of its delivery; counts with a policy of acknowledging all before.
+            now_ms: the time.
+            delay_ms: after how long it is to be delivered again, if it was not acknowledged.
+        """
+        record = self.state.pending.get(sequence)
+        if kind in ("ack", "term") and self.policy.acks == "all":
+            self._ack_all(sequence, consumer_sequence)
+        elif record is None:
+            return
+        elif kind == "progress":
+            self._forget(sequence)
+            self._expect_ack(sequence, now_ms + self.policy.wait_ms(record.deliveries))
+        elif kind == "nak":
+            self._forget(sequence)
+            self._expect_ack(sequence, now_ms + delay_ms)
+            self._collect_due(now_ms)
+        else:
+            self._ack_one(sequence, record)
+
+    def _ack_one(self, sequence: int, record: PendingRecord) -> None:
+        state = self.state
+        del state.pending[sequence]
+        self._forget(sequence)
+        if not state.pending or record.consumer_sequence == state.floor_consumer + 1:
+            self._settle()
+        self.is_changed = True
+
+    def _settle(self) -> None:
+        """Move the floor to the record before the first one that is pending."""
+        state = self.state
+        if not state.pending:
+            state.floor_stream = state.delivered_stream
+            state.floor_consumer = state.delivered_consumer
+            return
+        first = next(iter(state.pending))  # new records come in order
+        state.floor_stream = max(state.floor_stream, first - 1)
+        before = state.pending[first].consumer_sequence - 1
+        state.floor_consumer = max(state.floor_consumer, before)
+
+    def _ack_all(self, sequence: int, consumer_sequence: int) -> None:
+        state = self.state
+        if not state.floor_stream < sequence <= state.delivered_stream:
+            return
+        for each in [pending for pending in state.pending if pending <= sequence]:
+            del state.pending[each]
+            self._forget(each)
+        state.floor_stream = sequence
+        known = min(consumer_sequence, state.delivered_consumer)
+        state.floor_consumer = max(state.floor_consumer, known)
+        self.is_changed = True
+
+    # Time
+
+    def tick(self, now_ms: float) -> list[Effect]:
+        """Look at the clock."""
+        self._collect_due(now_ms)
+        effects: list[Effect] = []
+        waiting: deque[Pull] = deque()
+        for pull in self.pulls:
+            if pull.expires_ms is not None and pull.expires_ms <= now_ms:
+                effects.append(pull.end(EXPIRED))
+                continue
+            waiting.append(pull)
+            if pull.heartbeat_ms and pull.beat_due_ms <= now_ms:
+                pull.beat_due_ms = now_ms + pull.heartbeat_ms
+                effects.append(
+                    SendHeartbeat(
+                        pull.token, self.state.delivered_consumer, self.state.delivered_stream
+                    )
+                )
+        self.pulls = waiting
+        return effects
+
+    @property
+    def next_due_ms(self) -> float | None:
+        """When ``tick`` has something to do next; None: not before something happens."""
+        due = [pull.expires_ms for pull in self.pulls if pull.expires_ms is not None]
+        due += [pull.beat_due_ms for pull in self.pulls if pull.heartbeat_ms]
+        while self._timers and self._due.get(self._timers[0][1]) != self._timers[0][0]:
+            heapq.heappop(self._timers)
+        if self._timers:
+            due.append(self._timers[0][0])
+        return min(due, default=None)
+
+    def _expect_ack(self, sequence: int, due_ms: float) -> None:
+        self._due[sequence] = due_ms
+        heapq.heappush(self._timers, (due_ms, sequence))
+        if len(self._timers) > TIMERS_MIN + 2 * len(self._due):
+            # Most of what was acknowledged is still in there: its time is far away.
+            self._timers = [(due_ms, sequence) for sequence, due_ms in self._due.items()]
+            heapq.heapify(self._timers)
+
+    def _forget(self, sequence: int) -> None:
+        """Do not deliver it again for what was decided before."""
+        if self._due.pop(sequence, None) is None:
+            self._again = deque(each for each in self._again if each != sequence)
+
+    def _collect_due(self, now_ms: float) -> None:
+        """Let records be delivered again whose time is over."""
+        while self._timers and self._timers[0][0] <= now_ms:
+            due_ms, sequence = heapq.heappop(self._timers)
+            if self._due.get(sequence) != due_ms:
+                continue  # acknowledged, or given more time
+            del self._due[sequence]
+            record = self.state.pending[sequence]
+            if self.policy.max_deliver and record.deliveries >= self.policy.max_deliver:
+                del self.state.pending[sequence]
+                self.is_changed = True
+            else:
+                self._again.append(sequence)
+
+    # Facts
+
+    @property
+    def redelivered(self) -> int:
+        """How many pending records were delivered more than once."""
+        return sum(record.deliveries > 1 for record in self.state.pending.values())
+
+    def check(self) -> None:
+        """Assert the invariants; for tests."""
+        state, pending = self.state, self.state.pending
+        assert state.floor_stream <= state.delivered_stream
+        assert state.floor_consumer <= state.delivered_consumer
+        assert list(pending) == sorted(pending), "by which the floor is found"
+        assert all(state.floor_stream < each <= state.delivered_stream for each in pending)
+        assert set(self._again) | set(self._due) == set(pending)
+        assert not set(self._again) & set(self._due)
+        assert len(set(self._again)) == len(self._again)
+        limit = self.policy.max_ack_pending
+        assert not limit or len(pending) <= limit
+        assert self.policy.acks != "none" or not pending

@@ -1,0 +1,49 @@
+"""What a consumer wants sent, in order."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a record to a pull.
+
+    Attributes:
+        token: of the pull.
+        sequence: of the record, in the stream.
+        consumer_sequence: the number of the delivery.
+        deliveries: how often the record was delivered, this time included.
+    """
+
+    token: object
+    sequence: int
+    consumer_sequence: int
+    deliveries: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndPull:
+    """Tell a pull that it is over, and why.
+
+    Attributes:
+        token: of the pull.
+        status: the code and text that clients know.
+        messages_left: how many records it has not got; None: not said.
+        bytes_left: how many bytes of its limit.
+    """
+
+    token: object
+    status: str
+    messages_left: int | None = None
+    bytes_left: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SendHeartbeat:
+    """Tell a pull that it is still served."""
+
+    token: object
+    consumer_sequence: int
+    stream_sequence: int
+
+
+Effect = Send | EndPull | SendHeartbeat

@@ -1,0 +1,354 @@
+"""The JetStream API of one broker: who answers a request, and what.
+
+Rules:
+- every broker of a cluster hears every request, and one answers: the controller where it is about
+  all streams or creates or deletes one, and of unknown streams; else the leader of the stream's
+  partition, which of all partitions is the first one's. A broker that has lost contact with its
+  cluster is silent. Without a leader nobody answers, and clients try again;
+- a leader's answer covers everything that was acknowledged before it was asked;
+- an answer needs a reply subject: a request without one is ignored;
+- files are read on threads of our own; the number of requests under way is limited, and one too
+  many is answered with an error.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
+
+import msgspec
+
+from strandline.broker.read_path.ends import wait_until_caught_up
+from strandline.broker.write_path.partition import Partition
+from strandline.errors import (
+    UNDECODABLE,
+    InvalidRecordError,
+    StrandlineError,
+    UnknownStreamError,
+)
+from strandline.servers.nats.headers import VERSION_LINE, parse_headers
+from strandline.servers.nats.jetstream.errors import (
+    API_LEVEL,
+    INSUFFICIENT,
+    NOT_SUPPORTED,
+    STREAM_NOT_FOUND,
+    UNAVAILABLE,
+    ApiError,
+    ApiRefusal,
+    api_error,
+    detailed,
+    refuse,
+    refuse_json,
+)
+from strandline.servers.nats.jetstream.subjects import ApiCall, parse_subject
+from strandline.servers.nats.jetstream.views import StreamView, split_name, view_of
+from strandline.servers.nats.ports import JetStreamPort
+from strandline.types import PartitionName
+
+logger = logging.getLogger(__name__)
+
+API_LEVEL_HEADER: Final = "Nats-Required-Api-Level"
+REQUEST_BYTES_MAX: Final = 1 << 20
+REQUESTS_MAX: Final = 256
+"""Under way at once."""
+THREADS: Final = 4
+PEER_TIMEOUT_S: Final = 2.0
+OF_CONTROLLER: Final = frozenset(
+    ("", "INFO", "STREAM.NAMES", "STREAM.LIST", "STREAM.CREATE", "STREAM.DELETE")
+)
+"""Operations that the controller answers."""
+T = TypeVar("T")
+RequestT = TypeVar("RequestT")
+
+
+class ApiLink(Protocol):
+    """The connection that requests come over."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other broker hears its requests."""
+        ...
+
+    @property
+    def payload_max(self) -> int:
+        """The largest message that it takes."""
+        ...
+
+    def deliver(self, to: bytes, payload: bytes) -> None:
+        """Queue a message."""
+        ...
+
+    def flush_answers(self) -> None:
+        """Send queued messages."""
+        ...
+
+    def deliver_with_headers(self, to: bytes, payload: bytes, *, block: bytes) -> None:
+        """Queue a message with a header block."""
+        ...
+
+    async def request(self, subject: bytes, payload: bytes) -> bytes | None:
+        """Return the answer to a request; None if nobody responds."""
+        ...
+
+
+class ApiReply(NamedTuple):
+    """The answer to a request."""
+
+    payload: bytes
+    block: bytes = b""
+    """Its header block, if it has one."""
+    is_silent: bool = False
+    """Whether the answer comes later, from elsewhere."""
+
+
+class ApiRequest(NamedTuple):
+    """A request."""
+
+    call: ApiCall
+    payload: bytes
+    link: ApiLink
+    reply: bytes = b""
+
+    def body(self, kind: type[RequestT]) -> RequestT:
+        """Return the decoded body; an empty one is an empty object.
+
+        Raises:
+            ApiRefusal: it is not of this kind.
+        """
+        if len(self.payload) > REQUEST_BYTES_MAX:
+            refuse_json(f"more than {REQUEST_BYTES_MAX} bytes")
+        try:
+            return msgspec.json.decode(self.payload.strip() or b"{}", type=kind)
+        except UNDECODABLE as error:
+            refuse_json(error)
+
+    def answer(self, **fields: Any) -> ApiReply:
+        """Return an answer with these fields."""
+        return ApiReply(msgspec.json.encode({"type": self.call.answer_type, **fields}))
+
+
+Handler = Callable[[ApiRequest], Awaitable[ApiReply]]
+
+
+class AckHandler(Protocol):
+    """A handler of acknowledgements."""
+
+    def __call__(
+        self, subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink
+    ) -> None:
+        """Handle one."""
+        ...
+
+
+def _ignore_ack(subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink) -> None:
+    """Without consumers there is nothing to acknowledge."""
+
+
+async def _ignore_stream(name: str) -> None:
+    """Without consumers nothing belongs to a stream."""
+
+
+def status(line: str, *headers: tuple[str, object]) -> ApiReply:
+    """Return an answer without a payload whose headers say everything."""
+    lines = [VERSION_LINE + b" " + line.encode()]
+    lines += (f"{name}: {value}".encode() for name, value in headers)
+    return ApiReply(b"", b"\r\n".join((*lines, b"", b"")))
+
+
+class JetStreamApi:
+    """The API of one broker, over any number of connections.
+
+    Args:
+        broker: the broker.
+    """
+
+    def __init__(self, broker: JetStreamPort) -> None:
+        self.broker = broker
+        self.handlers: dict[str, Handler] = {"": _unknown}
+        self.take_ack: AckHandler = _ignore_ack
+        """Handles acknowledgements."""
+        self.consumers_of: Callable[[Partition], int] = lambda _: 0
+        """Returns how many consumers a partition has."""
+        self.stream_deleted: Callable[[str], Awaitable[None]] = _ignore_stream
+        """Forgets what belonged to a deleted stream."""
+        self.requests = self.errors = 0
+        """How many were answered here."""
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jetstream")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def stop(self) -> None:
+        """Answer nothing any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def on_thread(self, function: Callable[..., T], *args: object) -> T:
+        """Run what reads files."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
+
+    def take(
+        self,
+        subject: bytes,
+        reply: bytes | None,
+        *,
+        block: bytes | None,
+        payload: bytes,
+        link: ApiLink,
+    ) -> None:
+        """Handle a message below ``$JS.API``; the answer follows later, if it is ours to give."""
+        if reply is None:
+            return
+        call = parse_subject(subject.decode(errors="replace"))
+        if not self._answers(call, link):
+            return
+        request = ApiRequest(call, payload, link, reply)
+        if len(self._tasks) >= REQUESTS_MAX:
+            self._reply(request, reply, self._refusal(request, INSUFFICIENT))
+        elif not _has_level(block):
+            self._reply(request, reply, self._refusal(request, API_LEVEL))
+        else:
+            task = asyncio.create_task(self._answer(request, reply), name="jetstream-request")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    # Who answers
+
+    def _answers(self, call: ApiCall, link: ApiLink) -> bool:
+        """Return whether a request is this broker's to answer."""
+        if link.is_alone:
+            return True
+        if not self.broker.has_lease:
+            return False
+        if call.operation in OF_CONTROLLER:
+            return self.broker.is_controller
+        try:
+            view = self.find(call.stream)
+        except StrandlineError:
+            return False  # it exists and is not open here: another broker leads it
+        return self.broker.is_controller if view is None else view.partitions[0].is_led
+
+    def find(self, name: str) -> StreamView | None:
+        """Return the stream that clients know by this name; None if there is none.
+
+        Raises:
+            UnavailableError: this broker cannot tell now.
+        """
+        ours, number = split_name(name)
+        try:
+            return view_of(self.broker.stream(ours), number)
+        except UnknownStreamError:
+            return None
+
+    def find_quietly(self, name: str) -> StreamView | None:
+        """Return the stream of this name, or None also if this broker cannot tell now."""
+        try:
+            return self.find(name)
+        except StrandlineError:
+            return None  # another broker may tell
+
+    def find_partition(self, name: PartitionName) -> StreamView | None:
+        """Return the view of one partition; None if there is none."""
+        try:
+            stream = self.broker.stream(name.stream)
+        except StrandlineError:
+            return None  # deleted, or not open here: led elsewhere in either case
+        has = name.partition < len(stream.partitions)
+        return StreamView(stream, name.partition) if has else None
+
+    def view(self, request: ApiRequest) -> StreamView:
+        """Return the stream of a request, which this broker leads.
+
+        Raises:
+            ApiRefusal: there is none, or another broker leads it.
+            UnavailableError: this broker cannot tell now.
+        """
+        view = self.find(request.call.stream)
+        if view is None:
+            refuse(STREAM_NOT_FOUND)
+        if not view.partitions[0].is_led:
+            # Only on a connection that no other broker hears.
+            refuse(UNAVAILABLE, "another broker leads the stream; ask at its nats-server")
+        return view
+
+    async def caught_up(self, view: StreamView) -> None:
+        """Wait until everything that was acknowledged is known to be committed here.
+
+        Raises:
+            UnavailableError: not in time.
+        """
+        await wait_until_caught_up(*view.partitions)
+
+    # Answering
+
+    async def _answer(self, request: ApiRequest, reply: bytes) -> None:
+        self._reply(request, reply, await self._outcome(request))
+
+    async def _outcome(self, request: ApiRequest) -> ApiReply:
+        """Return the answer, whatever happens."""
+        try:
+            return await self.handlers[request.call.operation](request)
+        except ApiRefusal as refusal:
+            return self._refusal(request, refusal.error)
+        except StrandlineError as error:
+            return self._refusal(request, api_error(error))
+        except Exception:
+            logger.exception("a request of the JetStream API failed, please report")
+            return self._refusal(request, ApiError(500, 10051, "internal error"))
+
+    def _refusal(self, request: ApiRequest, error: ApiError) -> ApiReply:
+        self.errors += 1
+        if request.call.operation == "DIRECT.GET":
+            return _direct_refusal(error)
+        if request.call.operation == "CONSUMER.MSG.NEXT":
+            return status("412 Required Api Level" if error is API_LEVEL else "503")
+        paging = {}
+        if request.call.operation == "STREAM.INFO":
+            paging = {"total": 0, "offset": 0, "limit": 0}
+        return request.answer(error=error, **paging)
+
+    def _reply(self, request: ApiRequest, to: bytes, reply: ApiReply) -> None:
+        self.requests += 1
+        if reply.is_silent:
+            return
+        size = len(reply.payload) + len(reply.block)
+        if size > request.link.payload_max:
+            text = f"an answer of {size} bytes is more than max_payload"
+            reply = self._refusal(request, detailed(INSUFFICIENT, text))
+        if reply.block:
+            request.link.deliver_with_headers(to, reply.payload, block=reply.block)
+        else:
+            request.link.deliver(to, reply.payload)
+        request.link.flush_answers()
+
+
+async def _unknown(request: ApiRequest) -> ApiReply:
+    """Refuse an operation that is not built."""
+    return request.answer(error=NOT_SUPPORTED)
+
+
+def _direct_refusal(error: ApiError) -> ApiReply:
+    """Return an error as DIRECT.GET says it: in the status line."""
+    match error.err_code:
+        case 10037:
+            return status("404 Message Not Found")
+        case 10059:
+            return status("503")
+        case 10185:
+            return status("412 Required Api Level")
+        case 10003 | 10025:
+            return status("408 Bad Request")
+    return status(f"{error.code} {error.description}")
+
+
+def _has_level(block: bytes | None) -> bool:
+    """Return whether a request needs no more than level 0 of the API, the only one here."""
+    if block is None or API_LEVEL_HEADER.encode() not in block:
+        return True
+    try:
+        headers = dict(parse_headers(block))
+    except InvalidRecordError:
+        return False
+    value = headers.get(API_LEVEL_HEADER, b"0")
+    return value.isdigit() and not value.strip(b"0")

@@ -1,0 +1,343 @@
+"""Consumers' settings: decoded, checked, with defaults; and what an update may change. Pure.
+
+Rules: as ``stream_config``. Zero and null mean the default, because some clients send zeros for
+what they leave open. Two configurations are compared with their defaults.
+"""
+
+import re
+from typing import Any, Final, Literal, NoReturn
+
+import msgspec
+
+from strandline.core.consumers.consumer import ConsumerPolicy
+from strandline.record.subjects import subjects_overlap
+from strandline.servers.nats.jetstream.errors import (
+    FILTER_MISMATCH,
+    ApiError,
+    ApiRefusal,
+    refuse,
+)
+from strandline.servers.nats.jetstream.records import check_pattern
+from strandline.servers.nats.jetstream.stream_config import is_asking
+from strandline.servers.nats.jetstream.subjects import ApiCall
+from strandline.servers.nats.jetstream.times import NS_PER_S, ms_of, parse_time
+
+ACK_WAIT_NS: Final = 30 * NS_PER_S
+INACTIVE_NS: Final = 5 * NS_PER_S
+ACK_PENDING: Final = 1_000
+ACK_PENDING_MAX: Final = 10_000
+"""What is pending is stored with every change."""
+WAITING: Final = 512
+WAITING_MAX: Final = 10_000
+FILTERS_MAX: Final = 64
+BACKOFFS_MAX: Final = 64
+NAME_BYTES_MAX: Final = 255
+METADATA_BYTES_MAX: Final = 4_096
+"""Of metadata and description together: they are stored with every change, too."""
+NS_MAX: Final = (1 << 63) - 1
+_NAME: Final = re.compile(r"[^\s.*>/\\]+")
+UNSUPPORTED: Final = (
+    "pause_until",
+    "priority_policy",
+    "priority_groups",
+    "priority_timeout",
+    "direct",
+    "sourcing",
+    "sample_freq",
+)
+_Whole = int | None
+AckPolicy = Literal["none", "all", "explicit"]
+DeliverPolicy = Literal[
+    "all", "last", "last_per_subject", "new", "by_start_sequence", "by_start_time"
+]
+_STARTS: Final = {
+    "all": "deliver all",
+    "last": "deliver last",
+    "new": "deliver new",
+    "last_per_subject": "deliver last per subject",
+    "by_start_sequence": "deliver by start sequence",
+    "by_start_time": "deliver by start time",
+}
+
+
+class ConsumerConfigRequest(msgspec.Struct, frozen=True):
+    """A consumer's configuration as clients send it."""
+
+    name: str | None = None
+    durable_name: str | None = None
+    description: str | None = None
+    deliver_policy: DeliverPolicy | None = None
+    opt_start_seq: _Whole = None
+    opt_start_time: str | None = None
+    ack_policy: AckPolicy | None = None
+    ack_wait: _Whole = None
+    max_deliver: _Whole = None
+    backoff: list[int] | None = None
+    filter_subject: str | None = None
+    filter_subjects: list[str] | None = None
+    replay_policy: Literal["instant", "original"] | None = None
+    max_waiting: _Whole = None
+    max_ack_pending: _Whole = None
+    headers_only: bool | None = None
+    max_batch: _Whole = None
+    max_expires: _Whole = None
+    max_bytes: _Whole = None
+    inactive_threshold: _Whole = None
+    num_replicas: _Whole = None
+    mem_storage: bool | None = None
+    metadata: dict[str, str] | None = None
+    deliver_subject: str | None = None
+    deliver_group: str | None = None
+    flow_control: bool | None = None
+    idle_heartbeat: _Whole = None
+    rate_limit_bps: _Whole = None
+    pause_until: Any = None
+    priority_policy: Any = None
+    priority_groups: Any = None
+    priority_timeout: Any = None
+    direct: Any = None
+    sourcing: Any = None
+    sample_freq: Any = None
+
+
+class CreateConsumerRequest(msgspec.Struct, frozen=True):
+    """The body of CONSUMER.CREATE."""
+
+    stream_name: str | None = None
+    config: ConsumerConfigRequest = ConsumerConfigRequest()
+    action: Literal["", "create", "update"] | None = None
+
+
+class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A consumer's configuration as it is in force, in JetStream's words."""
+
+    name: str
+    deliver_policy: DeliverPolicy
+    ack_policy: AckPolicy
+    max_deliver: int
+    replay_policy: str
+    num_replicas: int
+    durable_name: str = ""
+    description: str = ""
+    opt_start_seq: int = 0
+    opt_start_time: str = ""
+    ack_wait: int = 0
+    backoff: tuple[int, ...] = ()
+    filter_subject: str = ""
+    filter_subjects: tuple[str, ...] = ()
+    max_waiting: int = 0
+    max_ack_pending: int = 0
+    headers_only: bool = False
+    max_batch: int = 0
+    max_expires: int = 0
+    max_bytes: int = 0
+    inactive_threshold: int = 0
+    mem_storage: bool = False
+    metadata: dict[str, str] = {}
+
+    @property
+    def filters(self) -> tuple[str, ...]:
+        """The patterns of which a record's subject has to match one; none: all records pass."""
+        return self.filter_subjects or ((self.filter_subject,) if self.filter_subject else ())
+
+    @property
+    def policy(self) -> ConsumerPolicy:
+        """The rules that decide about deliveries."""
+        return ConsumerPolicy(
+            acks=self.ack_policy,
+            ack_wait_ms=ms_of(self.ack_wait) or ms_of(ACK_WAIT_NS),
+            backoff_ms=tuple(map(ms_of, self.backoff)),
+            max_deliver=max(0, self.max_deliver),
+            max_ack_pending=self.max_ack_pending,
+            max_waiting=self.max_waiting,
+        )
+
+
+FIXED: Final = {
+    "deliver_policy": "deliver policy",
+    "opt_start_seq": "start sequence",
+    "opt_start_time": "start time",
+    "ack_policy": "ack policy",
+    "replay_policy": "replay policy",
+    "max_waiting": "max waiting",
+    "durable_name": "durable name",
+}
+"""What an update may not change."""
+
+
+def refuse_consumer(text: str) -> NoReturn:
+    """Refuse a consumer's configuration.
+
+    Raises:
+        ApiRefusal: always.
+    """
+    raise ApiRefusal(ApiError(500, 10012, text))
+
+
+def _refuse(number: int, text: str) -> NoReturn:
+    raise ApiRefusal(ApiError(400, number, text))
+
+
+def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str) -> ConsumerConfig:
+    """Return the settings that a request asks for, with defaults.
+
+    Args:
+        call: its subject.
+        request: its body.
+        made_up: the name of a consumer that asks for none.
+
+    Raises:
+        ApiRefusal: there is no such consumer here.
+    """
+    config = request.config
+    name = _name(call, config, made_up)
+    _check_filters(call, config)
+    _check_pull(config)
+    _check_start(config)
+    _check_limits(config)
+    acks = config.ack_policy or "none"
+    backoff = tuple(config.backoff or ())
+    ack_wait = backoff[0] if backoff else config.ack_wait or ACK_WAIT_NS
+    is_durable = bool(config.durable_name)
+    return ConsumerConfig(
+        name=name,
+        durable_name=config.durable_name or "",
+        description=config.description or "",
+        deliver_policy=config.deliver_policy or "all",
+        opt_start_seq=config.opt_start_seq or 0,
+        opt_start_time=config.opt_start_time or "",
+        ack_policy=acks,
+        ack_wait=0 if acks == "none" else ack_wait,
+        max_deliver=config.max_deliver or -1,
+        backoff=backoff,
+        filter_subject=config.filter_subject or "",
+        filter_subjects=tuple(config.filter_subjects or ()),
+        replay_policy="instant",
+        max_waiting=config.max_waiting or WAITING,
+        max_ack_pending=0 if acks == "none" else config.max_ack_pending or ACK_PENDING,
+        headers_only=bool(config.headers_only),
+        max_batch=config.max_batch or 0,
+        max_expires=config.max_expires or 0,
+        max_bytes=config.max_bytes or 0,
+        inactive_threshold=config.inactive_threshold or (0 if is_durable else INACTIVE_NS),
+        num_replicas=config.num_replicas or 0,
+        mem_storage=bool(config.mem_storage),
+        metadata=config.metadata or {},
+    )
+
+
+def _name(call: ApiCall, config: ConsumerConfigRequest, made_up: str) -> str:
+    durable, name = config.durable_name or "", config.name or ""
+    if call.operation == "CONSUMER.DURABLE.CREATE":
+        if not durable:
+            _refuse(10018, "consumer expected to be durable but a durable name was not set")
+        if durable != call.consumer:
+            _refuse(10017, "consumer name in subject does not match durable name in request")
+    if durable and name and durable != name:
+        _refuse(10132, "Consumer Durable and Name have to be equal if both are provided")
+    asked = durable or name
+    if call.consumer and asked and asked != call.consumer:
+        _refuse(10132, "Consumer Durable and Name have to be equal if both are provided")
+    if not call.consumer and durable:
+        # The subject has to name what may be administered under that name only.
+        _refuse(10019, "consumer expected to be ephemeral but a durable name was set in request")
+    found = call.consumer or asked or made_up
+    if not _NAME.fullmatch(found) or len(found.encode()) > NAME_BYTES_MAX:
+        _refuse(10103, "durable name can not contain '.', '*', '>'")
+    return found
+
+
+def _check_filters(call: ApiCall, config: ConsumerConfigRequest) -> None:
+    one, several = config.filter_subject or "", config.filter_subjects or []
+    if one and several:
+        _refuse(10136, "consumer cannot have both FilterSubject and FilterSubjects specified")
+    if call.subject:
+        if several:
+            _refuse(10137, "consumer with multiple subject filters cannot use subject based API")
+        if one != call.subject:
+            refuse(FILTER_MISMATCH)
+    if "" in several:
+        _refuse(10139, "consumer filter in FilterSubjects cannot be empty")
+    if len(several) > FILTERS_MAX:
+        refuse_consumer(f"more than {FILTERS_MAX} filters are not supported")
+    for pattern in several or ([one] if one else []):
+        check_pattern(pattern)
+    for number, pattern in enumerate(several):
+        if any(subjects_overlap(pattern, other) for other in several[:number]):
+            _refuse(10138, "consumer subject filters cannot overlap")
+
+
+def _check_pull(config: ConsumerConfigRequest) -> None:
+    """Refuse what only push consumers have, and those."""
+    if config.deliver_subject:
+        refuse_consumer("push consumers (deliver_subject) are not supported: use a pull consumer")
+    if config.idle_heartbeat:
+        _refuse(10088, "consumer idle heartbeat requires a push based consumer")
+    if config.flow_control:
+        _refuse(10089, "consumer flow control requires a push based consumer")
+    if config.rate_limit_bps:
+        _refuse(10086, "rate limit only applies to push based consumers")
+    if config.deliver_group:
+        refuse_consumer("deliver_group is not supported")
+    for field in UNSUPPORTED:
+        if is_asking(getattr(config, field)):
+            refuse_consumer(f"{field} is not supported")
+    if config.replay_policy == "original":
+        refuse_consumer("replay_policy original is not supported")
+
+
+def _check_start(config: ConsumerConfigRequest) -> None:
+    """Refuse a start that contradicts the deliver policy."""
+    policy = config.deliver_policy or "all"
+    has = {"sequence": bool(config.opt_start_seq), "time": bool(config.opt_start_time)}
+    begun = f"consumer delivery policy is {_STARTS[policy]}"
+    needed = {"by_start_sequence": "sequence", "by_start_time": "time"}.get(policy)
+    if needed is not None and not has[needed]:
+        _refuse(10094, f"{begun}, but optional start {needed} is not set")
+    for kind, is_set in has.items():
+        if is_set and kind != needed:
+            _refuse(10094, f"{begun}, but optional start {kind} is also set")
+    if policy == "last_per_subject":
+        if not (config.filter_subject or config.filter_subjects):
+            _refuse(10094, f"{begun}, but optional filter subject is not set")
+        refuse_consumer("deliver_policy last_per_subject needs an index of subjects: not built")
+    if config.opt_start_time:
+        try:
+            parse_time(config.opt_start_time)
+        except ValueError as error:
+            _refuse(10025, f"invalid JSON: {error}")
+
+
+def _check_limits(config: ConsumerConfigRequest) -> None:
+    if (config.ack_wait or 0) < 0:
+        _refuse(10183, "consumer ack wait needs to be positive")
+    backoff, deliveries = config.backoff or [], config.max_deliver or -1
+    if deliveries > 0 and len(backoff) > deliveries:
+        _refuse(10116, "max deliver is required to be > length of backoff values")
+    if len(backoff) > BACKOFFS_MAX or any(each <= 0 for each in backoff):
+        refuse_consumer(f"backoff has 1 to {BACKOFFS_MAX} durations above 0")
+    pending = config.max_ack_pending or 0
+    if not 0 <= pending <= ACK_PENDING_MAX:
+        refuse_consumer(f"max_ack_pending is 1 to {ACK_PENDING_MAX} here")
+    if not 0 <= (config.max_waiting or 0) <= WAITING_MAX:
+        refuse_consumer(f"max_waiting is 1 to {WAITING_MAX} here")
+    for field in ("max_batch", "max_expires", "max_bytes", "inactive_threshold", "opt_start_seq"):
+        if not 0 <= (getattr(config, field) or 0) <= NS_MAX:
+            refuse_consumer(f"{field} is negative, or too large")
+    for duration in (*backoff, config.ack_wait or 0):
+        if duration > NS_MAX:
+            refuse_consumer("a duration is too large")
+    size = sum(len(k) + len(v) for k, v in (config.metadata or {}).items())
+    if size + len(config.description or "") > METADATA_BYTES_MAX:
+        refuse_consumer(f"metadata and description are at most {METADATA_BYTES_MAX} characters")
+
+
+def check_update(before: ConsumerConfig, after: ConsumerConfig) -> None:
+    """Refuse an update of what is fixed.
+
+    Raises:
+        ApiRefusal: it changes such a setting.
+    """
+    for field, words in FIXED.items():
+        if getattr(before, field) != getattr(after, field):
+            refuse_consumer(f"{words} can not be updated")

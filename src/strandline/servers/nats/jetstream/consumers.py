@@ -1,0 +1,546 @@
+"""The operations on consumers of the JetStream API, and their acknowledgements.
+
+Rules: a consumer belongs to one partition and works at the broker that leads it. Those that are
+durable are loaded when the first request about the partition's consumers comes, once per
+leadership; when the leadership ends they are given up, and the next leader goes on from what is
+stored. Others live in the leader's memory. A consumer's group is named ``js/stream/consumer``.
+"""
+
+import asyncio
+import logging
+import re
+import secrets
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+
+from strandline.broker.coordinators.consumers import ConsumerStore
+from strandline.broker.write_path.partition import Partition
+from strandline.core.consumers.consumer import AckKind, Pull
+from strandline.core.consumers.state import ConsumerState
+from strandline.errors import (
+    UNDECODABLE,
+    GroupInUseError,
+    InvalidRecordError,
+    StaleMemberError,
+    StrandlineError,
+    UnknownGroupError,
+)
+from strandline.servers.nats.jetstream.api import (
+    ApiLink,
+    ApiReply,
+    ApiRequest,
+    JetStreamApi,
+    status,
+)
+from strandline.servers.nats.jetstream.consumer_config import (
+    ConsumerConfig,
+    CreateConsumerRequest,
+    check_update,
+    consumer_config,
+    refuse_consumer,
+)
+from strandline.servers.nats.jetstream.errors import (
+    BAD_REQUEST,
+    CONSUMER_EXISTS,
+    CONSUMER_NOT_FOUND,
+    NO_CONSUMER,
+    STREAM_MISMATCH,
+    TOO_MANY_CONSUMERS,
+    UNAVAILABLE,
+    ApiRefusal,
+    refuse,
+)
+from strandline.servers.nats.jetstream.records import last_message
+from strandline.servers.nats.jetstream.runner import (
+    DELETED,
+    LEADERSHIP_CHANGE,
+    SHUTDOWN,
+    ConsumerRunner,
+    KeptConsumer,
+    RunnerHost,
+)
+from strandline.servers.nats.jetstream.state import RecordCounter
+from strandline.servers.nats.jetstream.subjects import (
+    GROUP_PREFIX,
+    AckSubject,
+    ApiCall,
+    parse_ack,
+)
+from strandline.servers.nats.jetstream.times import NS_PER_MS, ms_of, parse_time
+from strandline.servers.nats.jetstream.views import StreamView, shown_name
+from strandline.servers.nats.leaf_link import LeafClient
+from strandline.types import LeaderEpoch, PartitionName
+
+logger = logging.getLogger(__name__)
+
+CONSUMERS_MAX: Final = 1_000
+"""Of one partition."""
+NAMES_PER_PAGE: Final = 1024
+CONSUMERS_PER_PAGE: Final = 256
+FILTERED_BYTES_MAX: Final = 4 << 30
+"""Of a log whose records are counted for a filter: that reads them all."""
+BATCH_MAX: Final = 1 << 20
+EARLY_ACKS_MAX: Final = 1_000
+"""Acknowledgements that wait until consumers are loaded; the messages of others come again."""
+_SHORT_DELAY: Final = re.compile(rb"(\d{1,9})(ms|s|m|h)")
+_UNITS_MS: Final = {b"ms": 1, b"s": 1_000, b"m": 60_000, b"h": 3_600_000}
+
+
+class _PageRequest(msgspec.Struct, frozen=True):
+    offset: int | None = None
+
+
+class _NextRequest(msgspec.Struct, frozen=True):
+    batch: int | None = None
+    expires: int | None = None
+    no_wait: bool | None = None
+    max_bytes: int | None = None
+    idle_heartbeat: int | None = None
+
+
+class _NakBody(msgspec.Struct, frozen=True):
+    delay: int | None = None
+
+
+class _LedConsumers:
+    """The consumers of a partition, for as long as this broker leads it."""
+
+    def __init__(self, partition: Partition, created_ns: int) -> None:
+        self.partition = partition
+        self.created_ns = created_ns
+        self.epoch: LeaderEpoch = partition.leader_epoch
+        self.runners: dict[str, ConsumerRunner] = {}
+        self.is_loaded = False
+        self.lock = asyncio.Lock()
+        """Held to load, create, change and delete."""
+
+    def is_current(self, view: StreamView) -> bool:
+        """Return whether it is still the same leadership of the same partition."""
+        [partition] = view.partitions
+        return (
+            partition is self.partition
+            and partition.is_led
+            and partition.leader_epoch == self.epoch
+            and view.stream.created_ns == self.created_ns
+        )
+
+
+class ConsumerCalls:
+    """The operations on consumers.
+
+    Args:
+        api: finds streams, and answers.
+        store: keeps durable consumers.
+        leaf: delivers records.
+    """
+
+    def __init__(self, api: JetStreamApi, store: ConsumerStore, leaf: LeafClient) -> None:
+        self._api = api
+        self._store = store
+        self._led: dict[PartitionName, _LedConsumers] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_stopping = False
+        self._host = RunnerHost(
+            leaf, api.broker.clock, RecordCounter(), api.on_thread, self._keep, self._ended
+        )
+        leaf.on_interest_gone = self._interest_gone
+        leaf.on_connected = self._wake_all
+        api.broker.on_image(self._review)
+        api.take_ack = self._take_ack
+        api.consumers_of = self._count
+        api.stream_deleted = self._forget_stream
+        api.handlers |= {
+            "CONSUMER.CREATE": self._create,
+            "CONSUMER.DURABLE.CREATE": self._create,
+            "CONSUMER.INFO": self._info,
+            "CONSUMER.DELETE": self._delete,
+            "CONSUMER.NAMES": self._names,
+            "CONSUMER.LIST": self._list,
+            "CONSUMER.MSG.NEXT": self._next,
+        }
+
+    async def stop(self) -> None:
+        """End every consumer's work here."""
+        self._is_stopping = True
+        await self._close(list(self._led.values()), SHUTDOWN)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Leadership
+
+    async def _of(self, request: ApiRequest) -> _LedConsumers:
+        """Return the consumers of a request's stream, loaded.
+
+        Raises:
+            ApiRefusal: there is no such stream, or it is several.
+            StrandlineError: they cannot be loaded now.
+        """
+        view = self._api.view(request)
+        if not view.is_exact:
+            count = len(view.stream.partitions)
+            names = f"{view.name}:0 to {view.name}:{count - 1}"
+            refuse(BAD_REQUEST, f"stream has {count} partitions: use {names}")
+        [partition] = view.partitions
+        led = self._led.get(partition.name)
+        if led is None or not led.is_current(view):
+            if led is not None:
+                self._give_up(led, LEADERSHIP_CHANGE)
+            led = self._led[partition.name] = _LedConsumers(partition, view.stream.created_ns)
+        async with led.lock:
+            if not led.is_loaded:
+                await self._load(view, led)
+            if self._led.get(partition.name) is not led:
+                refuse(UNAVAILABLE, "the leadership has changed; retry")
+        return led
+
+    async def _load(self, view: StreamView, led: _LedConsumers) -> None:
+        """Let the durable consumers of a partition work here."""
+        await self._api.caught_up(view)
+        prefix = f"{GROUP_PREFIX}{view.name}/"
+        claimed = await self._store.claim(prefix, led.epoch)
+        for group, text in claimed.items():
+            try:
+                kept = msgspec.json.decode(text, type=KeptConsumer)
+            except UNDECODABLE as error:
+                raise InvalidRecordError(f"the state of {group} is unreadable: {error}") from error
+            if kept.stream_created_ns != led.created_ns:
+                await self._store.delete(group)  # of a stream of this name that was deleted
+            elif kept.config.name not in led.runners:
+                led.runners[kept.config.name] = self._runner(view, led, kept)
+        led.is_loaded = True
+
+    def _runner(self, view: StreamView, led: _LedConsumers, kept: KeptConsumer) -> ConsumerRunner:
+        return ConsumerRunner(self._host, view.name, led.partition, kept=kept)
+
+    def _review(self) -> None:
+        """Give up what this broker no longer leads."""
+        for name, led in list(self._led.items()):
+            view = self._api.find_partition(name)
+            if view is None:
+                self._give_up(led, DELETED)
+            elif not led.is_current(view):
+                self._give_up(led, LEADERSHIP_CHANGE)
+
+    def _give_up(self, led: _LedConsumers, why: str) -> None:
+        self._led.pop(led.partition.name, None)
+        self._spawn(self._close([led], why))
+
+    async def _close(self, several: list[_LedConsumers], why: str) -> None:
+        runners = [runner for led in several for runner in led.runners.values()]
+        await asyncio.gather(*(runner.close(why) for runner in runners))
+
+    def _spawn(self, coroutine: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(coroutine, name="jetstream-consumers")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _every_runner(self) -> Iterator[ConsumerRunner]:
+        for led in self._led.values():
+            yield from led.runners.values()
+
+    def _interest_gone(self) -> None:
+        for runner in self._every_runner():
+            runner.interest_gone()
+
+    def _wake_all(self) -> None:
+        for runner in self._every_runner():
+            runner.wake()
+
+    def _count(self, partition: Partition) -> int:
+        """Return how many consumers of a partition work here."""
+        led = self._led.get(partition.name)
+        return len(led.runners) if led is not None else 0
+
+    # Storing
+
+    def _group(self, runner: ConsumerRunner) -> str:
+        return f"{GROUP_PREFIX}{runner.stream}/{runner.config.name}"
+
+    async def _keep(self, runner: ConsumerRunner, *, is_new: bool = False) -> None:
+        """Store a durable consumer.
+
+        Raises:
+            UnknownGroupError: it was deleted.
+            StrandlineError: it may not be stored.
+        """
+        name = runner.partition.name
+        led = self._led.get(name)
+        if led is None or led.runners.get(runner.config.name) is not runner:
+            raise StaleMemberError("another broker leads now")
+        text = msgspec.json.encode(runner.kept).decode()
+        positions = {name.stream: {name.partition: runner.kept.state.floor_stream}}
+        await self._store.keep(self._group(runner), positions, text, epoch=led.epoch, is_new=is_new)
+
+    def _ended(self, runner: ConsumerRunner, why: str) -> None:
+        """A consumer has ended: it was not used, or deleted elsewhere, or is led elsewhere."""
+        led = self._led.get(runner.partition.name)
+        if led is None or led.runners.get(runner.config.name) is not runner:
+            return
+        del led.runners[runner.config.name]
+        if why == LEADERSHIP_CHANGE:
+            self._give_up(led, why)
+        elif runner.is_durable:
+            self._spawn(self._forget(self._group(runner)))
+
+    async def _forget(self, group: str) -> None:
+        """Forget a stored consumer, if it is there."""
+        try:
+            await self._store.delete(group)
+        except UnknownGroupError:
+            return  # as wanted
+
+    async def _forget_stream(self, name: str) -> None:
+        """Forget the consumers of a deleted stream."""
+        shown = shown_name(name)
+        for group in await self._store.list(f"{GROUP_PREFIX}{shown}"):
+            if group.startswith((f"{GROUP_PREFIX}{shown}/", f"{GROUP_PREFIX}{shown}:")):
+                await self._forget(group)
+
+    # Operations
+
+    async def _create(self, request: ApiRequest) -> ApiReply:
+        body = request.body(CreateConsumerRequest)
+        if body.stream_name != request.call.stream:
+            refuse(STREAM_MISMATCH)
+        led = await self._of(request)
+        made_up = secrets.token_hex(4)
+        config = consumer_config(request.call, body, made_up)
+        view = self._api.view(request)
+        async with led.lock:
+            runner = led.runners.get(config.name)
+            if runner is None:
+                if body.action == "update":
+                    refuse(NO_CONSUMER)
+                runner = await self._make(view, led, config)
+            elif runner.config != config:
+                if body.action == "create":
+                    refuse(CONSUMER_EXISTS)
+                check_update(runner.config, config)
+                await runner.reconfigure(config)
+        return request.answer(**msgspec.structs.asdict(await runner.info()))
+
+    async def _make(
+        self, view: StreamView, led: _LedConsumers, config: ConsumerConfig
+    ) -> ConsumerRunner:
+        """Make a consumer, and store it if it is durable."""
+        if len(led.runners) >= CONSUMERS_MAX:
+            refuse(TOO_MANY_CONSUMERS)
+        log = led.partition.log
+        if (
+            config.filters
+            and config.deliver_policy != "new"
+            and log.size_bytes > FILTERED_BYTES_MAX
+        ):
+            refuse_consumer(
+                f"a filter over more than {FILTERED_BYTES_MAX >> 30} GiB needs an index of "
+                "subjects, which is not built: use deliver_policy new, or no filter"
+            )
+        await self._api.caught_up(view)
+        before = await self._api.on_thread(_start_of, led.partition, config)
+        kept = KeptConsumer(
+            config=config,
+            created_ns=self._api.broker.clock.now_ns(),
+            stream_created_ns=led.created_ns,
+            state=ConsumerState(delivered_stream=before, floor_stream=before),
+        )
+        runner = self._runner(view, led, kept)
+        led.runners[config.name] = runner
+        try:
+            if runner.is_durable:
+                await self._keep(runner, is_new=True)
+        except BaseException as error:
+            del led.runners[config.name]
+            await runner.close(DELETED)
+            if isinstance(error, GroupInUseError):
+                refuse_consumer(error.message)
+            raise
+        return runner
+
+    async def _found(self, request: ApiRequest) -> ConsumerRunner:
+        led = await self._of(request)
+        runner = led.runners.get(request.call.consumer)
+        if runner is None:
+            refuse(CONSUMER_NOT_FOUND)
+        return runner
+
+    async def _info(self, request: ApiRequest) -> ApiReply:
+        runner = await self._found(request)
+        return request.answer(**msgspec.structs.asdict(await runner.info()))
+
+    async def _delete(self, request: ApiRequest) -> ApiReply:
+        led = await self._of(request)
+        async with led.lock:
+            runner = led.runners.get(request.call.consumer)
+            if runner is None:
+                refuse(CONSUMER_NOT_FOUND)
+            if runner.is_durable:
+                await self._forget(self._group(runner))
+            del led.runners[runner.config.name]
+        await runner.close(DELETED)
+        return request.answer(success=True)
+
+    async def _page(
+        self, request: ApiRequest, size: int
+    ) -> tuple[list[ConsumerRunner], dict[str, int]]:
+        """Return a page of a stream's consumers, and the fields that say which."""
+        body = request.body(_PageRequest)
+        led = await self._of(request)
+        names = sorted(led.runners)
+        first = min(max(0, body.offset or 0), len(names))
+        fields = {"total": len(names), "offset": first, "limit": size}
+        return [led.runners[name] for name in names[first : first + size]], fields
+
+    async def _names(self, request: ApiRequest) -> ApiReply:
+        runners, fields = await self._page(request, NAMES_PER_PAGE)
+        return request.answer(**fields, consumers=[runner.config.name for runner in runners])
+
+    async def _list(self, request: ApiRequest) -> ApiReply:
+        runners, fields = await self._page(request, CONSUMERS_PER_PAGE)
+        infos = [await runner.info() for runner in runners]
+        return request.answer(**fields, consumers=infos)
+
+    # Pulls
+
+    async def _next(self, request: ApiRequest) -> ApiReply:
+        runner = await self._found(request)
+        reply = self._pull(runner, request.reply, request.payload)
+        return ApiReply(b"", b"", is_silent=True) if reply is None else reply
+
+    def _pull(self, runner: ConsumerRunner, inbox: bytes, payload: bytes) -> ApiReply | None:
+        """Let a consumer serve a pull; return an answer only if it does not."""
+        text = payload.strip()
+        body = _NextRequest()
+        if text.startswith(b"{"):
+            try:
+                body = msgspec.json.decode(text, type=_NextRequest)
+            except UNDECODABLE as error:
+                return status(f"400 Bad Request - {error}".replace("\r", " ").replace("\n", " "))
+        elif text.isdigit() and len(text) < 10:
+            body = _NextRequest(batch=int(text))
+        config = runner.config
+        batch, expires = max(1, body.batch or 1), max(0, body.expires or 0)
+        bytes_max, beat = max(0, body.max_bytes or 0), max(0, body.idle_heartbeat or 0)
+        if beat * 2 > expires:
+            return status("400 Bad Request - heartbeat value too large")
+        if batch > min(config.max_batch or BATCH_MAX, BATCH_MAX):
+            return status(f"409 Exceeded MaxRequestBatch of {config.max_batch or BATCH_MAX}")
+        if config.max_expires and expires > config.max_expires:
+            return status(f"409 Exceeded MaxRequestExpires of {config.max_expires / 1e9:g}s")
+        if config.max_bytes and bytes_max > config.max_bytes:
+            return status(f"409 Exceeded MaxRequestMaxBytes of {config.max_bytes}")
+        now_ms = self._api.broker.clock.monotonic_ms()
+        runner.pull(
+            inbox,
+            Pull(
+                inbox,
+                batch=batch,
+                expires_ms=now_ms + expires / NS_PER_MS if expires else None,
+                no_wait=bool(body.no_wait),
+                bytes_max=bytes_max,
+                heartbeat_ms=ms_of(beat),
+            ),
+        )
+        return None
+
+    # Acknowledgements
+
+    def _take_ack(
+        self, subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink
+    ) -> None:
+        """Handle an acknowledgement, if its consumer works here."""
+        ack = parse_ack(subject.decode(errors="replace"))
+        view = None if ack is None else self._api.find_quietly(ack.stream)
+        if ack is None or view is None or not view.is_exact or not view.partitions[0].is_led:
+            return
+        led = self._led.get(view.partitions[0].name)
+        if led is None or not led.is_loaded or not led.is_current(view):
+            # The first thing that a new leader hears of a consumer may be an acknowledgement.
+            if len(self._tasks) < EARLY_ACKS_MAX:
+                self._spawn(self._take_early(ack, reply, payload=payload, link=link))
+            return
+        runner = led.runners.get(ack.consumer)
+        if runner is not None:
+            self._acknowledge(runner, ack, reply, payload=payload, link=link)
+
+    async def _take_early(
+        self, ack: AckSubject, reply: bytes | None, *, payload: bytes, link: ApiLink
+    ) -> None:
+        """Load the consumers of a partition, then handle the acknowledgement."""
+        call = ApiCall("CONSUMER.INFO", ack.stream, ack.consumer)
+        try:
+            runner = await self._found(ApiRequest(call, b"", link))
+        except (StrandlineError, ApiRefusal) as error:
+            logger.debug("an acknowledgement came too early, or too late: %s", error)
+            return
+        self._acknowledge(runner, ack, reply, payload=payload, link=link)
+
+    def _acknowledge(
+        self,
+        runner: ConsumerRunner,
+        ack: AckSubject,
+        reply: bytes | None,
+        *,
+        payload: bytes,
+        link: ApiLink,
+    ) -> None:
+        word, _, rest = payload.partition(b" ")
+        kind, delay_ms = _KINDS.get(word), 0
+        if word == b"-NAK":
+            delay_ms = _delay_ms(rest.strip())
+
+        def answer() -> None:
+            if reply is not None:
+                link.deliver(reply, b"")
+                link.flush_answers()
+
+        if word == b"+NXT":
+            runner.ack("ack", ack)
+            refusal = None if reply is None else self._pull(runner, reply, rest)
+            if refusal is not None and reply is not None:
+                link.deliver_with_headers(reply, b"", block=refusal.block)
+                link.flush_answers()
+        elif kind is not None:
+            runner.ack(kind, ack, delay_ms=delay_ms, answer=answer if reply is not None else None)
+        else:
+            answer()  # what means nothing is answered, too
+
+
+_KINDS: Final[dict[bytes, AckKind]] = {
+    b"": "ack",
+    b"+ACK": "ack",
+    b"+OK": "ack",
+    b"-NAK": "nak",
+    b"+WPI": "progress",
+    b"+TERM": "term",
+}
+
+
+def _delay_ms(text: bytes) -> int:
+    """Return the delay of a negative acknowledgement: ``{"delay": ns}`` or ``5s``; else none."""
+    if text.startswith(b"{"):
+        try:
+            return ms_of(max(0, msgspec.json.decode(text, type=_NakBody).delay or 0))
+        except UNDECODABLE:
+            return 0
+    found = _SHORT_DELAY.fullmatch(text)
+    return int(found[1]) * _UNITS_MS[found[2]] if found is not None else 0
+
+
+def _start_of(partition: Partition, config: ConsumerConfig) -> int:
+    """Return the sequence before the first record of a new consumer; on a thread."""
+    first, end = partition.log_start_offset, partition.last_stable_offset
+    match config.deliver_policy:
+        case "new":
+            return end
+        case "by_start_sequence":
+            return max(0, config.opt_start_seq - 1)
+        case "by_start_time":
+            return partition.offset_for_timestamp(parse_time(config.opt_start_time))
+        case "last":
+            found = [last_message(partition, each) for each in config.filters or (">",)]
+            sequences = [each.sequence for each in found if each is not None]
+            return max(sequences) - 1 if sequences else end
+    return first

@@ -1,0 +1,124 @@
+"""Errors of the JetStream API, with nats-server's numbers and texts, so that clients know them."""
+
+from typing import Final, NoReturn
+
+import msgspec
+
+from strandline.errors import (
+    DiskFullError,
+    InvalidRequestError,
+    OffsetOutOfRangeError,
+    StrandlineError,
+    UnavailableError,
+    UnknownPartitionError,
+    UnknownStreamError,
+)
+
+DESCRIPTION_MAX: Final = 1000
+"""Characters of a description, which may quote a request at length."""
+
+
+class ApiError(msgspec.Struct, frozen=True):
+    """The ``error`` of an answer."""
+
+    code: int
+    err_code: int
+    description: str
+
+
+class ApiRefusal(Exception):  # noqa: N818  the error is what it carries
+    """The refusal of a request; it never leaves this package.
+
+    Args:
+        error: the answer.
+    """
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.description)
+        self.error = error
+
+
+BAD_REQUEST: Final = ApiError(400, 10003, "bad request")
+STREAM_NOT_FOUND: Final = ApiError(404, 10059, "stream not found")
+STREAM_MISMATCH: Final = ApiError(400, 10056, "stream name in subject does not match request")
+STREAM_EXISTS: Final = ApiError(
+    400, 10058, "stream name already in use with a different configuration"
+)
+SUBJECTS_OVERLAP: Final = ApiError(400, 10065, "subjects overlap with an existing stream")
+NO_MESSAGE: Final = ApiError(404, 10037, "no message found")
+NO_REPLICAS: Final = ApiError(500, 10074, "replicas > 1 not supported in non-clustered mode")
+NO_PEERS: Final = ApiError(400, 10005, "no suitable peers for placement")
+CONSUMER_NOT_FOUND: Final = ApiError(404, 10014, "consumer not found")
+CONSUMER_EXISTS: Final = ApiError(400, 10148, "consumer already exists")
+NO_CONSUMER: Final = ApiError(400, 10149, "consumer does not exist")
+TOO_MANY_CONSUMERS: Final = ApiError(400, 10026, "maximum consumers limit reached")
+FILTER_MISMATCH: Final = ApiError(
+    400,
+    10131,
+    "Consumer create request did not match filtered subject from create subject",
+)
+NOT_SUPPORTED: Final = ApiError(503, 10039, "JetStream not enabled for account")
+INSUFFICIENT: Final = ApiError(503, 10023, "insufficient resources")
+API_LEVEL: Final = ApiError(412, 10185, "JetStream minimum api level required")
+UNAVAILABLE: Final = ApiError(503, 10008, "JetStream system temporarily unavailable")
+
+
+def refuse(error: ApiError, detail: str = "") -> NoReturn:
+    """Refuse a request; ``detail`` follows the error's own text.
+
+    Raises:
+        ApiRefusal: always.
+    """
+    raise ApiRefusal(detailed(error, detail))
+
+
+def detailed(error: ApiError, detail: str) -> ApiError:
+    """Return an error with more after its text."""
+    if not detail:
+        return error
+    text = f"{error.description}: {detail}"[:DESCRIPTION_MAX]
+    return ApiError(error.code, error.err_code, text)
+
+
+def refuse_json(reason: object) -> NoReturn:
+    """Refuse a body that is not the JSON of a request.
+
+    Raises:
+        ApiRefusal: always.
+    """
+    raise ApiRefusal(ApiError(400, 10025, f"invalid JSON: {reason}"[:DESCRIPTION_MAX]))
+
+
+def refuse_config(text: str) -> NoReturn:
+    """Refuse a stream's configuration.
+
+    Raises:
+        ApiRefusal: always.
+    """
+    raise ApiRefusal(ApiError(500, 10052, text[:DESCRIPTION_MAX]))
+
+
+def refuse_purge(text: str) -> NoReturn:
+    """Refuse a purge.
+
+    Raises:
+        ApiRefusal: always.
+    """
+    raise ApiRefusal(ApiError(500, 10110, text[:DESCRIPTION_MAX]))
+
+
+def api_error(error: StrandlineError) -> ApiError:
+    """Return the answer that corresponds to an error of the broker's."""
+    text = error.message[:DESCRIPTION_MAX]
+    match error:
+        case UnknownStreamError() | UnknownPartitionError():
+            return STREAM_NOT_FOUND
+        case DiskFullError():
+            return detailed(INSUFFICIENT, text)
+        case UnavailableError():
+            return detailed(UNAVAILABLE, text)
+        case OffsetOutOfRangeError():
+            return NO_MESSAGE
+        case InvalidRequestError():
+            return ApiError(500, 10052, text)
+    return ApiError(500, 10051, text)

@@ -1,0 +1,273 @@
+"""Records of a partition as JetStream's messages; on threads, since files are read.
+
+Rules: only committed records are seen, up to the last stable offset. Without a subject index a
+search reads records; one that has read ``SEARCH_BYTES_MAX`` without success is given up with an
+error, so that no request costs more than that. ``state`` counts records.
+"""
+
+import base64
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from strandline.api.tickets import ReadRequest
+from strandline.broker.write_path.partition import Partition
+from strandline.errors import InvalidRecordError, InvalidSubjectError
+from strandline.reading.cursor import Cursor, PartitionRange
+from strandline.reading.descending import DescendingCursor
+from strandline.record.codec import Headers
+from strandline.record.subjects import subject_matches, validate_subject
+from strandline.servers.nats.headers import encode_headers
+from strandline.servers.nats.ingest import KEY_HEADER
+from strandline.servers.nats.jetstream.errors import (
+    BAD_REQUEST,
+    UNAVAILABLE,
+    ApiRefusal,
+    detailed,
+    refuse,
+)
+from strandline.servers.nats.jetstream.times import format_time
+from strandline.types import Offset
+
+BATCH_BYTES: Final = 2 << 20
+SEARCH_BYTES_MAX: Final = 256 << 20
+SUBJECTS_MAX: Final = 100_000
+"""Also how many a page of JetStream's answer has at most."""
+PORTION_BYTES: Final = 256 << 10
+PORTIONS: Final = 64
+"""So many are read at once if no record in them matches."""
+COLUMNS: Final = ["offset", "timestamp", "subject", "key", "value", "headers"]
+
+
+class StoredMessage(NamedTuple):
+    """A record as a message of NATS."""
+
+    sequence: int
+    subject: str
+    time_ns: int
+    block: bytes
+    """Its header block; empty if it has no headers."""
+    payload: bytes
+
+    @property
+    def in_json(self) -> dict[str, object]:
+        """As an answer of STREAM.MSG.GET carries it."""
+        found: dict[str, object] = {"subject": self.subject, "seq": self.sequence}
+        if self.block:
+            found["hdrs"] = base64.b64encode(self.block).decode()
+        if self.payload:
+            found["data"] = base64.b64encode(self.payload).decode()
+        return {**found, "time": format_time(self.time_ns)}
+
+
+def check_pattern(pattern: str) -> None:
+    """Refuse what is neither a subject nor a pattern of subjects.
+
+    Raises:
+        ApiRefusal: it is not.
+    """
+    try:
+        validate_subject(pattern, wildcards=True)
+    except InvalidSubjectError as error:
+        refuse(BAD_REQUEST, error.message)
+
+
+def message_at(partition: Partition, offset: int) -> StoredMessage | None:
+    """Return the record at an offset; None if there is none, or no longer."""
+    if not partition.log_start_offset <= offset < partition.last_stable_offset:
+        return None
+    return _first(open_cursor(partition, offset, offset + 1, columns=COLUMNS))
+
+
+def next_message(partition: Partition, offset: int, pattern: str = ">") -> StoredMessage | None:
+    """Return the first record at an offset or later whose subject matches.
+
+    Raises:
+        ApiRefusal: none was found in as many bytes as may be read.
+    """
+    start, end = max(offset, partition.log_start_offset), partition.last_stable_offset
+    if pattern == ">":
+        return _first(open_cursor(partition, start, end, columns=COLUMNS)) if start < end else None
+    if start >= end:
+        return None
+    found = _search(open_cursor(partition, start, end, columns=["offset"], pattern=pattern))
+    return None if found is None else message_at(partition, found)
+
+
+def last_message(partition: Partition, pattern: str = ">") -> StoredMessage | None:
+    """Return the newest record whose subject matches.
+
+    Raises:
+        ApiRefusal: none was found in as many bytes as may be read.
+    """
+    found = newest_offset(partition, None if pattern == ">" else pattern)
+    return None if found is None else message_at(partition, found)
+
+
+def newest_offset(partition: Partition, pattern: str | None = None) -> Offset | None:
+    """Return the offset of the newest record, or of the newest whose subject matches."""
+    start, end = partition.log_start_offset, partition.last_stable_offset
+    if start >= end:
+        return None
+    request = _request(partition, ["offset"], pattern)
+    extent = PartitionRange(partition, start, end, may_move=True)
+    return _search(DescendingCursor(request, extent, names=["offset"]))
+
+
+def _request(partition: Partition, columns: list[str], pattern: str | None) -> ReadRequest:
+    return ReadRequest(
+        stream=partition.name.stream, columns=columns, subject=pattern, batch_bytes=BATCH_BYTES
+    )
+
+
+def open_cursor(
+    partition: Partition,
+    start: int,
+    stop: int,
+    *,
+    columns: list[str],
+    pattern: str | None = None,
+) -> Cursor[Partition]:
+    """Return a cursor over some offsets."""
+    extent = PartitionRange(partition, Offset(start), Offset(stop), may_move=True)
+    return Cursor(_request(partition, columns, pattern), extent, names=columns)
+
+
+def _first(cursor: Cursor[Partition]) -> StoredMessage | None:
+    """Return the first record of a read without a filter."""
+    while cursor.has_more:
+        for batch, _ in cursor.read():
+            return next(iter(messages_of(batch.slice(0, 1))))
+    return None
+
+
+def _search(cursor: Cursor[Partition]) -> Offset | None:
+    """Return the offset of the first record of a filtered read."""
+    for _ in range(SEARCH_BYTES_MAX // BATCH_BYTES):
+        if not cursor.has_more:
+            return None
+        for batch, _ in cursor.read():
+            return Offset(batch.column(0)[0].as_py())
+    raise _too_much(
+        f"no such record among {SEARCH_BYTES_MAX >> 20} MiB, the most that one request reads"
+    )
+
+
+def read_some(
+    partition: Partition, offset: int, patterns: tuple[str, ...]
+) -> tuple[list[StoredMessage], int]:
+    """Read some records from an offset on, those whose subjects match one of the patterns.
+
+    Args:
+        partition: of the records.
+        offset: the first one's, or of a gap before it.
+        patterns: none: all records match.
+
+    Returns:
+        The records, none if there were none for as long as may be read at once; and where to go on.
+    """
+    start, end = max(offset, partition.log_start_offset), partition.last_stable_offset
+    if start >= end:
+        return [], start
+    extent = PartitionRange(partition, Offset(start), end, may_move=True)
+    request = ReadRequest(stream=partition.name.stream, columns=COLUMNS, batch_bytes=PORTION_BYTES)
+    cursor = Cursor(request, extent, names=COLUMNS)
+    for _ in range(PORTIONS):
+        if not cursor.has_more:
+            break
+        found = [m for batch, _ in cursor.read() for m in messages_of(matching(batch, patterns))]
+        if found:
+            return found, cursor.position
+    return [], cursor.position
+
+
+def count_matching(partition: Partition, start: int, end: int, *, patterns: tuple[str, ...]) -> int:
+    """Count records from ``start`` to ``end`` whose subjects match one of the patterns."""
+    first = max(start, partition.log_start_offset)
+    if first >= end:
+        return 0
+    cursor, count = open_cursor(partition, first, end, columns=["offset", "subject"]), 0
+    while cursor.has_more:
+        count += sum(matching(batch, patterns).num_rows for batch, _ in cursor.read())
+    return count
+
+
+def matching(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch:
+    """Return the rows of a batch with a ``subject`` that matches one of the patterns."""
+    if not patterns or ">" in patterns:
+        return batch
+    subjects = batch.column("subject")
+    found = [
+        any(subject_matches(pattern, subject) for pattern in patterns)
+        for subject in subjects.dictionary.to_pylist()
+    ]
+    if all(found):
+        return batch
+    return batch.filter(pa.array(found, pa.bool_()).take(subjects.indices))
+
+
+def count_subjects(partition: Partition, pattern: str) -> dict[str, int]:
+    """Return how many records each matching subject has, by subject in order.
+
+    Raises:
+        ApiRefusal: there are more records, or subjects, than one request may read.
+    """
+    counts: dict[str, int] = {}
+    start, end = partition.log_start_offset, partition.last_stable_offset
+    cursor = open_cursor(partition, start, end, columns=["offset", "subject"])
+    for _ in range(SEARCH_BYTES_MAX // BATCH_BYTES):
+        if not cursor.has_more:
+            names = [each for each in counts if pattern == ">" or subject_matches(pattern, each)]
+            return {name: counts[name] for name in sorted(names)}
+        for batch, _ in cursor.read():
+            for each in batch.column("subject").value_counts().to_pylist():
+                counts[each["values"]] = counts.get(each["values"], 0) + each["counts"]
+        if len(counts) > SUBJECTS_MAX:
+            raise _too_much(f"more than {SUBJECTS_MAX} subjects")
+    raise _too_much(f"more than {SEARCH_BYTES_MAX >> 20} MiB of records")
+
+
+def _too_much(what: str) -> ApiRefusal:
+    return ApiRefusal(detailed(UNAVAILABLE, f"{what}, and there is no index of subjects"))
+
+
+def messages_of(batch: pa.RecordBatch) -> list[StoredMessage]:
+    """Return the records of a batch with ``COLUMNS``."""
+    offsets, times, subjects, keys, values, headers = batch.columns
+    rows = zip(
+        offsets.to_pylist(),
+        times.cast(pa.int64()).to_pylist(),
+        subjects.to_pylist(),
+        keys.to_pylist(),
+        values.to_pylist(),
+        headers.to_pylist(),
+        strict=True,
+    )
+    return [
+        StoredMessage(offset + 1, subject, time, header_block(key, pairs), value or b"")
+        for offset, time, subject, key, value, pairs in rows
+    ]
+
+
+def header_block(key: bytes | None, headers: Headers | None) -> bytes:
+    """Return a record's headers and key as a header block; empty if it has neither.
+
+    What no header of NATS can carry, such as a line break, is left out.
+    """
+    pairs = list(headers or ())
+    if key is not None:
+        pairs.append((KEY_HEADER, key))
+    if not pairs:
+        return b""
+    try:
+        return encode_headers(pairs)
+    except InvalidRecordError:
+        return encode_headers([pair for pair in pairs if _is_encodable(pair)])
+
+
+def _is_encodable(pair: tuple[str, bytes]) -> bool:
+    try:
+        encode_headers([pair])
+    except InvalidRecordError:
+        return False  # the reader gets the others
+    return True

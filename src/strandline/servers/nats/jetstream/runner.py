@@ -1,0 +1,520 @@
+"""A consumer at work: it reads what its core wants, stores what the core decided, and delivers.
+
+Rules:
+- one task per consumer does everything in rounds. A round reads, delivers to waiting pulls, stores
+  the state, and then sends: so nobody gets a record whose delivery a crash could forget, and
+  numbers of deliveries never go back. An acknowledgement that asks for an answer gets it then, too;
+- only a durable consumer's state is stored. Another one ends with its broker, or when it was not
+  used for its threshold;
+- a consumer without waiting pulls costs nothing but its memory;
+- a pull ends when its inbox has lost its receiver.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, NamedTuple, cast
+
+import msgspec
+
+from strandline.broker.write_path.partition import Partition
+from strandline.clock import Clock
+from strandline.core.consumers.consumer import AckKind, Pull, PullConsumer, Wanted
+from strandline.core.consumers.effects import Effect, EndPull, Send, SendHeartbeat
+from strandline.core.consumers.state import ConsumerState
+from strandline.errors import StaleMemberError, StrandlineError, UnknownGroupError
+from strandline.servers.nats.headers import VERSION_LINE, encode_headers
+from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
+from strandline.servers.nats.jetstream.errors import ApiRefusal
+from strandline.servers.nats.jetstream.records import (
+    StoredMessage,
+    count_matching,
+    message_at,
+    read_some,
+)
+from strandline.servers.nats.jetstream.state import RecordCounter
+from strandline.servers.nats.jetstream.subjects import AckSubject, format_ack
+from strandline.servers.nats.jetstream.times import NS_PER_MS, format_time
+from strandline.servers.nats.leaf_link import LeafClient
+from strandline.servers.tasks import end_task, start_task
+
+logger = logging.getLogger(__name__)
+
+ROUND_MESSAGES: Final = 512
+ROUND_BYTES: Final = 1 << 20
+RETRY_S: Final = 1.0
+DELETED: Final = "409 Consumer Deleted"
+LEADERSHIP_CHANGE: Final = "409 Leadership Change"
+SHUTDOWN: Final = "409 Server Shutdown"
+SIZE_HEADER: Final = b"Nats-Msg-Size"
+Answer = Callable[[], None]
+
+
+class KeptConsumer(msgspec.Struct, kw_only=True):
+    """A consumer as it is stored."""
+
+    config: ConsumerConfig
+    created_ns: int
+    stream_created_ns: int
+    """Of its stream: another one of the same name is another stream."""
+    state: ConsumerState
+
+
+class Position(msgspec.Struct, frozen=True):
+    """How far deliveries or acknowledgements are."""
+
+    consumer_seq: int
+    stream_seq: int
+
+
+class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A consumer as answers show it."""
+
+    stream_name: str
+    name: str
+    created: str
+    config: ConsumerConfig
+    delivered: Position
+    ack_floor: Position
+    num_ack_pending: int
+    num_redelivered: int
+    num_waiting: int
+    num_pending: int
+    ts: str
+
+
+class PendingCounter:
+    """Counts the records that a consumer has still to get.
+
+    Args:
+        partition: of the records.
+        counter: counts records without a filter.
+        patterns: of the subjects; none: all records count.
+    """
+
+    def __init__(
+        self, partition: Partition, counter: RecordCounter, patterns: tuple[str, ...]
+    ) -> None:
+        self._partition = partition
+        self._counter = counter
+        self._patterns = patterns
+        self._from = self._to = -1
+        self._count = 0
+
+    def refresh(self, after: int) -> int:
+        """Return how many records follow a sequence; reads only what is new. On a thread."""
+        partition = self._partition
+        first, end = max(after, partition.log_start_offset), partition.last_stable_offset
+        if not self._patterns:
+            return self._counter.count(partition, first, end) if first < end else 0
+        if first != self._from or end < self._to:
+            self._from = self._to = first
+            self._count = 0
+        self._count += count_matching(partition, self._to, end, patterns=self._patterns)
+        self._to = max(self._to, end)
+        return self._count
+
+    def passed(self, after: int, count: int) -> None:
+        """``count`` records up to a sequence were delivered."""
+        self._from, self._count = after, max(0, self._count - count)
+        self._to = max(self._to, after)
+
+
+class RunnerHost(NamedTuple):
+    """What the consumers of a broker share."""
+
+    leaf: LeafClient
+    clock: Clock
+    counter: RecordCounter
+    on_thread: Callable[..., Awaitable[Any]]
+    keep: Callable[["ConsumerRunner"], Awaitable[None]]
+    """Stores a durable consumer."""
+    ended: Callable[["ConsumerRunner", str], None]
+    """A consumer has ended by itself, with this status for its pulls."""
+
+
+class _Outgoing(NamedTuple):
+    send: Send
+    message: StoredMessage
+    pending: int
+
+
+class ConsumerRunner:
+    """A consumer at work.
+
+    Args:
+        host: shared.
+        stream: the name of its stream, as clients know it.
+        partition: of its records.
+        kept: settings and state.
+    """
+
+    def __init__(
+        self, host: RunnerHost, stream: str, partition: Partition, *, kept: KeptConsumer
+    ) -> None:
+        self._host = host
+        self.stream = stream
+        self.partition = partition
+        self.kept = kept
+        self.core = PullConsumer(kept.config.policy, kept.state, self._now_ms)
+        self.is_over = False
+        self._pending = PendingCounter(partition, host.counter, kept.config.filters)
+        self._fresh: deque[StoredMessage] = deque()
+        """Read ahead, in order."""
+        self._read_to = -1
+        """The offset to read on from; -1: unknown."""
+        self._answers: list[Answer] = []
+        self._seen: set[bytes] = set()
+        """Inboxes of pulls that were seen to have a receiver."""
+        self._wake = asyncio.Event()
+        self._used_ms = self._now_ms
+        self._round_lock = asyncio.Lock()
+        self._task = start_task(self._run(), "jetstream-consumer")
+
+    @property
+    def config(self) -> ConsumerConfig:
+        """The settings in force."""
+        return self.kept.config
+
+    @property
+    def is_durable(self) -> bool:
+        """Whether its state is stored."""
+        return bool(self.config.durable_name)
+
+    @property
+    def _now_ms(self) -> float:
+        return self._host.clock.monotonic_ms()
+
+    # What comes in
+
+    def pull(self, inbox: bytes, pull: Pull) -> None:
+        """Take a pull in, whose token is its inbox."""
+        self._used_ms = self._now_ms
+        if self._host.leaf.has_lost(inbox):
+            return
+        self._send_all(self.core.pull(pull, self._now_ms), [])
+        self._wake.set()
+
+    def ack(
+        self, kind: AckKind, ack: AckSubject, *, delay_ms: int = 0, answer: Answer | None = None
+    ) -> None:
+        """Take an acknowledgement in; ``answer`` is called when it is stored."""
+        self._used_ms = self._now_ms
+        self.core.ack(
+            kind,
+            ack.sequence,
+            consumer_sequence=ack.consumer_sequence,
+            now_ms=self._now_ms,
+            delay_ms=delay_ms,
+        )
+        if answer is not None:
+            self._answers.append(answer)
+        self._wake.set()
+
+    def interest_gone(self) -> None:
+        """Some inbox has lost its receiver."""
+        if self.core.pulls:
+            self._wake.set()
+
+    def wake(self) -> None:
+        """Look again whether records can be delivered."""
+        self._wake.set()
+
+    async def reconfigure(self, config: ConsumerConfig) -> None:
+        """Go on with other settings; done when they are stored.
+
+        Raises:
+            StrandlineError: they may not be stored.
+        """
+        async with self._round_lock:
+            self.kept.config = config
+            self.core.policy = config.policy
+            self._pending = PendingCounter(self.partition, self._host.counter, config.filters)
+            self._fresh.clear()
+            self._read_to = -1
+            if self.is_durable:
+                await self._host.keep(self)
+        self._wake.set()
+
+    async def close(self, status: str) -> None:
+        """End it, and all of its pulls with a status."""
+        if self.is_over:
+            return
+        self.is_over = True
+        await end_task(self._task)
+        self._send_all(self.core.end_all(status), [])
+
+    async def info(self) -> ConsumerInfo:
+        """Return the consumer as answers show it.
+
+        Raises:
+            ApiRefusal: its records are not counted yet.
+        """
+        state = self.kept.state
+        async with self._round_lock:
+            pending = await self._count()
+        return ConsumerInfo(
+            stream_name=self.stream,
+            name=self.config.name,
+            created=format_time(self.kept.created_ns),
+            config=self.config,
+            delivered=Position(state.delivered_consumer, state.delivered_stream),
+            ack_floor=Position(state.floor_consumer, state.floor_stream),
+            num_ack_pending=len(state.pending),
+            num_redelivered=self.core.redelivered,
+            num_waiting=len(self.core.pulls),
+            num_pending=pending,
+            ts=format_time(self._host.clock.now_ns()),
+        )
+
+    # Rounds
+
+    async def _run(self) -> None:
+        """Do rounds until it is over."""
+        while not self.is_over:
+            self._wake.clear()
+            try:
+                async with self._round_lock:
+                    is_busy = await self._round()
+            except UnknownGroupError:
+                self._end(DELETED)
+                return
+            except StaleMemberError:
+                self._end(LEADERSHIP_CHANGE)
+                return
+            except (StrandlineError, ApiRefusal) as error:
+                logger.warning("consumer %s of %s waits: %s", self.config.name, self.stream, error)
+                await asyncio.sleep(RETRY_S)
+                continue
+            if self._is_inactive():
+                self._end(DELETED)
+                return
+            if not is_busy:
+                await self._rest()
+
+    def _end(self, status: str) -> None:
+        """End by itself."""
+        self.is_over = True
+        self._send_all(self.core.end_all(status), [])
+        self._host.ended(self, status)
+
+    def _is_inactive(self) -> bool:
+        threshold_ms = self.config.inactive_threshold / NS_PER_MS
+        if self.core.pulls:
+            self._used_ms = self._now_ms
+        return bool(threshold_ms) and self._now_ms >= self._used_ms + threshold_ms
+
+    async def _rest(self) -> None:
+        """Wait for something to do."""
+        due = [] if self.core.next_due_ms is None else [self.core.next_due_ms]
+        if self.config.inactive_threshold and not self.core.pulls:
+            due.append(self._used_ms + self.config.inactive_threshold / NS_PER_MS)
+        timeout_s = max(0.0, (min(due) - self._now_ms) / 1e3) if due else None
+        is_watching = bool(self.core.pulls)
+        if is_watching:
+            self.partition.watch(self._wake)
+            if self._has_more():
+                self._wake.set()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return  # a timer is due
+        finally:
+            if is_watching:
+                self.partition.unwatch(self._wake)
+
+    def _has_more(self) -> bool:
+        """Return whether records came since the last round ended."""
+        wanted = self.core.wanted()
+        if wanted is None or not self._host.leaf.is_open:
+            return False
+        return wanted.is_again or self.partition.last_stable_offset >= wanted.sequence
+
+    async def _round(self) -> bool:
+        """Deliver what can be delivered; return whether there may be more at once.
+
+        Raises:
+            UnknownGroupError: the consumer was deleted.
+            StrandlineError: the partition cannot be read, or the state not be stored now.
+        """
+        self._drop_dead_pulls()
+        # What does not depend on this round's deliveries does not wait for the disk.
+        self._send_all(self.core.tick(self._now_ms), [])
+        answers, self._answers = self._answers, []
+        effects: list[Effect] = []
+        outgoing: list[_Outgoing] = []
+        try:
+            is_busy = await self._collect(effects, outgoing)
+            if self.core.is_changed:
+                self.core.is_changed = False
+                if self.is_durable:
+                    await self._host.keep(self)
+        except BaseException:
+            self._answers = answers + self._answers
+            self.core.is_changed = True
+            if self.config.ack_policy == "none":
+                self._send_all(effects, outgoing)  # else nobody would get them
+            raise
+        for answer in answers:
+            answer()
+        self._send_all(effects, outgoing)
+        return is_busy
+
+    async def _collect(self, effects: list[Effect], outgoing: list[_Outgoing]) -> bool:
+        """Let the core decide what waiting pulls get; read the records for it.
+
+        Returns:
+            Whether there may be more at once.
+
+        Raises:
+            StrandlineError, ApiRefusal: nothing can be read; what was decided before is decided.
+        """
+        core, pending, size = self.core, -1, 0
+        while len(outgoing) < ROUND_MESSAGES and size < ROUND_BYTES:
+            wanted = core.wanted() if self._host.leaf.is_open else None
+            if wanted is None:
+                return False
+            if pending < 0:
+                pending = await self._count()
+            message, is_end = self._buffered(wanted), False
+            if message is None:
+                message, is_end = await self._read(wanted)
+                if core.wanted() != wanted:
+                    continue  # something came in while it was read
+            if message is not None:
+                is_new = self._decide(message, pending, effects=effects, outgoing=outgoing)
+                if is_new and not wanted.is_again:
+                    pending = max(0, pending - 1)
+                    self._fresh.popleft()
+                    self._pending.passed(message.sequence, 1)
+                size += len(message.payload)
+            elif wanted.is_again:
+                core.skip(wanted.sequence)
+            elif is_end:
+                effects += core.exhausted()
+                return False
+        return True
+
+    def _decide(
+        self,
+        message: StoredMessage,
+        pending: int,
+        *,
+        effects: list[Effect],
+        outgoing: list[_Outgoing],
+    ) -> bool:
+        """Let a pull have a message; return whether one has got it."""
+        message = self._shown(message)
+        is_new = message.sequence > self.kept.state.delivered_stream
+        left = max(0, pending - 1) if is_new else pending
+        decided = self.core.deliver(message.sequence, self._size(message), self._now_ms)
+        effects += decided
+        sent = [each for each in decided if isinstance(each, Send)]
+        outgoing += (_Outgoing(each, message, left) for each in sent)
+        return bool(sent)
+
+    def _buffered(self, wanted: Wanted) -> StoredMessage | None:
+        """Return the message that is wanted, if it is new and was read ahead."""
+        if wanted.is_again:
+            return None
+        first = max(wanted.sequence, self.partition.log_start_offset + 1)
+        while self._fresh and self._fresh[0].sequence < first:
+            self._fresh.popleft()  # delivered, or deleted since it was read
+        return self._fresh[0] if self._fresh else None
+
+    async def _read(self, wanted: Wanted) -> tuple[StoredMessage | None, bool]:
+        """Return the message that is wanted, and if there is none whether that is the end."""
+        if wanted.is_again:
+            found = await self._host.on_thread(message_at, self.partition, wanted.sequence - 1)
+            return cast("StoredMessage | None", found), False
+        return await self._read_fresh(wanted.sequence)
+
+    async def _count(self) -> int:
+        """Return how many records the consumer has still to get."""
+        after = self.kept.state.delivered_stream
+        return cast("int", await self._host.on_thread(self._pending.refresh, after))
+
+    async def _read_fresh(self, sequence: int) -> tuple[StoredMessage | None, bool]:
+        """Return the next record that passes the filters, and whether there is none now."""
+        start = max(self._read_to, sequence - 1)
+        messages, self._read_to = await self._host.on_thread(
+            read_some, self.partition, start, self.config.filters
+        )
+        self._fresh.extend(messages)
+        if self._fresh:
+            return self._fresh[0], False
+        # Nothing of what was passed over is ever delivered, so the position may follow.
+        self.core.pass_over(self._read_to)
+        self._pending.passed(self.kept.state.delivered_stream, 0)
+        return None, self._read_to >= self.partition.last_stable_offset
+
+    # Sending
+
+    def _shown(self, message: StoredMessage) -> StoredMessage:
+        """Return a message as this consumer delivers it."""
+        if not self.config.headers_only:
+            return message
+        size = b"%b: %d\r\n\r\n" % (SIZE_HEADER, len(message.payload))
+        block = (message.block[:-2] or VERSION_LINE + b"\r\n") + size
+        return message._replace(block=block, payload=b"")
+
+    def _size(self, message: StoredMessage) -> int:
+        """Return how many bytes a message counts for a pull's limit."""
+        subject = len(message.subject.encode()) + len(self.stream) + len(self.config.name) + 40
+        return subject + len(message.block) + len(message.payload)
+
+    def _drop_dead_pulls(self) -> None:
+        leaf = self._host.leaf
+        for pull in list(self.core.pulls):
+            inbox = pull.token
+            assert isinstance(inbox, bytes), "pulls are named by their inboxes"
+            if leaf.has_interest(inbox):
+                self._seen.add(inbox)
+            elif inbox in self._seen or leaf.has_lost(inbox):
+                self.core.drop_pull(inbox)
+        self._seen &= {cast("bytes", pull.token) for pull in self.core.pulls}
+
+    def _send_all(self, effects: list[Effect], outgoing: list[_Outgoing]) -> None:
+        records = iter(outgoing)
+        for effect in effects:
+            match effect:
+                case Send():
+                    self._deliver(next(records))
+                case EndPull(token, text, left, size):
+                    self._send_status(token, text, _pending_headers(left, size))
+                case SendHeartbeat(token, consumer, stream):
+                    headers = (("Nats-Last-Consumer", consumer), ("Nats-Last-Stream", stream))
+                    self._send_status(token, "100 Idle Heartbeat", headers)
+        self._host.leaf.flush()
+
+    def _deliver(self, outgoing: _Outgoing) -> None:
+        send, message, pending = outgoing
+        ack = AckSubject(
+            self.stream,
+            self.config.name,
+            send.deliveries,
+            send.sequence,
+            send.consumer_sequence,
+        )
+        assert isinstance(send.token, bytes), "pulls are named by their inboxes"
+        self._host.leaf.deliver(
+            send.token,
+            message.payload,
+            block=message.block,
+            ack=format_ack(ack, time_ns=message.time_ns, pending=pending).encode(),
+            subject=message.subject.encode(),
+        )
+
+    def _send_status(self, token: object, text: str, headers: tuple[tuple[str, int], ...]) -> None:
+        assert isinstance(token, bytes), "pulls are named by their inboxes"
+        block = encode_headers([(name, b"%d" % value) for name, value in headers])
+        line = VERSION_LINE + b" " + text.encode()
+        self._host.leaf.deliver(token, b"", block=line + block.removeprefix(VERSION_LINE))
+
+
+def _pending_headers(left: int | None, size: int) -> tuple[tuple[str, int], ...]:
+    if left is None:
+        return ()
+    return (("Nats-Pending-Messages", left), ("Nats-Pending-Bytes", size))

@@ -1,0 +1,133 @@
+"""The state of streams: how many records there are and where they begin; on threads.
+
+Rules: an uncompacted log is dense but for what transactions hide, which its partition counts. The
+batches of a compacted log have gaps, so their headers are read. What a sealed segment holds is
+remembered, and one request reads at most ``COUNT_BYTES_MAX``: a larger log is counted by several.
+"""
+
+from typing import Final
+
+import msgspec
+
+from strandline.broker.write_path.partition import Partition
+from strandline.record.batch import read_header
+from strandline.record.decode import walk
+from strandline.record.visible import always_counts, visible_stretches
+from strandline.servers.nats.jetstream.errors import UNAVAILABLE, refuse
+from strandline.servers.nats.jetstream.records import (
+    message_at,
+    newest_offset,
+    next_message,
+    open_cursor,
+)
+from strandline.servers.nats.jetstream.times import ZERO_TIME, format_time
+from strandline.storage.segment import Segment
+from strandline.types import LogId, Offset
+
+COUNT_BYTES_MAX: Final = 1 << 30
+READ_BYTES: Final = 16 << 20
+SEGMENTS_MAX: Final = 65_536
+
+
+class StreamState(msgspec.Struct, kw_only=True):
+    """The ``state`` of a stream."""
+
+    messages: int = 0
+    bytes: int = 0
+    first_seq: int = 0
+    first_ts: str = ZERO_TIME
+    last_seq: int = 0
+    last_ts: str = ZERO_TIME
+    num_deleted: int = 0
+    consumer_count: int = 0
+    subjects: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+
+
+def summed_state(states: list[StreamState]) -> StreamState:
+    """Return the state of several partitions together; its last sequence is a count."""
+    filled = [each for each in states if each.messages]
+    return StreamState(
+        messages=sum(each.messages for each in states),
+        bytes=sum(each.bytes for each in states),
+        first_seq=1 if filled else 0,
+        first_ts=min((each.first_ts for each in filled), default=ZERO_TIME),
+        last_seq=sum(each.last_seq for each in states),
+        last_ts=max((each.last_ts for each in filled), default=ZERO_TIME),
+        consumer_count=sum(each.consumer_count for each in states),
+    )
+
+
+class RecordCounter:
+    """Counts the records of partitions, and remembers those of sealed segments."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[LogId, int, int, int], int] = {}
+
+    def state(self, partition: Partition) -> StreamState:
+        """Return the state of a partition.
+
+        Raises:
+            ApiRefusal: its records are not counted yet; asking again goes on.
+        """
+        start, end = partition.log_start_offset, partition.last_stable_offset
+        state = StreamState(bytes=partition.log.size_bytes, last_seq=end)
+        first, newest = next_message(partition, start), newest_offset(partition)
+        last = None if newest is None else message_at(partition, newest)
+        if first is None or last is None:
+            state.first_seq = end + 1 if end else 0
+            return state
+        state.first_seq, state.first_ts = first.sequence, format_time(first.time_ns)
+        state.last_ts = format_time(last.time_ns)
+        state.messages = self.count(partition, start, end)
+        state.num_deleted = max(0, end - first.sequence + 1 - state.messages)
+        return state
+
+    def count(self, partition: Partition, start: int, end: int) -> int:
+        """Return how many records readers see from ``start`` to ``end``.
+
+        Raises:
+            ApiRefusal: they are not counted yet; asking again goes on.
+        """
+        if not partition.config.compact:
+            return end - start - partition.hidden_between(start, end)
+        count = read = 0
+        for segment in partition.log.segments:
+            first, last = max(start, segment.base_offset), min(end, segment.next_offset)
+            if first >= last:
+                continue
+            if (first, last) != (segment.base_offset, segment.next_offset) or not segment.sealed:
+                count += _count_offsets(partition, first, last)
+                continue
+            key = (partition.log_id, segment.base_offset, segment.next_offset, segment.size)
+            if key not in self._known:
+                read += segment.size
+                if read > max(COUNT_BYTES_MAX, segment.size):
+                    refuse(UNAVAILABLE, "the records of a compacted stream are counted; ask again")
+                if len(self._known) >= SEGMENTS_MAX:
+                    self._known.clear()
+                self._known[key] = _count_segment(partition, segment)
+            count += self._known[key]
+        return count
+
+
+def _count_offsets(partition: Partition, start: int, end: int) -> int:
+    """Count the records of some offsets one by one."""
+    cursor, count = open_cursor(partition, start, end, columns=["offset"]), 0
+    while cursor.has_more:
+        count += sum(batch.num_rows for batch, _ in cursor.read())
+    return count
+
+
+def _count_segment(partition: Partition, segment: Segment) -> int:
+    """Count the records of a whole segment by the headers of its batches."""
+    index = partition.transaction_index
+    counts = always_counts if index is None else index.counts
+    count, offset, end = 0, segment.base_offset, Offset(segment.next_offset)
+    while offset < end:
+        found = partition.log.read(offset, READ_BYTES, below=end, verify=False)
+        for piece in visible_stretches(memoryview(found.buffer), counts):
+            count += sum(read_header(piece, at).record_count for at, _ in walk(piece))
+        if found.next_offset <= offset:
+            break  # it was cut meanwhile
+        offset = found.next_offset
+    return count

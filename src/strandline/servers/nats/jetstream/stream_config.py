@@ -1,0 +1,249 @@
+"""Streams' settings, from JetStream's to ours and back. Pure.
+
+Rules: an answer says what is in force, not what was asked for. A setting that a stream here cannot
+have is refused by its name, unless it asks for nothing: zero, null, false and empty mean the same.
+Settings that are always in force (``allow_direct``, ``deny_delete``) may be asked for or not.
+Unknown settings are ignored, as nats-server does outside of its strict mode.
+"""
+
+import re
+from typing import Any, Final, Literal
+
+import msgspec
+
+from strandline.broker.internal import is_internal
+from strandline.config import StreamConfig
+from strandline.servers.nats.jetstream.errors import NO_REPLICAS, refuse, refuse_config
+from strandline.servers.nats.jetstream.times import NS_PER_MS, ZERO_TIME, ms_of
+from strandline.servers.nats.jetstream.views import StreamView, shown_name
+
+NAME_BYTES_MAX: Final = 255
+AGE_NS_MIN: Final = 100 * NS_PER_MS
+WINDOW_NS: Final = 120_000 * NS_PER_MS
+"""How long message ids are remembered, unless a request says so."""
+UNLIMITED: Final = -1
+OWN_METADATA: Final = ("strandline.", "_nats.")
+"""Metadata that an answer may have carried, and a client sends back."""
+_NAME: Final = re.compile(r"[^\s.*>/\\]+")
+UNSUPPORTED: Final = (
+    "placement",
+    "mirror",
+    "sources",
+    "subject_transform",
+    "republish",
+    "sealed",
+    "deny_purge",
+    "allow_rollup_hdrs",
+    "mirror_direct",
+    "discard_new_per_subject",
+    "consumer_limits",
+    "description",
+    "template_owner",
+    "allow_msg_ttl",
+    "subject_delete_marker_ttl",
+    "allow_msg_counter",
+    "allow_atomic",
+    "allow_msg_schedules",
+    "allow_batched",
+    "persist_mode",
+)
+"""Settings that mean something here only when they ask for nothing."""
+
+_Whole = int | None
+
+
+class StreamConfigRequest(msgspec.Struct, frozen=True):
+    """A stream's configuration as clients send it."""
+
+    name: str = ""
+    subjects: list[str] | None = None
+    retention: Literal["limits", "interest", "workqueue"] | None = None
+    discard: Literal["old", "new"] | None = None
+    storage: Literal["file", "memory"] | None = None
+    compression: Literal["none", "s2"] | None = None
+    max_consumers: _Whole = None
+    max_msgs: _Whole = None
+    max_bytes: _Whole = None
+    max_age: _Whole = None
+    max_msgs_per_subject: _Whole = None
+    max_msg_size: _Whole = None
+    num_replicas: _Whole = None
+    duplicate_window: _Whole = None
+    first_seq: _Whole = None
+    no_ack: bool | None = None
+    allow_direct: bool | None = None
+    deny_delete: bool | None = None
+    metadata: dict[str, str] | None = None
+    placement: Any = None
+    mirror: Any = None
+    sources: Any = None
+    subject_transform: Any = None
+    republish: Any = None
+    sealed: Any = None
+    deny_purge: Any = None
+    allow_rollup_hdrs: Any = None
+    mirror_direct: Any = None
+    discard_new_per_subject: Any = None
+    consumer_limits: Any = None
+    description: Any = None
+    template_owner: Any = None
+    allow_msg_ttl: Any = None
+    subject_delete_marker_ttl: Any = None
+    allow_msg_counter: Any = None
+    allow_atomic: Any = None
+    allow_msg_schedules: Any = None
+    allow_batched: Any = None
+    persist_mode: Any = None
+
+
+class ShownConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream's configuration as it is in force, in JetStream's words."""
+
+    name: str
+    subjects: tuple[str, ...]
+    retention: str = "limits"
+    max_consumers: int = UNLIMITED
+    max_msgs: int = UNLIMITED
+    max_bytes: int = UNLIMITED
+    max_age: int = 0
+    max_msgs_per_subject: int = UNLIMITED
+    max_msg_size: int = UNLIMITED
+    discard: str = "old"
+    storage: str = "file"
+    num_replicas: int = 1
+    no_ack: bool = False
+    duplicate_window: int = 0
+    compression: str = "none"
+    allow_direct: bool = True
+    mirror_direct: bool = False
+    sealed: bool = False
+    deny_delete: bool = True
+    deny_purge: bool = False
+    allow_rollup_hdrs: bool = False
+    consumer_limits: dict[str, int] = {}
+    allow_msg_ttl: bool = False
+    metadata: dict[str, str] = {}
+
+
+def shown_config(config: StreamConfig, view: StreamView | None = None) -> ShownConfig:
+    """Return a stream's settings in JetStream's words.
+
+    Args:
+        config: the settings.
+        view: what is shown of it; None: a stream of one partition, which need not exist.
+    """
+    metadata: dict[str, str] = {"strandline.acks": config.acks_in_force}
+    if view is not None and len(view.stream.partitions) > 1:
+        metadata["strandline.partitions"] = str(len(view.stream.partitions))
+        if view.number is not None:
+            metadata["strandline.partition"] = str(view.number)
+    return ShownConfig(
+        name=view.name if view is not None else shown_name(config.name),
+        subjects=(config.subject,),
+        max_msgs=config.retention_records or UNLIMITED,
+        max_bytes=config.retention_bytes or UNLIMITED,
+        max_age=config.retention_age_ms * NS_PER_MS,
+        num_replicas=config.replicas,
+        no_ack=not config.pub_ack,
+        duplicate_window=config.dedup_window_ms * NS_PER_MS,
+        max_msgs_per_subject=UNLIMITED,
+        metadata=metadata,
+    )
+
+
+def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamConfig:
+    """Return the settings of a stream that a request asks for.
+
+    Raises:
+        ApiRefusal: no stream here can be as asked; the error names the setting.
+    """
+    _check_name(request.name)
+    _check_supported(request)
+    subjects = request.subjects or [request.name]
+    if len(subjects) > 1:
+        refuse_config("a stream has one subject here, which may contain wildcards")
+    [subject] = subjects
+    if subject == ">" and not request.no_ack:
+        refuse_config("capturing all subjects requires no-ack to be true")
+    replicas = request.num_replicas or 1
+    if replicas > 1 and not is_cluster:
+        refuse(NO_REPLICAS)
+    age_ns = request.max_age or 0
+    if 0 < age_ns < AGE_NS_MIN:
+        refuse_config("max age needs to be >= 100ms")
+    return StreamConfig(
+        name=request.name.replace("=", "."),
+        subject=subject,
+        replicas=replicas,
+        min_isr=replicas // 2 + 1,  # as many as JetStream waits for
+        pub_ack=not request.no_ack,
+        retention_records=_limit(request.max_msgs),
+        retention_bytes=_limit(request.max_bytes),
+        retention_age_ms=ms_of(_limit(request.max_age)),
+        dedup_window_ms=ms_of(_window_ns(request)),
+    )
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or len(name.encode()) > NAME_BYTES_MAX:
+        refuse_config(
+            "stream name is required and can not contain '.', '*', '>', '\\', '/' or white space"
+        )
+    if ":" in name:
+        refuse_config("':' in a stream's name stands before the number of a partition")
+    if is_internal(name):
+        refuse_config("stream names that begin with '__' are the broker's own")
+
+
+def _check_supported(request: StreamConfigRequest) -> None:
+    for field in UNSUPPORTED:
+        if is_asking(getattr(request, field)):
+            refuse_config(f"{field} is not supported")
+    if request.retention in ("interest", "workqueue"):
+        refuse_config(f"retention {request.retention} is not supported: acknowledged stays stored")
+    if request.storage == "memory":
+        refuse_config("storage memory is not supported: streams are files")
+    if request.compression == "s2":
+        refuse_config("compression s2 is not supported")
+    if (request.first_seq or 0) > 1:
+        refuse_config("first_seq is not supported")
+    for field in ("max_msgs_per_subject", "max_msg_size", "max_consumers"):
+        if _limit(getattr(request, field)):
+            refuse_config(f"{field} is not supported")
+    is_limited = any(map(_limit, (request.max_msgs, request.max_bytes)))
+    if request.discard == "new" and is_limited:
+        refuse_config("discard new is not supported: the oldest records are deleted")
+    for name in request.metadata or ():
+        if not name.startswith(OWN_METADATA):
+            refuse_config("metadata is not supported")
+
+
+def is_asking(value: object) -> bool:
+    """Return whether a setting asks for something."""
+    if isinstance(value, dict):
+        return any(map(is_asking, value.values()))
+    return bool(value) and value != ZERO_TIME
+
+
+def _limit(value: int | None) -> int:
+    """Return a limit; 0 for none, which requests write as 0, as -1, or not at all."""
+    return max(0, value or 0)
+
+
+def _window_ns(request: StreamConfigRequest) -> int:
+    """Return for how long message ids are remembered."""
+    window_ns, age_ns = _limit(request.duplicate_window), _limit(request.max_age)
+    if not window_ns:
+        return min(WINDOW_NS, age_ns or WINDOW_NS)
+    if age_ns and window_ns > age_ns:
+        refuse_config("duplicates window can not be larger then max age")
+    return window_ns
+
+
+def changed_settings(before: ShownConfig, after: ShownConfig) -> list[str]:
+    """Return the names of settings that differ."""
+    return [
+        name
+        for name in before.__struct_fields__
+        if name != "metadata" and getattr(before, name) != getattr(after, name)
+    ]

@@ -1,0 +1,406 @@
+"""The operations on streams of the JetStream API: what is answered to each."""
+
+import asyncio
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from strandline.broker.routing import subject_patterns
+from strandline.broker.stream import Stream
+from strandline.config import BrokerConfig, StreamConfig
+from strandline.errors import (
+    UNDECODABLE,
+    DisconnectedError,
+    StreamExistsError,
+    UnavailableError,
+    UnknownStreamError,
+)
+from strandline.reading.descending import offset_before_end
+from strandline.record.subjects import is_reserved, subjects_overlap
+from strandline.servers.nats.jetstream.api import (
+    PEER_TIMEOUT_S,
+    ApiReply,
+    ApiRequest,
+    JetStreamApi,
+    status,
+)
+from strandline.servers.nats.jetstream.errors import (
+    BAD_REQUEST,
+    NO_MESSAGE,
+    NO_PEERS,
+    STREAM_EXISTS,
+    STREAM_MISMATCH,
+    STREAM_NOT_FOUND,
+    SUBJECTS_OVERLAP,
+    UNAVAILABLE,
+    ApiError,
+    ApiRefusal,
+    refuse,
+    refuse_config,
+    refuse_json,
+    refuse_purge,
+)
+from strandline.servers.nats.jetstream.records import (
+    SUBJECTS_MAX,
+    StoredMessage,
+    check_pattern,
+    count_subjects,
+    last_message,
+    message_at,
+    next_message,
+)
+from strandline.servers.nats.jetstream.state import RecordCounter, StreamState, summed_state
+from strandline.servers.nats.jetstream.stream_config import (
+    StreamConfigRequest,
+    changed_settings,
+    shown_config,
+    stream_config,
+)
+from strandline.servers.nats.jetstream.subjects import PREFIX
+from strandline.servers.nats.jetstream.times import format_time, parse_time
+from strandline.servers.nats.jetstream.views import StreamView, views_of
+from strandline.types import Offset
+
+NAMES_PER_PAGE: Final = 1024
+STREAMS_PER_PAGE: Final = 256
+UNLIMITED_ACCOUNT: Final = {
+    "max_memory": -1,
+    "max_storage": -1,
+    "max_streams": -1,
+    "max_consumers": -1,
+    "max_ack_pending": -1,
+    "memory_max_stream_bytes": -1,
+    "storage_max_stream_bytes": -1,
+    "max_bytes_required": False,
+}
+
+_Count = Annotated[int, msgspec.Meta(ge=0)] | None
+
+
+class _PageRequest(msgspec.Struct, frozen=True):
+    offset: _Count = None
+    subject: str | None = None
+
+
+class _InfoRequest(msgspec.Struct, frozen=True):
+    offset: _Count = None
+    subjects_filter: str | None = None
+
+
+class _PurgeRequest(msgspec.Struct, frozen=True):
+    filter: str | None = None
+    seq: _Count = None
+    keep: _Count = None
+
+
+class _GetRequest(msgspec.Struct, frozen=True):
+    seq: _Count = None
+    last_by_subj: str | None = None
+    next_by_subj: str | None = None
+    start_time: str | None = None
+    no_hdr: bool | None = None
+    batch: _Count = None
+    multi_last: list[str] | None = None
+
+
+class _StateAnswer(msgspec.Struct, frozen=True):
+    """The part of another broker's answer to STREAM.INFO that is passed on."""
+
+    state: StreamState
+
+
+class StreamCalls:
+    """The operations on streams.
+
+    Args:
+        api: finds streams, and answers.
+        config: the broker's settings.
+    """
+
+    def __init__(self, api: JetStreamApi, config: BrokerConfig) -> None:
+        self._api = api
+        self._broker = api.broker
+        self._config = config
+        self._counter = RecordCounter()
+        api.handlers |= {
+            "INFO": self._account,
+            "STREAM.NAMES": self._names,
+            "STREAM.LIST": self._list,
+            "STREAM.CREATE": self._create,
+            "STREAM.UPDATE": self._update,
+            "STREAM.INFO": self._info,
+            "STREAM.DELETE": self._delete,
+            "STREAM.PURGE": self._purge,
+            "STREAM.MSG.GET": self._get,
+            "STREAM.MSG.DELETE": self._delete_message,
+            "DIRECT.GET": self._get_direct,
+        }
+
+    # All streams
+
+    def _views(self, pattern: str | None = None) -> list[StreamView]:
+        """Return the streams, by name; with a pattern those whose subjects overlap it."""
+        return [
+            view
+            for stream in self._broker.streams()
+            for view in views_of(stream)
+            if not pattern
+            or any(subjects_overlap(pattern, each) for each in subject_patterns(stream.config))
+        ]
+
+    async def _account(self, request: ApiRequest) -> ApiReply:
+        self._broker.check_knows_streams()
+        streams = {view.stream.name: view.stream for view in self._views()}
+        partitions = [each for stream in streams.values() for each in stream.partitions]
+        return request.answer(
+            memory=0,
+            storage=sum(each.log.size_bytes for each in partitions),
+            reserved_memory=0,
+            reserved_storage=0,
+            streams=len(streams),
+            consumers=sum(map(self._api.consumers_of, partitions)),
+            limits=UNLIMITED_ACCOUNT,
+            api={"level": 0, "total": self._api.requests, "errors": self._api.errors},
+        )
+
+    def _page(self, request: ApiRequest, size: int) -> tuple[list[StreamView], dict[str, int]]:
+        """Return a page of the streams, and the fields that say which."""
+        body = request.body(_PageRequest)
+        if body.subject:
+            check_pattern(body.subject)
+        self._broker.check_knows_streams()
+        views = self._views(body.subject)
+        first = min(body.offset or 0, len(views))
+        fields = {"total": len(views), "offset": first, "limit": size}
+        return views[first : first + size], fields
+
+    async def _names(self, request: ApiRequest) -> ApiReply:
+        views, fields = self._page(request, NAMES_PER_PAGE)
+        return request.answer(**fields, streams=[view.name for view in views])
+
+    async def _list(self, request: ApiRequest) -> ApiReply:
+        views, fields = self._page(request, STREAMS_PER_PAGE)
+        states = await asyncio.gather(*(self._known_state(view, request) for view in views))
+        found = [
+            self._shown(view, state)
+            for view, state in zip(views, states, strict=True)
+            if state is not None
+        ]
+        missing = [v.name for v, state in zip(views, states, strict=True) if state is None]
+        more = {"missing": missing} if missing else {}
+        return request.answer(**fields, streams=found, **more)
+
+    # One stream
+
+    def _shown(self, view: StreamView, state: StreamState) -> dict[str, Any]:
+        """Return a stream as answers show it."""
+        return {
+            "config": shown_config(view.stream.config, view),
+            "created": format_time(view.stream.created_ns),
+            "state": state,
+            "ts": format_time(self._broker.clock.now_ns()),
+        }
+
+    async def _state(self, view: StreamView, request: ApiRequest) -> StreamState:
+        """Return the state of a stream; other brokers are asked for partitions they lead.
+
+        Raises:
+            ApiRefusal: one of them does not answer.
+        """
+        if all(partition.is_led for partition in view.partitions):
+            await self._api.caught_up(view)
+            states = [
+                await self._api.on_thread(self._counter.state, each) for each in view.partitions
+            ]
+            for state, partition in zip(states, view.partitions, strict=True):
+                state.consumer_count = self._api.consumers_of(partition)
+            return states[0] if view.is_exact else summed_state(states)
+        if view.is_exact:
+            return await self._state_elsewhere(view, request)
+        numbers = range(len(view.partitions))
+        parts = (self._state(StreamView(view.stream, each), request) for each in numbers)
+        return summed_state(await asyncio.gather(*parts))
+
+    async def _known_state(self, view: StreamView, request: ApiRequest) -> StreamState | None:
+        """Return the state of a stream, or None if it cannot be had now."""
+        try:
+            return await self._state(view, request)
+        except (ApiRefusal, UnavailableError, UnknownStreamError):
+            return None  # the answer names it as missing, as JetStream does
+
+    async def _state_elsewhere(self, view: StreamView, request: ApiRequest) -> StreamState:
+        """Ask the broker that leads a stream."""
+        subject = f"{PREFIX}STREAM.INFO.{view.name}".encode()
+        try:
+            async with asyncio.timeout(PEER_TIMEOUT_S):
+                answer = await request.link.request(subject, b"")
+            return msgspec.json.decode(answer or b"", type=_StateAnswer).state
+        except (TimeoutError, DisconnectedError, *UNDECODABLE):
+            refuse(UNAVAILABLE, f"the broker that leads {view.name} does not answer")
+
+    async def _info(self, request: ApiRequest) -> ApiReply:
+        body = request.body(_InfoRequest)
+        view = self._api.view(request)
+        state = await self._state(view, request)
+        paging = {"total": 0, "offset": 0, "limit": 0}
+        if body.subjects_filter:
+            check_pattern(body.subjects_filter)
+            if not view.is_exact:
+                refuse(BAD_REQUEST, _several(view))
+            state.subjects = await self._api.on_thread(
+                count_subjects, view.partitions[0], body.subjects_filter
+            )
+            paging = {"total": len(state.subjects), "offset": 0, "limit": SUBJECTS_MAX}
+        return request.answer(**paging, **self._shown(view, state))
+
+    async def _create(self, request: ApiRequest) -> ApiReply:
+        config = self._asked(request)
+        existing = self._api.find(request.call.stream)
+        if existing is None:
+            self._check_overlap(config)
+            existing = await self._make(config)
+        if changed_settings(shown_config(existing.stream.config, existing), shown_config(config)):
+            refuse(STREAM_EXISTS)
+        state = await self._state(existing, request)
+        return request.answer(**self._shown(existing, state), did_create=True)
+
+    def _asked(self, request: ApiRequest) -> StreamConfig:
+        """Return the settings that a request asks for."""
+        body = request.body(StreamConfigRequest)
+        if body.name != request.call.stream:
+            refuse(STREAM_MISMATCH)
+        config = stream_config(body, is_cluster=self._config.cluster.is_on)
+        if self._config.auth.enabled and is_reserved(config.subject):
+            # The permission to ask covers every subject but NATS' own.
+            refuse_config(f"subject {config.subject!r} is NATS' own")
+        return config
+
+    def _check_overlap(self, config: StreamConfig) -> None:
+        """Refuse a stream that another one would acknowledge publishes to, too."""
+        if self._broker.routes.answering_beside(Stream(config, 0, [])):
+            refuse(SUBJECTS_OVERLAP)
+
+    async def _make(self, config: StreamConfig) -> StreamView:
+        brokers = self._broker.image.brokers.values()
+        if brokers and config.replicas > sum(each.may_take_replicas for each in brokers):
+            refuse(NO_PEERS)
+        try:
+            return StreamView(await self._broker.create_stream(config), 0)
+        except StreamExistsError:  # somebody else's request came first
+            return StreamView(self._broker.stream(config.name), 0)
+
+    async def _update(self, request: ApiRequest) -> ApiReply:
+        view = self._api.view(request)
+        config = self._asked(request)
+        before = shown_config(view.stream.config, view)
+        changed = changed_settings(before, shown_config(config))
+        if changed:
+            refuse_config(
+                f"stream configuration update can not change {', '.join(changed)}: the settings of "
+                "a stream are fixed when it is created"
+            )
+        return request.answer(**self._shown(view, await self._state(view, request)))
+
+    async def _delete(self, request: ApiRequest) -> ApiReply:
+        view = self._api.find(request.call.stream)
+        if view is None:
+            refuse(STREAM_NOT_FOUND)
+        if view.is_exact and len(view.stream.partitions) > 1:
+            refuse(BAD_REQUEST, f"delete {StreamView(view.stream).name}, with all its partitions")
+        await self._broker.delete_stream(view.stream.name)
+        await self._api.stream_deleted(view.stream.name)
+        return request.answer(success=True)
+
+    async def _purge(self, request: ApiRequest) -> ApiReply:
+        body = request.body(_PurgeRequest)
+        view = self._api.view(request)
+        if body.seq and body.keep:
+            refuse(BAD_REQUEST)
+        if not view.is_exact:
+            refuse_purge(_several(view))
+        [partition] = view.partitions
+        if body.filter and body.filter != ">":
+            check_pattern(body.filter)
+            refuse_purge(
+                "a filter is not supported: only the oldest records of a stream can be deleted"
+            )
+        await self._api.caught_up(view)
+        start, end = partition.log_start_offset, partition.last_stable_offset
+        target = min(body.seq - 1, end) if body.seq else end
+        if body.keep:
+            target = await self._api.on_thread(offset_before_end, partition, body.keep)
+        purged = 0
+        if target > start:
+            purged = await self._api.on_thread(self._counter.count, partition, start, target)
+            await self._broker.truncate_before(*partition.name, Offset(target))
+        return request.answer(success=True, purged=purged)
+
+    # Messages
+
+    async def _get(self, request: ApiRequest) -> ApiReply:
+        body = request.body(_GetRequest)
+        found = await self._message(request, body)
+        return request.answer(message=found.in_json)
+
+    async def _delete_message(self, request: ApiRequest) -> ApiReply:
+        self._api.view(request)
+        raise ApiRefusal(ApiError(500, 10057, "messages cannot be deleted"))
+
+    async def _get_direct(self, request: ApiRequest) -> ApiReply:
+        subject = request.call.subject
+        if not subject and not request.payload.strip():
+            return status("408 Empty Request")
+        body = request.body(_GetRequest) if not subject else _GetRequest(last_by_subj=subject)
+        if body.batch or body.multi_last:
+            refuse(BAD_REQUEST)
+        found = await self._message(request, body)
+        own = b"" if body.no_hdr else found.block
+        headers = (
+            f"Nats-Stream: {request.call.stream}\r\nNats-Subject: {found.subject}\r\n"
+            f"Nats-Sequence: {found.sequence}\r\nNats-Time-Stamp: {format_time(found.time_ns)}\r\n"
+        )
+        return ApiReply(found.payload, (own[:-2] or b"NATS/1.0\r\n") + headers.encode() + b"\r\n")
+
+    async def _message(self, request: ApiRequest, body: _GetRequest) -> StoredMessage:
+        """Return the message that a request asks for.
+
+        Raises:
+            ApiRefusal: there is none, or the request contradicts itself.
+        """
+        view = self._api.view(request)
+        if not view.is_exact:
+            refuse(BAD_REQUEST, _several(view))
+        [partition] = view.partitions
+        await self._api.caught_up(view)
+        match body:
+            case _GetRequest(last_by_subj=str(pattern)) if pattern and not body.seq:
+                check_pattern(pattern)
+                found = await self._api.on_thread(last_message, partition, pattern)
+            case _GetRequest(next_by_subj=str(pattern)) if pattern:
+                check_pattern(pattern)
+                start = max(0, (body.seq or 1) - 1)
+                found = await self._api.on_thread(next_message, partition, start, pattern)
+            case _GetRequest(start_time=str(text)) if text and not body.seq:
+                found = await self._api.on_thread(_message_from, partition, text)
+            case _GetRequest(seq=int(sequence)) if sequence:
+                found = await self._api.on_thread(message_at, partition, sequence - 1)
+            case _:
+                refuse(BAD_REQUEST)
+        if found is None:
+            refuse(NO_MESSAGE)
+        return found
+
+
+def _message_from(partition: Any, text: str) -> StoredMessage | None:
+    """Return the first message stored at a time or later."""
+    try:
+        time_ns = parse_time(text)
+    except ValueError as error:
+        refuse_json(error)
+    return next_message(partition, partition.offset_for_timestamp(time_ns))
+
+
+def _several(view: StreamView) -> str:
+    """Return why something is only possible in one of a stream's partitions."""
+    count = len(view.stream.partitions)
+    return f"stream has {count} partitions: use {view.name}:0 to {view.name}:{count - 1}"

@@ -1,0 +1,113 @@
+"""Subjects of the JetStream API: what is asked, and of which stream and consumer. Pure.
+
+Rules: operations are told apart first, so a stream may have the name of one. A subject that is no
+operation known here, or lacks a name, is an operation without a name of its own.
+"""
+
+from typing import Final, NamedTuple
+
+PREFIX: Final = "$JS.API."
+ACK_PREFIX: Final = "$JS.ACK."
+GROUP_PREFIX: Final = "js/"
+"""Of the names of consumers' groups: ``js/stream/consumer``."""
+ACK_TOKENS: Final = 7
+DIGITS_MAX: Final = 20
+TYPE_PREFIX: Final = "io.nats.jetstream.api.v1."
+
+
+class Operation(NamedTuple):
+    """An operation, and how many names follow it in its subject."""
+
+    name: str
+    names_min: int = 0
+    names_max: int = 0
+    takes_subject: bool = False
+    """Whether a subject may follow the names."""
+    answer: str = ""
+    """What its answer's type is named after, if not after the operation."""
+
+
+class ApiCall(NamedTuple):
+    """A subject of the API, taken apart."""
+
+    operation: str
+    """Such as ``STREAM.CREATE``; empty: none that is known here."""
+    stream: str = ""
+    consumer: str = ""
+    subject: str = ""
+
+    @property
+    def answer_type(self) -> str:
+        """The ``type`` of its answer."""
+        known = OPERATIONS.get(self.operation)
+        name = "error" if known is None else known.answer or known.name
+        return f"{TYPE_PREFIX}{name.lower().replace('.', '_')}_response"
+
+
+OPERATIONS: Final = {
+    each.name: each
+    for each in (
+        Operation("INFO", answer="account_info"),
+        Operation("STREAM.NAMES"),
+        Operation("STREAM.LIST"),
+        Operation("STREAM.CREATE", 1, 1),
+        Operation("STREAM.UPDATE", 1, 1),
+        Operation("STREAM.INFO", 1, 1),
+        Operation("STREAM.DELETE", 1, 1),
+        Operation("STREAM.PURGE", 1, 1),
+        Operation("STREAM.MSG.GET", 1, 1),
+        Operation("STREAM.MSG.DELETE", 1, 1),
+        Operation("DIRECT.GET", 1, 1, takes_subject=True),
+        Operation("CONSUMER.CREATE", 1, 2, takes_subject=True),
+        Operation("CONSUMER.DURABLE.CREATE", 2, 2, answer="consumer_create"),
+        Operation("CONSUMER.INFO", 2, 2),
+        Operation("CONSUMER.DELETE", 2, 2),
+        Operation("CONSUMER.NAMES", 1, 1),
+        Operation("CONSUMER.LIST", 1, 1),
+        Operation("CONSUMER.MSG.NEXT", 2, 2),
+    )
+}
+"""By name."""
+
+
+class AckSubject(NamedTuple):
+    """The reply subject of a delivered record, taken apart."""
+
+    stream: str
+    consumer: str
+    deliveries: int
+    sequence: int
+    consumer_sequence: int
+
+
+def format_ack(ack: AckSubject, *, time_ns: int, pending: int) -> str:
+    """Return the reply subject of a delivered record."""
+    numbers = (ack.deliveries, ack.sequence, ack.consumer_sequence, time_ns, pending)
+    return ".".join((ACK_PREFIX + ack.stream, ack.consumer, *map(str, numbers)))
+
+
+def parse_ack(subject: str) -> AckSubject | None:
+    """Take the subject of an acknowledgement apart; None if it is none."""
+    tokens = subject.removeprefix(ACK_PREFIX).split(".")
+    if len(tokens) != ACK_TOKENS:
+        return None
+    stream, consumer, *numbers = tokens
+    if not all(each.isascii() and each.isdigit() and len(each) <= DIGITS_MAX for each in numbers):
+        return None
+    return AckSubject(stream, consumer, *map(int, numbers[:3]))
+
+
+def parse_subject(subject: str) -> ApiCall:
+    """Take a subject below ``PREFIX`` apart."""
+    tokens = subject.removeprefix(PREFIX).split(".")
+    for length in (3, 2, 1):  # the longest first: ``STREAM.MSG.GET`` before ``STREAM.MSG``
+        operation = OPERATIONS.get(".".join(tokens[:length]))
+        names = tokens[length:]
+        if operation is None or len(names) < operation.names_min:
+            continue
+        rest = names[operation.names_max :]
+        if rest and not operation.takes_subject:
+            continue
+        stream, consumer = [*names[: operation.names_max], "", ""][:2]
+        return ApiCall(operation.name, stream, consumer, ".".join(rest))
+    return ApiCall("")

@@ -1,0 +1,87 @@
+"""Names of streams in the JetStream API, and what they stand for.
+
+A stream of one partition has its own name. One of several has its name, which stands for all of
+them, and ``name:0``, ``name:1`` and so on for each. JetStream allows no ``.`` in a name: it is
+shown as ``=``, which no name here contains.
+"""
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+from strandline.broker.internal import is_internal
+from strandline.broker.stream import Stream
+from strandline.broker.write_path.partition import Partition
+
+DIGITS_MAX: Final = 6
+
+
+class StreamView(NamedTuple):
+    """A stream of the JetStream API."""
+
+    stream: Stream
+    number: int | None = None
+    """The partition; None: all of several."""
+
+    @property
+    def name(self) -> str:
+        """The name that clients know."""
+        is_part = self.number is not None and len(self.stream.partitions) > 1
+        shown = shown_name(self.stream.name)
+        return f"{shown}:{self.number}" if is_part else shown
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The partitions that it stands for."""
+        if self.number is None:
+            return self.stream.partitions
+        return [self.stream.partitions[self.number]]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether it is one partition, whose sequences are addresses."""
+        return self.number is not None
+
+
+def shown_name(name: str) -> str:
+    """Return a stream's name as clients of JetStream can write it."""
+    return name.replace(".", "=")
+
+
+def names_of(name: str, partitions: int) -> Iterator[str]:
+    """Yield every name by which clients know a stream."""
+    shown = shown_name(name)
+    yield shown
+    if partitions > 1:
+        yield from (f"{shown}:{number}" for number in range(partitions))
+
+
+def split_name(name: str) -> tuple[str, int | None]:
+    """Return a stream's name here and the number of its partition, if a client's name has one."""
+    base, colon, number = name.rpartition(":")
+    if not colon:
+        return name.replace("=", "."), None
+    if not (number.isascii() and number.isdigit() and len(number) <= DIGITS_MAX):
+        return "", None
+    return base.replace("=", "."), int(number)
+
+
+def view_of(stream: Stream, number: int | None) -> StreamView | None:
+    """Return the view of a stream that a client's name stands for; None if there is none."""
+    count = len(stream.partitions)
+    if is_internal(stream.name):
+        return None
+    if count == 1:
+        return StreamView(stream, 0) if number is None else None
+    if number is not None and number >= count:
+        return None
+    return StreamView(stream, number)
+
+
+def views_of(stream: Stream) -> Iterator[StreamView]:
+    """Yield every view of a stream."""
+    if is_internal(stream.name):
+        return
+    if len(stream.partitions) > 1:
+        yield StreamView(stream)
+    for number in range(len(stream.partitions)):
+        yield StreamView(stream, number)

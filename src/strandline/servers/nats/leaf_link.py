@@ -1,0 +1,314 @@
+"""A leaf connection to our nats-server, over which records reach a consumer's inbox.
+
+A client connection cannot do that: a message to an inbox shall have the record's own subject.
+nats-server lets a leaf send it so: in a message to the inbox with the reply subject
+``$JS.ACK.…@orders.paris`` it takes what follows the ``@`` for the subject that the receiver sees.
+
+Rules: the link subscribes to nothing. The server reports which inboxes have receivers; that
+report and a receiver's request come over different connections, in any order. So an inbox without
+a receiver is dead only if it had one before, or has just lost it. Nothing is kept for a link that
+is down.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Final, cast
+
+import msgspec
+
+from strandline.errors import UNDECODABLE, UnavailableError
+from strandline.servers.nats.backpressure import NO_TRANSPORT
+from strandline.servers.nats.server_link import Login, NatsServerInfo
+from strandline.servers.tasks import end_task, start_task
+
+logger = logging.getLogger(__name__)
+
+PROTOCOL_VERSION: Final = "2.10.0"
+HANDSHAKE_TIMEOUT_S: Final = 5.0
+FIRST_CONNECTION_TIMEOUT_S: Final = 10.0
+BACKOFF_FIRST_S: Final = 0.02
+BACKOFF_MAX_S: Final = 2.0
+OUTPUT_BYTES_MAX: Final = 4 << 20
+"""Unsent output above which deliveries wait."""
+GONE_MAX: Final = 4096
+"""Inboxes that were remembered to have lost their receivers."""
+LEAF_LINE_BYTES_MAX: Final = 64 << 10
+
+
+class LeafLink(asyncio.Protocol):
+    """One connection.
+
+    Args:
+        owner: hears of what changes.
+        login: returns the credentials; None: the server asks for none.
+    """
+
+    def __init__(self, owner: "LeafClient", login: Login | None) -> None:
+        self._owner = owner
+        self._login = login
+        self._transport: asyncio.Transport = NO_TRANSPORT
+        self._rest = b""
+        self._skip = 0
+        """Bytes of a payload that nobody asked for."""
+        self._is_greeted = False
+        loop = asyncio.get_running_loop()
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
+        self.failure = ""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=OUTPUT_BYTES_MAX)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let the owner connect again."""
+        self.failure = self.failure or (str(exc) if exc else "the server closed the connection")
+        if not self.ready.done():
+            self.ready.set_exception(UnavailableError(self.failure))
+            self.ready.exception()
+        if not self.closed.done():
+            self.closed.set_result(None)
+
+    def pause_writing(self) -> None:
+        """Let deliveries wait."""
+        self._owner.writable.clear()
+
+    def resume_writing(self) -> None:
+        """Let deliveries go on."""
+        self._owner.writable.set()
+
+    def write(self, data: bytes) -> None:
+        """Write at once."""
+        self._transport.write(data)
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Handle whole lines."""
+        data = self._rest + data if self._rest else data
+        self._rest = b""
+        while data:
+            if self._skip:
+                taken = min(self._skip, len(data))
+                self._skip -= taken
+                data = data[taken:]
+                continue
+            line, end, data = data.partition(b"\r\n")
+            if not end:
+                self._rest = line
+                if len(line) > LEAF_LINE_BYTES_MAX:
+                    self._fail("a line without an end")
+                return
+            self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        operation, _, rest = line.partition(b" ")
+        match operation.upper():
+            case b"LS+":
+                self._owner.interest_came(rest.split()[0] if rest.split() else b"")
+            case b"LS-":
+                self._owner.interest_went(rest.split()[0] if rest.split() else b"")
+            case b"PING":
+                self.write(b"PONG\r\n")
+            case b"PONG":
+                if not self.ready.done():
+                    self.ready.set_result(None)
+            case b"INFO":
+                self._greet(rest)
+            case b"-ERR":
+                self._fail(rest.decode(errors="replace"))
+            case b"LMSG" | b"HMSG":
+                size = rest.rpartition(b" ")[2]
+                self._skip = int(size) + 2 if size.isdigit() and len(size) < 10 else 0
+
+    def _greet(self, options: bytes) -> None:
+        """Answer the greeting; later ones change nothing here."""
+        if self._is_greeted:
+            return
+        self._is_greeted = True
+        try:
+            info = msgspec.json.decode(options, type=NatsServerInfo)
+        except UNDECODABLE as error:
+            self._fail(f"unreadable INFO: {error}")
+            return
+        connect = {
+            "name": self._owner.name,
+            "server_id": self._owner.name,
+            "headers": True,
+            "protocol": 1,
+            "version": PROTOCOL_VERSION,
+            **(self._login(info) if self._login is not None else {}),
+        }
+        self.write(b"CONNECT %b\r\nPING\r\n" % msgspec.json.encode(connect))
+
+    def _fail(self, reason: str) -> None:
+        self.failure = reason
+        self.abort()
+
+
+class LeafClient:
+    """A leaf connection that is made again when it breaks, and the interest in inboxes.
+
+    Args:
+        name: tells it from those of other brokers.
+        address: returns the server's host and leaf port, once it runs.
+        login: returns the credentials; None: the server asks for none.
+    """
+
+    def __init__(
+        self, name: str, address: Callable[[], tuple[str, int]], *, login: Login | None = None
+    ) -> None:
+        self.name = name
+        self._address = address
+        self._login = login
+        self._link: LeafLink | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._first: asyncio.Future[None] | None = None
+        self._last_error = "no attempt was made"
+        self._output: list[bytes] = []
+        self._interest: set[bytes] = set()
+        self._gone: OrderedDict[bytes, None] = OrderedDict()
+        self.writable = asyncio.Event()
+        self.on_interest_gone: Callable[[], None] = _ignore
+        self.on_connected: Callable[[], None] = _ignore
+
+    @property
+    def is_open(self) -> bool:
+        """Whether records can be delivered now."""
+        return self._link is not None and self.writable.is_set()
+
+    async def start(self, *, is_awaited: bool = True) -> None:
+        """Connect; return when it has happened once.
+
+        Args:
+            is_awaited: False returns at once, for a server that may be absent for long.
+
+        Raises:
+            UnavailableError: the server could not be reached in time.
+        """
+        self._first = asyncio.get_running_loop().create_future()
+        self._task = start_task(self._run(), "nats-leaf")
+        if not is_awaited:
+            return
+        await asyncio.wait(
+            (self._first, self._task),
+            timeout=FIRST_CONNECTION_TIMEOUT_S,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        if not self._first.done():
+            await end_task(self._task)
+            raise UnavailableError(f"no leaf connection to our nats-server: {self._last_error}")
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        await end_task(self._task)
+
+    async def _run(self) -> None:
+        """Connect, serve until the connection is lost, and repeat."""
+        backoff_s = BACKOFF_FIRST_S
+        loop = asyncio.get_running_loop()
+        while True:
+            link = None
+            try:
+                async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
+                    _, link = await loop.create_connection(
+                        lambda: LeafLink(self, self._login), *self._address()
+                    )
+                    await link.ready
+            except (OSError, TimeoutError, UnavailableError) as error:
+                self._last_error = str(error) or "no answer in time"
+                if link is not None:
+                    link.abort()
+                logger.debug("no leaf connection to our nats-server: %s", self._last_error)
+                await asyncio.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, BACKOFF_MAX_S)
+                continue
+            backoff_s = BACKOFF_FIRST_S
+            await self._serve(link)
+
+    async def _serve(self, link: LeafLink) -> None:
+        self._link = link
+        self.writable.set()
+        if self._first is not None and not self._first.done():
+            self._first.set_result(None)
+        self.on_connected()
+        try:
+            await link.closed
+        finally:
+            self._link = None
+            self.writable.clear()
+            self._interest.clear()
+            link.abort()
+        logger.warning("lost the leaf connection to our nats-server: %s", link.failure)
+
+    # Interest
+
+    def interest_came(self, subject: bytes) -> None:
+        """Somebody receives what is sent to a subject or pattern."""
+        self._interest.add(subject)
+        self._gone.pop(subject, None)
+
+    def interest_went(self, subject: bytes) -> None:
+        """Nobody receives it any longer."""
+        self._interest.discard(subject)
+        self._gone[subject] = None
+        if len(self._gone) > GONE_MAX:
+            self._gone.popitem(last=False)
+        self.on_interest_gone()
+
+    def has_interest(self, inbox: bytes) -> bool:
+        """Return whether somebody receives what is sent to an inbox, as far as is known."""
+        return not self._interest.isdisjoint(_patterns(inbox))
+
+    def has_lost(self, inbox: bytes) -> bool:
+        """Return whether an inbox has lost its receiver a moment ago and has none now."""
+        patterns = _patterns(inbox)
+        return not self._gone.keys().isdisjoint(patterns) and self._interest.isdisjoint(patterns)
+
+    # Sending
+
+    def deliver(
+        self, inbox: bytes, payload: bytes, *, block: bytes, ack: bytes = b"", subject: bytes = b""
+    ) -> None:
+        """Queue a record, or a status, for an inbox; lost if the link is down.
+
+        Args:
+            inbox: where to.
+            payload: the payload.
+            block: a header block; empty: none.
+            ack: the reply subject; empty: none.
+            subject: what the receiver sees as the subject, with ``ack``.
+        """
+        if self._link is None:
+            return
+        to = b"%b %b@%b" % (inbox, ack, subject) if ack else inbox
+        if block:
+            line = b"HMSG %b %d %d\r\n%b" % (to, len(block), len(block) + len(payload), block)
+        else:
+            line = b"LMSG %b %d\r\n" % (to, len(payload))
+        self._output += (line, payload, b"\r\n")
+
+    def flush(self) -> None:
+        """Send what is queued, in one write."""
+        output, self._output = self._output, []
+        if self._link is not None and output:
+            self._link.write(b"".join(output))
+
+
+def _patterns(subject: bytes) -> set[bytes]:
+    """Return the patterns that clients subscribe to, to receive what is sent to an inbox."""
+    tokens = subject.split(b".")
+    found = {subject, b">"}
+    if len(tokens) > 1:
+        found.add(b".".join((*tokens[:-1], b"*")))
+    found.update(b".".join((*tokens[:count], b">")) for count in range(1, len(tokens)))
+    return found
+
+
+def _ignore() -> None:
+    """Before anybody wants to hear of it."""

@@ -1,0 +1,223 @@
+"""The JetStream API, asked by stock clients; where it can, the same of nats-server's own JetStream.
+
+A test of the fixture ``js`` runs against both, so what it asserts is what JetStream does.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import socket
+import subprocess
+import time
+from types import SimpleNamespace
+
+import nats
+import pytest
+
+from strandline.process.ports import free_ports
+from strandline.servers.nats.embedded_server import find_binary
+from strandline.testing.server import Server
+from tests.kit.clusters import IDS, three_brokers
+
+API = "$JS.API."
+VARYING = re.compile(r'"(created|ts|time|first_ts|last_ts|last_active)":"[^"]*"')
+
+
+@contextlib.contextmanager
+def nats_server(directory):
+    """A nats-server with JetStream."""
+    [port] = free_ports(1)
+    arguments = [find_binary(), "-js", "-sd", str(directory), "-a", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while not _listens(port):
+            assert time.monotonic() < deadline, "nats-server does not start"
+            time.sleep(0.02)
+        yield f"nats://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _listens(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture(scope="session")
+def ours():
+    """A broker with its nats-server."""
+    with Server(nats=True) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def theirs(tmp_path_factory):
+    """The URL of a nats-server with JetStream."""
+    with nats_server(tmp_path_factory.mktemp("jetstream")) as url:
+        yield url
+
+
+@pytest.fixture(params=["strandline", "nats-server"])
+def url(request):
+    """Where clients connect to: here and there."""
+    if request.param == "strandline":
+        return request.getfixturevalue("ours").nats_url
+    return request.getfixturevalue("theirs")
+
+
+async def connected(url):
+    """A stock client, once its server listens."""
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                return await nats.connect(url, allow_reconnect=False, connect_timeout=5)
+            except (OSError, nats.errors.Error):
+                await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def nc(url):
+    """A stock client."""
+    client = await connected(url)
+    yield client
+    await client.close()
+
+
+@pytest.fixture
+async def our_nc(ours):
+    """A stock client of the broker."""
+    client = await connected(ours.nats_url)
+    yield client
+    await client.close()
+
+
+def name_of(request):
+    return "".join(c if c.isalnum() else "_" for c in request.node.name)
+
+
+class Asker:
+    """Sends requests of the API, and returns answers as they are or decoded."""
+
+    def __init__(self, nc):
+        self.nc = nc
+
+    async def raw(self, operation, body=None, *, headers=None):
+        payload = b"" if body is None else body
+        if not isinstance(payload, bytes):
+            payload = json.dumps(payload).encode()
+        return await self.nc.request(API + operation, payload, headers=headers, timeout=5)
+
+    async def __call__(self, operation, body=None, **options):
+        return json.loads((await self.raw(operation, body, **options)).data)
+
+    async def error(self, operation, body=None, **options):
+        """The error's numbers and its text."""
+        found = (await self(operation, body, **options))["error"]
+        return found["code"], found["err_code"], found["description"]
+
+    async def pull(self, stream, consumer, body=None, *, seconds=1.0):
+        """What comes to one pull until there is silence: messages and statuses."""
+        payload = b"" if body is None else body
+        if not isinstance(payload, bytes):
+            payload = json.dumps(payload).encode()
+        inbox = self.nc.new_inbox()
+        receiving = await self.nc.subscribe(inbox)
+        await self.nc.publish(f"{API}CONSUMER.MSG.NEXT.{stream}.{consumer}", payload, reply=inbox)
+        found = []
+        with contextlib.suppress(nats.errors.TimeoutError):
+            while True:
+                found.append(await receiving.next_msg(timeout=seconds))
+        await receiving.unsubscribe()
+        return found
+
+    async def consumer(self, stream, name, **config):
+        """Make a consumer; its info."""
+        body = {"stream_name": stream, "config": {"name": name, "ack_policy": "explicit", **config}}
+        return await self(f"CONSUMER.CREATE.{stream}.{name}", body)
+
+
+async def until(condition):
+    """Wait for something to become so."""
+    async with asyncio.timeout(60):
+        while not await condition():  # noqa: ASYNC110  the other end changes it
+            await asyncio.sleep(0.05)
+
+
+def shape(message):
+    """A message as tests compare it: data, or the status and what else it says."""
+    headers = dict(message.headers or {})
+    if "Status" not in headers:
+        return message.data.decode()
+    text = headers.get("Description", "")
+    left = headers.get("Nats-Pending-Messages"), headers.get("Nats-Pending-Bytes")
+    return (headers["Status"], text) if left == (None, None) else (headers["Status"], text, *left)
+
+
+@pytest.fixture
+def ask(nc):
+    return Asker(nc)
+
+
+@pytest.fixture
+def ask_us(our_nc):
+    return Asker(our_nc)
+
+
+async def make(nc, name, subject, **settings):
+    """Make a stream, which both kinds of servers then show alike."""
+    js = nc.jetstream()
+    await js.add_stream(name=name, subjects=[subject], **settings)
+    return js
+
+
+@pytest.fixture
+async def stream(nc, request):
+    """The test's own stream, with subjects below its name; deleted at the end."""
+    name = name_of(request)
+    js = await make(nc, name, f"{name}.>")
+    yield SimpleNamespace(name=name, subject=lambda rest: f"{name}.{rest}", js=js)
+    await js.delete_stream(name)
+
+
+def nats_command():
+    """Path of the ``nats`` command; tests that need it are skipped without it."""
+    return shutil.which("nats")
+
+
+@pytest.fixture
+def cli(tmp_path):
+    """A function that runs the ``nats`` command, which has to be installed, and returns its text.
+
+    It keeps its settings in a directory of its own.
+    """
+    command = nats_command()
+    if command is None:
+        pytest.skip("the nats command is not on the PATH (github.com/nats-io/natscli)")
+
+    def run(url, *arguments, stdin=None):
+        found = subprocess.run(
+            [command, "--server", url, *arguments],
+            env={"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path), "PATH": ""},
+            capture_output=True,
+            check=False,
+            input=stdin,
+            text=True,
+            timeout=60,
+        )
+        assert found.returncode == 0, (arguments, found.stdout, found.stderr)
+        return found.stdout + found.stderr
+
+    return run
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Three brokers as processes, whose nats-servers have met, by number."""
+    ports = free_ports(len(IDS))
+    meeting = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, ports, strict=True))
+    with three_brokers(tmp_path, more=("--nats-peers", meeting)) as servers:
+        yield servers

@@ -1,0 +1,421 @@
+"""A pull consumer's decisions: who gets what, when again, and how far all is acknowledged."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from strandline.core.consumers.consumer import ConsumerPolicy, Pull, PullConsumer, Wanted
+from strandline.core.consumers.effects import EndPull, Send, SendHeartbeat
+from strandline.core.consumers.state import ConsumerState, decode_state, encode_state
+from strandline.errors import InvalidRecordError
+
+
+class Bench:
+    """A consumer of a log of so many records, driven as its runner drives it."""
+
+    def __init__(self, records=0, *, state=None, **policy):
+        self.records = records
+        self.now_ms = 0.0
+        self.policy = ConsumerPolicy(**policy)
+        self.consumer = PullConsumer(self.policy, state or ConsumerState(), self.now_ms)
+        self.gone = set()
+
+    def pull(self, token="p", **options):
+        effects = self.consumer.pull(Pull(token, **options), self.now_ms)
+        return effects + self.run()
+
+    def run(self, size=10):
+        """Deliver all that can be delivered now."""
+        effects = []
+        while (wanted := self.consumer.wanted()) is not None:
+            if wanted.sequence in self.gone:
+                self.consumer.skip(wanted.sequence)
+            elif wanted.sequence > self.records:
+                effects += self.consumer.exhausted()
+                break
+            else:
+                effects += self.consumer.deliver(wanted.sequence, size, self.now_ms)
+            self.consumer.check()
+        return effects
+
+    def ack(self, sequence, kind="ack", *, consumer_sequence=0, delay_ms=0):
+        self.consumer.ack(
+            kind,
+            sequence,
+            consumer_sequence=consumer_sequence or sequence,
+            now_ms=self.now_ms,
+            delay_ms=delay_ms,
+        )
+        self.consumer.check()
+        return self.run()
+
+    def sleep(self, ms):
+        self.now_ms += ms
+        effects = self.consumer.tick(self.now_ms)
+        return effects + self.run()
+
+    def floor(self):
+        state = self.consumer.state
+        return state.floor_consumer, state.floor_stream
+
+
+def sent(effects):
+    return [(e.sequence, e.consumer_sequence, e.deliveries) for e in effects if isinstance(e, Send)]
+
+
+def ended(effects):
+    return [e.status for e in effects if isinstance(e, EndPull)]
+
+
+def test_a_pull_gets_as_many_as_it_wants():
+    """In order, each delivery with its number."""
+    bench = Bench(5)
+    assert sent(bench.pull(batch=3)) == [(1, 1, 1), (2, 2, 1), (3, 3, 1)]
+    assert sent(bench.pull(batch=9)) == [(4, 4, 1), (5, 5, 1)]
+
+
+def test_waiting_pulls_take_turns():
+    """A record each."""
+    bench = Bench(0)
+    bench.pull("a", batch=2)
+    bench.pull("b", batch=2)
+    bench.records = 3
+    tokens = [each.token for each in bench.run()]
+    assert tokens == ["a", "b", "a"]
+
+
+def test_who_does_not_wait_is_told_the_end():
+    """At once without an expiry; with one, after the first record or when it is over."""
+    bench = Bench(1)
+    assert ended(bench.pull(batch=2, no_wait=True)) == ["404 No Messages"]
+    assert ended(bench.pull(batch=2, no_wait=True)) == ["404 No Messages"]
+    assert ended(bench.pull(batch=2, no_wait=True, expires_ms=100)) == []
+    assert ended(bench.sleep(99)) == []
+    assert ended(bench.sleep(1)) == ["408 Request Timeout"]
+    bench.pull(batch=2, no_wait=True, expires_ms=500)
+    bench.records = 2
+    effects = bench.run()
+    assert sent(effects) == [(2, 2, 1)]
+    assert ended(effects) == ["404 No Messages"]
+
+
+def test_who_does_not_wait_is_told_that_others_do():
+    """While others wait for more than there is."""
+    bench = Bench(0)
+    bench.pull("waits")
+    assert ended(bench.pull("not", no_wait=True)) == ["408 Requests Pending"]
+
+
+def test_an_expired_pull_is_told_what_is_left():
+    """How many records it has not got, and bytes."""
+    bench = Bench(1)
+    bench.pull(batch=3, expires_ms=50, bytes_max=100)
+    [end] = bench.sleep(50)
+    assert (end.status, end.messages_left, end.bytes_left) == ("408 Request Timeout", 2, 90)
+
+
+def test_a_limit_of_bytes_ends_a_pull():
+    """Before a record that is too large, or with what is left of it when the batch is complete."""
+    bench = Bench(9)
+    effects = bench.pull(batch=5, bytes_max=25)
+    assert [each[0] for each in sent(effects)] == [1, 2]
+    [end] = [each for each in effects if isinstance(each, EndPull)]
+    assert (end.status, end.messages_left, end.bytes_left) == (
+        "409 Message Size Exceeds MaxBytes",
+        3,
+        5,
+    )
+    effects = bench.pull(batch=1, bytes_max=25)
+    assert ended(effects) == ["409 Batch Completed"]
+    assert effects[-1].bytes_left == 15
+
+
+def test_heartbeats_fill_the_silence():
+    """After each interval without a record, and not sooner."""
+    bench = Bench(1)
+    bench.pull(batch=2, expires_ms=1000, heartbeat_ms=100)
+    assert bench.sleep(99) == []
+    assert bench.sleep(1) == [SendHeartbeat("p", 1, 1)]
+    assert bench.consumer.next_due_ms == 200
+
+
+def test_too_many_pulls_are_refused():
+    """Unless they notice by missing heartbeats."""
+    bench = Bench(max_waiting=1)
+    assert bench.pull("a") == []
+    assert ended(bench.pull("b")) == ["409 Exceeded MaxWaiting"]
+    assert bench.pull("c", heartbeat_ms=10, expires_ms=100) == []
+
+
+def test_what_is_not_acknowledged_in_time_comes_again():
+    """Under the same sequence, as a new delivery."""
+    bench = Bench(2, ack_wait_ms=100)
+    bench.pull(batch=2)
+    assert bench.sleep(99) == []
+    bench.ack(1)
+    bench.pull(batch=5)
+    assert sent(bench.sleep(1)) == [(2, 3, 2)]
+    assert bench.consumer.redelivered == 1
+
+
+def test_refused_records_come_again_at_once_or_later():
+    """As the refusal says."""
+    bench = Bench(2)
+    bench.pull(batch=9)
+    assert sent(bench.ack(2, "nak")) == [(2, 3, 2)]
+    assert sent(bench.ack(1, "nak", delay_ms=50)) == []
+    assert sent(bench.sleep(50)) == [(1, 4, 2)]
+
+
+def test_progress_restarts_the_time():
+    """Counted from then on."""
+    bench = Bench(1, ack_wait_ms=100)
+    bench.pull(batch=9)
+    bench.sleep(90)
+    bench.ack(1, "progress")
+    assert bench.sleep(99) == []
+    assert sent(bench.sleep(1)) == [(1, 2, 2)]
+
+
+def test_each_delivery_has_its_backoff():
+    """The last one counts for all that follow."""
+    bench = Bench(1, backoff_ms=(10, 20))
+    bench.pull(batch=9)
+    assert sent(bench.sleep(10)) == [(1, 2, 2)]
+    assert sent(bench.sleep(19)) == []
+    assert sent(bench.sleep(1)) == [(1, 3, 3)]
+    assert sent(bench.sleep(20)) == [(1, 4, 4)]
+
+
+def test_a_record_is_given_up_after_its_last_delivery():
+    """It is not pending any longer; the floor passes it with a later acknowledgement."""
+    bench = Bench(2, ack_wait_ms=10, max_deliver=2)
+    bench.pull(batch=9)
+    bench.ack(2)
+    assert sent(bench.sleep(10)) == [(1, 3, 2)]
+    assert sent(bench.sleep(10)) == []
+    assert bench.consumer.state.pending == {}
+    assert bench.floor() == (0, 0)
+    bench.records = 3
+    bench.run()
+    bench.ack(3)
+    assert bench.floor() == (4, 3)
+
+
+def test_terminated_records_never_come_again():
+    """They count as acknowledged."""
+    bench = Bench(1, ack_wait_ms=10)
+    bench.pull(batch=9)
+    bench.ack(1, "term")
+    assert bench.sleep(100) == []
+    assert bench.floor() == (1, 1)
+
+
+def test_the_floor_is_below_the_first_that_is_pending():
+    """Whatever the order of acknowledgements."""
+    bench = Bench(4)
+    bench.pull(batch=4)
+    for sequence, floor in ((2, (0, 0)), (4, (0, 0)), (1, (2, 2)), (3, (4, 4))):
+        bench.ack(sequence)
+        assert bench.floor() == floor
+
+
+def test_acknowledging_all_before():
+    """One acknowledgement settles everything up to its record."""
+    bench = Bench(5, acks="all", ack_wait_ms=10)
+    bench.pull(batch=5)
+    bench.ack(3)
+    assert bench.floor() == (3, 3)
+    assert sorted(bench.consumer.state.pending) == [4, 5]
+    bench.ack(2)
+    assert bench.floor() == (3, 3)
+    bench.pull(batch=5)
+    assert [each[0] for each in sent(bench.sleep(10))] == [4, 5]
+
+
+def test_without_acknowledgements_delivered_is_done():
+    """Nothing is pending, and nothing comes again."""
+    bench = Bench(3, acks="none", ack_wait_ms=10)
+    bench.pull(batch=9)
+    assert bench.floor() == (3, 3)
+    assert bench.sleep(1000) == []
+
+
+def test_the_number_of_pending_records_is_limited():
+    """More come when some are acknowledged; what is due again comes anyway."""
+    bench = Bench(5, max_ack_pending=2, ack_wait_ms=100)
+    assert [each[0] for each in sent(bench.pull(batch=9))] == [1, 2]
+    assert [each[0] for each in sent(bench.ack(1))] == [3]
+    assert [each[0] for each in sent(bench.ack(2, "nak"))] == [2]
+
+
+def test_one_pending_record_keeps_the_order():
+    """With a limit of one nothing overtakes a record that comes again."""
+    bench = Bench(3, max_ack_pending=1, ack_wait_ms=10)
+    bench.pull(batch=9)
+    assert [each[0] for each in sent(bench.sleep(10))] == [1]
+    assert [each[0] for each in sent(bench.ack(1))] == [2]
+
+
+def test_late_and_repeated_acknowledgements_change_nothing():
+    """Also of records that were never delivered."""
+    bench = Bench(2)
+    bench.pull(batch=2)
+    bench.ack(1)
+    before = encode_state(bench.consumer.state)
+    for sequence in (1, 0, 3, 99):
+        for kind in ("ack", "nak", "term", "progress"):
+            bench.ack(sequence, kind)
+    assert encode_state(bench.consumer.state) == before
+
+
+def test_deleted_records_do_not_come_again():
+    """Retention may take them while they are pending; the floor passes them."""
+    bench = Bench(2, ack_wait_ms=10)
+    bench.pull(batch=9)
+    bench.gone = {1}
+    assert [each[0] for each in sent(bench.sleep(10))] == [2]
+    assert bench.floor() == (1, 1)
+
+
+def test_a_restart_delivers_again_what_was_pending():
+    """With counts that go on; an acknowledgement of before the restart counts."""
+    bench = Bench(3, ack_wait_ms=10)
+    bench.pull(batch=3)
+    bench.ack(2)
+    state = decode_state(encode_state(bench.consumer.state))
+    again = Bench(3, state=state, ack_wait_ms=10)
+    again.ack(1)
+    assert again.floor() == (2, 2)
+    again.pull(batch=9)
+    assert sent(again.sleep(10)) == [(3, 4, 2)]
+
+
+def test_a_dropped_pull_gets_nothing():
+    """Its receiver is gone."""
+    bench = Bench(0)
+    bench.pull("a")
+    bench.consumer.drop_pull("a")
+    assert bench.consumer.wanted() is None
+
+
+def test_what_does_not_pass_the_filters_is_passed_over():
+    """The position moves, and with nothing pending the floor."""
+    bench = Bench(0)
+    bench.consumer.pass_over(5)
+    bench.pull()
+    assert bench.consumer.wanted() == Wanted(6, is_again=False)
+    assert bench.floor() == (0, 5)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_a_state_or_an_error(data):
+    """What is stored is read back, and nothing else is taken for it."""
+    try:
+        state = decode_state(data)
+    except InvalidRecordError:
+        return
+    assert decode_state(encode_state(state)) == state
+
+
+class ConsumerMachine(RuleBasedStateMachine):
+    """Any order of events keeps the invariants; deliveries are numbered without a gap."""
+
+    def __init__(self):
+        super().__init__()
+        self.bench = Bench(0, ack_wait_ms=20, max_ack_pending=4, max_deliver=3)
+        self.last = 0
+        self.counts = {}
+        self.acked = set()
+        self.pulls = 0
+
+    def _judge(self, effects):
+        for sequence, number, deliveries in sent(effects):
+            assert number == self.last + 1, "no gap"
+            self.last = number
+            assert deliveries == self.counts.get(sequence, 0) + 1, "counts go on"
+            assert sequence not in self.acked, "acknowledged is done"
+            assert deliveries <= 3
+            self.counts[sequence] = deliveries
+
+    @rule(batch=st.integers(1, 4), no_wait=st.booleans(), bytes_max=st.sampled_from([0, 15, 25]))
+    def pull(self, batch, no_wait, bytes_max):
+        self.pulls += 1
+        expires = self.bench.now_ms + 30
+        options = {"batch": batch, "no_wait": no_wait, "bytes_max": bytes_max}
+        self._judge(self.bench.pull(self.pulls, expires_ms=expires, **options))
+
+    @rule(count=st.integers(1, 3))
+    def publish(self, count):
+        self.bench.records += count
+        self._judge(self.bench.run())
+
+    @precondition(lambda self: self.counts)
+    @rule(data=st.data(), kind=st.sampled_from(["ack", "nak", "term", "progress"]))
+    def answer(self, data, kind):
+        sequence = data.draw(st.sampled_from(sorted(self.counts)))
+        if kind in ("ack", "term") and sequence in self.bench.consumer.state.pending:
+            self.acked.add(sequence)
+        self._judge(self.bench.ack(sequence, kind, delay_ms=data.draw(st.integers(0, 9))))
+
+    @rule(ms=st.integers(1, 30))
+    def sleep(self, ms):
+        self._judge(self.bench.sleep(ms))
+
+    @rule()
+    def restart(self):
+        bench = self.bench
+        state = decode_state(encode_state(bench.consumer.state))
+        bench.consumer = PullConsumer(bench.policy, state, bench.now_ms)
+
+    @invariant()
+    def holds(self):
+        self.bench.consumer.check()
+        state = self.bench.consumer.state
+        assert state.delivered_consumer == self.last
+        lost = {
+            sequence
+            for sequence, count in self.counts.items()
+            if sequence not in state.pending and sequence not in self.acked and count < 3
+        }
+        assert not lost, "what is not acknowledged is pending"
+
+
+TestConsumerMachine = ConsumerMachine.TestCase
+TestConsumerMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_life_with_restarts_loses_nothing(seed):
+    """Clients that die, delay and refuse: in the end every record was acknowledged once."""
+    chosen = random.Random(seed)
+    bench = Bench(0, ack_wait_ms=50, max_ack_pending=chosen.choice([1, 3, 10]))
+    done, delivered, token = set(), {}, 0
+    for _ in range(2_000):
+        bench.records = min(200, bench.records + chosen.randrange(3))
+        effects = bench.sleep(chosen.randrange(20))
+        if chosen.random() < 0.5:
+            token += 1
+            effects += bench.pull(token, batch=chosen.randrange(1, 6), expires_ms=bench.now_ms + 40)
+        todo = sent(effects)
+        while todo:
+            sequence, _, count = todo.pop(0)
+            assert sequence not in done
+            assert count > delivered.get(sequence, 0), "counts never go down"
+            delivered[sequence] = count
+            act = chosen.random()
+            if act < 0.6:
+                done.add(sequence)
+                todo += sent(bench.ack(sequence))
+            elif act < 0.8:
+                todo += sent(bench.ack(sequence, "nak", delay_ms=chosen.randrange(30)))
+        if chosen.random() < 0.02:
+            state = decode_state(encode_state(bench.consumer.state))
+            bench.consumer = PullConsumer(bench.policy, state, bench.now_ms)
+        if len(done) == 200:
+            break
+    assert done == set(range(1, 201))
+    assert bench.floor()[1] == 200

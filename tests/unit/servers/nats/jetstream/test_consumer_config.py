@@ -1,0 +1,147 @@
+"""Consumers' settings, and the subjects of acknowledgements: any JSON and any text."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.servers.nats.jetstream.consumer_config import (
+    UNSUPPORTED,
+    ConsumerConfig,
+    ConsumerConfigRequest,
+    CreateConsumerRequest,
+    check_update,
+    consumer_config,
+)
+from strandline.servers.nats.jetstream.errors import ApiRefusal
+from strandline.servers.nats.jetstream.subjects import (
+    ApiCall,
+    format_ack,
+    parse_ack,
+    parse_subject,
+)
+
+NS = 1_000_000_000
+
+
+def asked(call=None, **settings):
+    call = call or ApiCall("CONSUMER.CREATE", "S", "c")
+    config = ConsumerConfigRequest(**settings)
+    return consumer_config(call, CreateConsumerRequest("S", config), "made-up")
+
+
+def test_defaults_are_jetstreams():
+    """Without acknowledgements and with; an ephemeral ends when it is not used."""
+    none = asked()
+    assert (none.ack_policy, none.ack_wait, none.max_ack_pending) == ("none", 0, 0)
+    assert none.inactive_threshold == 5 * NS
+    explicit = asked(ack_policy="explicit", durable_name="c")
+    assert (explicit.ack_wait, explicit.max_ack_pending) == (30 * NS, 1000)
+    assert (explicit.inactive_threshold, explicit.max_deliver) == (0, -1)
+    assert asked(ack_policy="explicit", durable_name="c", ack_wait=0, max_deliver=0) == explicit
+
+
+def test_settings_become_rules():
+    """In milliseconds; no limit is 0."""
+    policy = asked(ack_policy="explicit", backoff=[NS, 2 * NS], max_deliver=5).policy
+    assert (policy.backoff_ms, policy.max_deliver) == ((1000, 2000), 5)
+    assert asked(ack_policy="all", ack_wait=NS // 2).policy.ack_wait_ms == 500
+
+
+def test_names_are_those_of_the_subject():
+    """Else a permission for one name would do for another."""
+    assert asked(ApiCall("CONSUMER.CREATE", "S")).name == "made-up"
+    assert asked(ApiCall("CONSUMER.CREATE", "S"), name="n").name == "n"
+    for call, settings, number in (
+        (ApiCall("CONSUMER.CREATE", "S", "c"), {"name": "d"}, 10132),
+        (ApiCall("CONSUMER.CREATE", "S", "c"), {"durable_name": "d"}, 10132),
+        (ApiCall("CONSUMER.CREATE", "S"), {"durable_name": "d"}, 10019),
+        (ApiCall("CONSUMER.CREATE", "S"), {"name": "a.b"}, 10103),
+        (ApiCall("CONSUMER.DURABLE.CREATE", "S", "c"), {}, 10018),
+        (ApiCall("CONSUMER.DURABLE.CREATE", "S", "c"), {"durable_name": "d"}, 10017),
+        (ApiCall("CONSUMER.CREATE", "S", "c", "a.b"), {"filter_subject": "a.c"}, 10131),
+        (ApiCall("CONSUMER.CREATE", "S", "c", "a.b"), {"filter_subjects": ["a.b"]}, 10137),
+    ):
+        with pytest.raises(ApiRefusal) as refused:
+            asked(call, **settings)
+        assert refused.value.error.err_code == number, settings
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+def test_every_setting_that_is_not_built_is_refused(field):
+    """By its name, unless it asks for nothing."""
+    for value in (None, False, 0, "", [], "0001-01-01T00:00:00Z"):
+        asked(**{field: value})
+    with pytest.raises(ApiRefusal, match=field):
+        asked(**{field: "something"})
+
+
+def test_what_is_fixed_cannot_be_updated():
+    """The text names it as JetStream does."""
+    before = asked(ack_policy="explicit")
+    check_update(before, asked(ack_policy="explicit", max_deliver=9, filter_subject="a"))
+    with pytest.raises(ApiRefusal, match="ack policy can not be updated"):
+        check_update(before, asked(ack_policy="all"))
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@given(
+    st.dictionaries(st.sampled_from(ConsumerConfigRequest.__struct_fields__), values, max_size=6)
+)
+def test_any_configuration_is_settings_or_an_error(body):
+    """And settings are read back as they were stored."""
+    try:
+        decoded = msgspec.json.decode(
+            msgspec.json.encode({"config": body}), type=CreateConsumerRequest
+        )
+        config = consumer_config(ApiCall("CONSUMER.CREATE", "S", "c"), decoded, "x")
+    except (ValueError, ApiRefusal):
+        return
+    assert msgspec.json.decode(msgspec.json.encode(config), type=ConsumerConfig) == config
+    assert config.policy.ack_wait_ms > 0
+
+
+names = st.text(
+    st.characters(blacklist_characters=". \r\n\t", blacklist_categories=["Cs"]), min_size=1
+)
+
+
+@given(names, names, st.lists(st.integers(0, 1 << 60), min_size=5, max_size=5))
+def test_acknowledgements_name_what_was_delivered(stream, consumer, numbers):
+    """The reply subject of a message is read back."""
+    deliveries, sequence, number, time_ns, pending = numbers
+    text = f"$JS.ACK.{stream}.{consumer}.{deliveries}.{sequence}.{number}.{time_ns}.{pending}"
+    ack = parse_ack(text)
+    assert ack == (stream, consumer, deliveries, sequence, number)
+    assert format_ack(ack, time_ns=time_ns, pending=pending) == text
+
+
+@given(st.text())
+def test_any_text_is_an_acknowledgement_or_none(text):
+    """And never an error; digits of other scripts are none."""
+    for subject in (text, f"$JS.ACK.{text}", f"$JS.ACK.S.c.1.2.3.4.{text}", f"$JS.ACK.S.c.{text}"):
+        ack = parse_ack(subject)
+        assert ack is None or min(ack[2:]) >= 0
+    assert parse_ack("$JS.ACK.S.c.1.2.3.4.٣") is None
+
+
+def test_subjects_of_consumers():
+    """The old and the new forms."""
+    for subject, call in {
+        "CONSUMER.CREATE.S": ApiCall("CONSUMER.CREATE", "S"),
+        "CONSUMER.CREATE.S.c": ApiCall("CONSUMER.CREATE", "S", "c"),
+        "CONSUMER.CREATE.S.c.a.b": ApiCall("CONSUMER.CREATE", "S", "c", "a.b"),
+        "CONSUMER.DURABLE.CREATE.S.d": ApiCall("CONSUMER.DURABLE.CREATE", "S", "d"),
+        "CONSUMER.MSG.NEXT.S.c": ApiCall("CONSUMER.MSG.NEXT", "S", "c"),
+        "CONSUMER.PAUSE.S.c": ApiCall(""),
+        "CONSUMER.INFO.S": ApiCall(""),
+    }.items():
+        assert parse_subject(f"$JS.API.{subject}") == call

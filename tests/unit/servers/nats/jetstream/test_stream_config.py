@@ -1,0 +1,105 @@
+"""Streams' settings between JetStream and here."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.config import StreamConfig
+from strandline.core.metadata.streams import check_stream_config
+from strandline.errors import StrandlineError
+from strandline.servers.nats.jetstream.errors import ApiRefusal
+from strandline.servers.nats.jetstream.stream_config import (
+    UNSUPPORTED,
+    StreamConfigRequest,
+    changed_settings,
+    shown_config,
+    stream_config,
+)
+
+
+def asked(**settings):
+    return stream_config(StreamConfigRequest(**settings), is_cluster=True)
+
+
+def test_what_was_asked_for_is_shown():
+    """Limits, replicas and windows come back as they were sent."""
+    config = asked(
+        name="orders=eu",
+        subjects=["orders.*"],
+        max_msgs=7,
+        max_bytes=8,
+        max_age=9_000_000_000,
+        num_replicas=3,
+        duplicate_window=1_000_000_000,
+    )
+    assert config == StreamConfig(
+        name="orders.eu",
+        subject="orders.*",
+        replicas=3,
+        min_isr=2,
+        retention_records=7,
+        retention_bytes=8,
+        retention_age_ms=9_000,
+        dedup_window_ms=1_000,
+    )
+    shown = shown_config(config)
+    assert (shown.name, shown.subjects) == ("orders=eu", ("orders.*",))
+    assert (shown.max_msgs, shown.max_bytes, shown.max_age) == (7, 8, 9_000_000_000)
+    assert (shown.num_replicas, shown.duplicate_window) == (3, 1_000_000_000)
+
+
+def test_defaults_are_jetstreams():
+    """The subject is the name, nothing is limited, and ids are remembered for two minutes."""
+    config = asked(name="S")
+    assert (config.subject, config.pub_ack, config.dedup_window_ms) == ("S", True, 120_000)
+    shown = shown_config(config)
+    assert (shown.max_msgs, shown.max_age, shown.no_ack) == (-1, 0, False)
+    assert asked(name="S", max_age=10**9).dedup_window_ms == 1_000, "no longer than the records"
+
+
+@pytest.mark.parametrize("field", UNSUPPORTED)
+def test_every_setting_that_is_not_built_is_refused(field):
+    """By its name, unless it asks for nothing."""
+    for value in (None, False, 0, "", [], {}, {"inner": 0}):
+        asked(name="S", **{field: value})
+    for value in (True, 1, "x", [1], {"inner": 1}):
+        with pytest.raises(ApiRefusal, match=field):
+            asked(name="S", **{field: value})
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a.b", "a b", "a*", ">", "a/b", "a\\b", "__x", "a:1", "x" * 256]
+)
+def test_impossible_names_are_refused(name):
+    """As JetStream does, and those that stand for something here."""
+    with pytest.raises(ApiRefusal):
+        asked(name=name)
+
+
+def test_changes_are_named():
+    """An update says which settings it would change."""
+    before, after = shown_config(asked(name="S")), shown_config(asked(name="S", max_msgs=1))
+    assert changed_settings(before, before) == []
+    assert changed_settings(before, after) == ["max_msgs"]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
+    max_leaves=4,
+)
+
+
+@given(st.dictionaries(st.sampled_from(StreamConfigRequest.__struct_fields__), values, max_size=6))
+def test_any_configuration_is_settings_or_an_error(body):
+    """Whatever JSON a client sends; settings are then checked like anybody's."""
+    try:
+        request = msgspec.json.decode(msgspec.json.encode(body), type=StreamConfigRequest)
+        config = stream_config(request, is_cluster=True)
+        check_stream_config(config, is_cluster=True)
+    except (ValueError, ApiRefusal, StrandlineError):
+        return
+    assert changed_settings(shown_config(config), shown_config(config)) == []

@@ -1,0 +1,46 @@
+"""Subjects of the JetStream API: which operation, on which stream."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from strandline.servers.nats.jetstream.subjects import OPERATIONS, PREFIX, ApiCall, parse_subject
+
+
+@pytest.mark.parametrize(
+    ("subject", "call"),
+    [
+        ("INFO", ApiCall("INFO")),
+        ("STREAM.NAMES", ApiCall("STREAM.NAMES")),
+        ("STREAM.INFO.S", ApiCall("STREAM.INFO", "S")),
+        ("STREAM.MSG.GET.S", ApiCall("STREAM.MSG.GET", "S")),
+        ("DIRECT.GET.S", ApiCall("DIRECT.GET", "S")),
+        ("DIRECT.GET.S.a.b", ApiCall("DIRECT.GET", "S", "", "a.b")),
+        ("STREAM.INFO.NAMES", ApiCall("STREAM.INFO", "NAMES")),
+        ("STREAM.DELETE.MSG", ApiCall("STREAM.DELETE", "MSG")),
+        ("STREAM.MSG.GET.GET", ApiCall("STREAM.MSG.GET", "GET")),
+        ("STREAM.INFO", ApiCall("")),
+        ("STREAM.INFO.S.more", ApiCall("")),
+        ("STREAM", ApiCall("")),
+        ("", ApiCall("")),
+    ],
+)
+def test_operations_are_told_apart(subject, call):
+    """Also where a stream has the name of an operation, or too few or many names follow."""
+    assert parse_subject(PREFIX + subject) == call
+
+
+def test_answers_are_named_after_operations():
+    """Clients check the type of an answer."""
+    assert ApiCall("INFO").answer_type == "io.nats.jetstream.api.v1.account_info_response"
+    assert ApiCall("STREAM.MSG.GET").answer_type.endswith(".stream_msg_get_response")
+
+
+@given(st.text(), st.sampled_from(sorted(OPERATIONS)))
+def test_any_subject_is_some_call(text, operation):
+    """Any text is taken apart, and what is behind an operation is in the call."""
+    for subject in (text, f"{operation}.{text}"):
+        call = parse_subject(PREFIX + subject)
+        assert call.operation in {"", *OPERATIONS}
+        names = [part for part in (call.stream, call.consumer, call.subject) if part]
+        assert call.operation == "" or ".".join([call.operation, *names]).rstrip(".") in subject
