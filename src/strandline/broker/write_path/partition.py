@@ -181,12 +181,8 @@ class Partition:
     @property
     def unavailable_reason(self) -> StrandlineError | None:
         """Why it is not led here now; markers are taken although it is readonly or paused."""
-        return (
-            self._admission.write_error
-            or self.closed_by
-            or self._not_leader_error
-            or self.key_error
-        )
+        error = self._admission.write_error or self.closed_by
+        return error or self._not_leader_error or self.key_error
 
     @property
     def key_error(self) -> StrandlineError | None:
