@@ -245,7 +245,7 @@ def grpc_paths(door):
     return {
         path.decode(): service.port
         for service in (front_end._liftbridge, front_end._beam)
-        for path in service._listener.methods
+        for path in service._listener.shared.server.methods
     }
 
 

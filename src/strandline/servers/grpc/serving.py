@@ -44,14 +44,14 @@ class CallServer:
         access: Access,
         metering: Metering | None = None,
     ) -> None:
-        self._methods = methods
+        self.methods = methods
         self._access = access
         self._metering = metering
         self._anybody = Caller(access, Identity(ANONYMOUS))
 
     def message_bytes_max(self, path: bytes) -> int:
         """Return the limit of a received message of a method; 0 for an unknown one."""
-        method = self._methods.get(path)
+        method = self.methods.get(path)
         return method.message_bytes_max if method is not None else 0
 
     def serve(
@@ -71,7 +71,7 @@ class CallServer:
             presence: the connection's presence.
         """
         path = bytes(headers.get(b":path", b""))
-        method = self._methods.get(path)
+        method = self.methods.get(path)
         if not bytes(headers.get(b"content-type", b"")).startswith(b"application/grpc"):
             call.finish(GrpcStatus.INVALID_ARGUMENT, "this listener speaks gRPC only")
             return
