@@ -8,6 +8,7 @@ synced. After each step every partition is read and compared with what publisher
 import asyncio
 import errno
 import gc
+import inspect
 import random
 import shutil
 import tempfile
@@ -145,6 +146,9 @@ class BrokerMachine(RuleBasedStateMachine):
         self.broker.lock.release()
         for task in self.broker._tasks:
             task._log_destroy_pending = False
+            coroutine = task.get_coro()
+            if inspect.getcoroutinestate(coroutine) == inspect.CORO_CREATED:
+                coroutine.close()  # or Python warns that it was never awaited
         self.loop.close()
         self.broker = None
         self.open_publishes.clear()

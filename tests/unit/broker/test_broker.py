@@ -183,7 +183,7 @@ async def test_a_full_disk_after_a_crash_refuses_the_start_and_loses_nothing(
     kit.abandon(first)
     disk.fill()
     for _ in range(2):
-        with pytest.raises(DiskFullError, match="free some on its file system"):
+        with pytest.raises(DiskFullError, match="free space or enlarge the file system"):
             await open_broker()
     disk.heal()
     assert kit.values((await open_broker()).stream("s").partition(0)) == [b"a"]

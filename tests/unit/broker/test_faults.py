@@ -470,7 +470,7 @@ async def test_a_start_that_finds_no_space_says_where_and_for_what(
     await settle(broker, answers, 1)
     kit.abandon(broker)
     disk.fill("/logs/")
-    with pytest.raises(DiskFullError, match=r"no space left in .*/data for records"):
+    with pytest.raises(DiskFullError, match=r"no space left in .*/data: recovery writes records"):
         await open_broker()
     disk.heal()
     again = await open_broker()
