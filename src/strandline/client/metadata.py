@@ -21,7 +21,7 @@ Routes = dict[int, PartitionInfo]
 
 
 class ClusterMetadata:
-    """What a client knows of its cluster.
+    """A client's cache of brokers and leaders.
 
     Args:
         seeds: the addresses that the user gave.

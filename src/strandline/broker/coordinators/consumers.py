@@ -1,4 +1,4 @@
-"""Where the state of NATS consumers is kept: with the group coordinator, wherever that is.
+"""Keeps the state of NATS consumers at the group coordinator, here or at another broker.
 
 Rules: a consumer is its group's only member. The broker that leads its partition claims it under
 its leader epoch and keeps its state here; who led before keeps nothing any more. Must not know what

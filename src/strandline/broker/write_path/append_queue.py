@@ -56,7 +56,7 @@ class AppendQueue:
 
     @property
     def bytes_max(self) -> int:
-        """How long the batches of the next turn are at most, unless subjects are very long."""
+        """The most bytes that the next group commit takes, unless subjects are very long."""
         overhead = BATCH_OVERHEAD_BYTES + RECORD_OVERHEAD_BYTES
         return self._admission.pending_bytes + self._admission.limits.commit_records * overhead
 

@@ -1,4 +1,4 @@
-"""What a partition knows of records that are sent twice: by message id, and by producer.
+"""Finds records that are sent twice, by message id and by producer sequence.
 
 Rules: loop thread. The log holds everything that is known here, and the state is read back from it
 when it is first asked for, on a thread if that is much. Meanwhile records with an id are held, and

@@ -46,7 +46,7 @@ class WrittenBatch(NamedTuple):
 
 
 class IoPlan:
-    """What one group commit writes, and who is answered then.
+    """The writes of one group commit, and the publishers that are answered then.
 
     Args:
         drained: accepted batches, by partition; one that is given up leaves its list.

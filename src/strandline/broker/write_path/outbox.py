@@ -1,7 +1,7 @@
-"""What waits to be sent: frames for other brokers, and answers for publishers.
+"""Sends frames to other brokers and answers to publishers, at the group commit's time.
 
-Whoever queues something is asked to write it when the group commit comes to sending, or soon when
-something was answered in between. Must not know what is sent, nor by whom.
+Each server and the replicas queue their own output and register a function that writes it. It is
+called when the group commit comes to sending, or soon when something was answered in between.
 """
 
 import asyncio

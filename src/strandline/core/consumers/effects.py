@@ -1,4 +1,4 @@
-"""What a consumer wants sent, in order."""
+"""Effects of a consumer: messages to send, in order."""
 
 from dataclasses import dataclass
 

@@ -17,7 +17,7 @@ class PendingRecord(msgspec.Struct, array_like=True):
 
 
 class ConsumerState(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """How far a consumer has come.
+    """The progress of a consumer: delivered, acknowledged and pending records.
 
     Invariants: ``floor_stream <= delivered_stream``, ``floor_consumer <= delivered_consumer``, and
     pending records lie above the floor and not above what was delivered.

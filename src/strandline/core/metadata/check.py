@@ -50,7 +50,7 @@ def _check_numbers(image: MetadataImage) -> Iterator[str]:
 
 
 def _check_table(image: MetadataImage) -> Iterator[str]:
-    """What is kept with the streams is what counting finds."""
+    """Check the counts of the stream table against a recount; yield differences."""
     replicas, preferred, led = Counter[int](), Counter[int](), Counter[int]()
     unsettled = {name for name in image.streams if name.startswith("__")}
     for name, partition in image.partitions():
@@ -134,7 +134,7 @@ def check_step(before: MetadataImage, after: MetadataImage) -> list[str]:
 
 
 def _check_changes(before: MetadataImage, after: MetadataImage) -> Iterator[str]:
-    """Whoever follows the streams hears of each that has changed."""
+    """Check that the table names every stream that has changed; yield those it lacks."""
     changed = after.table.changed_since(before.table)
     for name in before.streams.keys() | after.streams.keys():
         if before.streams.get(name) is not after.streams.get(name) and name not in changed:

@@ -162,7 +162,7 @@ class FrontEndPort(BrokerPort, JetStreamPort, Protocol):
 
     @property
     def consumers(self) -> ConsumerStore:
-        """Where consumers' states are kept."""
+        """The store of consumers' states."""
         ...
 
     def streams(self) -> list[Stream]:

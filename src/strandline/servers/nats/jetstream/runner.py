@@ -62,7 +62,7 @@ class KeptConsumer(msgspec.Struct, kw_only=True):
 
 
 class Position(msgspec.Struct, frozen=True):
-    """How far deliveries or acknowledgements are."""
+    """The sequences that deliveries or acknowledgements have reached."""
 
     consumer_seq: int
     stream_seq: int
@@ -122,7 +122,7 @@ class PendingCounter:
 
 
 class RunnerHost(NamedTuple):
-    """What the consumers of a broker share."""
+    """State that all consumers of a broker share."""
 
     leaf: LeafClient
     clock: Clock

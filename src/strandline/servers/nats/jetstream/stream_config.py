@@ -96,7 +96,7 @@ class StreamConfigRequest(msgspec.Struct, frozen=True):
     persist_mode: Any = None
 
 
-class ShownConfig(msgspec.Struct, frozen=True, kw_only=True):
+class JetStreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A stream's configuration as it is in force, in JetStream's words."""
 
     name: str
@@ -125,7 +125,7 @@ class ShownConfig(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, str] = {}
 
 
-def shown_config(config: StreamConfig, view: JetStreamView | None = None) -> ShownConfig:
+def jetstream_config(config: StreamConfig, view: JetStreamView | None = None) -> JetStreamConfig:
     """Return a stream's settings in JetStream's words.
 
     Args:
@@ -137,7 +137,7 @@ def shown_config(config: StreamConfig, view: JetStreamView | None = None) -> Sho
         metadata["strandline.partitions"] = str(len(view.stream.partitions))
         if view.number is not None:
             metadata["strandline.partition"] = str(view.number)
-    return ShownConfig(
+    return JetStreamConfig(
         name=view.name if view is not None else shown_name(config.name),
         subjects=(config.subject,),
         max_msgs=config.retention_records or UNLIMITED,
@@ -240,7 +240,7 @@ def _window_ns(request: StreamConfigRequest) -> int:
     return window_ns
 
 
-def changed_settings(before: ShownConfig, after: ShownConfig) -> list[str]:
+def changed_settings(before: JetStreamConfig, after: JetStreamConfig) -> list[str]:
     """Return the names of settings that differ."""
     return [
         name

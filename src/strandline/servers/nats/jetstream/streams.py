@@ -53,7 +53,7 @@ from strandline.servers.nats.jetstream.state import RecordCounter, StreamState, 
 from strandline.servers.nats.jetstream.stream_config import (
     StreamConfigRequest,
     changed_settings,
-    shown_config,
+    jetstream_config,
     stream_config,
 )
 from strandline.servers.nats.jetstream.subjects import PREFIX
@@ -195,7 +195,7 @@ class StreamCalls:
     def _shown(self, view: JetStreamView, state: StreamState) -> dict[str, Any]:
         """Return a stream as answers show it."""
         return {
-            "config": shown_config(view.stream.config, view),
+            "config": jetstream_config(view.stream.config, view),
             "created": format_time(view.stream.created_ns),
             "state": state,
             "ts": format_time(self._broker.clock.now_ns()),
@@ -259,7 +259,9 @@ class StreamCalls:
         if existing is None:
             self._check_overlap(config)
             existing = await self._make(config)
-        if changed_settings(shown_config(existing.stream.config, existing), shown_config(config)):
+        if changed_settings(
+            jetstream_config(existing.stream.config, existing), jetstream_config(config)
+        ):
             refuse(STREAM_EXISTS)
         state = await self._state(existing, request)
         return request.answer(**self._shown(existing, state), did_create=True)
@@ -292,8 +294,8 @@ class StreamCalls:
     async def _update(self, request: ApiRequest) -> ApiReply:
         view = self._api.view(request)
         config = self._asked(request)
-        before = shown_config(view.stream.config, view)
-        changed = changed_settings(before, shown_config(config))
+        before = jetstream_config(view.stream.config, view)
+        changed = changed_settings(before, jetstream_config(config))
         if changed:
             refuse_config(
                 f"stream configuration update can not change {', '.join(changed)}: the settings of "

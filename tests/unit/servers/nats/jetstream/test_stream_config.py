@@ -13,7 +13,7 @@ from strandline.servers.nats.jetstream.stream_config import (
     UNSUPPORTED,
     StreamConfigRequest,
     changed_settings,
-    shown_config,
+    jetstream_config,
     stream_config,
 )
 
@@ -43,7 +43,7 @@ def test_what_was_asked_for_is_shown():
         retention_age_ms=9_000,
         dedup_window_ms=1_000,
     )
-    shown = shown_config(config)
+    shown = jetstream_config(config)
     assert (shown.name, shown.subjects) == ("orders=eu", ("orders.*",))
     assert (shown.max_msgs, shown.max_bytes, shown.max_age) == (7, 8, 9_000_000_000)
     assert (shown.num_replicas, shown.duplicate_window) == (3, 1_000_000_000)
@@ -53,7 +53,7 @@ def test_defaults_are_jetstreams():
     """The subject is the name, nothing is limited, and ids are remembered for two minutes."""
     config = asked(name="S")
     assert (config.subject, config.pub_ack, config.dedup_window_ms) == ("S", True, 120_000)
-    shown = shown_config(config)
+    shown = jetstream_config(config)
     assert (shown.max_msgs, shown.max_age, shown.no_ack) == (-1, 0, False)
     assert asked(name="S", max_age=10**9).dedup_window_ms == 1_000, "no longer than the records"
 
@@ -79,7 +79,7 @@ def test_impossible_names_are_refused(name):
 
 def test_changes_are_named():
     """An update says which settings it would change."""
-    before, after = shown_config(asked(name="S")), shown_config(asked(name="S", max_msgs=1))
+    before, after = jetstream_config(asked(name="S")), jetstream_config(asked(name="S", max_msgs=1))
     assert changed_settings(before, before) == []
     assert changed_settings(before, after) == ["max_msgs"]
 
@@ -102,4 +102,4 @@ def test_any_configuration_is_settings_or_an_error(body):
         check_stream_config(config, is_cluster=True)
     except (ValueError, ApiRefusal, StrandlineError):
         return
-    assert changed_settings(shown_config(config), shown_config(config)) == []
+    assert changed_settings(jetstream_config(config), jetstream_config(config)) == []
