@@ -12,6 +12,7 @@ import inspect
 import random
 import shutil
 import tempfile
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from strandline.broker import base as base_module
 from strandline.broker.broker import Broker
+from strandline.broker.write_path import log_replay
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
 from strandline.record.codec import decode_batches
@@ -48,6 +50,19 @@ publishes = st.fixed_dictionaries(
 def quick_healing(monkeypatch):
     """A failed broker reopens at once."""
     monkeypatch.setattr(base_module, "HEAL_INTERVAL_S", 0.001)
+    monkeypatch.setattr(log_replay, "_THREAD", OnTheLoop())
+
+
+class OnTheLoop(ThreadPoolExecutor):
+    """Runs at once what would run on a thread, so that a life repeats and ends with its loop."""
+
+    def submit(self, function, /, *args, **kwargs):
+        done = Future()
+        try:
+            done.set_result(function(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001 - raised where the outcome is awaited
+            done.set_exception(error)
+        return done
 
 
 class Publish:
@@ -127,6 +142,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def start(self):
         self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(OnTheLoop())
         config = BrokerConfig(data_dir=str(self.root / "data"), journal=CONFIG)
         self.broker = Broker(config, clock=self.clock, disk=self.disk)
         self.answers = Answers(self)
