@@ -22,8 +22,7 @@ from strandline.errors import DisconnectedError, InvalidConfigError, StrandlineE
 from strandline.process.ports import free_ports
 from strandline.servers.grpc import listener as grpc_listener
 from strandline.servers.grpc._generated import liftbridge_pb2 as pb
-from strandline.servers.nats import client as subscriber
-from strandline.servers.nats import connection
+from strandline.servers.nats import connection, server_link
 from strandline.servers.nats.embedded_server import EmbeddedNatsServer
 from strandline.testing import ProcessServer, Server
 from tests.kit.waiting import until as wait_until
@@ -486,7 +485,7 @@ def test_a_certificate_that_is_no_use_stops_the_start(papers, tmp_path):
 
 async def test_nats_servers_with_tls_of_ones_own(papers, tmp_path, monkeypatch):
     """The broker subscribes at a server of the user's over TLS, and checks whom it talks to."""
-    monkeypatch.setattr(subscriber, "FIRST_CONNECTION_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(server_link, "FIRST_CONNECTION_TIMEOUT_S", 2.0)
     certificate, key = papers.issue("127.0.0.1")
     tls = TlsConfig(certificate=str(certificate), key=str(key))
     child = EmbeddedNatsServer(

@@ -30,13 +30,13 @@ from strandline.servers.nats.server_link import (
     Login,
     NatsServerUrl,
     connect_link,
+    is_connected,
     parse_server_url,
 )
 from strandline.servers.tasks import end_task, start_task
 
 logger = logging.getLogger(__name__)
 
-FIRST_CONNECTION_TIMEOUT_S: Final = 10.0
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 2.0
 PING_INTERVAL_S: Final = 20.0
@@ -116,13 +116,7 @@ class NatsClient:
         self._task = start_task(self._run(), "nats-subscriber")
         if not is_awaited:
             return
-        await asyncio.wait(
-            (self._connected, self._task),
-            timeout=FIRST_CONNECTION_TIMEOUT_S,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if not self._connected.done():
-            await end_task(self._task)
+        if not await is_connected(self._connected, self._task):
             urls = ", ".join(map(str, self._servers))
             raise UnavailableError(f"cannot connect to NATS at {urls}: {self._last_error}")
 

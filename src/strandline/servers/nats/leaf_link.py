@@ -20,14 +20,17 @@ import msgspec
 
 from strandline.errors import UNDECODABLE, UnavailableError
 from strandline.servers.nats.backpressure import NO_TRANSPORT
-from strandline.servers.nats.server_link import Login, NatsServerInfo
+from strandline.servers.nats.server_link import (
+    HANDSHAKE_TIMEOUT_S,
+    Login,
+    NatsServerInfo,
+    is_connected,
+)
 from strandline.servers.tasks import end_task, start_task
 
 logger = logging.getLogger(__name__)
 
 PROTOCOL_VERSION: Final = "2.10.0"
-HANDSHAKE_TIMEOUT_S: Final = 5.0
-FIRST_CONNECTION_TIMEOUT_S: Final = 10.0
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 2.0
 OUTPUT_BYTES_MAX: Final = 4 << 20
@@ -195,13 +198,7 @@ class LeafClient:
         self._task = start_task(self._run(), "nats-leaf")
         if not is_awaited:
             return
-        await asyncio.wait(
-            (self._first, self._task),
-            timeout=FIRST_CONNECTION_TIMEOUT_S,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if not self._first.done():
-            await end_task(self._task)
+        if not await is_connected(self._first, self._task):
             raise UnavailableError(f"no leaf connection to our nats-server: {self._last_error}")
 
     async def stop(self) -> None:

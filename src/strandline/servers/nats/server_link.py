@@ -25,6 +25,7 @@ from strandline.servers.nats.backpressure import ROUND_S, SLICE_S, MessageReader
 from strandline.servers.nats.connection import PING, PONG
 from strandline.servers.nats.protocol import Control, Failure, Info, Parser, Ping, Pong, Violation
 from strandline.servers.round_budget import RoundBudget
+from strandline.servers.tasks import end_task
 from strandline.version import __version__
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,24 @@ PAYLOAD_BYTES_MAX: Final = 64 << 20
 DEFAULT_PORT: Final = 4222
 NOT_PERMITTED: Final = "Permissions Violation for Publish"
 HANDSHAKE_TIMEOUT_S: Final = 5.0
+FIRST_CONNECTION_TIMEOUT_S: Final = 10.0
+
+
+async def is_connected(connected: asyncio.Future[None], task: asyncio.Task[None]) -> bool:
+    """Wait until a client that reconnects has connected once.
+
+    Args:
+        connected: resolved by the first connection.
+        task: makes the connections; ended if none is made in time.
+    """
+    await asyncio.wait(
+        (connected, task),
+        timeout=FIRST_CONNECTION_TIMEOUT_S,
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    if not connected.done():
+        await end_task(task)
+    return connected.done()
 
 
 class NatsServerUrl(NamedTuple):

@@ -18,12 +18,17 @@ from strandline.errors import UNDECODABLE, StrandlineError, UnavailableError
 from strandline.servers.nats import callout
 from strandline.servers.nats.accounts import STREAMS_ACCOUNT
 from strandline.servers.nats.protocol import Event, encode_publish, encode_subscribe
-from strandline.servers.nats.server_link import Login, NatsServerUrl, ServerLink, connect_link
+from strandline.servers.nats.server_link import (
+    Login,
+    NatsServerUrl,
+    ServerLink,
+    connect_link,
+    is_connected,
+)
 from strandline.servers.tasks import end_task, start_task
 
 logger = logging.getLogger(__name__)
 
-FIRST_CONNECTION_TIMEOUT_S: Final = 10.0
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 1.0
 REVIEW_S: Final = 0.5
@@ -187,13 +192,7 @@ class SystemAccountClient:
         self._task = start_task(self._run(), "nats-control")
         if not is_awaited:
             return
-        await asyncio.wait(
-            (self._first, self._task),
-            timeout=FIRST_CONNECTION_TIMEOUT_S,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        if not self._first.done():
-            await end_task(self._task)
+        if not await is_connected(self._first, self._task):
             raise UnavailableError(
                 f"cannot connect to the system account of our nats-server: {self._last_error}"
             )

@@ -8,6 +8,7 @@ import pytest
 from strandline.errors import InvalidConfigError, NotLeaderError, UnavailableError
 from strandline.record.envelope import EnvelopeMessage, decode_ack, encode_message
 from strandline.servers.nats import client as subscriber_module
+from strandline.servers.nats import server_link
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.client import NatsClient
 from strandline.servers.nats.headers import encode_headers
@@ -406,7 +407,7 @@ async def test_stop_without_a_server(broker, server, subscribe):
 
 async def test_no_server_is_a_clear_error(broker, subscribe, monkeypatch):
     """If nothing can be reached, the error names the address and the reason."""
-    monkeypatch.setattr(subscriber_module, "FIRST_CONNECTION_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(server_link, "FIRST_CONNECTION_TIMEOUT_S", 0.2)
     with pytest.raises(UnavailableError, match=r"nats://127\.0\.0\.1:1: .*(refused|Connect)"):
         await subscribe(["127.0.0.1:1"])
 
@@ -421,7 +422,7 @@ async def test_no_server_is_a_clear_error(broker, subscribe, monkeypatch):
 )
 async def test_unusable_servers_are_refused(broker, subscribe, monkeypatch, info, why):
     """A server we cannot work with is named, with the reason."""
-    monkeypatch.setattr(subscriber_module, "FIRST_CONNECTION_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(server_link, "FIRST_CONNECTION_TIMEOUT_S", 0.3)
     unusable = await ScriptedServer(info).start()
     with pytest.raises(UnavailableError, match=why):
         await subscribe([f"127.0.0.1:{unusable.port}"])
