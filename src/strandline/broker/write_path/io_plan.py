@@ -7,7 +7,9 @@
     acks, wakeups       high watermarks move, publishers are acknowledged, readers wake
     sends_after_sync    acks of followers, and answers of publishers, each connection once
 
-``GroupCommitter`` executes a plan in this order; nothing else writes or acknowledges.
+``GroupCommitter`` executes a plan in this order. The plan holds the writes; with replicas, frames
+and acks come from their cores, which ``Partition.journaled`` and ``synced`` step. Beside it only
+large copies are written, when a follower catches up (``catch_up_writes``), and repeats answered.
 
 Rules: whoever is drained into a plan is answered exactly once, whatever happens to it. A partition
 that fails loses its own batches only; as offsets are dense, all that it has accepted after them is
