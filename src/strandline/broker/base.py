@@ -98,6 +98,7 @@ class BrokerBase(ABC):
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
         self._image_callbacks: list[Callable[[], None]] = []
+        self._leading_callbacks: list[Callable[[Collection[str]], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
         self._opening_lock = asyncio.Lock()
@@ -270,6 +271,13 @@ class BrokerBase(ABC):
     def on_image(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, after the metadata changed, whoever changed it."""
         self._image_callbacks.append(callback)
+
+    def on_leading(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Call back, on the loop, with the streams of which this broker begins to lead a partition.
+
+        Not with those that it leads already, or that it creates alone.
+        """
+        self._leading_callbacks.append(callback)
 
     def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Await, before a creation is answered, that records can reach the stream."""

@@ -482,7 +482,6 @@ async def test_what_is_not_built_is_refused(ask_us):
     """By its name."""
     await ask_us("STREAM.CREATE.less", {"name": "less", "subjects": ["less"]})
     settings = {
-        "deliver_subject": "_INBOX.x",
         "replay_policy": "original",
         "max_ack_pending": -1,
         "priority_policy": "overflow",

@@ -478,7 +478,7 @@ class MetadataApplier(Broker):
 
     def _describe(self, image: MetadataImage, names: Iterable[str]) -> set[str]:
         """Tell partitions who leads and where Flight finds them; whose queue groups are moved."""
-        moved = set[str]()
+        moved, begun = set[str](), set[str]()
         for name, partition in image.partitions(names):
             stream = self._streams.get(name.stream)
             if stream is None:
@@ -500,10 +500,15 @@ class MetadataApplier(Broker):
             is_led = is_ours and unopened is None and not self._is_stopping
             if is_led != here.is_led and here.config.queue_group:
                 moved.add(name.stream)
+            if is_led and not here.is_led:
+                begun.add(name.stream)
             here.is_led = is_led
             if isinstance(here, RemotePartition):
                 away = not_leader(image, name, partition)
                 here.describe(away if leader is not None or unopened is None else unopened)
+        if begun:
+            for callback in self._leading_callbacks:
+                callback(begun)
         return moved
 
     def _sweep(self, image: MetadataImage) -> None:

@@ -1,7 +1,9 @@
-"""A pull consumer: waiting pulls, records that wait for an acknowledgement, and what comes next.
+"""A consumer: waiting pulls, records that wait for an acknowledgement, and what comes next.
 
 Rules:
 - waiting pulls are served in turn, a record each; what is due again comes before new records;
+- a push consumer is one pull without an end, which is there while its subject has receivers; with
+  flow control nothing is delivered while the window is full;
 - a record that is not acknowledged in time is delivered again, until it was delivered as often as
   the policy allows: then it waits for no acknowledgement any more, and the floor passes it with a
   later one;
@@ -22,7 +24,14 @@ import heapq
 from collections import deque
 from typing import Final, Literal, NamedTuple
 
-from strandline.core.consumers.effects import DeliverRecord, Effect, EndPull, SendHeartbeat
+from strandline.core.consumers.effects import (
+    DeliverRecord,
+    Effect,
+    EndPull,
+    RequestFlowControl,
+    SendHeartbeat,
+)
+from strandline.core.consumers.flow import FlowWindow
 from strandline.core.consumers.state import ConsumerState, PendingRecord
 
 NO_MESSAGES: Final = "404 No Messages"
@@ -32,6 +41,8 @@ TOO_LARGE: Final = "409 Message Size Exceeds MaxBytes"
 COMPLETED: Final = "409 Batch Completed"
 TOO_MANY: Final = "409 Exceeded MaxWaiting"
 
+ENDLESS: Final = 1 << 62
+"""The batch of a pull that wants every record."""
 TIMERS_MIN: Final = 1_000
 """So many timers may be out of date, or as many as are not."""
 
@@ -121,11 +132,20 @@ class PullConsumer:
         policy: its rules.
         state: how far it has come; changed in place.
         now_ms: every pending record has its whole time again from here on.
+        flow: limits what is on its way; None: nothing does.
     """
 
-    def __init__(self, policy: ConsumerPolicy, state: ConsumerState, now_ms: float) -> None:
+    def __init__(
+        self,
+        policy: ConsumerPolicy,
+        state: ConsumerState,
+        now_ms: float,
+        *,
+        flow: FlowWindow | None = None,
+    ) -> None:
         self.policy = policy
         self.state = state
+        self.flow = flow
         self.is_changed = False
         """Whether the state has changed since the caller last reset this."""
         self.pulls: deque[Pull] = deque()
@@ -145,6 +165,8 @@ class PullConsumer:
         if self.policy.max_waiting and len(self.pulls) >= self.policy.max_waiting:
             # One with a heartbeat notices by its absence that it is not served.
             return [] if pull.heartbeat_ms else [EndPull(pull.token, TOO_MANY)]
+        if self.flow is not None:
+            self.flow.reset()
         pull.beat_due_ms = now_ms + pull.heartbeat_ms
         self.pulls.append(pull)
         return []
@@ -163,7 +185,7 @@ class PullConsumer:
 
     def wanted(self) -> Wanted | None:
         """Return what to deliver next; None: nothing can be delivered now."""
-        if not self.pulls:
+        if not self.pulls or (self.flow is not None and self.flow.is_full):
             return None
         if self._again:
             return Wanted(self._again[0], is_again=True)
@@ -203,6 +225,8 @@ class PullConsumer:
             self.pulls.append(pull)
         elif pull.has_limit and pull.bytes_left:
             effects.append(pull.end(COMPLETED))
+        if self.flow is not None and self.flow.sent(size):
+            effects.append(RequestFlowControl(pull.token, self.flow.request))
         return effects
 
     def _send(self, pull: Pull, sequence: int, now_ms: float) -> DeliverRecord:
@@ -336,13 +360,16 @@ class PullConsumer:
             waiting.append(pull)
             if pull.heartbeat_ms and pull.beat_due_ms <= now_ms:
                 pull.beat_due_ms = now_ms + pull.heartbeat_ms
-                effects.append(
-                    SendHeartbeat(
-                        pull.token, self.state.delivered_consumer, self.state.delivered_stream
-                    )
-                )
+                effects.append(self._heartbeat(pull))
         self.pulls = waiting
         return effects
+
+    def _heartbeat(self, pull: Pull) -> SendHeartbeat:
+        state = self.state
+        request = self.flow.request if self.flow is not None else 0
+        return SendHeartbeat(
+            pull.token, state.delivered_consumer, state.delivered_stream, request=request
+        )
 
     @property
     def next_due_ms(self) -> float | None:
@@ -382,6 +409,12 @@ class PullConsumer:
             else:
                 self._again.append(sequence)
 
+    def expire_all(self, now_ms: float) -> None:
+        """Let all pending records be delivered again: their receiver is another one."""
+        for sequence in list(self._due):
+            self._expect_ack(sequence, now_ms)
+        self._collect_due(now_ms)
+
     # Facts
 
     @property
@@ -402,3 +435,5 @@ class PullConsumer:
         limit = self.policy.max_ack_pending
         assert not limit or len(pending) <= limit
         assert self.policy.acks != "none" or not pending
+        if self.flow is not None:
+            self.flow.check()

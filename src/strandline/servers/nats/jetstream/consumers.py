@@ -1,20 +1,23 @@
 """The operations on consumers of the JetStream API, and their acknowledgements.
 
-Rules: a consumer belongs to one partition and works at the broker that leads it. Those that are
-durable are loaded when the first request about the partition's consumers comes, once per
-leadership; when the leadership ends they are given up, and the next leader goes on from what is
-stored. Others live in the leader's memory. A consumer's group is named ``js/stream/consumer``.
+Rules:
+- a consumer belongs to one partition and works at the broker that leads it. Those that are durable
+  are loaded once per leadership, when it begins or a request comes; when the leadership ends they
+  are given up, and the next leader goes on from what is stored. Others live in the leader's memory;
+- a consumer's group is named ``js/stream/consumer``;
+- a broker hears acknowledgements of a stream only while consumers of it work here.
 """
 
 import asyncio
 import logging
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import msgspec
 
+from strandline.api.groups import GROUPS_STREAM
 from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.write_path.partition import Partition
 from strandline.core.consumers.consumer import AckKind, Pull
@@ -27,6 +30,7 @@ from strandline.errors import (
     StrandlineError,
     UnknownGroupError,
 )
+from strandline.record.subjects import subject_matches
 from strandline.servers.nats.jetstream.api import (
     ApiLink,
     ApiReply,
@@ -45,8 +49,10 @@ from strandline.servers.nats.jetstream.errors import (
     BAD_REQUEST,
     CONSUMER_EXISTS,
     CONSUMER_NOT_FOUND,
+    INVALID_TARGET,
     NO_CONSUMER,
     STREAM_MISMATCH,
+    TARGET_CYCLE,
     TOO_MANY_CONSUMERS,
     UNAVAILABLE,
     ApiRefusal,
@@ -63,10 +69,12 @@ from strandline.servers.nats.jetstream.runner import (
 )
 from strandline.servers.nats.jetstream.state import RecordCounter
 from strandline.servers.nats.jetstream.subjects import (
+    FLOW_PREFIX,
     GROUP_PREFIX,
     AckSubject,
     ApiCall,
     parse_ack,
+    parse_flow,
 )
 from strandline.servers.nats.jetstream.times import NS_PER_MS, ms_of, parse_time
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
@@ -77,11 +85,13 @@ logger = logging.getLogger(__name__)
 
 CONSUMERS_MAX: Final = 1_000
 """Of one partition."""
+ADOPT_INTERVAL_S: Final = 0.25
 NAMES_PER_PAGE: Final = 1024
 CONSUMERS_PER_PAGE: Final = 256
 FILTERED_BYTES_MAX: Final = 4 << 30
 """Of a log whose records are counted for a filter: that reads them all."""
 BATCH_MAX: Final = 1 << 20
+INBOX_PREFIX: Final = "_INBOX."
 EARLY_ACKS_MAX: Final = 1_000
 """Acknowledgements that wait until consumers are loaded; the messages of others come again."""
 _SHORT_DELAY: Final = re.compile(rb"(\d{1,9})(ms|s|m|h)")
@@ -145,9 +155,15 @@ class ConsumerCalls:
         self._host = RunnerHost(
             leaf, api.broker.clock, RecordCounter(), api.on_thread, self._keep, self._ended
         )
-        leaf.on_interest_gone = self._interest_gone
-        leaf.on_connected = self._wake_all
+        self._leaf = leaf
+        leaf.on_interest_changed = self._interest_changed
+        leaf.on_connected = self._reconnected
+        leaf.on_writable = self._wake_all
+        self._adopted = asyncio.Event()
+        self._unadopted: set[str] = set()
+        """Streams that this broker may have begun to lead, whose consumers may not work yet."""
         api.broker.on_image(self._review)
+        api.broker.on_leading(self._adopt_soon)
         api.take_ack = self._take_ack
         api.consumers_of = self._count
         api.stream_deleted = self._forget_stream
@@ -160,6 +176,11 @@ class ConsumerCalls:
             "CONSUMER.LIST": self._list,
             "CONSUMER.MSG.NEXT": self._next,
         }
+
+    def start(self) -> None:
+        """Let the durable consumers work whose partitions this broker leads."""
+        self._spawn(self._adopt_forever())
+        self._adopt_soon(self._api.broker.image.streams)
 
     async def stop(self) -> None:
         """End every consumer's work here."""
@@ -183,6 +204,15 @@ class ConsumerCalls:
             count = len(view.stream.partitions)
             names = f"{view.name}:0 to {view.name}:{count - 1}"
             refuse(BAD_REQUEST, f"stream has {count} partitions: use {names}")
+        return await self._loaded(view)
+
+    async def _loaded(self, view: JetStreamView) -> _LedConsumers:
+        """Return the consumers of a partition that this broker leads, loaded.
+
+        Raises:
+            ApiRefusal: the leadership has changed meanwhile.
+            StrandlineError: they cannot be loaded now.
+        """
         [partition] = view.partitions
         led = self._led.get(partition.name)
         if led is None or not led.is_current(view):
@@ -209,13 +239,22 @@ class ConsumerCalls:
             if kept.stream_created_ns != led.created_ns:
                 await self._store.delete(group)  # of a stream of this name that was deleted
             elif kept.config.name not in led.runners:
-                led.runners[kept.config.name] = self._runner(view, led, kept)
+                self._runner(view, led, kept).begin()
         led.is_loaded = True
 
     def _runner(
         self, view: JetStreamView, led: _LedConsumers, kept: KeptConsumer
     ) -> ConsumerRunner:
-        return ConsumerRunner(self._host, view.name, led.partition, kept=kept)
+        runner = ConsumerRunner(self._host, view.name, led.partition, kept=kept)
+        led.runners[kept.config.name] = runner
+        self._api.follow_acks(view.name)
+        return runner
+
+    def _removed(self, led: _LedConsumers, runner: ConsumerRunner) -> None:
+        """A consumer works here no longer."""
+        led.runners.pop(runner.config.name, None)
+        if not led.runners:
+            self._api.unfollow_acks(runner.stream)
 
     def _review(self) -> None:
         """Give up what this broker no longer leads."""
@@ -225,9 +264,60 @@ class ConsumerCalls:
                 self._give_up(led, DELETED)
             elif not led.is_current(view):
                 self._give_up(led, LEADERSHIP_CHANGE)
+                if view.partitions[0].is_led:
+                    self._adopt_soon((name.stream,))
+
+    def _adopt_soon(self, names: Collection[str]) -> None:
+        """This broker has begun to lead partitions of these streams."""
+        self._unadopted.update(names)
+        self._adopted.set()
+
+    async def _adopt_forever(self) -> None:
+        """Load the durable consumers of what this broker has begun to lead, until cancelled.
+
+        Nobody asks for those that push, or whose clients wait for an answer to an acknowledgement.
+        """
+        while True:
+            await self._adopted.wait()
+            self._adopted.clear()
+            names, self._unadopted = self._unadopted, set()
+            if GROUPS_STREAM in self._api.broker.image.streams:
+                failed = await self._adopt(names)
+                if failed:
+                    self._adopt_soon(failed)
+            # What begins meanwhile is looked for at once: each time costs a stored entry.
+            await asyncio.sleep(ADOPT_INTERVAL_S)
+
+    async def _adopt(self, names: set[str]) -> set[str]:
+        """Load the durable consumers of streams; return those that have to be tried again."""
+        try:
+            groups = await self._store.list(GROUP_PREFIX)
+        except StrandlineError as error:
+            logger.debug("the groups of consumers cannot be listed yet: %s", error)
+            return names
+        failed = set()
+        for shown in sorted({group.split("/")[1] for group in groups}):
+            view = self._api.find_quietly(shown)
+            if view is None or view.stream.name not in names or not view.is_exact:
+                continue
+            if not view.partitions[0].is_led:
+                continue
+            # First, since clients may acknowledge already what the leader before has delivered.
+            self._api.follow_acks(view.name)
+            try:
+                led = await self._loaded(view)
+            except (StrandlineError, ApiRefusal) as error:
+                logger.debug("the consumers of %s cannot be loaded yet: %s", shown, error)
+                failed.add(view.stream.name)
+            else:
+                if not led.runners:
+                    self._api.unfollow_acks(view.name)
+        return failed
 
     def _give_up(self, led: _LedConsumers, why: str) -> None:
         self._led.pop(led.partition.name, None)
+        for runner in led.runners.values():
+            self._api.unfollow_acks(runner.stream)
         self._spawn(self._close([led], why))
 
     async def _close(self, several: list[_LedConsumers], why: str) -> None:
@@ -243,9 +333,13 @@ class ConsumerCalls:
         for led in self._led.values():
             yield from led.runners.values()
 
-    def _interest_gone(self) -> None:
+    def _interest_changed(self) -> None:
         for runner in self._every_runner():
-            runner.interest_gone()
+            runner.interest_changed()
+
+    def _reconnected(self) -> None:
+        for runner in self._every_runner():
+            runner.reconnected()
 
     def _wake_all(self) -> None:
         for runner in self._every_runner():
@@ -281,7 +375,7 @@ class ConsumerCalls:
         led = self._led.get(runner.partition.name)
         if led is None or led.runners.get(runner.config.name) is not runner:
             return
-        del led.runners[runner.config.name]
+        self._removed(led, runner)
         if why == LEADERSHIP_CHANGE:
             self._give_up(led, why)
         elif runner.is_durable:
@@ -311,6 +405,7 @@ class ConsumerCalls:
         made_up = secrets.token_hex(4)
         config = consumer_config(request.call, body, made_up)
         view = self._api.view(request)
+        self._check_target(view, config)
         async with led.lock:
             runner = led.runners.get(config.name)
             if runner is None:
@@ -320,9 +415,24 @@ class ConsumerCalls:
             elif runner.config != config:
                 if body.action == "create":
                     refuse(CONSUMER_EXISTS)
-                check_update(runner.config, config)
+                check_update(runner.config, config, is_bound=runner.is_bound)
                 await runner.reconfigure(config)
-        return request.answer(**msgspec.structs.asdict(await runner.info()))
+            info = await runner.info()
+            runner.begin()
+        return request.answer(**msgspec.structs.asdict(info))
+
+    def _check_target(self, view: JetStreamView, config: ConsumerConfig) -> None:
+        """Refuse a subject to which a push consumer may not deliver.
+
+        With access control only inboxes: a client could publish by a consumer where it may not.
+        """
+        subject = config.deliver_subject
+        if not subject:
+            return
+        if self._leaf.is_restricted and not subject.startswith(INBOX_PREFIX):
+            refuse(INVALID_TARGET)
+        if subject_matches(view.stream.config.subject, subject):
+            refuse(TARGET_CYCLE)
 
     async def _make(
         self, view: JetStreamView, led: _LedConsumers, config: ConsumerConfig
@@ -349,12 +459,11 @@ class ConsumerCalls:
             state=ConsumerState(delivered_stream=before, floor_stream=before),
         )
         runner = self._runner(view, led, kept)
-        led.runners[config.name] = runner
         try:
             if runner.is_durable:
                 await self._keep(runner, is_new=True)
         except BaseException as error:
-            del led.runners[config.name]
+            self._removed(led, runner)
             await runner.close(DELETED)
             if isinstance(error, GroupInUseError):
                 refuse_consumer(error.message)
@@ -380,7 +489,7 @@ class ConsumerCalls:
                 refuse(CONSUMER_NOT_FOUND)
             if runner.is_durable:
                 await self._forget(self._group(runner))
-            del led.runners[runner.config.name]
+            self._removed(led, runner)
         await runner.close(DELETED)
         return request.answer(success=True)
 
@@ -413,6 +522,8 @@ class ConsumerCalls:
 
     def _pull(self, runner: ConsumerRunner, inbox: bytes, payload: bytes) -> ApiReply | None:
         """Let a consumer serve a pull; return an answer only if it does not."""
+        if runner.config.is_push:
+            return status("409 Consumer is push based")
         text = payload.strip()
         body = _NextRequest()
         if text.startswith(b"{"):
@@ -452,7 +563,10 @@ class ConsumerCalls:
     def _take_ack(
         self, subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink
     ) -> None:
-        """Handle an acknowledgement, if its consumer works here."""
+        """Handle an acknowledgement, or an answer to flow control, if its consumer works here."""
+        if subject.startswith(FLOW_PREFIX.encode()):
+            self._take_flow(subject.decode(errors="replace"))
+            return
         ack = parse_ack(subject.decode(errors="replace"))
         view = None if ack is None else self._api.find_quietly(ack.stream)
         if ack is None or view is None or not view.is_exact or not view.partitions[0].is_led:
@@ -466,6 +580,17 @@ class ConsumerCalls:
         runner = led.runners.get(ack.consumer)
         if runner is not None:
             self._acknowledge(runner, ack, reply, payload=payload, link=link)
+
+    def _take_flow(self, subject: str) -> None:
+        """Handle an answer to flow control."""
+        found = parse_flow(subject)
+        view = None if found is None else self._api.find_quietly(found[0])
+        if found is None or view is None or not view.is_exact:
+            return
+        led = self._led.get(view.partitions[0].name)
+        runner = led.runners.get(found[1]) if led is not None else None
+        if runner is not None:
+            runner.flow_answered(subject)
 
     async def _take_early(
         self, ack: AckSubject, reply: bytes | None, *, payload: bytes, link: ApiLink

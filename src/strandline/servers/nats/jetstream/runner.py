@@ -7,11 +7,13 @@ Rules:
 - only a durable consumer's state is stored. Another one ends with its broker, or when it was not
   used for its threshold;
 - a consumer without waiting pulls costs nothing but its memory;
-- a pull ends when its inbox has lost its receiver.
+- a pull ends when its inbox has lost its receiver. A push consumer delivers while somebody
+  subscribes to its subject, as its queue group if it has one.
 """
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, cast
@@ -20,8 +22,15 @@ import msgspec
 
 from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock
-from strandline.core.consumers.consumer import AckKind, Pull, PullConsumer, Wanted
-from strandline.core.consumers.effects import DeliverRecord, Effect, EndPull, SendHeartbeat
+from strandline.core.consumers.consumer import ENDLESS, AckKind, Pull, PullConsumer, Wanted
+from strandline.core.consumers.effects import (
+    DeliverRecord,
+    Effect,
+    EndPull,
+    RequestFlowControl,
+    SendHeartbeat,
+)
+from strandline.core.consumers.flow import FlowWindow
 from strandline.core.consumers.state import ConsumerState
 from strandline.errors import StaleMemberError, StrandlineError, UnknownGroupError
 from strandline.servers.nats.headers import VERSION_LINE, encode_headers
@@ -34,8 +43,8 @@ from strandline.servers.nats.jetstream.records import (
     read_some,
 )
 from strandline.servers.nats.jetstream.state import RecordCounter
-from strandline.servers.nats.jetstream.subjects import AckSubject, format_ack
-from strandline.servers.nats.jetstream.times import NS_PER_MS, format_time
+from strandline.servers.nats.jetstream.subjects import AckSubject, format_ack, format_flow
+from strandline.servers.nats.jetstream.times import NS_PER_MS, format_time, ms_of
 from strandline.servers.nats.leaf_link import LeafClient
 from strandline.servers.tasks import end_task, start_task
 
@@ -44,11 +53,13 @@ logger = logging.getLogger(__name__)
 ROUND_MESSAGES: Final = 512
 ROUND_BYTES: Final = 1 << 20
 RETRY_S: Final = 1.0
+FLOW_REQUEST: Final = "100 FlowControl Request"
 DELETED: Final = "409 Consumer Deleted"
 LEADERSHIP_CHANGE: Final = "409 Leadership Change"
 SHUTDOWN: Final = "409 Server Shutdown"
 SIZE_HEADER: Final = b"Nats-Msg-Size"
 Answer = Callable[[], None]
+_StatusHeaders = tuple[tuple[str, int | str], ...]
 
 
 class KeptConsumer(msgspec.Struct, kw_only=True):
@@ -82,6 +93,8 @@ class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_waiting: int
     num_pending: int
     ts: str
+    push_bound: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether a push consumer has receivers."""
 
 
 class PendingCounter:
@@ -157,8 +170,12 @@ class ConsumerRunner:
         self.stream = stream
         self.partition = partition
         self.kept = kept
-        self.core = PullConsumer(kept.config.policy, kept.state, self._now_ms)
+        flow = FlowWindow() if kept.config.flow_control else None
+        self.core = PullConsumer(kept.config.policy, kept.state, self._now_ms, flow=flow)
+        self._flow_prefix = secrets.token_hex(2)
+        """Tells this runner's flow control requests from those of one before it."""
         self.is_over = False
+        self._is_begun = False
         self._pending = PendingCounter(partition, host.counter, kept.config.filters)
         self._fresh: deque[StoredMessage] = deque()
         """Read ahead, in order."""
@@ -212,14 +229,67 @@ class ConsumerRunner:
             self._answers.append(answer)
         self._wake.set()
 
-    def interest_gone(self) -> None:
-        """Some inbox has lost its receiver."""
-        if self.core.pulls:
-            self._wake.set()
+    def flow_answered(self, subject: str) -> None:
+        """The receiver has answered a flow control request."""
+        flow = self.core.flow
+        if flow is None or not flow.request or subject != self._flow_subject(flow.request):
+            return
+        flow.answered(flow.request)
+        self._used_ms = self._now_ms
+        self._wake.set()
+
+    def _stalled_headers(self, request: int) -> _StatusHeaders:
+        """Return what a heartbeat says of a flow control request that waits for its answer."""
+        return (("Nats-Consumer-Stalled", self._flow_subject(request)),) if request else ()
+
+    def _flow_subject(self, request: int) -> str:
+        return format_flow(self.stream, self.config.name, f"{self._flow_prefix}{request}")
+
+    def begin(self) -> None:
+        """Let a push consumer deliver; before, its creator has to learn what is pending."""
+        self._is_begun = True
+        self.interest_changed()
+
+    def interest_changed(self) -> None:
+        """Some subjects have got receivers, or lost them."""
+        if not self.config.is_push:
+            self._drop_dead_pulls()
+            return
+        subject, queue = self._push_target
+        is_bound = self._is_begun and self._host.leaf.is_subscribed(subject, queue)
+        if is_bound != self.is_bound:
+            self._rebind(is_bound=is_bound)
+
+    def reconnected(self) -> None:
+        """The link is new: what was on its way may be lost, with requests for flow control."""
+        if self.config.is_push:
+            self._rebind(is_bound=False)
+        self.interest_changed()
+        self._wake.set()
 
     def wake(self) -> None:
         """Look again whether records can be delivered."""
         self._wake.set()
+
+    def _rebind(self, *, is_bound: bool) -> None:
+        """Begin or end the delivery to a push consumer's subject."""
+        self.core.pulls.clear()
+        self._used_ms = self._now_ms
+        if is_bound:
+            subject, _ = self._push_target
+            beat_ms = ms_of(self.config.idle_heartbeat)
+            self.core.pull(Pull(subject, batch=ENDLESS, heartbeat_ms=beat_ms), self._now_ms)
+        self._wake.set()
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a push consumer has receivers."""
+        return self.config.is_push and bool(self.core.pulls)
+
+    @property
+    def _push_target(self) -> tuple[bytes, bytes]:
+        """The subject and the queue group that a push consumer delivers to."""
+        return self.config.deliver_subject.encode(), self.config.deliver_group.encode()
 
     async def reconfigure(self, config: ConsumerConfig) -> None:
         """Go on with other settings; done when they are stored.
@@ -228,8 +298,13 @@ class ConsumerRunner:
             StrandlineError: they may not be stored.
         """
         async with self._round_lock:
+            before = self._push_target
             self.kept.config = config
             self.core.policy = config.policy
+            if self._push_target != before:
+                self.core.expire_all(self._now_ms)
+                self._rebind(is_bound=False)
+                self.interest_changed()
             self._pending = PendingCounter(self.partition, self._host.counter, config.filters)
             self._fresh.clear()
             self._read_to = -1
@@ -243,7 +318,13 @@ class ConsumerRunner:
             return
         self.is_over = True
         await end_task(self._task)
-        self._send_all(self.core.end_all(status), [])
+        self._end_pulls(status)
+
+    def _end_pulls(self, status: str) -> None:
+        """End every pull; the receivers of a push consumer notice that heartbeats are missing."""
+        ended = self.core.end_all(status)
+        if not self.config.is_push:
+            self._send_all(ended, [])
 
     async def info(self) -> ConsumerInfo:
         """Return the consumer as answers show it.
@@ -263,9 +344,10 @@ class ConsumerRunner:
             ack_floor=Position(state.floor_consumer, state.floor_stream),
             num_ack_pending=len(state.pending),
             num_redelivered=self.core.redelivered,
-            num_waiting=len(self.core.pulls),
+            num_waiting=0 if self.config.is_push else len(self.core.pulls),
             num_pending=pending,
             ts=format_time(self._host.clock.now_ns()),
+            push_bound=self.is_bound or msgspec.UNSET,
         )
 
     # Rounds
@@ -296,7 +378,7 @@ class ConsumerRunner:
     def _end(self, status: str) -> None:
         """End by itself."""
         self.is_over = True
-        self._send_all(self.core.end_all(status), [])
+        self._end_pulls(status)
         self._host.ended(self, status)
 
     def _is_inactive(self) -> bool:
@@ -339,7 +421,8 @@ class ConsumerRunner:
             UnknownGroupError: the consumer was deleted.
             StrandlineError: the partition cannot be read, or the state not be stored now.
         """
-        self._drop_dead_pulls()
+        if not self.config.is_push:
+            self._drop_dead_pulls()
         # What does not depend on this round's deliveries does not wait for the disk.
         self._send_all(self.core.tick(self._now_ms), [])
         answers, self._answers = self._answers, []
@@ -467,6 +550,8 @@ class ConsumerRunner:
 
     def _drop_dead_pulls(self) -> None:
         leaf = self._host.leaf
+        if not leaf.knows_interest:
+            return
         for pull in list(self.core.pulls):
             inbox = pull.token
             assert isinstance(inbox, bytes), "pulls are named by their inboxes"
@@ -484,9 +569,19 @@ class ConsumerRunner:
                     self._deliver(next(records))
                 case EndPull(token, text, left, size):
                     self._send_status(token, text, _pending_headers(left, size))
-                case SendHeartbeat(token, consumer, stream):
-                    headers = (("Nats-Last-Consumer", consumer), ("Nats-Last-Stream", stream))
-                    self._send_status(token, "100 Idle Heartbeat", headers)
+                case SendHeartbeat(token, consumer, stream, request):
+                    self._send_status(
+                        token,
+                        "100 Idle Heartbeat",
+                        (
+                            ("Nats-Last-Consumer", consumer),
+                            ("Nats-Last-Stream", stream),
+                            *self._stalled_headers(request),
+                        ),
+                    )
+                case RequestFlowControl(token, request):
+                    reply = self._flow_subject(request).encode()
+                    self._send_status(token, FLOW_REQUEST, reply=reply)
         self._host.leaf.flush()
 
     def _deliver(self, outgoing: _Outgoing) -> None:
@@ -498,23 +593,28 @@ class ConsumerRunner:
             send.sequence,
             send.consumer_sequence,
         )
-        assert isinstance(send.token, bytes), "pulls are named by their inboxes"
-        self._host.leaf.deliver(
+        reply = format_ack(ack, time_ns=message.time_ns, pending=pending)
+        self._send(
             send.token,
             message.payload,
             block=message.block,
-            ack=format_ack(ack, time_ns=message.time_ns, pending=pending).encode(),
-            subject=message.subject.encode(),
+            reply=f"{reply}@{message.subject}".encode(),
         )
 
-    def _send_status(self, token: object, text: str, headers: tuple[tuple[str, int], ...]) -> None:
-        assert isinstance(token, bytes), "pulls are named by their inboxes"
-        block = encode_headers([(name, b"%d" % value) for name, value in headers])
+    def _send_status(
+        self, token: object, text: str, headers: _StatusHeaders = (), *, reply: bytes = b""
+    ) -> None:
+        block = encode_headers([(name, str(value).encode()) for name, value in headers])
         line = VERSION_LINE + b" " + text.encode()
-        self._host.leaf.deliver(token, b"", block=line + block.removeprefix(VERSION_LINE))
+        self._send(token, b"", block=line + block.removeprefix(VERSION_LINE), reply=reply)
+
+    def _send(self, token: object, payload: bytes, *, block: bytes, reply: bytes) -> None:
+        assert isinstance(token, bytes), "pulls are named by their inboxes"
+        queue = self.config.deliver_group.encode()
+        self._host.leaf.deliver(token, payload, block=block, reply=reply, queue=queue)
 
 
-def _pending_headers(left: int | None, size: int) -> tuple[tuple[str, int], ...]:
+def _pending_headers(left: int | None, size: int) -> _StatusHeaders:
     if left is None:
         return ()
     return (("Nats-Pending-Messages", left), ("Nats-Pending-Bytes", size))
