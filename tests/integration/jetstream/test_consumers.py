@@ -483,7 +483,6 @@ async def test_what_is_not_built_is_refused(ask_us):
     await ask_us("STREAM.CREATE.less", {"name": "less", "subjects": ["less"]})
     settings = {
         "replay_policy": "original",
-        "max_ack_pending": -1,
         "priority_policy": "overflow",
         "pause_until": "2100-01-01T00:00:00Z",
         "sample_freq": "100%",

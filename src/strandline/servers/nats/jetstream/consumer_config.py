@@ -28,7 +28,8 @@ ACK_WAIT_NS: Final = 30 * NS_PER_S
 INACTIVE_NS: Final = 5 * NS_PER_S
 ACK_PENDING: Final = 1_000
 ACK_PENDING_MAX: Final = 10_000
-"""What is pending is stored with every change."""
+"""What is pending is stored with every change. A higher limit, or none, becomes this one: nats.go
+asks for half a million where its user asks for nothing."""
 HEARTBEAT_MIN_NS: Final = 100 * NS_PER_MS
 WAITING: Final = 512
 WAITING_MAX: Final = 10_000
@@ -175,7 +176,6 @@ FIXED: Final = {
     "idle_heartbeat": "heart beats",
     "flow_control": "flow control",
     "mem_storage": "storage type",
-    "max_waiting": "max waiting",
     "durable_name": "durable name",
 }
 """What an update may not change."""
@@ -234,7 +234,9 @@ def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str)
         filter_subjects=tuple(config.filter_subjects or ()),
         replay_policy="instant",
         max_waiting=0 if config.deliver_subject else config.max_waiting or WAITING,
-        max_ack_pending=0 if acks == "none" else config.max_ack_pending or ACK_PENDING,
+        max_ack_pending=0
+        if acks == "none"
+        else _ack_pending(config.max_ack_pending or ACK_PENDING),
         headers_only=bool(config.headers_only),
         max_batch=config.max_batch or 0,
         max_expires=config.max_expires or 0,
@@ -248,6 +250,12 @@ def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str)
         flow_control=bool(config.flow_control),
         idle_heartbeat=config.idle_heartbeat or 0,
     )
+
+
+def _ack_pending(asked: int | None) -> int:
+    """Return the limit of pending records in force."""
+    limit = asked or ACK_PENDING
+    return limit if 0 < limit < ACK_PENDING_MAX else ACK_PENDING_MAX
 
 
 def _name(call: ApiCall, config: ConsumerConfigRequest, made_up: str) -> str:
@@ -362,9 +370,6 @@ def _check_limits(config: ConsumerConfigRequest) -> None:
         _refuse(10116, "max deliver is required to be > length of backoff values")
     if len(backoff) > BACKOFFS_MAX or any(each <= 0 for each in backoff):
         refuse_consumer(f"backoff has 1 to {BACKOFFS_MAX} durations above 0")
-    pending = config.max_ack_pending or 0
-    if not 0 <= pending <= ACK_PENDING_MAX:
-        refuse_consumer(f"max_ack_pending is 1 to {ACK_PENDING_MAX} here")
     if not 0 <= (config.max_waiting or 0) <= WAITING_MAX:
         refuse_consumer(f"max_waiting is 1 to {WAITING_MAX} here")
     for field in (
@@ -396,11 +401,13 @@ def check_update(before: ConsumerConfig, after: ConsumerConfig, *, is_bound: boo
     Raises:
         ApiRefusal: it changes such a setting.
     """
-    if before.is_push != after.is_push:
-        kinds = ("push", "pull") if before.is_push else ("pull", "push")
-        refuse_consumer("can not update {} consumer to {} based".format(*kinds))
     for field, words in FIXED.items():
         if getattr(before, field) != getattr(after, field):
             refuse_consumer(f"{words} can not be updated")
+    if before.is_push != after.is_push:
+        kinds = ("push", "pull") if before.is_push else ("pull", "push")
+        refuse_consumer("can not update {} consumer to {} based".format(*kinds))
     if before.deliver_subject != after.deliver_subject and is_bound:
         refuse(CONSUMER_NAME_IN_USE)
+    if before.max_waiting != after.max_waiting:
+        refuse_consumer("max waiting can not be updated")

@@ -48,6 +48,33 @@ def test_settings_become_rules():
     assert asked(ack_policy="all", ack_wait=NS // 2).policy.ack_wait_ms == 500
 
 
+@pytest.mark.parametrize(
+    ("asked_for", "in_force"), [(-1, 10_000), (524_288, 10_000), (9, 9), (0, 1000)]
+)
+def test_the_limit_of_pending_messages_has_a_limit(asked_for, in_force):
+    """nats.go asks for half a million: the answer shows what is in force."""
+    found = asked(ack_policy="explicit", max_ack_pending=asked_for)
+    assert found.max_ack_pending == found.policy.max_ack_pending == in_force
+
+
+def test_a_push_consumer_has_no_waiting_pulls():
+    """Its settings are kept; a pull consumer has none of them."""
+    push = asked(
+        ack_policy="explicit",
+        deliver_subject="_INBOX.x",
+        deliver_group="g",
+        flow_control=True,
+        idle_heartbeat=NS,
+    )
+    assert push.is_push
+    assert (push.max_waiting, push.max_ack_pending) == (0, 1000)
+    assert (push.deliver_subject, push.deliver_group) == ("_INBOX.x", "g")
+    assert (push.flow_control, push.idle_heartbeat) == (True, NS)
+    pull = asked(deliver_group="g", flow_control=False, idle_heartbeat=0)
+    assert not pull.is_push
+    assert pull.deliver_group == ""
+
+
 def test_names_are_those_of_the_subject():
     """Else a permission for one name would do for another."""
     assert asked(ApiCall("CONSUMER.CREATE", "S")).name == "made-up"
