@@ -56,6 +56,7 @@ OF_CONSUMER: Final = (
     "CONSUMER.DURABLE.CREATE.{}.{}",
     "CONSUMER.INFO.{}.{}",
     "CONSUMER.DELETE.{}.{}",
+    "CONSUMER.PAUSE.{}.{}",
     "CONSUMER.MSG.NEXT.{}.{}",
 )
 OF_ANY_CONSUMER: Final = "CONSUMER.CREATE.{}"

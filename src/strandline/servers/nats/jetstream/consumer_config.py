@@ -18,11 +18,18 @@ from strandline.servers.nats.jetstream.errors import (
     ApiError,
     ApiRefusal,
     refuse,
+    refuse_json,
 )
 from strandline.servers.nats.jetstream.records import check_pattern
 from strandline.servers.nats.jetstream.stream_config import is_asking
 from strandline.servers.nats.jetstream.subjects import ApiCall
-from strandline.servers.nats.jetstream.times import NS_PER_MS, NS_PER_S, ms_of, parse_time
+from strandline.servers.nats.jetstream.times import (
+    NS_PER_MS,
+    NS_PER_S,
+    format_time,
+    ms_of,
+    parse_time,
+)
 
 ACK_WAIT_NS: Final = 30 * NS_PER_S
 INACTIVE_NS: Final = 5 * NS_PER_S
@@ -42,7 +49,6 @@ NS_MAX: Final = (1 << 63) - 1
 _NAME: Final = re.compile(r"[^\s.*>/\\]+")
 _GROUP: Final = re.compile(r"[^\s\x00-\x1f]{1,255}")
 UNSUPPORTED: Final = (
-    "pause_until",
     "priority_policy",
     "priority_groups",
     "priority_timeout",
@@ -96,7 +102,7 @@ class ConsumerConfigRequest(msgspec.Struct, frozen=True):
     flow_control: bool | None = None
     idle_heartbeat: _Whole = None
     rate_limit_bps: _Whole = None
-    pause_until: Any = None
+    pause_until: str | None = None
     priority_policy: Any = None
     priority_groups: Any = None
     priority_timeout: Any = None
@@ -143,6 +149,8 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     deliver_group: str = ""
     flow_control: bool = False
     idle_heartbeat: int = 0
+    rate_limit_bps: int = 0
+    pause_until: str = ""
 
     @property
     def is_push(self) -> bool:
@@ -232,7 +240,7 @@ def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str)
         backoff=backoff,
         filter_subject=config.filter_subject or "",
         filter_subjects=tuple(config.filter_subjects or ()),
-        replay_policy="instant",
+        replay_policy=config.replay_policy or "instant",
         max_waiting=0 if config.deliver_subject else config.max_waiting or WAITING,
         max_ack_pending=0
         if acks == "none"
@@ -249,6 +257,8 @@ def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str)
         deliver_group=(config.deliver_group or "") if config.deliver_subject else "",
         flow_control=bool(config.flow_control),
         idle_heartbeat=config.idle_heartbeat or 0,
+        rate_limit_bps=config.rate_limit_bps or 0,
+        pause_until=_pause_until(config),
     )
 
 
@@ -299,13 +309,22 @@ def _check_filters(call: ApiCall, config: ConsumerConfigRequest) -> None:
             _refuse(10138, "consumer subject filters cannot overlap")
 
 
+def _pause_until(config: ConsumerConfigRequest) -> str:
+    """Return the time until which nothing is delivered; empty: none."""
+    text = config.pause_until or ""
+    if not is_asking(text):
+        return ""
+    try:
+        return format_time(parse_time(text))
+    except ValueError as error:
+        refuse_json(error)
+
+
 def _check_supported(config: ConsumerConfigRequest) -> None:
     """Refuse what is not built."""
     for field in UNSUPPORTED:
         if is_asking(getattr(config, field)):
             refuse_consumer(f"{field} is not supported")
-    if config.replay_policy == "original":
-        refuse_consumer("replay_policy original is not supported")
 
 
 def _check_pull(config: ConsumerConfigRequest) -> None:
@@ -334,8 +353,6 @@ def _check_push(config: ConsumerConfigRequest, subject: str) -> None:
         _refuse(10083, "consumer idle heartbeat needs to be >= 100ms")
     if config.flow_control and not config.idle_heartbeat:
         _refuse(10108, "consumer with flow control also needs heartbeats")
-    if config.rate_limit_bps:
-        refuse_consumer("rate_limit_bps is not supported")
     if config.deliver_group and not _GROUP.fullmatch(config.deliver_group):
         refuse_consumer("deliver_group is no name of a queue group")
 
@@ -351,10 +368,8 @@ def _check_start(config: ConsumerConfigRequest) -> None:
     for kind, is_set in has.items():
         if is_set and kind != needed:
             _refuse(10094, f"{begun}, but optional start {kind} is also set")
-    if policy == "last_per_subject":
-        if not (config.filter_subject or config.filter_subjects):
-            _refuse(10094, f"{begun}, but optional filter subject is not set")
-        refuse_consumer("deliver_policy last_per_subject needs an index of subjects: not built")
+    if policy == "last_per_subject" and not (config.filter_subject or config.filter_subjects):
+        _refuse(10094, f"{begun}, but optional filter subject is not set")
     if config.opt_start_time:
         try:
             parse_time(config.opt_start_time)
@@ -379,6 +394,7 @@ def _check_limits(config: ConsumerConfigRequest) -> None:
         "inactive_threshold",
         "opt_start_seq",
         "idle_heartbeat",
+        "rate_limit_bps",
     ):
         if not 0 <= (getattr(config, field) or 0) <= NS_MAX:
             refuse_consumer(f"{field} is negative, or too large")

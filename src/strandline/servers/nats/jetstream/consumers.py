@@ -10,7 +10,6 @@ Rules:
 
 import asyncio
 import logging
-import re
 import secrets
 from collections.abc import Collection, Iterator
 from typing import Any, Final
@@ -20,7 +19,7 @@ import msgspec
 from strandline.api.groups import GROUPS_STREAM
 from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.write_path.partition import Partition
-from strandline.core.consumers.consumer import AckKind, Pull
+from strandline.core.consumers.consumer import Pull
 from strandline.core.consumers.state import ConsumerState
 from strandline.errors import (
     UNDECODABLE,
@@ -31,6 +30,7 @@ from strandline.errors import (
     UnknownGroupError,
 )
 from strandline.record.subjects import subject_matches
+from strandline.servers.nats.jetstream.ack_bodies import parse_ack_body
 from strandline.servers.nats.jetstream.api import (
     ApiLink,
     ApiReply,
@@ -45,6 +45,7 @@ from strandline.servers.nats.jetstream.consumer_config import (
     consumer_config,
     refuse_consumer,
 )
+from strandline.servers.nats.jetstream.consumer_info import KeptConsumer
 from strandline.servers.nats.jetstream.errors import (
     BAD_REQUEST,
     CONSUMER_EXISTS,
@@ -57,17 +58,18 @@ from strandline.servers.nats.jetstream.errors import (
     UNAVAILABLE,
     ApiRefusal,
     refuse,
+    refuse_json,
 )
-from strandline.servers.nats.jetstream.records import last_message
 from strandline.servers.nats.jetstream.runner import (
     DELETED,
     LEADERSHIP_CHANGE,
     SHUTDOWN,
     ConsumerRunner,
-    KeptConsumer,
     RunnerHost,
 )
+from strandline.servers.nats.jetstream.starts import find_heads, start_of
 from strandline.servers.nats.jetstream.state import RecordCounter
+from strandline.servers.nats.jetstream.stream_config import is_asking
 from strandline.servers.nats.jetstream.subjects import (
     FLOW_PREFIX,
     GROUP_PREFIX,
@@ -76,7 +78,13 @@ from strandline.servers.nats.jetstream.subjects import (
     parse_ack,
     parse_flow,
 )
-from strandline.servers.nats.jetstream.times import NS_PER_MS, ms_of, parse_time
+from strandline.servers.nats.jetstream.times import (
+    NS_PER_MS,
+    ZERO_TIME,
+    format_time,
+    ms_of,
+    parse_time,
+)
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
 from strandline.servers.nats.leaf_link import LeafClient
 from strandline.types import LeaderEpoch, PartitionName
@@ -94,12 +102,14 @@ BATCH_MAX: Final = 1 << 20
 INBOX_PREFIX: Final = "_INBOX."
 EARLY_ACKS_MAX: Final = 1_000
 """Acknowledgements that wait until consumers are loaded; the messages of others come again."""
-_SHORT_DELAY: Final = re.compile(rb"(\d{1,9})(ms|s|m|h)")
-_UNITS_MS: Final = {b"ms": 1, b"s": 1_000, b"m": 60_000, b"h": 3_600_000}
 
 
 class _ConsumerPageRequest(msgspec.Struct, frozen=True):
     offset: int | None = None
+
+
+class _PauseRequest(msgspec.Struct, frozen=True):
+    pause_until: str | None = None
 
 
 class _NextRequest(msgspec.Struct, frozen=True):
@@ -108,10 +118,6 @@ class _NextRequest(msgspec.Struct, frozen=True):
     no_wait: bool | None = None
     max_bytes: int | None = None
     idle_heartbeat: int | None = None
-
-
-class _NakBody(msgspec.Struct, frozen=True):
-    delay: int | None = None
 
 
 class _LedConsumers:
@@ -135,6 +141,18 @@ class _LedConsumers:
             and partition.leader_epoch == self.epoch
             and view.stream.created_ns == self.created_ns
         )
+
+
+def _runner_in(led: _LedConsumers, request: ApiRequest) -> ConsumerRunner:
+    """Return the consumer of a request.
+
+    Raises:
+        ApiRefusal: there is none.
+    """
+    runner = led.runners.get(request.call.consumer)
+    if runner is None:
+        refuse(CONSUMER_NOT_FOUND)
+    return runner
 
 
 class ConsumerCalls:
@@ -172,6 +190,7 @@ class ConsumerCalls:
             "CONSUMER.DURABLE.CREATE": self._create,
             "CONSUMER.INFO": self._info,
             "CONSUMER.DELETE": self._delete,
+            "CONSUMER.PAUSE": self._pause,
             "CONSUMER.NAMES": self._names,
             "CONSUMER.LIST": self._list,
             "CONSUMER.MSG.NEXT": self._next,
@@ -451,12 +470,17 @@ class ConsumerCalls:
                 "subjects, which is not built: use deliver_policy new, or no filter"
             )
         await self._api.caught_up(view)
-        before = await self._api.on_thread(_start_of, led.partition, config)
+        before, heads_to = await self._api.on_thread(start_of, led.partition, config), 0
+        if config.deliver_policy == "last_per_subject":
+            heads_to = led.partition.last_stable_offset
+            heads = await self._api.on_thread(find_heads, led.partition, config.filters, heads_to)
+            before = (heads.after(0) or heads_to + 1) - 1
         kept = KeptConsumer(
             config=config,
             created_ns=self._api.broker.clock.now_ns(),
             stream_created_ns=led.created_ns,
             state=ConsumerState(delivered_stream=before, floor_stream=before),
+            heads_to=heads_to,
         )
         runner = self._runner(view, led, kept)
         try:
@@ -471,11 +495,7 @@ class ConsumerCalls:
         return runner
 
     async def _found(self, request: ApiRequest) -> ConsumerRunner:
-        led = await self._of(request)
-        runner = led.runners.get(request.call.consumer)
-        if runner is None:
-            refuse(CONSUMER_NOT_FOUND)
-        return runner
+        return _runner_in(await self._of(request), request)
 
     async def _info(self, request: ApiRequest) -> ApiReply:
         runner = await self._found(request)
@@ -484,14 +504,32 @@ class ConsumerCalls:
     async def _delete(self, request: ApiRequest) -> ApiReply:
         led = await self._of(request)
         async with led.lock:
-            runner = led.runners.get(request.call.consumer)
-            if runner is None:
-                refuse(CONSUMER_NOT_FOUND)
+            runner = _runner_in(led, request)
             if runner.is_durable:
                 await self._forget(self._group(runner))
             self._removed(led, runner)
         await runner.close(DELETED)
         return request.answer(success=True)
+
+    async def _pause(self, request: ApiRequest) -> ApiReply:
+        """Let a consumer deliver nothing until a time; without one it goes on."""
+        until = request.body(_PauseRequest).pause_until or ""
+        until_ns = 0
+        if is_asking(until):
+            try:
+                until_ns = parse_time(until)
+            except ValueError as error:
+                refuse_json(error)
+        led = await self._of(request)
+        async with led.lock:
+            runner = _runner_in(led, request)
+            text = format_time(until_ns) if until_ns else ""
+            await runner.reconfigure(msgspec.structs.replace(runner.config, pause_until=text))
+        return request.answer(
+            paused=runner.paused_ns > 0,
+            pause_until=text or ZERO_TIME,
+            pause_remaining=runner.paused_ns or msgspec.UNSET,
+        )
 
     async def _page(
         self, request: ApiRequest, size: int
@@ -613,61 +651,21 @@ class ConsumerCalls:
         payload: bytes,
         link: ApiLink,
     ) -> None:
-        word, _, rest = payload.partition(b" ")
-        kind, delay_ms = _KINDS.get(word), 0
-        if word == b"-NAK":
-            delay_ms = _delay_ms(rest.strip())
+        body = parse_ack_body(payload)
 
         def answer() -> None:
             if reply is not None:
                 link.deliver(reply, b"")
                 link.flush_answers()
 
-        if word == b"+NXT":
+        if body.pull is not None:
             runner.ack("ack", ack)
-            refusal = None if reply is None else self._pull(runner, reply, rest)
+            refusal = None if reply is None else self._pull(runner, reply, body.pull)
             if refusal is not None and reply is not None:
                 link.deliver_with_headers(reply, b"", block=refusal.block)
                 link.flush_answers()
-        elif kind is not None:
-            runner.ack(kind, ack, delay_ms=delay_ms, answer=answer if reply is not None else None)
+        elif body.kind is not None:
+            asked = answer if reply is not None else None
+            runner.ack(body.kind, ack, delay_ms=body.delay_ms, answer=asked)
         else:
             answer()  # what means nothing is answered, too
-
-
-_KINDS: Final[dict[bytes, AckKind]] = {
-    b"": "ack",
-    b"+ACK": "ack",
-    b"+OK": "ack",
-    b"-NAK": "nak",
-    b"+WPI": "progress",
-    b"+TERM": "term",
-}
-
-
-def _delay_ms(text: bytes) -> int:
-    """Return the delay of a negative acknowledgement: ``{"delay": ns}`` or ``5s``; else none."""
-    if text.startswith(b"{"):
-        try:
-            return ms_of(max(0, msgspec.json.decode(text, type=_NakBody).delay or 0))
-        except UNDECODABLE:
-            return 0
-    found = _SHORT_DELAY.fullmatch(text)
-    return int(found[1]) * _UNITS_MS[found[2]] if found is not None else 0
-
-
-def _start_of(partition: Partition, config: ConsumerConfig) -> int:
-    """Return the sequence before the first record of a new consumer; on a thread."""
-    first, end = partition.log_start_offset, partition.last_stable_offset
-    match config.deliver_policy:
-        case "new":
-            return end
-        case "by_start_sequence":
-            return max(0, config.opt_start_seq - 1)
-        case "by_start_time":
-            return partition.offset_for_timestamp(parse_time(config.opt_start_time))
-        case "last":
-            found = [last_message(partition, each) for each in config.filters or (">",)]
-            sequences = [each.sequence for each in found if each is not None]
-            return max(sequences) - 1 if sequences else end
-    return first

@@ -31,20 +31,23 @@ from strandline.core.consumers.effects import (
     SendHeartbeat,
 )
 from strandline.core.consumers.flow import FlowWindow
-from strandline.core.consumers.state import ConsumerState
 from strandline.errors import StaleMemberError, StrandlineError, UnknownGroupError
 from strandline.servers.nats.headers import VERSION_LINE, encode_headers
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
+from strandline.servers.nats.jetstream.consumer_info import ConsumerInfo, KeptConsumer, Position
 from strandline.servers.nats.jetstream.errors import ApiRefusal
-from strandline.servers.nats.jetstream.records import (
-    StoredMessage,
-    count_matching,
-    message_at,
-    read_some,
-)
+from strandline.servers.nats.jetstream.pacing import Pacer
+from strandline.servers.nats.jetstream.pending_counter import PendingCounter
+from strandline.servers.nats.jetstream.records import StoredMessage, message_at, read_some
+from strandline.servers.nats.jetstream.starts import find_heads
 from strandline.servers.nats.jetstream.state import RecordCounter
 from strandline.servers.nats.jetstream.subjects import AckSubject, format_ack, format_flow
-from strandline.servers.nats.jetstream.times import NS_PER_MS, format_time, ms_of
+from strandline.servers.nats.jetstream.times import (
+    NS_PER_MS,
+    format_time,
+    ms_of,
+    parse_time,
+)
 from strandline.servers.nats.leaf_link import LeafClient
 from strandline.servers.tasks import end_task, start_task
 
@@ -60,78 +63,6 @@ SHUTDOWN: Final = "409 Server Shutdown"
 SIZE_HEADER: Final = b"Nats-Msg-Size"
 Answer = Callable[[], None]
 _StatusHeaders = tuple[tuple[str, int | str], ...]
-
-
-class KeptConsumer(msgspec.Struct, kw_only=True):
-    """A consumer as it is stored."""
-
-    config: ConsumerConfig
-    created_ns: int
-    stream_created_ns: int
-    """Of its stream: another one of the same name is another stream."""
-    state: ConsumerState
-
-
-class Position(msgspec.Struct, frozen=True):
-    """The sequences that deliveries or acknowledgements have reached."""
-
-    consumer_seq: int
-    stream_seq: int
-
-
-class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer as answers show it."""
-
-    stream_name: str
-    name: str
-    created: str
-    config: ConsumerConfig
-    delivered: Position
-    ack_floor: Position
-    num_ack_pending: int
-    num_redelivered: int
-    num_waiting: int
-    num_pending: int
-    ts: str
-    push_bound: bool | msgspec.UnsetType = msgspec.UNSET
-    """Whether a push consumer has receivers."""
-
-
-class PendingCounter:
-    """Counts the records that a consumer has still to get.
-
-    Args:
-        partition: of the records.
-        counter: counts records without a filter.
-        patterns: of the subjects; none: all records count.
-    """
-
-    def __init__(
-        self, partition: Partition, counter: RecordCounter, patterns: tuple[str, ...]
-    ) -> None:
-        self._partition = partition
-        self._counter = counter
-        self._patterns = patterns
-        self._from = self._to = -1
-        self._count = 0
-
-    def refresh(self, after: int) -> int:
-        """Return how many records follow a sequence; reads only what is new. On a thread."""
-        partition = self._partition
-        first, end = max(after, partition.log_start_offset), partition.last_stable_offset
-        if not self._patterns:
-            return self._counter.count(partition, first, end) if first < end else 0
-        if first != self._from or end < self._to:
-            self._from = self._to = first
-            self._count = 0
-        self._count += count_matching(partition, self._to, end, patterns=self._patterns)
-        self._to = max(self._to, end)
-        return self._count
-
-    def passed(self, after: int, count: int) -> None:
-        """``count`` records up to a sequence were delivered."""
-        self._from, self._count = after, max(0, self._count - count)
-        self._to = max(self._to, after)
 
 
 class RunnerHost(NamedTuple):
@@ -184,6 +115,9 @@ class ConsumerRunner:
         self._answers: list[Answer] = []
         self._seen: set[bytes] = set()
         """Inboxes of pulls that were seen to have a receiver."""
+        self._pacer = self._new_pacer()
+        self._due_ms = 0.0
+        """Before this time the next record must not be delivered."""
         self._wake = asyncio.Event()
         self._used_ms = self._now_ms
         self._round_lock = asyncio.Lock()
@@ -198,6 +132,18 @@ class ConsumerRunner:
     def is_durable(self) -> bool:
         """Whether its state is stored."""
         return bool(self.config.durable_name)
+
+    @property
+    def paused_ns(self) -> int:
+        """For how long nothing is delivered because somebody has paused it."""
+        if not self.config.pause_until:
+            return 0
+        return max(0, parse_time(self.config.pause_until) - self._host.clock.now_ns())
+
+    def _new_pacer(self) -> Pacer:
+        is_original = self.config.replay_policy == "original"
+        there = self.partition.last_stable_offset if is_original else 0
+        return Pacer(there, self.config.rate_limit_bps)
 
     @property
     def _now_ms(self) -> float:
@@ -306,6 +252,7 @@ class ConsumerRunner:
                 self._rebind(is_bound=False)
                 self.interest_changed()
             self._pending = PendingCounter(self.partition, self._host.counter, config.filters)
+            self._pacer = self._new_pacer()
             self._fresh.clear()
             self._read_to = -1
             if self.is_durable:
@@ -348,6 +295,8 @@ class ConsumerRunner:
             num_pending=pending,
             ts=format_time(self._host.clock.now_ns()),
             push_bound=self.is_bound or msgspec.UNSET,
+            paused=self.paused_ns > 0 or msgspec.UNSET,
+            pause_remaining=self.paused_ns or msgspec.UNSET,
         )
 
     # Rounds
@@ -390,6 +339,8 @@ class ConsumerRunner:
     async def _rest(self) -> None:
         """Wait for something to do."""
         due = [] if self.core.next_due_ms is None else [self.core.next_due_ms]
+        if self.core.pulls and self._held_to_ms > self._now_ms:
+            due.append(self._held_to_ms)
         if self.config.inactive_threshold and not self.core.pulls:
             due.append(self._used_ms + self.config.inactive_threshold / NS_PER_MS)
         timeout_s = max(0.0, (min(due) - self._now_ms) / 1e3) if due else None
@@ -409,8 +360,8 @@ class ConsumerRunner:
 
     def _has_more(self) -> bool:
         """Return whether records came since the last round ended."""
-        wanted = self.core.wanted()
-        if wanted is None or not self._host.leaf.is_open:
+        wanted = self._wanted()
+        if wanted is None:
             return False
         return wanted.is_again or self.partition.last_stable_offset >= wanted.sequence
 
@@ -456,7 +407,7 @@ class ConsumerRunner:
         """
         core, pending, size = self.core, -1, 0
         while len(outgoing) < ROUND_MESSAGES and size < ROUND_BYTES:
-            wanted = core.wanted() if self._host.leaf.is_open else None
+            wanted = self._wanted()
             if wanted is None:
                 return False
             if pending < 0:
@@ -466,6 +417,8 @@ class ConsumerRunner:
                 message, is_end = await self._read(wanted)
                 if core.wanted() != wanted:
                     continue  # something came in while it was read
+            if message is not None and self._is_early(message):
+                return False
             if message is not None:
                 is_new = self._decide(message, pending, effects=effects, outgoing=outgoing)
                 if is_new and not wanted.is_again:
@@ -480,6 +433,25 @@ class ConsumerRunner:
                 return False
         return True
 
+    def _wanted(self) -> Wanted | None:
+        """Return what to deliver now; None: nothing can be, or nothing may be yet."""
+        if not self._host.leaf.is_open:
+            return None
+        if (self._due_ms or self.config.pause_until) and self._held_to_ms > self._now_ms:
+            return None
+        return self.core.wanted()
+
+    @property
+    def _held_to_ms(self) -> float:
+        """The time before which nothing is delivered: it is paused, or the next one comes then."""
+        paused_ns = self.paused_ns
+        return max(self._due_ms, self._now_ms + paused_ns / NS_PER_MS if paused_ns else 0.0)
+
+    def _is_early(self, message: StoredMessage) -> bool:
+        """Return whether a record has to wait for its time; it is looked at again then."""
+        self._due_ms = self._pacer.due_ms(message.sequence, message.time_ns)
+        return self._due_ms > self._now_ms
+
     def _decide(
         self,
         message: StoredMessage,
@@ -492,9 +464,12 @@ class ConsumerRunner:
         message = self._shown(message)
         is_new = message.sequence > self.kept.state.delivered_stream
         left = max(0, pending - 1) if is_new else pending
-        decided = self.core.deliver(message.sequence, self._size(message), self._now_ms)
+        size = self._size(message)
+        decided = self.core.deliver(message.sequence, size, self._now_ms)
         effects += decided
         sent = [each for each in decided if isinstance(each, DeliverRecord)]
+        if sent:
+            self._pacer.sent(message.time_ns, size, self._now_ms)
         outgoing += (_Outgoing(each, message, left) for each in sent)
         return bool(sent)
 
@@ -516,15 +491,24 @@ class ConsumerRunner:
 
     async def _count(self) -> int:
         """Return how many records the consumer has still to get."""
+        if self.kept.heads_to and self._pending.heads is None:
+            self._pending.heads = await self._host.on_thread(
+                find_heads, self.partition, self.config.filters, self.kept.heads_to
+            )
         after = self.kept.state.delivered_stream
         return cast("int", await self._host.on_thread(self._pending.refresh, after))
 
     async def _read_fresh(self, sequence: int) -> tuple[StoredMessage | None, bool]:
         """Return the next record that passes the filters, and whether there is none now."""
-        start = max(self._read_to, sequence - 1)
+        start, heads = max(self._read_to, sequence - 1), self._pending.heads
+        if heads is not None and start < heads.end:
+            head = heads.after(start)
+            start = heads.end if head is None else head - 1
         messages, self._read_to = await self._host.on_thread(
             read_some, self.partition, start, self.config.filters
         )
+        if heads is not None:
+            messages = [m for m in messages if m.sequence > heads.end or m.sequence in heads]
         self._fresh.extend(messages)
         if self._fresh:
             return self._fresh[0], False

@@ -64,6 +64,7 @@ OPERATIONS: Final = {
         Operation("CONSUMER.DURABLE.CREATE", 2, 2, answer="consumer_create"),
         Operation("CONSUMER.INFO", 2, 2),
         Operation("CONSUMER.DELETE", 2, 2),
+        Operation("CONSUMER.PAUSE", 2, 2),
         Operation("CONSUMER.NAMES", 1, 1),
         Operation("CONSUMER.LIST", 1, 1),
         Operation("CONSUMER.MSG.NEXT", 2, 2),

@@ -17,7 +17,9 @@ from strandline.servers.nats.jetstream.errors import ApiRefusal
 from strandline.servers.nats.jetstream.subjects import (
     ApiCall,
     format_ack,
+    format_flow,
     parse_ack,
+    parse_flow,
     parse_subject,
 )
 
@@ -160,6 +162,15 @@ def test_any_text_is_an_acknowledgement_or_none(text):
     assert parse_ack("$JS.ACK.S.c.1.2.3.4.٣") is None
 
 
+@given(st.text())
+def test_any_text_is_an_answer_to_flow_control_or_none(text):
+    """And never an error."""
+    for subject in (text, f"$JS.FC.{text}", f"$JS.FC.S.c.{text}"):
+        found = parse_flow(subject)
+        assert found is None or len(found) == 2
+    assert parse_flow(format_flow("S", "c", "ab12")) == ("S", "c")
+
+
 def test_subjects_of_consumers():
     """The old and the new forms."""
     for subject, call in {
@@ -168,7 +179,8 @@ def test_subjects_of_consumers():
         "CONSUMER.CREATE.S.c.a.b": ApiCall("CONSUMER.CREATE", "S", "c", "a.b"),
         "CONSUMER.DURABLE.CREATE.S.d": ApiCall("CONSUMER.DURABLE.CREATE", "S", "d"),
         "CONSUMER.MSG.NEXT.S.c": ApiCall("CONSUMER.MSG.NEXT", "S", "c"),
-        "CONSUMER.PAUSE.S.c": ApiCall(""),
+        "CONSUMER.PAUSE.S.c": ApiCall("CONSUMER.PAUSE", "S", "c"),
+        "CONSUMER.UNPIN.S.c": ApiCall(""),
         "CONSUMER.INFO.S": ApiCall(""),
     }.items():
         assert parse_subject(f"$JS.API.{subject}") == call
