@@ -381,7 +381,8 @@ class ConsumerRunner:
         outgoing: list[_Outgoing] = []
         try:
             is_busy = await self._collect(effects, outgoing)
-            if self.core.is_changed:
+            # An answer needs a stored state also if nothing has changed: another broker may lead.
+            if self.core.is_changed or answers:
                 self.core.is_changed = False
                 if self.is_durable:
                     await self._host.keep(self)
