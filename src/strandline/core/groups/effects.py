@@ -9,7 +9,7 @@ from strandline.core.groups.state import GroupEntry, Partitions, Positions
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A member was removed because it was not heard of; worth a line in the log."""
+    """A member was removed because its session timed out; to be logged."""
 
     group: str
     member: str

@@ -1,8 +1,8 @@
 """Messages between the replicas of one partition, and their encoding in frames.
 
-A follower opens with ``Fetch``; the leader fences it, finds out whether the logs agree, and either
-says where they part (``Diverged``, ``StartAt``) or streams ``Replicate``; the follower answers
-``Acked`` after its own sync. Nothing is said while nothing happens.
+A follower opens with ``Fetch``. The leader checks its epoch and whether the logs agree, then either
+answers where they diverge (``Diverged``, ``StartAt``) or streams ``Replicate``. The follower
+answers ``Acked`` after its own sync. An idle partition sends nothing.
 
 Rules: every message carries the sender's leader epoch; batches travel beside the message as raw
 buffers, in the order of its ``BatchRef``s; a new field goes last, with a default, so that old and
@@ -34,7 +34,7 @@ _Session = Annotated[Session, _NotNegative]
 
 
 class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """All that replication needs to know of a batch; ``next_offset`` is exclusive."""
+    """The part of a batch's header that replication needs; ``next_offset`` is exclusive."""
 
     base_offset: _At
     next_offset: _At
@@ -43,7 +43,7 @@ class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Follower to leader: this is the end of my log, stream from there."""
+    """Follower to leader: my log ends here; stream from there on."""
 
     epoch: _Epoch
     session: _Session
@@ -54,13 +54,13 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Fenced(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """To whoever spoke in an older epoch: the sender knows of ``epoch``."""
+    """To a sender with an older epoch: the receiver knows of ``epoch``."""
 
     epoch: _Epoch
 
 
 class Diverged(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Leader to follower: the logs part; ``last_epoch``, my last not above yours, ends there."""
+    """Leader to follower: the logs differ; ``last_epoch``, my last not above yours, ends there."""
 
     epoch: _Epoch
     session: _Session
@@ -69,7 +69,7 @@ class Diverged(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False)
 
 
 class StartAt(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Leader to follower: nothing of yours can be compared with what I keep; start empty there."""
+    """Leader to follower: your log cannot be compared with mine; start empty at this offset."""
 
     epoch: _Epoch
     session: _Session
@@ -77,7 +77,7 @@ class StartAt(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Leader to follower: the batches from ``base_offset`` on, none if there is only news."""
+    """Leader to follower: batches from ``base_offset`` on; none to send the high watermark only."""
 
     epoch: _Epoch
     session: _Session
@@ -123,12 +123,12 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """The message as a frame's header; its batches are the frame's attachments."""
+    """Encode a message as a frame's header; its batches are the frame's attachments."""
     return _encoder.encode(message)
 
 
 def decode(header: Buffer, buffers: list[Buffer]) -> Message:
-    """A message as a peer sent it, checked against its attachments.
+    """Decode a peer's message and check it against its attachments.
 
     Raises:
         InvalidRecordError: not a message, or its batches do not match the buffers.
@@ -141,12 +141,12 @@ def decode(header: Buffer, buffers: list[Buffer]) -> Message:
     if [ref.size for ref in refs] != [len(buffer) for buffer in buffers]:
         raise InvalidRecordError(f"{len(buffers)} batches came with a message of {len(refs)}")
     if not in_row(refs):
-        raise InvalidRecordError("the batches of a message are not one after the other")
+        raise InvalidRecordError("the batches of a message are not contiguous")
     return message
 
 
 def in_row(refs: tuple[BatchRef, ...]) -> bool:
-    """Whether each batch begins where the one before ends, in an epoch not older."""
+    """Whether the batches are contiguous and their epochs ascend."""
     if any(ref.base_offset >= ref.next_offset for ref in refs):
         return False
     return all(

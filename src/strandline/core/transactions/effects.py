@@ -26,7 +26,7 @@ class MarkerKind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class SendMarker:
-    """Have a partition store a marker; told by ``events.Marked`` or ``NotMarked``."""
+    """Write a marker to a partition; ``events.Marked`` or ``NotMarked`` reports the result."""
 
     id: str
     producer: TransactionalProducer
@@ -36,7 +36,7 @@ class SendMarker:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """A transaction was aborted because its time was over: of this id, or a part of it."""
+    """A transaction was aborted after its timeout: the one of this id, or a part of it."""
 
     name: str
 
