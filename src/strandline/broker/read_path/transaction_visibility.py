@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from strandline.broker.read_path.visible import read_visible
-from strandline.broker.write_path.log_replay import LogReplay
+from strandline.broker.write_path.state_loader import StateLoader
 from strandline.core.transactions.effects import MarkerKind
 from strandline.core.transactions.hidden import HiddenOffsets
 from strandline.core.transactions.index import Aborted, TransactionIndex
@@ -133,7 +133,7 @@ class PartitionTransactions:
         self._hidden = HiddenOffsets()
         self._undecided: dict[int, list[Noted]] = {}
         """Committed records of open transactions, by producer id."""
-        self._replay: LogReplay[list[Noted]] | None = None
+        self._replay: StateLoader[list[Noted]] | None = None
 
     @classmethod
     def loaded(cls, log: Log, *, start: Offset, high_watermark: Offset) -> "PartitionTransactions":
@@ -167,7 +167,7 @@ class PartitionTransactions:
             logger.warning("%s: transactions cannot be read back, will retry: %s", name, error)
             asyncio.get_running_loop().call_later(RETRY_S, read)
 
-        replay = self._replay = LogReplay(take, what=f"transactions of {name}", failed=failed)
+        replay = self._replay = StateLoader(take, what=f"transactions of {name}", failed=failed)
         read()
 
     def close(self) -> None:
