@@ -30,7 +30,7 @@ from strandline.security.tokens import BOOTSTRAP_CHARACTERS_MIN, TEXT_BYTES_MAX,
 from strandline.types import BrokerId
 
 ALONE: Final = 0
-"""The id of a broker that is in no cluster."""
+"""The id of a broker without a cluster."""
 T = TypeVar("T")
 
 

@@ -54,9 +54,9 @@ logger = logging.getLogger(__name__)
 HEAL_INTERVAL_S = 1.0
 BIND_TIMEOUT_S = 5.0
 IDLE_INTERVAL_S = 10.0
-"""A segment that nobody has read for so long, or for twice as long, is unmapped."""
+"""A segment that was not read for this long, or twice as long, is unmapped."""
 DESCRIPTORS_MIN = 32
-"""With fewer left, connections are refused now and then, or a segment cannot be opened."""
+"""With fewer, connections are sometimes rejected, or a segment cannot be opened."""
 T = TypeVar("T")
 
 
@@ -93,7 +93,7 @@ class BrokerBase(ABC):
         self.is_ready = False
         self._streams: dict[str, Stream] = {}
         self.routes = RouteTable()
-        """From a subject to the streams here; only ``_announce`` changes it."""
+        """Routes from subjects to streams here; only ``_announce`` changes them."""
         self._stream_callbacks: list[Callable[[Collection[str]], None]] = []
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
@@ -104,7 +104,7 @@ class BrokerBase(ABC):
         """Held while a thread opens new logs: recovery must not open the same files meanwhile, and
         the directory must not be released."""
         self._producer_ids: dict[str, range] = {}
-        """Reserved and not given out, by owner."""
+        """Reserved and not yet allocated ids, by owner."""
         self._producer_lock = asyncio.Lock()
 
     # Start and stop

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 
 METADATA_INTERVAL_S = 2.0
 PRODUCER_IDS = 1000
-"""So many are reserved at a time; what is left of them is lost with a restart."""
+"""How many are reserved at a time; the rest is lost with a restart."""
 
 
 class Broker(BrokerBase):

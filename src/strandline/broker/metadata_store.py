@@ -38,12 +38,12 @@ from strandline.storage.reserve import Reserve
 FILE_NAME = "metadata.json"
 LOG_NAME = "metadata.log"
 LOG_BYTES_MIN: Final = 256 << 10
-"""A shorter log is never worth a new file."""
+"""A shorter log is not rewritten."""
 _LINE: Final = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9a-f]{8}) ")
 """CRC-32C of the rest, that of the line before, and the length of the command."""
 _HEAD_BYTES: Final = 27
 _UNWRITTEN: Final = bytes(8)
-"""So many zeros are in no line, but where a sector of it was not written."""
+"""So many zeros occur only where a sector of a line was not written."""
 _decode = msgspec.json.Decoder(Command).decode
 
 
@@ -52,13 +52,13 @@ class _LoadedMetadata(NamedTuple):
 
     image: MetadataImage
     is_new: bool
-    """There is no ``metadata.json`` yet."""
+    """Whether ``metadata.json`` does not exist yet."""
     size: int
     """Bytes of ``metadata.json``."""
     mark: int
     """The checksum that the next line continues."""
     log_bytes: int
-    """Bytes of the log that count."""
+    """The valid bytes of the log."""
 
 
 class MetadataStore:

@@ -46,7 +46,7 @@ NEW_LOG = LogCheckpoint(
     first_timestamp=TIMESTAMP_MIN,
     max_timestamp=TIMESTAMP_MIN,
 )
-"""A log that no checkpoint knows yet: all of it is in the journal."""
+"""A log that is in no checkpoint yet: all of it is in the journal."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from strandline.storage.walk import FoundBatch, walk
 from strandline.types import Offset
 
 Counts = Callable[[BatchHeader], bool]
-"""Whether the records of a batch count: those of an aborted transaction do not."""
+"""Whether a batch is committed: those of an aborted transaction are not."""
 
 
 class Scope(NamedTuple):
@@ -43,7 +43,7 @@ class Scope(NamedTuple):
     ids_from_ns: int
     numbers_from_ns: int
     log: Log
-    """Who opens and seals what is encrypted."""
+    """Decrypts and encrypts batches."""
 
     def ids_held_ns(self, header: BatchHeader) -> int:
         """Return for how many ns a batch stays to detect retries by message id; -1: not at all."""

@@ -40,7 +40,7 @@ class _Stretch(NamedTuple):
     next_offset: int
     leader_epoch: LeaderEpoch
     filler: memoryview | None
-    """The batch that stands for just these already."""
+    """The present placeholder for exactly these offsets."""
 
 
 class SegmentRewrite:

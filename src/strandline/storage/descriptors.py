@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 UNLIMITED: Final = 1 << 20
-"""Taken for the limit where the system has none."""
+"""Used as the limit if the system has none."""
 PROCESS: Final = 64
 """For the event loop, child processes, other brokers, NATS servers and gRPC itself."""
 JOURNAL: Final = 32
@@ -28,7 +28,7 @@ class DescriptorShares(NamedTuple):
     """The most file descriptors that each part of the process may have."""
 
     limit: int
-    """All of them together."""
+    """The process's limit."""
     others: int
     """Everything but the storage."""
     connections: int

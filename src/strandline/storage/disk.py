@@ -27,7 +27,7 @@ EMPTIED_BYTES_MIN = 1 << 20
 PIECE_BYTES = 64 << 20
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What the system says where there is no space."""
+"""The system's errors for lack of space."""
 _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 SYNC_FILE_RANGE_WRITE = 2
@@ -82,7 +82,7 @@ class Disk:
     """
 
     syncs_plainly: ClassVar[bool] = True
-    """Whether a sync here is the system call and nothing else: then any process may make it."""
+    """Whether a sync is only the system call, so that any process may make it."""
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
         """Open a file and return its descriptor; ``create`` also makes it if missing."""

@@ -15,7 +15,7 @@ from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUF
 from strandline.storage.walk import open_unindexed, walk
 
 CORRUPT = frozenset({"corrupt_until", "has_corrupt_batch"})
-"""What pieces of a dump have that are corrupt."""
+"""The field that marks a corrupt entry of a dump."""
 
 
 def dump_file(path: Path) -> Iterator[tuple[int, dict[str, int | str]]]:

@@ -73,7 +73,7 @@ class FileReport:
     kind: Kind
     size_bytes: int
     facts: dict[str, int | str] = field(default_factory=dict)
-    """What it says about itself and what was counted in it."""
+    """Fields of its header, and counts."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -132,7 +132,7 @@ class _Inspection:
         self._checkpoint = Checkpoint()
         self._journal = JournalScan()
         self._cut: set[int] = set()
-        """Logs that were cut since the checkpoint, without a note: by an early version."""
+        """Logs that were truncated since the checkpoint, without a marker: by an early version."""
         self._short: dict[Path, Missing] = {}
         """Files that end too early."""
 

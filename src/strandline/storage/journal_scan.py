@@ -58,13 +58,13 @@ class ScannedFile:
     size: int
     header: FileHeader
     is_guessed: bool
-    """The header is not intact; it was made up from the first entry."""
+    """The header is corrupt and was rebuilt from the first entry."""
     view: memoryview
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     """Of the entries that count."""
     used_bytes: int = 0
     dropped: list[int] = field(default_factory=list)
-    """Positions of entries that a crash left behind and that never happened."""
+    """Positions of entries that a crash left behind and that do not count."""
 
     def entries(self) -> list[ScannedEntry]:
         """Yield every intact entry, whether it counts or not."""
@@ -84,7 +84,7 @@ class JournalScan:
     files: list[ScannedFile] = field(default_factory=list)
     corruption: list[JournalCorruption] = field(default_factory=list)
     stubs: list[Path] = field(default_factory=list)
-    """Files whose creation was cut short; nothing was ever written to them."""
+    """Files whose creation was interrupted; nothing was ever written to them."""
     torn_bytes: int = 0
     last_sequence: int = 0
     last_number: int = 0

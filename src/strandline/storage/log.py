@@ -74,13 +74,13 @@ class Log(LogDurability):
             segments = [*segments, Segment(directory, log_start_offset, disk=disk)]
         super().__init__(directory, segments, log_start_offset, disk=disk)
         self._noted_start = log_start_offset
-        """As far as the start was ever noted durably."""
+        """The last log start that was stored durably."""
         self._names_lock = threading.RLock()
         """Held while a thread writes, replaces or removes files by their names."""
         self._cut_lock = threading.RLock()
-        """Held while the end of the log is cut; taken before ``_names_lock``."""
+        """Held while the log is truncated; acquired before ``_names_lock``."""
         self._layout_lock = threading.Lock()
-        """Held for an assignment, never for a file: two threads may arrange segments at once."""
+        """Held for an assignment, never for a file: two threads may change segments at once."""
         self._drop_below(log_start_offset)
 
     @classmethod

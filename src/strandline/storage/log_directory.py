@@ -6,7 +6,7 @@ from strandline.storage.disk import Disk
 
 DELETED_SUFFIX = ".deleted"
 UNFINISHED_SUFFIX = ".unfinished"
-"""Of a directory that is being made."""
+"""The suffix of a directory that is being created."""
 
 
 def delete_log_directory(directory: Path, *, disk: Disk) -> None:

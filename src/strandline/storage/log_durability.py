@@ -50,9 +50,9 @@ class LogDurability(LogReads):
         self.truncations = 0
         """The number of truncations that had a marker."""
         self._is_held_up = False
-        """Whether what is in memory only could not be written when it was last tried."""
+        """Whether the last write of batches in memory failed for lack of space."""
         self._write_lock = threading.Lock()
-        """Held while that is written: a checkpoint may meet a thread that is about to cut."""
+        """Held during that write: another thread may be about to truncate."""
         self._stable_base = 0
         self._version = 1
         """Incremented by each truncation."""

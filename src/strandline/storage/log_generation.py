@@ -15,7 +15,7 @@ from strandline.storage.log_directory import UNFINISHED_SUFFIX
 
 GENERATION_NAME = "log-generation"
 UNUSED = -1
-"""Before any sequence."""
+"""Lower than any sequence."""
 
 
 def write_generation(directory: Path, synced_sequence: int, *, disk: Disk) -> None:

@@ -58,7 +58,7 @@ class LogOpening:
         start = max(self._stored_start(), at.log_start_offset if at else 0)
         boundary = self._boundary(sizes, start)
         self._lacks_file = at is not None and boundary < at.segment_base
-        """Whether the checkpoint's segment is gone, and a leader has what was in it."""
+        """Whether the checkpoint's segment is missing, and a leader has its records."""
         self._later = {base: size for base, size in sizes.items() if base > boundary}
         earlier = sorted(base for base in sizes if base < boundary)
         self._sealed = [

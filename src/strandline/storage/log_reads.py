@@ -41,7 +41,7 @@ class LogSlice(NamedTuple):
     base_offset: Offset
     """Of the first batch; may be below the offset asked for, or above it where compaction cut."""
     next_offset: Offset
-    """Where the next read goes on."""
+    """The offset of the next read."""
     file: Path
     position: Position
 
@@ -62,7 +62,7 @@ class LogReads:
     """
 
     sealer: Sealer | None = None
-    """Of an encrypted stream: who opens the batches, which are served as they are stored."""
+    """Decrypts the batches of an encrypted stream, which are served as stored."""
 
     def __init__(self, directory: Path, segments: Sequence[Segment], start: Offset) -> None:
         self.directory = directory

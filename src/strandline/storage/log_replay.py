@@ -34,11 +34,11 @@ class _Unreadable(NamedTuple):
 
     batch: memoryview
     header: BatchHeader | None
-    """What it says of itself, if that is sane."""
+    """Its header, if that is plausible."""
     file: Path
     position: Position
     after: int
-    """The log end offset when it was met."""
+    """The log end offset at this point of the replay."""
 
 
 class LogReplayer(LogOpening):

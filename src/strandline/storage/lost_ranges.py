@@ -29,9 +29,9 @@ class Durable(NamedTuple):
 
     at: LogCheckpoint
     sequence: int
-    """Of the journal, after which it says more."""
+    """The journal's sequence, after which it has more."""
     start: int
-    """No record below it counts."""
+    """The log start offset."""
 
     @property
     def has_records(self) -> bool:
@@ -46,7 +46,7 @@ class Missing(NamedTuple):
     durable: Durable
     file: Path
     position: int
-    """Where it ends."""
+    """The position at which the file ends."""
     message: str
     is_certain: bool
     """False: the log may have been deleted on purpose."""

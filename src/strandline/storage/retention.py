@@ -27,7 +27,7 @@ class SegmentFacts(NamedTuple):
     next_offset: int
     size: int
     written_ns: int
-    """When it was last written."""
+    """The time of its last write."""
 
 
 def newest_timestamp(segment: Segment) -> int:
@@ -49,7 +49,7 @@ class WriteTimes:
 
     def __init__(self) -> None:
         self._wall_ahead_ns: int | None = None
-        """How far the wall clock is ahead of the monotonic one: the least that was seen."""
+        """The smallest difference seen between the wall clock and the monotonic clock."""
         self._first_end = 0
         self._first_ns = 0
         self._last_ns = 0

@@ -21,7 +21,7 @@ from strandline.storage.segment_reads import (
 )
 
 PENDING_BYTES_MAX = 1 << 20
-"""What would be more than this is written at once."""
+"""More than this is written to the file at once."""
 WORTH_WRITING_BYTES = 32 << 10
 INDEX_LAG_BYTES = 1 << 20
 """So much of an active segment the index files may be behind: who opens it looks through that."""

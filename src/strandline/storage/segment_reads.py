@@ -39,7 +39,7 @@ DOOMED_SUFFIX = ".doomed"
 _WINDOW_BYTES = 64 << 10
 _HINTS_MAX = 64
 AHEAD_BYTES = 8 << 20
-"""Sequential readers get this much asked for ahead of them, and as much forgotten behind."""
+"""How much is read ahead for a sequential reader, and unmapped behind it, at a time."""
 
 
 class RetiredSegmentError(UnavailableError):

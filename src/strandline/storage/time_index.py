@@ -18,7 +18,7 @@ from strandline.storage.segment import Segment
 from strandline.storage.walk import walk
 
 Opened = Callable[[Buffer], pa.Buffer]
-"""Batches as they were before they were sealed, if they are."""
+"""Decrypts batches, if they are encrypted."""
 
 
 def first_record_at(

@@ -28,7 +28,7 @@ CONSENSUS: Final = 1
 REPLICATION: Final = 2
 REQUESTS: Final = 3
 TRACE: Final = 4
-"""Clocks, if a trace is wanted: see ``trace``."""
+"""Vector clocks, if a trace is written: see ``trace``."""
 _LOG_ID = struct.Struct("<Q")
 TIMEOUT_MS_MAX: Final = 60_000
 
@@ -47,7 +47,7 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag=2):
     number: int
     outcome: CommandOutcome
     index: int = 0
-    """The image that has it, for the asker to wait for: an index of the quorum's log."""
+    """The index of the quorum's log that includes it, for the caller to wait for."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -131,7 +131,7 @@ class ConsumerRequest(msgspec.Struct, frozen=True, array_like=True, tag=13):
     number: int
     what: Literal["keep", "new", "delete", "claim", "list"]
     group: str
-    """Its group's name, or the beginning of names."""
+    """Its group's name, or a prefix of names."""
     positions: dict[str, dict[int, int]] = {}
     consumer: str = ""
     epoch: int = 0

@@ -58,7 +58,7 @@ HEARTBEAT_S = 0.3
 REGISTER_TIMEOUT_S = 10.0
 REGISTER_RETRY_S = 1.0
 CUT_OFF_MS = 3_000.0
-"""Without a controller for longer, a broker takes it that it is cut off from the others."""
+"""A broker without a controller for longer considers itself isolated."""
 SESSIONS_PER_LIFE = 32
 """Bits of a replica's session number that count within one run of the broker."""
 
@@ -80,7 +80,7 @@ class ClusterMembership:
     """
 
     why_refused = ""
-    """Why the cluster does not let this broker register; empty: it does, or nobody said so."""
+    """Why the cluster rejects this broker's registration; empty: it does not, as far as known."""
     is_removed = False
     """Whether the cluster has removed this broker."""
 
@@ -115,7 +115,7 @@ class ClusterMembership:
         self._identity = identity
         self._flight_address = ""
         self.grpc_address = self.beam_address = ""
-        """Where clients of Liftbridge and of Beam's log dial; set before ``announce``."""
+        """Addresses for Liftbridge and Beam clients; set before ``announce``."""
         self.machine = MetadataMachine(self._image_changed)
         self.quorum = Quorum(
             self.me,

@@ -46,7 +46,7 @@ class MetadataApplier(Broker):
 
     membership: ClusterMembership
     operations: Operations
-    """Orders of operators."""
+    """Operators' commands."""
     log_starts: LogStarts
     _identity: DirectoryIdentity
     _store_of_quorum: QuorumStore
@@ -55,29 +55,29 @@ class MetadataApplier(Broker):
     _saved_watermarks: dict[LogId, Offset]
     _has_swept: bool
     _parted: set[LogId]
-    """Logs that were removed, and of which the journal still tells."""
+    """Removed logs that the journal still has entries of."""
     _has_followed: bool
-    """Whether the cluster has told this broker, since its start, which streams there are."""
+    """Whether the cluster has sent its streams since this broker's start."""
     _remembered: dict[str, Stream]
-    """Streams as the disk tells of them, for readers of copies while the cluster tells nothing."""
+    """Streams built from the disk, for readers until the cluster sends its metadata."""
     _unopened: dict[LogId, UnavailableError]
-    """Why partitions that this broker should keep cannot be opened."""
+    """Why partitions of this broker cannot be opened."""
     _is_releasing: bool
-    """Whether others are being asked to lead what is unopened."""
+    """Whether unopened partitions are being transferred to other leaders."""
     _is_stopping: bool
     _retry: asyncio.TimerHandle | None
     _followed: MetadataImage
-    """What streams and replicas were made to be."""
+    """The image that was last applied."""
     _has_moved_on: asyncio.Event
-    """Set when streams and replicas have followed an image."""
+    """Set when an image was applied."""
     _unsettled: set[str]
     """Streams with partitions that are being opened, or cannot be."""
     _opening: dict[LogId, None]
-    """Logs that are being opened, or are to be."""
+    """Logs that are being opened, or will be."""
     _to_open: list[LogToOpen]
-    """Those that are to be opened next."""
+    """Logs to open next."""
     _open_failures: dict[LogId, StrandlineError]
-    """Why logs could not be opened just now."""
+    """Why logs could not be opened in the last attempt."""
 
     @property
     def _image(self) -> MetadataImage:

@@ -25,7 +25,7 @@ from strandline.types import LogId, Offset
 QUORUM_NAME = "quorum"
 QUORUM_SEGMENT_BYTES = 16 << 20
 ANY_CONFIG = StreamConfig(name="any", subject="any")
-"""Sizes of a log until its stream's are known; they matter only where it grows."""
+"""Size limits of a log until its stream's are known; they matter only when it grows."""
 
 
 def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:

@@ -37,7 +37,7 @@ CHANGE_TIMEOUT_S = 30.0
 ATTEMPTS_MAX = 20
 RETRY_S = 0.1
 REBALANCE_MOVES_MAX = 5
-"""Partitions that are copied at once to fill up a broker; whoever orders it orders it again."""
+"""Partitions that one rebalance command moves at once; the operator repeats the command."""
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 

@@ -64,7 +64,7 @@ class RangeServer:
         self._host = host
         self._step = step
         self.is_over = False
-        """Whether the replica was dropped, and wants nothing more."""
+        """Whether the replica was dropped."""
 
     def read_log(self, effect: fx.ReadLog) -> None:
         """Read for a follower that is behind; throttled for a replica that a move adds."""

@@ -16,7 +16,7 @@ from strandline.storage.log import Log
 from strandline.types import Offset
 
 RANGE_BYTES_MAX: Final = 32 << 20
-"""Lent in one answer; half of what any frame may hold."""
+"""The most bytes of one answer; half of a frame's limit."""
 
 
 def split(

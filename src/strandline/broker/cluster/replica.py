@@ -76,12 +76,12 @@ class ReplicaDriver:
         self._parked: ev.Assigned | None = None
         self._early: dict[BrokerId, ev.Received] = {}
         self._cut: _Cut | None = None
-        """What is being cut from the log, on a thread."""
+        """The truncation in progress on a thread."""
         self._synced_meanwhile = Offset(0)
-        """As far as syncs reached while cuts were still to be made."""
+        """The offset synced while truncations were pending."""
         self._dropped: StrandlineError | None = None
         self.may_hand_over = False
-        """Whether all that was taken is committed, after ``Resign``."""
+        """Whether all accepted records are committed, after ``Resign``."""
         self.publishers = replica_publishers.ReplicaPublishers(partition, replica, host)
         self._range_server = range_server.RangeServer(partition, replica.log, host, step=self.step)
         partition.attach_replica(self, replica.log.high_watermark)

@@ -69,7 +69,7 @@ class ReplicaPublishers:
         self._reject_reason: RejectReason | None = None
         self._is_cut_off = False
         self._ending: StrandlineError | None = None
-        """What those are told who wait when the replica has been dropped; None: it is here."""
+        """The error for waiting publishers once the replica was dropped; None: it was not."""
 
     @property
     def has_waiting(self) -> bool:

@@ -37,7 +37,7 @@ from strandline.types import BrokerId, LogId, Offset
 
 TIMER_S = 0.05
 WATERMARK_DELAY_S = 0.005
-"""How long the high watermark waits for a batch to travel with: alone it wakes every follower."""
+"""How long the high watermark waits for a batch to carry it: alone it wakes every follower."""
 
 
 class Incarnation(NamedTuple):
@@ -97,7 +97,7 @@ class Replicas:
         self._is_scheduled = False
         self._has_sent = False
         self.trace: Trace | None = None
-        """Told what replicas do, if anybody wants to know."""
+        """The trace of the replicas' events, if one is written."""
         self._loop = asyncio.get_running_loop()
         self._reading: set[asyncio.Future[None]] = set()
         self._outbox = committer.outbox

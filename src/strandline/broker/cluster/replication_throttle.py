@@ -26,7 +26,7 @@ class ReplicationThrottle:
         self._free_at_s = 0.0
         self._waiting: dict[Hashable, asyncio.TimerHandle] = {}
         self.slice_bytes = max(SLICE_BYTES_MIN, bytes_per_s // SLICES_PER_S)
-        """How much to read at once at most."""
+        """The most bytes to read at once."""
 
     def ask(self, reader: Hashable, read: Callable[[], None]) -> None:
         """Read as soon as the rate allows; a reader that already waits is not queued twice."""

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.05
 ATTEMPT_S = 5.0
-"""After so long without an answer the command is proposed again."""
+"""A command without an answer for this long is proposed again."""
 LEADERLESS_S = 8.0
 """So long nobody to propose it to is no election any more. Clients wait for an answer for 10 s, and
 would not learn why there is none, nor that nothing was done. Counted for all proposals together:
@@ -41,7 +41,7 @@ IN_VAIN_S = 0.05
 """So long takes even an answer that is known beforehand: who asks again and again, as registrations
 and leaders do, would else keep the loop from ever hearing of a controller."""
 PAUSE_S = 1.0
-"""After so long without a proposal nobody knows whether there was a leader meanwhile."""
+"""After this long without a proposal it is unknown whether there was a leader meanwhile."""
 
 
 class Requests:

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 REPEATED_S: Final = 3.0
-"""Faults that are seen in two looks within this time are reported."""
+"""Faults found by two checks within this time are reported."""
 HEALTHY_S: Final = 30.0
 """How long a disk must have worked before its broker leads again."""
 PROBE_S: Final = 3.0

@@ -18,7 +18,7 @@ from strandline.core.raft.messages import Members
 from strandline.types import BrokerId
 
 VOTERS_MAX = 7
-"""More make every change slower, and three losses are more than anybody plans for."""
+"""More make every change slower."""
 
 
 def next_members(members: Members, image: MetadataImage) -> Iterator[Members]:

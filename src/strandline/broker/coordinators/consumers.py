@@ -19,7 +19,7 @@ class ConsumerOrder(NamedTuple):
 
     what: What
     group: str
-    """Of the consumer; or how the names of several begin."""
+    """The consumer's group, or a prefix of several."""
     positions: Positions | None = None
     consumer: str = ""
     epoch: int = 0

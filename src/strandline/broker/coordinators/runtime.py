@@ -41,7 +41,7 @@ from strandline.types import LeaderEpoch, Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 4 << 20
-"""Whole segments are deleted when the state was written anew."""
+"""Whole segments are deleted once the state was rewritten."""
 LOAD_WAIT_S = 1.0
 TICK_S = 0.1
 POLL_S = 0.005

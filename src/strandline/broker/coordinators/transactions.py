@@ -38,10 +38,10 @@ from strandline.types import Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 LABELS_MAX = 100
-"""Names of timed-out transactions told apart in metrics; more are counted together."""
+"""Names of timed-out transactions with their own metric; others are counted together."""
 
 MarkerDone = Callable[[StrandlineError | None], None]
-"""Told None once a marker is committed, or is owed to nobody; else why it may not be."""
+"""Called with None once a marker is committed or not needed; else with the error."""
 
 
 class Positions(Protocol):

@@ -37,16 +37,16 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.05
 PENDING_STEP_BYTES = 512 << 10
 WRITE_BACK_BYTES = 4 << 20
-"""How much is written between two looks at what can be written back."""
+"""How much is written between two checks of what can be written back."""
 WRITE_BACK_PAUSE_S = 0.004
 WRITE_BACK_PARTS_MAX = 16
 BULK_BYTES_MAX = 256 << 20
-"""What recovery may have to look through that is in segments only."""
+"""The most bytes in no journal that recovery may have to scan in segments."""
 LOGS_PER_FILE = 256
 """A checkpoint syncs each log: where there are more, more files may be full before it is due."""
 SPACE_INTERVAL_MS = 5_000
 SPACE_BYTES = 1 << 20
-"""As much as a log may hold in memory: who finds less will soon refuse records again."""
+"""As much as a log may hold in memory: with less space, records would soon be rejected again."""
 SPACE_NAME = "space"
 
 
@@ -74,7 +74,7 @@ class CheckpointSchedule:
         self._on_poisoned = on_poisoned
         self._storage: Recovered | None = None
         self.lock = asyncio.Lock()
-        """Held while a thread writes; whoever deletes, reopens or closes logs holds it too."""
+        """Held while a thread writes, and while logs are deleted, reopened or closed."""
         self._last_ms = clock.monotonic_ms()
         self._last_sequence = -1
         self._last_bulk_bytes = 0

@@ -63,13 +63,13 @@ class PeerConnection(asyncio.BufferedProtocol):
         )
         self.is_open = False
         self.peer: BrokerId | None = None
-        """The other end: whom we called, or who it said it is."""
+        """The peer: the one we connected to, or the one named in the handshake."""
         self.incarnation = ""
         """Of the peer; set by the handshake."""
         self.failure = ""
-        """Why we ended it, if we did."""
+        """Why we closed it, if we did."""
         self.closed: asyncio.Future[str] = self._loop.create_future()
-        """Why it ended."""
+        """Completed with the reason when the connection ends."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin; close the connection if no handshake arrives in time."""

@@ -32,7 +32,7 @@ BODY: Final = struct.Struct("<BII")
 HEAD: Final = struct.Struct("<IIBII")
 LENGTH_BYTES: Final = 4
 RECEIVE_BYTES: Final = 256 << 10
-"""What one read takes at most while frames are small; measured, more gains nothing."""
+"""The most that one read takes while frames are small; more gained nothing when measured."""
 
 
 class Frame(NamedTuple):

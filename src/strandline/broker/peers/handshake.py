@@ -20,7 +20,7 @@ from strandline.types import BrokerId
 MAGIC: Final = "strandline-peer"
 VERSION: Final = 1
 HANDSHAKE_CHANNEL: Final = 0
-"""Never the caller's."""
+"""Reserved for the handshake."""
 TEXT_MAX: Final = 512
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -36,7 +36,7 @@ class PeerIdentity:
     incarnation: str
     """Random, new at each start of the process."""
     directory_id: str = ""
-    """Random, made with the data directory: on another disk it is another one."""
+    """Random, created with the data directory: different on another disk."""
 
 
 class _Opening(msgspec.Struct, frozen=True):

@@ -34,7 +34,7 @@ COMPLETED: Final = "409 Batch Completed"
 TOO_MANY: Final = "409 Exceeded MaxWaiting"
 
 TIMERS_MIN: Final = 1_000
-"""So many timers may be out of date, or as many as are not."""
+"""Outdated timers are removed once there are this many, and more than valid ones."""
 
 AckKind = Literal["ack", "nak", "term", "progress"]
 
@@ -45,7 +45,7 @@ class ConsumerPolicy(NamedTuple):
     acks: Literal["none", "all", "explicit"] = "explicit"
     ack_wait_ms: int = 30_000
     backoff_ms: tuple[int, ...] = ()
-    """Takes the place of ``ack_wait_ms``: after the first delivery, the second, and so on."""
+    """Replaces ``ack_wait_ms``: the wait after the first delivery, the second, and so on."""
     max_deliver: int = 0
     max_ack_pending: int = 1_000
     max_waiting: int = 512
@@ -131,11 +131,11 @@ class PullConsumer:
         """Whether the state has changed since the caller last reset this."""
         self.pulls: deque[Pull] = deque()
         self._due: dict[int, float] = {}
-        """Of pending records: when they are delivered again."""
+        """By sequence of pending records: when they are delivered again."""
         self._timers: list[tuple[float, int]] = []
-        """The same as a heap, with entries that are out of date."""
+        """The same as a heap, which may have outdated entries."""
         self._again: deque[int] = deque()
-        """Pending records that are due, oldest first."""
+        """Pending records that are due for redelivery, oldest first."""
         for sequence, record in state.pending.items():
             self._expect_ack(sequence, now_ms + policy.wait_ms(record.deliveries))
 

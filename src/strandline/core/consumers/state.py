@@ -12,7 +12,7 @@ class PendingRecord(msgspec.Struct, array_like=True):
     """A record that was delivered and is not acknowledged yet."""
 
     consumer_sequence: int
-    """Of its first delivery."""
+    """The number of its first delivery."""
     deliveries: int
 
 
@@ -24,9 +24,9 @@ class ConsumerState(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     delivered_stream: int = 0
-    """The last sequence that was delivered or passed over."""
+    """The last sequence that was delivered or skipped."""
     delivered_consumer: int = 0
-    """How many deliveries there were."""
+    """The number of deliveries."""
     floor_stream: int = 0
     """Everything up to here is acknowledged."""
     floor_consumer: int = 0

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from strandline.types import PartitionName
 
 Readers = dict[str, set[PartitionName]]
-"""Member → what it reads."""
+"""Member → its partitions."""
 
 
 def assign(

@@ -25,20 +25,20 @@ class GroupMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """A consumer of a group, until it leaves or its session times out."""
 
     id: str
-    """Made by the member, another one for each life of it."""
+    """Chosen by the member, a new one for each start."""
     instance: str = ""
-    """A static member's name, the same in each life of it; empty for others."""
+    """A static member's name, the same after each start; empty for others."""
     streams: tuple[str, ...]
     session_ms: int
-    """It is removed when it was not heard of for so long."""
+    """The member is removed after this long without a heartbeat."""
     epoch: int
-    """The group's when this member's partitions changed last."""
+    """The epoch at which this member's partitions last changed."""
     assigned: Partitions = frozenset()
-    """What it may consume."""
+    """The partitions that it may consume."""
     revoking: Partitions = frozenset()
-    """What it was told to give up and may still be consuming: nobody else gets it before."""
+    """Partitions that it must release and may still consume; no other member gets them yet."""
     owner: str = ""
-    """The principal that joined, which alone may speak for it; empty: access was not checked."""
+    """The principal that joined, which alone may act for it; empty: access was not checked."""
 
     @property
     def held(self) -> Partitions:
@@ -62,24 +62,24 @@ class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: str = ""
     epoch: int = 0
     members: tuple[GroupMember, ...] = ()
-    """New, or as they are from now on."""
+    """New and changed members."""
     gone: tuple[str, ...] = ()
     positions: Positions = {}
     committed: dict[str, int] = {}
     """Member → number of its last commit."""
     is_deleted: bool = False
     transaction: PendingOffsets | None = None
-    """Which begins or ends; or for which the positions wait."""
+    """The transaction that begins or ends, or that the offsets wait for."""
     mark: TransactionMark | None = None
-    """What becomes of the transaction."""
+    """The beginning or the outcome of the transaction."""
     ended: tuple[PendingOffsets, ...] = ()
-    """Have ended, whatever became of them."""
+    """Transactions that have ended with any outcome."""
     began_with: dict[str, int] = {}
-    """Stream → how many partitions it had when the group began with it."""
+    """Stream → how many partitions it had when the group first consumed it."""
     created: dict[str, int] = {}
-    """Stream → when that was made; another one of its name is begun with anew."""
+    """Stream → its creation time, which distinguishes a stream created again under the name."""
     keeps: bool = False
-    """The group stays without members and positions: it has those elsewhere."""
+    """Keep the group without members and offsets: its offsets are stored elsewhere."""
     consumer: str = ""
     """The settings and the state of the NATS consumer whose group it is, as that wrote them."""
     consumer_epoch: int = 0
@@ -122,9 +122,9 @@ class ConsumerGroup:
         self.created: dict[str, int] = {}
         """When the streams of ``began_with`` were made: another one of the name is another one."""
         self.keeps = False
-        """Whether it has positions elsewhere, and so stays."""
+        """Whether its offsets are stored elsewhere, so that it is kept."""
         self.undecided: dict[PartitionName, Undecided] = {}
-        """Positions that wait for transactions: nobody else begins there before."""
+        """Offsets that wait for transactions; until then no other member gets the partitions."""
         self.consumer = ""
         """Of a NATS consumer, which is then the only one that reads for the group; empty: none."""
         self.consumer_epoch = 0

@@ -30,7 +30,7 @@ class TransactionMark(enum.Enum):
     """The beginning or the outcome of a transaction."""
 
     BEGIN = "begin"
-    """Positions are taken from here on, and wait for the end."""
+    """Offsets are accepted from here on, and wait for the end."""
     COMMIT = "commit"
     ABORT = "abort"
 
@@ -41,7 +41,7 @@ class _OpenOffsets:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.groups: set[str] = set()
-        """Whose positions wait for it."""
+        """Groups with offsets that wait for it."""
 
 
 class Transactions:

@@ -96,7 +96,7 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     SetQuota: quotas.set_quota,
     RemoveQuota: quotas.remove_quota,
 }
-"""Commands that are applied or refused whole."""
+"""Commands that are applied or rejected as a whole."""
 
 _ANSWERING: dict[
     type[Any], Callable[[MetadataImage, Any], tuple[MetadataImage, CommandOutcome]]
@@ -107,7 +107,7 @@ _ANSWERING: dict[
     FinishReassignment: changes.finish,
     MoveLogStarts: changes.move_log_starts,
 }
-"""Commands that have more to say than whether they applied."""
+"""Commands whose outcome has a value."""
 
 
 def apply(image: MetadataImage, command: Command) -> MetadataImage:

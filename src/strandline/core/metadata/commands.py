@@ -30,7 +30,7 @@ class CreateStream(msgspec.Struct, frozen=True, tag=True):
     now_ns: int
     assignment: tuple[Replicas, ...] = ()
     keys: tuple[WrappedKey, ...] = ()
-    """Of an encrypted stream: its data key."""
+    """The data key of an encrypted stream."""
 
 
 class KeepStreamKeys(msgspec.Struct, frozen=True, tag=True):
@@ -238,7 +238,7 @@ class AllocateProducerIds(msgspec.Struct, frozen=True, tag=True):
 
     count: int
     owner: str = ""
-    """Empty: access is not checked, and they belong to nobody."""
+    """Empty: access is not checked, and the ids belong to nobody."""
 
 
 class SetReadonly(msgspec.Struct, frozen=True, tag=True):
@@ -270,7 +270,7 @@ class JoinGroup(msgspec.Struct, frozen=True, tag=True):
     member: str
     streams: tuple[str, ...]
     coordinator: BrokerId
-    """Of a group that is made."""
+    """The coordinator of a new group."""
     owner: str = ""
     """The principal that joins; empty where access is not checked."""
 
@@ -289,7 +289,7 @@ class MoveGroup(msgspec.Struct, frozen=True, tag=True):
     group: str
     coordinator: BrokerId
     epoch: int
-    """Of the group when it was decided."""
+    """The group's epoch at the time of the decision."""
 
 
 class ForgetEvents(msgspec.Struct, frozen=True, tag=True):
@@ -355,7 +355,7 @@ class Proposed(msgspec.Struct, frozen=True, tag=True):
 
 
 Entry = Command | Proposed
-"""What an entry of the metadata log holds."""
+"""An entry of the metadata log."""
 
 _decoder = msgspec.msgpack.Decoder(Entry)
 

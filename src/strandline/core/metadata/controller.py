@@ -60,13 +60,13 @@ class ControllerLimits:
     """The controller's timeouts, and the most partitions to move at once."""
 
     session_ms: float = 2_000
-    """Silence after which a broker is taken for dead."""
+    """A broker without a heartbeat for this long counts as dead."""
     away_ms: float = 600
     """The same once its connections broke, as they do when a process ends, not when it waits."""
     reshare_delay_ms: float = 10_000
-    """How long brokers must have neither come nor gone before leaderships move for evenness."""
+    """How long the set of brokers must be stable before leaders are balanced."""
     moves_max: int = 5
-    """Partitions that are moved at once."""
+    """The most partitions to move at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class View:
     listening_since_ms: float
     """A broker without a heartbeat since then counts as if it had sent one at that time."""
     settled_since_ms: float
-    """When the set of brokers in service changed last."""
+    """When the set of brokers in service last changed."""
     log_ends: LogEnds = field(default_factory=dict)
     away: Mapping[BrokerId, float] = field(default_factory=dict)
     """Since when there is no connection with brokers that had one."""

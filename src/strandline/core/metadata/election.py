@@ -16,7 +16,7 @@ from strandline.core.metadata.image import BrokerImage, MetadataImage, Partition
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
 LogEnd = tuple[LeaderEpoch, Offset]
-"""The epoch of the last batch and the log end offset: in this order they tell who is further."""
+"""The epoch of the last batch and the log end offset: compared in this order."""
 LogEnds = Mapping[LogId, Mapping[BrokerId, LogEnd]]
 Led = Counter[BrokerId]
 _NOT_ASKED: LogEnd = (LeaderEpoch(-1), Offset(-1))

@@ -43,9 +43,9 @@ events; all are read and become 4."""
 INTERNAL_PREFIX: Final = "__"
 """Of the names of streams of the cluster's own."""
 CHANGES_KEPT: Final = 256
-"""So many changes of the streams are remembered: whoever comes later compares all of them."""
+"""How many changes of streams are remembered; after more, all streams are compared."""
 SIMILAR_MAX = 200
-"""So many names are compared with one that is unknown: that takes 5 ms."""
+"""How many names are compared with an unknown one: that takes 5 ms."""
 BrokerState = Literal["live", "fenced", "draining", "stopping", "impaired"]
 
 
@@ -57,19 +57,19 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     """Random, made with the data directory: the same after a restart, another on another disk.
     Empty: the broker was admitted, or lost its disk, and has not come with a directory yet."""
     incarnation: str
-    """Random, made at each start: what an earlier run still has under way does not count."""
+    """Random, new at each start: messages of an earlier run do not count."""
     peer_address: str = ""
     flight_address: str = ""
     grpc_address: str = ""
-    """Where clients of Liftbridge dial it; empty: it does not serve them."""
+    """Address for Liftbridge clients; empty: it does not serve them."""
     beam_address: str = ""
-    """Where clients of Beam's log do; likewise."""
+    """Address for Beam clients; likewise."""
     rack: str = ""
     """Brokers of one rack fail together; without a label a broker is a rack of its own."""
     is_fenced: bool = True
-    """Not heard of: leads nothing and is in no ISR but as its last member."""
+    """Out of service: it leads nothing, and is in an ISR only as the last member."""
     is_draining: bool = False
-    """Everything is to be moved off it; outlives a restart."""
+    """All replicas are being moved off it; survives a restart."""
     is_stopping: bool = False
     """Its leaderships are to be handed over before it stops; ends with its next start."""
     stored_index: int = 0
@@ -80,7 +80,7 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     the broker reports that its disk has worked again for a while."""
 
     partitions_max: int = 0
-    """How many partitions it can keep with the files that it may have open; 0: it did not say."""
+    """How many partitions it can open with its limit of files; 0: unknown."""
 
     @property
     def state(self) -> BrokerState:
@@ -115,11 +115,11 @@ class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     isr: tuple[BrokerId, ...] = ()
     """Ascending."""
     last_known_safe: tuple[BrokerId, ...] = ()
-    """Not in the ISR, and yet sure to have all that is committed (KIP-966); ascending."""
+    """Outside the ISR, but known to have all committed records (KIP-966); ascending."""
     version: int = 0
-    """Grows with every change of the partition: what a change must name to be the next."""
+    """Rises with every change of the partition; a change must name the present one."""
     adding: tuple[BrokerId, ...] = ()
-    """Replicas that a reassignment brings in; members of ``replicas``."""
+    """Replicas that a reassignment adds; members of ``replicas``."""
     removing: tuple[BrokerId, ...] = ()
     """Replicas that leave once those being added are in sync; members of ``replicas``."""
     filling: tuple[BrokerId, ...] = ()
@@ -153,7 +153,7 @@ class PartitionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     is_readonly: bool = False
     is_paused: bool = False
     resumes_all: bool = False
-    """When it is resumed, so is every other partition of the stream."""
+    """Resuming it resumes every other partition of the stream."""
     readonly_ns: tuple[int, int] = (0, 0)
     paused_ns: tuple[int, int] = (0, 0)
 
@@ -165,9 +165,9 @@ class StreamImage(msgspec.Struct, frozen=True, kw_only=True):
     created_ns: int
     partitions: tuple[PartitionImage, ...]
     states: dict[int, PartitionState] = {}
-    """Of partitions that were ever readonly or paused."""
+    """By number, of partitions that were ever readonly or paused."""
     keys: tuple[WrappedKey, ...] = ()
-    """Of an encrypted stream: its data keys, numbered from 1, the newest last."""
+    """The data keys of an encrypted stream, numbered from 1, the newest last."""
 
 
 class StreamTable(dict[str, StreamImage]):
@@ -259,7 +259,7 @@ class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Told = CreateStream | DeleteStream | PausePartitions | SetReadonly | JoinGroup | LeaveGroup
-"""Commands that the activity stream tells of."""
+"""Commands that the activity stream reports."""
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -286,25 +286,25 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
     streams: dict[str, StreamImage] = {}
     brokers: dict[BrokerId, BrokerImage] = {}
     removed: tuple[BrokerId, ...] = ()
-    """Brokers that were removed, ascending: whoever comes with such a number is not let in."""
+    """Ids of removed brokers, ascending; a broker with such an id is rejected."""
     next_producer_id: int = 1
     """The next number; an id holds the number of its owner too."""
     producer_owners: dict[str, int] = {}
-    """Principals that were given producer ids, each with the number that stands for it there."""
+    """Principals with producer ids, each with the number that stands for it in the ids."""
     next_client_id: int = 1
     proposals: int = 0
     sessions: dict[int, SessionImage] = {}
     groups: dict[str, GroupImage] = {}
     next_group_epoch: int = 0
     events: tuple[Event, ...] = ()
-    """What the activity stream does not have yet, in the order in which it happened."""
+    """Events that the activity stream has not stored yet, in order."""
     next_event_id: int = 1
     rules: tuple[Rule, ...] = ()
-    """Who may do what, each once and ascending; they count where ``auth.enabled`` is set."""
+    """Access rules, each once and ascending; used where ``auth.enabled`` is set."""
     tokens: dict[str, Token] = {}
     """By id."""
     quotas: dict[str, Quota] = {}
-    """What principals may use of each broker."""
+    """The limits of principals, per broker."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.streams, StreamTable):

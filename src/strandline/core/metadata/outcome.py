@@ -40,7 +40,7 @@ Reason = Literal[
     "duplicate_token",  # the id belongs to another token
     "limit",
 ]
-"""Why a command was refused, for programs; the message is for people. Stable."""
+"""Why a command was rejected, as a stable code; the message is for people."""
 
 
 class CommandRejectedError(Exception):
@@ -74,7 +74,7 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     reason: Reason = ""
     message: str = ""
     value: int = 0
-    """What was given out: the first producer id of a block, the client id of a session."""
+    """The allocated id: the first producer id of a block, or the client id of a session."""
     rejected: tuple[CommandRejection, ...] = ()
 
     @property

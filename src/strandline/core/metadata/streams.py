@@ -34,7 +34,7 @@ _AMOUNTS = (
 )
 _SEGMENT_BYTES_MIN = 64 << 10
 _AMOUNT_MAX = (1 << 63) - 1
-"""What the log of the metadata, and clients in other languages, can hold."""
+"""The largest number that the metadata log, and clients in other languages, can represent."""
 
 
 def create_stream(image: MetadataImage, command: CreateStream) -> MetadataImage:

@@ -18,10 +18,10 @@ from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.types import LeaderEpoch, Offset
 
 Buffer = bytes | bytearray | memoryview
-"""An encoded batch; whoever is handed one does not change it."""
+"""An encoded batch; a receiver must not change it."""
 
 Session = NewType("Session", int)
-"""Number of a stream from leader to follower; the follower counts, and never uses one again."""
+"""Number of a stream from leader to follower; the follower counts up and never reuses one."""
 
 NO_EPOCH = LeaderEpoch(-1)
 """The last epoch of a log without batches."""
@@ -50,7 +50,7 @@ class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     end_offset: _At
     last_epoch: _EpochOrNone
     incarnation: str = ""
-    """Of the follower's broker: what it said before it last started does not speak for its disk."""
+    """Of the follower's broker: messages from before its start prove nothing about its disk."""
 
 
 class Fenced(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -87,7 +87,7 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=True):
     wants_ack: bool = False
     """Answer at once, even if nothing new became durable."""
     min_replica_offset: _At = Offset(0)
-    """Records below are on the disk of every replica, in sync or not."""
+    """The offset below which records are on the disk of every replica, in sync or not."""
 
 
 class Acked(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -97,7 +97,7 @@ class Acked(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     session: _Session
     durable_offset: _At
     high_watermark: _At
-    """The largest the follower has heard of, so that the leader need not repeat it."""
+    """The largest that the follower has received, so that the leader need not repeat it."""
 
 
 class FetchRange(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):

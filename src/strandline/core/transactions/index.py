@@ -49,7 +49,7 @@ class TransactionIndex:
     def __init__(self, offset: Offset) -> None:
         self.next_offset = offset
         self._open: dict[int, _OpenTransaction] = {}
-        """By producer id, those that began first in front."""
+        """By producer id, in the order of their beginnings."""
         self._ended: dict[int, int] = {}
         self._ranges: dict[int, tuple[Aborted, ...]] = {}
         """By producer id; tuples are replaced, so that readers on other threads see whole ones."""

@@ -16,7 +16,7 @@ from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.types import LogId
 
 EPOCH_MAX = (1 << 15) - 1
-"""What a batch header holds; a transactional id then goes on under another producer id."""
+"""The largest in a batch header; then a transactional id continues with another producer id."""
 IDS_MAX = 100_000
 """Transactional ids remembered; those that ended longest ago are forgotten beyond it."""
 
@@ -47,7 +47,7 @@ class TransactionStatus(enum.Enum):
 
     OPEN = "open"
     PREPARED = "prepared"
-    """Complete; only a decision from outside ends it, or its age if it is a part."""
+    """Complete; ended by an external decision only, or by a timeout if it is a part."""
     COMMITTING = "committing"
     """Decided; not every partition has its marker yet."""
     ABORTING = "aborting"
@@ -90,9 +90,9 @@ class TransactionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     status: TransactionStatus
     timeout_ms: int
     nonce: str
-    """Of the request that began it, so that a repeat is answered and not taken for another one."""
+    """Of the request that began it, by which a repeat is recognized."""
     places: tuple[TransactionPartition, ...] = ()
-    """Every partition that may hold records of it: each gets a marker."""
+    """Every partition that may have records of it: each gets a marker."""
     batch: BatchOfProducer | None = None
     """Set for a staged part."""
     reason: str = ""
