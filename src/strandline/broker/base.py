@@ -177,7 +177,7 @@ class BrokerBase(ABC):
         if not self.is_ready:
             return self._why_not_serving
         if self.telemetry.disk_full:
-            return "the disk is full: publishes are refused"
+            return "the disk is full: publishes are rejected"
         if self.disk.descriptors_left() < DESCRIPTORS_MIN:
             return "hardly any file descriptors are left: raise 'ulimit -n' and start it again"
         return self._why_not_encrypting

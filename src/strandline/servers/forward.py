@@ -53,7 +53,7 @@ from strandline.types import BrokerId, Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 PENDING_MAX: Final = 10_000
-"""Publishes under way to other brokers; streams of them wait for room, others are refused."""
+"""Publishes under way to other brokers; streams of them wait for room, others are rejected."""
 PENDING_BYTES_MAX: Final = 32 << 20
 """Of their values; less than a producer buffers, which would block the thread that all share."""
 PRODUCERS_MAX: Final = 256
@@ -138,7 +138,7 @@ class Forwarder:
 
     @property
     def fullness(self) -> float:
-        """The used fraction of the limits; at 1.0 publishes are refused."""
+        """The used fraction of the limits; at 1.0 publishes are rejected."""
         return max(self._pending.total() / PENDING_MAX, self._pending_bytes / PENDING_BYTES_MAX)
 
     def is_led_elsewhere(self, partition: PartitionName) -> bool:
@@ -258,7 +258,7 @@ class Forwarder:
         self._broker.send_answers()
 
     def _refuse_reason(self, partition: PartitionName) -> StrandlineError | None:
-        """Return why a record is refused here, before its leader would; None to forward it."""
+        """Return why a record is rejected here, before its leader would; None to forward it."""
         if self.fullness >= 1:
             return UnavailableError(
                 f"{self._pending.total()} publishes wait for other brokers; retry later"
@@ -349,7 +349,7 @@ class Forwarder:
 
         Args:
             error: the failure.
-            link: the clients that were refused; None: they are not connected.
+            link: the clients that were rejected; None: they are not connected.
         """
         if not isinstance(error, StrandlineError):
             logger.error("a publish could not be forwarded", exc_info=error)
@@ -358,7 +358,7 @@ class Forwarder:
             return error
         if link is not None and not self._is_stopping:
             self._thread.submit(self._let_go, link)
-        return UnavailableError("the leader refused this broker's own token; retry")
+        return UnavailableError("the leader rejected this broker's own token; retry")
 
     def _tell(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer

@@ -248,7 +248,7 @@ class ClusterBroker(MetadataApplier):
         if self._is_stopping:
             return "stopping"
         if self.membership.why_refused:
-            return f"the cluster refuses this broker: {self.membership.why_refused}"
+            return f"the cluster rejects this broker: {self.membership.why_refused}"
         return (
             "it has not joined the cluster since its start: no broker that leads the metadata "
             "was reached. Are most of the cluster's brokers up?"

@@ -2,7 +2,7 @@
 
 Rules:
 - an admitted or registered broker becomes a learner, which gets the log and has no vote;
-- a learner in service becomes a voter, up to ``VOTERS_MAX``; the quorum itself refuses until it has
+- a learner in service becomes a voter, up to ``VOTERS_MAX``; the quorum itself rejects until it has
   caught up;
 - a voter that was removed, or lost its disk and so its votes, leaves, but only if most of the
   remaining voters are in service: otherwise the quorum could no longer decide. One that lost its

@@ -207,7 +207,7 @@ class Incoming(PeerConnection):
     def refuse(self, error: HandshakeError) -> None:
         """Send the rejection and close."""
         self._put(encode_rejection(error))
-        self.close(f"refused: {error}")
+        self.close(f"rejected: {error}")
 
     def release(self) -> None:
         """Pass on the held frames and continue reading: the peer is up."""

@@ -164,7 +164,7 @@ def check_not_older(known: BrokerImage, command: RegisterBroker) -> None:
     Raises:
         CommandRejectedError: its data directory is an older copy.
     """
-    # Why a broker with its own directory is never refused. ``known.stored_index`` was reported by
+    # Why a broker with its own directory is never rejected. ``known.stored_index`` was reported by
     # an earlier run of this broker: an entry that was on its disk (synced, not only sent or
     # written), and committed. What was acknowledged and is not committed does not count, since
     # another leader may rightly overwrite it. What is committed does: every later leader has it,

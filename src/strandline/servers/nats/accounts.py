@@ -6,7 +6,7 @@ authorization requests (``callout``) and disconnects clients that the rules no l
 connections log in by signing the server's nonce. The private keys are created at every start and
 never leave the process, so the configuration on disk contains no secret.
 
-Rules: every other client needs an authorization, and without an answer it is refused. The broker
+Rules: every other client needs an authorization, and without an answer it is rejected. The broker
 itself may publish only to reply inboxes, and ask other brokers for the state of streams: a client
 chooses its reply subject, and must not use the broker to publish where it may not publish itself.
 """

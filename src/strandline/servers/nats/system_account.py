@@ -198,7 +198,7 @@ class SystemAccountClient:
             )
 
     async def stop(self) -> None:
-        """Disconnect; new clients are refused from now on."""
+        """Disconnect; new clients are rejected from now on."""
         await end_task(self._task)
 
     async def _review(self, link: ControlLink) -> None:

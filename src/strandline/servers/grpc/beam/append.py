@@ -224,7 +224,7 @@ class AppendStream:
             self._send()
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Queue the reply to proposals that were refused or have an unknown outcome."""
+        """Queue the reply to proposals that were rejected or have an unknown outcome."""
         sequence = token.sequence if isinstance(token, Several) else token
         assert isinstance(sequence, int), "given with the records"
         if isinstance(error, NotLeaderError):
