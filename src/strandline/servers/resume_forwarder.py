@@ -22,7 +22,7 @@ from strandline.types import PartitionName
 
 PATIENCE_S: Final = 5.0
 RETRY_S: Final = 0.05
-"""Long enough for the leader to have heard, more often than not."""
+"""Usually long enough for the leader to be notified."""
 
 Outcome = Ack | StrandlineError
 
@@ -66,7 +66,7 @@ class ForwardedPublish:
         self.wakes = wakes
         self.number = 0
         self.refused_s: float | None = None
-        """When it was rejected first, as paused."""
+        """The time of its first rejection, because the partition was paused."""
 
 
 class _Partition:
@@ -76,7 +76,7 @@ class _Partition:
 
     def __init__(self) -> None:
         self.sent = 0
-        """Under way to the leader."""
+        """Publishes in flight to the leader."""
         self.refused: list[tuple[ForwardedPublish, PausedError]] = []
         self.waiting: list[ForwardedPublish] = []
         """Not sent, behind those that were rejected."""

@@ -50,7 +50,7 @@ class BatchInFlight:
         self._left = 0
 
     def expect(self, partition: PartitionName, records: int, *, rows: list[Row] | None) -> None:
-        """Expect one outcome for a piece of so many records or, with ``rows``, one for each row."""
+        """Expect one outcome for a piece of this many records or, with ``rows``, for each row."""
         if rows is None:
             self._pieces.append((partition, records))
             self._starts.append(None)

@@ -25,7 +25,7 @@ INBOXES: Final = "_INBOX.>"
 STREAM_INFOS: Final = "$JS.API.STREAM.INFO.*"
 """Requests for the state of streams that other brokers lead; answered by them only."""
 NOTHING: Final = "strandline.nothing"
-"""A subject that nobody uses, as the only one that may be received."""
+"""A subject without messages, as the only one that may be received."""
 SYSTEM_SUBJECTS: Final = "$SYS.>"
 ANSWER_TIMEOUT_S: Final = 5
 """How long a client waits for our answer about it."""

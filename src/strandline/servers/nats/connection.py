@@ -184,14 +184,14 @@ class PublisherConnection(MessageReader):
         """Whether the next bytes are TLS's."""
         self._handshaking: asyncio.Task[None] | None = None
         self._allowance: Allowance | None = None
-        """What who is there may use, where access is checked."""
+        """The quota of the connected principal, where access is checked."""
         self._quota_timer: asyncio.TimerHandle | None = None
         self._is_in_debt = False
         """Whether it will be long until the quota allows more."""
         self._delayed: list[Event] = []
-        """Received in debt: a publish that cannot be rejected, and what comes behind it."""
+        """Received beyond the quota: a publish that cannot be rejected, and later events."""
         self._unmetered_bytes = 0
-        """Received and not counted yet: half a message, or in debt what was not rejected."""
+        """Received, not counted yet: of a partial message, or of publishes beyond the quota."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send INFO, or close a connection above the limit; with TLS read no clear text."""
@@ -532,7 +532,7 @@ class PublisherConnection(MessageReader):
         self.output += lines
 
     is_alone = answers_leaderless = True
-    """Nobody else hears what came over it."""
+    """Whether no other broker receives what arrives on it."""
 
     def rejected(self, token: object, error: StrandlineError) -> None:
         """Queue an error reply."""

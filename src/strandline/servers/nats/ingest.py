@@ -13,8 +13,8 @@ Rules: a Liftbridge envelope contains key, value, headers, ack inbox and policy;
 is a plain value. Control headers are checked only by a stream that answers the publisher: headers
 that request unsupported JetStream features are rejected there, never ignored. Every other stream
 stores the message as it is, since the headers may be meant for another stream. Rejected messages
-are counted, malformed headers included, and logged where no publisher is answered. A message that no
-other broker receives is forwarded to its partition's leader. No sockets here.
+are counted, malformed headers included, and logged where no publisher is answered. A message that
+no other broker receives is forwarded to its partition's leader. No sockets here.
 """
 
 from collections.abc import Sequence

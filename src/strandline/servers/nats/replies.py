@@ -38,7 +38,7 @@ _ERROR_NUMBERS: tuple[tuple[type[StrandlineError], int, int], ...] = (
     (StrandlineError, 500, 10077),
 )
 DESCRIPTION_MAX = 1000
-"""Characters of what an error says, which may quote a publisher at length."""
+"""Longest error text in characters; it may quote a publisher."""
 _ENVELOPE_ERRORS: tuple[tuple[type[StrandlineError], envelope.AckError], ...] = (
     (WrongLastSequenceError, envelope.AckError.INCORRECT_OFFSET),
     (RecordTooLargeError, envelope.AckError.TOO_LARGE),

@@ -131,7 +131,7 @@ class ServerLink(MessageReader):
         error = DisconnectedError(reason)
         if not self.info.done():
             self.info.set_exception(error)
-            self.info.exception()  # nobody may be waiting any longer
+            self.info.exception()  # the waiter may be gone
         for pong in self._pongs:
             if not pong.done():
                 pong.set_exception(error)

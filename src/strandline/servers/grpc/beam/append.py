@@ -24,7 +24,7 @@ from strandline.servers.grpc.status import GrpcStatus, OversizeError, RpcError, 
 from strandline.types import Offset, PartitionName
 
 COLUMNS_FROM: Final = 32
-"""A request with at least so many proposals is appended as one Arrow batch, which is cheaper.
+"""A request with at least this many proposals is appended as one Arrow batch, which is cheaper.
 Smaller requests share a batch with other requests."""
 DUE_MAX: Final = 1024
 """The limit of requests in flight on one stream."""
