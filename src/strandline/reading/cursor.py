@@ -127,7 +127,7 @@ class Cursor(Generic[PartitionT]):
         batches: list[CursorBatch] = []
         number = self.partition.name.partition
         for whole in decode_batches(buffer, columns=self._columns, partition=number):
-            batch = self._cut(whole, end)
+            batch = self._trimmed(whole, end)
             if batch.num_rows and not self._filter.is_trivial:
                 batch = self._filter.apply(batch)
             if batch.num_rows:
@@ -162,7 +162,7 @@ class Cursor(Generic[PartitionT]):
             if self.position >= self.end:
                 return pa.py_buffer(b"")
 
-    def _cut(self, batch: pa.RecordBatch, end: Offset) -> pa.RecordBatch:
+    def _trimmed(self, batch: pa.RecordBatch, end: Offset) -> pa.RecordBatch:
         """The rows from the position to ``end``; moves the position past them."""
         offsets = batch.column("offset").to_numpy()
         start, stop = self.position, len(offsets)

@@ -32,8 +32,8 @@ from strandline.types import BrokerId, LogId, Offset
 
 logger = logging.getLogger(__name__)
 
-_Cut = fx.TruncateTo | fx.ResetTo
-_Change = fx.Append | _Cut
+_Truncation = fx.TruncateTo | fx.ResetTo
+_Change = fx.Append | _Truncation
 
 
 class ReplicaHost(range_server.RangeServerHost, replica_publishers.ReplicaPublisherHost, Protocol):
@@ -75,7 +75,7 @@ class ReplicaDriver:
         self._deferred: deque[_Change] = deque()
         self._parked: ev.Assigned | None = None
         self._early: dict[BrokerId, ev.Received] = {}
-        self._cut: _Cut | None = None
+        self._truncation: _Truncation | None = None
         """The truncation in progress on a thread."""
         self._synced_meanwhile = Offset(0)
         """The offset synced while truncations were pending."""
@@ -113,7 +113,7 @@ class ReplicaDriver:
         self._host.touched(self)
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, ev.Assigned) and (self._writes or self._cut is not None):
+        if isinstance(event, ev.Assigned) and (self._writes or self._truncation is not None):
             self._parked = event
             return
         if isinstance(event, ev.Received) and event.message.epoch > self.replica.epoch:
@@ -172,15 +172,15 @@ class ReplicaDriver:
 
     def _change(self, change: _Change) -> None:
         """Change the log after the changes before."""
-        is_cut = not isinstance(change, fx.Append)
-        if self._deferred or self._cut is not None or (self._writes and is_cut):
+        is_truncation = not isinstance(change, fx.Append)
+        if self._deferred or self._truncation is not None or (self._writes and is_truncation):
             self._deferred.append(change)
         else:
             self._change_now(change)
 
     def _change_now(self, change: _Change) -> None:
         if not isinstance(change, fx.Append):
-            self._begin_cut(change)
+            self._begin_truncation(change)
             return
         self._writes += 1
         end = change.batches[-1].next_offset
@@ -190,34 +190,36 @@ class ReplicaDriver:
         )
         self._host.committer.submit(write)
 
-    def _begin_cut(self, cut: _Cut) -> None:
+    def _begin_truncation(self, change: _Truncation) -> None:
         """Truncate the log on a thread: large files and directory syncs take long."""
         log, partition = self.log, self.partition
-        if isinstance(cut, fx.ResetTo) and cut.offset < log.log_start_offset:
-            logger.error("%s cannot be truncated to %d", partition.name, cut.offset)
+        if isinstance(change, fx.ResetTo) and change.offset < log.log_start_offset:
+            logger.error("%s cannot be truncated to %d", partition.name, change.offset)
             return
-        is_loss = cut.offset < partition.high_watermark
+        is_loss = change.offset < partition.high_watermark
         is_compacted = partition.config.compact
-        self._cut = cut
+        self._truncation = change
         ends: list[Offset] = []
 
         def work(synced_sequence: int) -> None:
-            if isinstance(cut, fx.ResetTo):
-                ends.append(_reset(log, cut.offset, synced_sequence))
+            if isinstance(change, fx.ResetTo):
+                ends.append(_reset(log, change.offset, synced_sequence))
                 return
-            end = log.truncate_to(cut.offset, synced_sequence=synced_sequence)
+            end = log.truncate_to(change.offset, synced_sequence=synced_sequence)
             # An unclean election may truncate committed records for which compaction has removed
             # older ones here. Only the leader has those, so a compacted replica starts again.
-            if is_compacted and (is_loss or end < cut.offset):
+            if is_compacted and (is_loss or end < change.offset):
                 start = log.log_start_offset
                 end = log.truncate_to(start, synced_sequence=synced_sequence)
             ends.append(end)
 
-        self._host.committer.change(log, work, lambda error: self._was_cut(cut, ends, error))
+        self._host.committer.change(log, work, lambda error: self._truncated(change, ends, error))
 
-    def _was_cut(self, cut: _Cut, ends: list[Offset], error: StrandlineError | None) -> None:
+    def _truncated(
+        self, change: _Truncation, ends: list[Offset], error: StrandlineError | None
+    ) -> None:
         """Continue after a truncation; if it failed, storage is reopened."""
-        self._cut = None
+        self._truncation = None
         if self._dropped is not None:
             return
         if error is not None:
@@ -225,27 +227,31 @@ class ReplicaDriver:
                 self._host.committer.poison(LogPoisonedError(error.message))
             return  # else the broker is stopping
         [end] = ends
-        if isinstance(cut, fx.ResetTo):
+        if isinstance(change, fx.ResetTo):
             self._synced_meanwhile = Offset(0)
             self.partition.move(end)
             self.step(ev.Synced(end))
         else:
-            assert end == cut.offset or self.partition.config.compact, "leaders change at batches"
+            assert end == change.offset or self.partition.config.compact, (
+                "leaders change at batches"
+            )
             self._synced_meanwhile = min(self._synced_meanwhile, end)
             # The high watermark may have risen meanwhile without being exposed.
             known = max(self.partition.high_watermark, self.replica.log.high_watermark)
             self.partition.move(min(known, end))
-            if end < cut.offset:
+            if end < change.offset:
                 self.step(ev.Undone(end))
-        if self._synced_meanwhile and not self._has_cuts:
+        if self._synced_meanwhile and not self._is_truncating:
             synced, self._synced_meanwhile = self._synced_meanwhile, Offset(0)
             self.step(ev.Synced(synced))
         self._go_on()
 
     @property
-    def _has_cuts(self) -> bool:
+    def _is_truncating(self) -> bool:
         """Whether truncations are pending, so the log is longer than the replica's state."""
-        return self._cut is not None or any(not isinstance(c, fx.Append) for c in self._deferred)
+        return self._truncation is not None or any(
+            not isinstance(c, fx.Append) for c in self._deferred
+        )
 
     def _copied(self, copies: Sequence[Buffer], end: Offset, error: StrandlineError | None) -> None:
         """Handle the result of a group commit of replicated batches."""
@@ -267,12 +273,12 @@ class ReplicaDriver:
     def _go_on(self) -> None:
         """Execute the changes that waited for the log."""
         self._change_deferred()
-        if not self._writes and self._cut is None and self._parked is not None:
+        if not self._writes and self._truncation is None and self._parked is not None:
             parked, self._parked = self._parked, None
             self.step(parked)
 
     def _notify_synced(self, end: Offset) -> None:
-        if self._has_cuts:
+        if self._is_truncating:
             self._synced_meanwhile = max(self._synced_meanwhile, end)
         else:
             self.step(ev.Synced(end))
@@ -293,7 +299,7 @@ class ReplicaDriver:
             self.step(ev.Undone(end))
 
     def _change_deferred(self) -> None:
-        while self._deferred and self._cut is None:
+        while self._deferred and self._truncation is None:
             if self._writes and not isinstance(self._deferred[0], fx.Append):
                 return
             self._change_now(self._deferred.popleft())
@@ -306,7 +312,7 @@ class ReplicaDriver:
 
     def _expose(self, offset: Offset) -> None:
         """Expose committed records below ``offset``."""
-        if not self._has_cuts and offset <= self.log.log_end_offset:
+        if not self._is_truncating and offset <= self.log.log_end_offset:
             self.publishers.expose(offset)  # else a truncation exposes them
 
     # Group commit

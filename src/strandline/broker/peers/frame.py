@@ -112,7 +112,7 @@ class FrameDecoder:
                     self._begin_large(start, total)
                     return frames
                 break
-            frames.append(_cut(self._view[start : start + total], is_own=False))
+            frames.append(_decoded(self._view[start : start + total], is_own=False))
             start += total
         if start:
             # Move the rest to the front, so that a frame that fits is always contiguous.
@@ -161,10 +161,10 @@ class FrameDecoder:
         if self._large_filled < len(large):
             return []
         self._large = None
-        return [_cut(large, is_own=True)]
+        return [_decoded(large, is_own=True)]
 
 
-def _cut(view: memoryview, *, is_own: bool) -> Frame:
+def _decoded(view: memoryview, *, is_own: bool) -> Frame:
     """Return the frame in ``view``, whose head has been checked.
 
     Args:
