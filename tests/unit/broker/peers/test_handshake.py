@@ -124,7 +124,7 @@ def test_a_reason_of_a_later_version_is_understood_as_a_rejection():
     """A reason we do not know does not break the reader."""
     fields = {"kind": "rejected", "magic": MAGIC, "version": VERSION, "reason": "new", "text": "t"}
     frame = frame_of(encode_frame(0, msgspec.msgpack.encode(fields)))
-    with pytest.raises(HandshakeError, match="refused by broker 1: t"):
+    with pytest.raises(HandshakeError, match="rejected by broker 1: t"):
         accept_answer(frame, PEER, BrokerId(1), certified=None)
 
 
