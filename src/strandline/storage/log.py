@@ -31,8 +31,10 @@ from strandline.storage.log_directory import doom_log_directory, remove_doomed
 from strandline.storage.log_durability import LogDurability
 from strandline.storage.log_replay import LogReplayer
 from strandline.storage.log_start import START_NAME, format_start
+from strandline.storage.log_subjects import LogSubjects
 from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import SUBJECTS_SUFFIX
 from strandline.storage.truncation_marker import TruncationMarker, write_marker
 from strandline.types import Offset
 
@@ -72,6 +74,7 @@ class Log(LogDurability):
             segments[-1].seal()
             segments = [*segments, Segment(directory, log_start_offset, disk=disk)]
         super().__init__(directory, segments, log_start_offset, disk=disk)
+        self.subjects = LogSubjects(self, disk)
         self._noted_start = log_start_offset
         """As far as the start was ever noted durably."""
         self._names_lock = threading.RLock()
@@ -310,6 +313,7 @@ class Log(LogDurability):
         fresh.adopt(position)
         fresh.has_durable_name = True
         fresh.load_indexes()
+        self._disk.unlink(segment.path.with_suffix(SUBJECTS_SUFFIX))
         return fresh
 
     def truncate_before(self, offset: int) -> None:
@@ -437,6 +441,27 @@ class Log(LogDurability):
             with self._layout_lock:
                 self._arrange([new if each is old else each for each in self._layout.segments])
             self._let_go([old])  # before a cut may take the name of the new one away
+        return True
+
+    def keep_index(self, segment: Segment, path: Path, data: Bytes) -> bool:
+        """Give a segment an index file, unless it went away meanwhile; not synced; any thread.
+
+        The file is replaced, not written: readers have it mapped.
+
+        Returns:
+            Whether it has it.
+
+        Raises:
+            DiskFullError: no space.
+            LogPoisonedError: it could not be written.
+        """
+        fresh = path.with_name(path.name + ".new")
+        self._disk.write_whole(fresh, data)
+        with self._names_lock:
+            if self._closed or segment not in self._layout.segments:
+                self._disk.unlink(fresh)
+                return False
+            self._disk.rename(fresh, path)
         return True
 
     def delete(self) -> None:

@@ -88,10 +88,10 @@ class LogReads:
             later = sum(segment.size for segment in layout.segments[first + 1 :])
             return later + layout.segments[first].bytes_from(offset)
 
-        return self._as_it_is(count)
+        return self.as_it_is(count)
 
-    def _as_it_is(self, look: Callable[[Layout], T]) -> T:
-        """Look at the segments; again if one of them was removed or replaced meanwhile.
+    def as_it_is(self, look: Callable[[Layout], T]) -> T:
+        """Look at the segments; from the beginning if one was removed or replaced meanwhile.
 
         Raises:
             ShuttingDownError: the log was closed or deleted.
@@ -132,7 +132,7 @@ class LogReads:
             OffsetOutOfRangeError: the offset is not in the log.
             CorruptBatchError: the offset is in a corrupt batch; says where reading can go on.
         """
-        return self._as_it_is(
+        return self.as_it_is(
             lambda layout: self._read(layout, offset, bytes_max, below=below, verify=verify)
         )
 
@@ -246,7 +246,7 @@ class LogReads:
                         return Offset(found)
             return Offset(layout.segments[-1].next_offset)
 
-        return self._as_it_is(find)
+        return self.as_it_is(find)
 
     def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(
