@@ -14,6 +14,7 @@ says where reading can go on. A failed write or sync poisons the log; a full dis
 leaves it as it was. Does not decode records. ``log_durability`` says what survives what.
 """
 
+import contextlib
 import threading
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -34,7 +35,7 @@ from strandline.storage.log_start import START_NAME, format_start
 from strandline.storage.log_subjects import LogSubjects
 from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
-from strandline.storage.segment_reads import SUBJECTS_SUFFIX
+from strandline.storage.segment_reads import SUBJECTS_SUFFIX, RetiredSegmentError
 from strandline.storage.truncation_marker import TruncationMarker, write_marker
 from strandline.types import Offset
 
@@ -463,6 +464,22 @@ class Log(LogDurability):
                 return False
             self._disk.rename(fresh, path)
         return True
+
+    def index_subjects(self, start: int) -> int:
+        """Make the subject indexes that stable segments from ``start`` on lack; any thread.
+
+        Returns:
+            Where to go on.
+
+        Raises:
+            StrandlineError: a segment cannot be read, or not decrypted.
+        """
+        for segment in self.stable_segments:
+            if segment.next_offset > start:
+                with contextlib.suppress(RetiredSegmentError):  # removed, or replaced, just now
+                    self.subjects.prepare(segment)
+                start = segment.next_offset
+        return start
 
     def delete(self) -> None:
         """Remove the log and its directory; what readers hold of it stays valid.
