@@ -153,6 +153,31 @@ class SubjectIndex:
         found = self.offsets(numbers)
         return int(np.searchsorted(found, stop) - np.searchsorted(found, start))
 
+    def tally(
+        self, numbers: Numbers, start: int, stop: int
+    ) -> tuple[Numbers, list[int], list[int]]:
+        """Return which of these subjects have records from ``start`` to ``stop``.
+
+        Returns:
+            Their numbers, how many records each has, and the offset of the last one.
+        """
+        about = self.about
+        counts, lasts = self.counts(numbers), np.empty(len(numbers), np.int64)
+        if self._is_dense:
+            first, end = max(start, about.base_offset), min(stop, about.next_offset)
+            counts, lasts = counts * 0 + max(0, end - first), counts * 0 + end - 1
+        elif start <= about.base_offset and stop >= about.next_offset:
+            starts = self._integers(self._starts_at, self.subjects + 1)
+            every = self._integers(self._offsets_at, self.records)
+            lasts = every[starts[numbers + 1] - 1].astype(np.int64) + about.base_offset
+        else:
+            for place, number in enumerate(numbers):
+                offsets = self._offsets_of(int(number)).astype(np.int64) + about.base_offset
+                low, high = np.searchsorted(offsets, (start, stop))
+                counts[place], lasts[place] = high - low, offsets[high - 1]
+        found = np.flatnonzero(counts)
+        return numbers[found], counts[found].tolist(), lasts[found].tolist()
+
     def rows(self) -> SubjectRows:
         """Return all records, to be merged with others."""
         counts = self.counts(np.arange(self.subjects))

@@ -18,7 +18,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from strandline.broker.read_path.subject_runs import SubjectRuns
+from strandline.broker.read_path.subject_search import SubjectSearch
 from strandline.broker.read_path.transaction_visibility import (
     PartitionTransactions,
     has_transactions,
@@ -58,7 +58,6 @@ from strandline.errors import (
 from strandline.record.batch import Attributes, Buffer, Extent
 from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
 from strandline.record.sealed import Sealer
-from strandline.record.subjects import has_wildcard
 from strandline.record.visible import always_counts
 from strandline.storage.log import Log
 from strandline.types import (
@@ -673,14 +672,9 @@ class Partition:
             self.report_corruption(error)
             raise
 
-    def find_runs(self, pattern: str) -> SubjectRuns | None:
+    def find_runs(self, *patterns: str) -> SubjectSearch | None:
         """Return who knows where records with matching subjects are; None: nobody; any thread."""
-        is_here = self.remote_error is None
-        return (
-            SubjectRuns(self.log, pattern)
-            if is_here and has_wildcard(self.config.subject)
-            else None
-        )
+        return SubjectSearch(self.log, patterns) if self.remote_error is None else None
 
     def watch(self, waiter: Waiter) -> None:
         """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``.

@@ -41,13 +41,13 @@ from strandline.servers.nats.jetstream.errors import (
     refuse_purge,
 )
 from strandline.servers.nats.jetstream.records import (
-    SUBJECTS_MAX,
+    SUBJECTS_PER_PAGE,
     StoredMessage,
     check_pattern,
-    count_subjects,
     last_message,
     message_at,
     next_message,
+    tally_subjects,
 )
 from strandline.servers.nats.jetstream.state import RecordCounter, StreamState, summed_state
 from strandline.servers.nats.jetstream.stream_config import (
@@ -247,10 +247,13 @@ class StreamCalls:
             check_pattern(body.subjects_filter)
             if not view.is_exact:
                 refuse(BAD_REQUEST, _several(view))
-            state.subjects = await self._api.on_thread(
-                count_subjects, view.partitions[0], body.subjects_filter
+            tallies = await self._api.on_thread(
+                tally_subjects, view.partitions[0], body.subjects_filter
             )
-            paging = {"total": len(state.subjects), "offset": 0, "limit": SUBJECTS_MAX}
+            first, names = min(body.offset or 0, len(tallies)), sorted(tallies)
+            page = names[first : first + SUBJECTS_PER_PAGE]
+            state.subjects = {name: tallies[name].records for name in page}
+            paging = {"total": len(tallies), "offset": first, "limit": SUBJECTS_PER_PAGE}
         return request.answer(**paging, **self._shown(view, state))
 
     async def _create(self, request: ApiRequest) -> ApiReply:
