@@ -59,11 +59,14 @@ class SubjectSearch:
     Args:
         log: of a partition.
         patterns: of subjects; none, or ``>``: every subject matches.
+
+    Attributes:
+        patterns: none: every subject matches.
     """
 
     def __init__(self, log: Log, patterns: Sequence[str]) -> None:
         self._log = log
-        self._patterns = () if ">" in patterns else tuple(patterns)
+        self.patterns = () if ">" in patterns else tuple(patterns)
         self._known: dict[SubjectIndex, Numbers | None] = {}
 
     def next_run(self, position: int, end: int) -> OffsetRun:
@@ -124,7 +127,7 @@ class SubjectSearch:
     def _last_run(self, part: _Part) -> OffsetRun | None:
         if part.subjects is None:
             return OffsetRun(part.start, part.stop, 0)
-        offsets = part.subjects.offsets(part.subjects.find(self._patterns))
+        offsets = part.subjects.offsets(part.subjects.find(self.patterns))
         place = int(np.searchsorted(offsets, part.stop)) - 1
         if place < 0 or offsets[place] < part.start:
             return None
@@ -135,20 +138,20 @@ class SubjectSearch:
         if part.subjects is None:
             return 1, 0
         return int(
-            part.subjects.counts(part.subjects.find(self._patterns)).sum()
+            part.subjects.counts(part.subjects.find(self.patterns)).sum()
         ), part.subjects.records
 
     def _count(self, part: _Part) -> int | Uncovered:
         index = part.exact_index
         if index is None:
             return Uncovered(part.start, part.stop)
-        return index.count(index.find(self._patterns), part.start, part.stop)
+        return index.count(index.find(self.patterns), part.start, part.stop)
 
     def _tally(self, part: _Part) -> list[tuple[str, Tally]] | Uncovered:
         index = part.exact_index
         if index is None:
             return Uncovered(part.start, part.stop)
-        numbers, counts, lasts = index.tally(index.find(self._patterns), part.start, part.stop)
+        numbers, counts, lasts = index.tally(index.find(self.patterns), part.start, part.stop)
         return list(zip(index.names(numbers), map(Tally, counts, lasts), strict=True))
 
     def _offsets(self, part: _Part) -> Numbers | None:
@@ -159,7 +162,7 @@ class SubjectSearch:
         if index not in self._known:
             if len(self._known) >= KNOWN_MAX:
                 self._known.clear()
-            numbers = index.find(self._patterns)
+            numbers = index.find(self.patterns)
             is_dense = int(index.counts(numbers).sum()) * DENSE > index.records > DENSE
             self._known[index] = None if is_dense else index.offsets(numbers)
         return self._known.get(index)

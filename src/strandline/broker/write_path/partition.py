@@ -97,11 +97,7 @@ class Partition:
         self._is_dirty = False
         self._late: list[tuple[Offset, AckWaiter]] = []
         """Repeats of what is written and not committed, with the last offset of it."""
-        self.duplicates = Duplicates(
-            name,
-            log,
-            admission=admission,
-        )
+        self.duplicates = Duplicates(name, log, admission=admission)
         self.transaction_index: PartitionTransactions | None = None  # until one is used
         self._waiters: list[Waiter] = []
         self.times = BatchTimes()
@@ -580,9 +576,8 @@ class Partition:
             for batch in batches:
                 self.transaction_index.written(batch)
         elif any(map(has_transactions, batches)):
-            self.keep_transaction_index(
-                self.high_watermark
-            )  # the leader has heard of transactions before us
+            # The leader has heard of transactions before us.
+            self.keep_transaction_index(self.high_watermark)
         self.duplicates.copied(batches)
 
     def refuse(self, error: StrandlineError | None) -> None:

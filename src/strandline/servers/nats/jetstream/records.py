@@ -173,23 +173,20 @@ def _search(cursor: Cursor[Partition]) -> Offset | None:
 
 
 def read_some(
-    partition: Partition,
-    offset: int,
-    patterns: tuple[str, ...],
-    search: SubjectSearch | None = None,
+    partition: Partition, offset: int, search: SubjectSearch | None
 ) -> tuple[list[StoredMessage], int]:
     """Read some records from an offset on, those whose subjects match one of the patterns.
 
     Args:
         partition: of the records.
         offset: the first one's, or of a gap before it.
-        patterns: none: all records match.
-        search: knows where matching records are.
+        search: knows where matching records are; None: all records match.
 
     Returns:
         The records, none if there were none for as long as may be read at once; and where to go on.
     """
     start, end = max(offset, partition.log_start_offset), partition.last_stable_offset
+    patterns = () if search is None else search.patterns
     if start < end and search is not None and patterns:
         start = search.next_run(start, end).start
     if start >= end:

@@ -442,7 +442,7 @@ class ConsumerRunner:
         """Return the next record that passes the filters, and whether there is none now."""
         start = max(self._read_to, sequence - 1)
         messages, self._read_to = await self._host.on_thread(
-            read_some, self.partition, start, self.config.filters, self._search
+            read_some, self.partition, start, self._search
         )
         self._fresh.extend(messages)
         if self._fresh:
