@@ -1,4 +1,7 @@
-"""Key compaction: the newest record of each key stays, and of a deleted key none.
+"""Compaction: the newest record of each key stays, and of a deleted key none.
+
+Of a stream that limits the records of a subject, those stay that ``subject_history`` keeps; readers
+see no others anyway.
 
 Rules: only sealed segments that a checkpoint has passed are rewritten, one file each: the rest goes
 to ``.cleaned``, is synced, and takes the old name; readers of the old file keep it. Records keep
@@ -21,6 +24,7 @@ from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.segment import Segment
 from strandline.storage.segment_reads import RetiredSegmentError
+from strandline.storage.subject_history import SubjectHistory
 from strandline.types import Offset, TimestampNs
 
 DIRTY_SHARE = 0.1
@@ -59,6 +63,7 @@ class Compactor:
         tombstone_delay_ms: for so long null values stay visible.
         ids_ms: for so long message ids are remembered; 0: they are not.
         numbers_ms: for so long the numbers of producers are; 0: they are not.
+        records_per_subject: keep so many records of each subject; 0: the newest of each key.
     """
 
     def __init__(
@@ -69,12 +74,14 @@ class Compactor:
         tombstone_delay_ms: int,
         ids_ms: int = 0,
         numbers_ms: int = 0,
+        records_per_subject: int = 0,
     ) -> None:
         self._log = log
         self._disk = disk
         self._delay_ns = tombstone_delay_ms * 1_000_000
         self._ids_ms = ids_ms
         self._numbers_ms = numbers_ms
+        self._records_per_subject = records_per_subject
         self._done_before = -1
         self._tombstone_due_ns = 0
         self._tombstone_first = 0
@@ -129,6 +136,7 @@ class Compactor:
             ids_from_ns=_since(now_ns, self._ids_ms),
             numbers_from_ns=_since(now_ns, self._numbers_ms),
             log=self._log,
+            history=SubjectHistory(limit) if (limit := self._records_per_subject) else None,
         )
         keys = scan_keys(scope)
         rewritten: list[Rewritten] = []

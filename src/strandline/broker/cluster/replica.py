@@ -197,7 +197,7 @@ class ReplicaDriver:
             logger.error("%s would have to go back to %d", partition.name, cut.offset)
             return
         is_loss = cut.offset < partition.high_watermark
-        is_compacted = partition.config.compact
+        is_compacted = partition.config.has_gaps
         self._cut = cut
         ends: list[Offset] = []
 
@@ -230,7 +230,7 @@ class ReplicaDriver:
             self.partition.move(end)
             self.step(ev.Synced(end))
         else:
-            assert end == cut.offset or self.partition.config.compact, "leaders change at batches"
+            assert end == cut.offset or self.partition.config.has_gaps, "leaders change at batches"
             self._synced_meanwhile = min(self._synced_meanwhile, end)
             # The replica may have heard more meanwhile, which was not exposed.
             known = max(self.partition.high_watermark, self.replica.log.high_watermark)

@@ -95,7 +95,7 @@ class Cleaner:
                 continue
             try:
                 await self._retain(partition)
-                if partition.config.compact:
+                if partition.config.has_gaps:
                     await self._compact(partition)
                 if has_wildcard(partition.config.subject) and partition.key_error is None:
                     await self._index(partition.log)
@@ -144,6 +144,7 @@ class Cleaner:
                 tombstone_delay_ms=partition.config.tombstone_delay_ms,
                 ids_ms=partition.config.dedup_window_ms,
                 numbers_ms=PRODUCER_MEMORY_S * 1000,
+                records_per_subject=partition.config.max_records_per_subject,
             )
             self._compactors[log] = compactor
         # Null values that were kept too short cannot be brought back: take the earlier time.

@@ -90,7 +90,7 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
         files=tuple(files),
         log_start_offset=partition.log_start_offset,
         may_move=may_move,
-        has_hidden=partition.config.compact or partition.transaction_index is not None,
+        has_hidden=partition.config.has_gaps or partition.transaction_index is not None,
         aborted=tuple(AbortedRange(*each) for each in aborted),
     )
 

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from strandline.api.tickets import ReadRequest
+from strandline.broker.read_path.subject_retention import RetainedSearch, SubjectRetention
 from strandline.broker.read_path.subject_search import SubjectSearch, Tally
 from strandline.broker.write_path.partition import Partition
 from strandline.errors import InvalidRecordError, InvalidSubjectError
@@ -101,6 +102,8 @@ def last_message(partition: Partition, pattern: str = ">") -> StoredMessage | No
     Raises:
         ApiRefusal: none was found in as many bytes as may be read.
     """
+    if partition.retention is not None:
+        return _last_kept(partition, partition.retention, pattern)
     if pattern == ">":
         newest = newest_offset(partition)
         return None if newest is None else message_at(partition, newest)
@@ -118,9 +121,27 @@ def last_message(partition: Partition, pattern: str = ">") -> StoredMessage | No
     return None
 
 
+def _last_kept(
+    partition: Partition, retention: SubjectRetention, pattern: str
+) -> StoredMessage | None:
+    """Return the newest record that is kept of matching subjects."""
+    search, before = RetainedSearch(retention, (pattern,)), -1
+    while True:
+        run = search.last_run(partition.log_start_offset, partition.last_stable_offset)
+        if run.start in (run.stop, before):
+            return None
+        message = message_at(partition, run.start)
+        if message is not None:
+            return message
+        before = run.start  # a newer one took its place just now, or it was purged
+
+
 def newest_offset(partition: Partition) -> Offset | None:
     """Return the offset of the newest record."""
     start, end = partition.log_start_offset, partition.last_stable_offset
+    if partition.retention is not None:
+        run = RetainedSearch(partition.retention, ()).last_run(start, end)
+        return Offset(run.start) if run.start < run.stop else None
     return _newest_between(partition, start, end) if start < end else None
 
 

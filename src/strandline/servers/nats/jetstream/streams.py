@@ -7,6 +7,8 @@ import msgspec
 
 from strandline.broker.routing import subject_patterns
 from strandline.broker.stream import Stream
+from strandline.broker.write_path.ack_sink import CommitWaiter
+from strandline.broker.write_path.partition import Partition
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
     UNDECODABLE,
@@ -16,7 +18,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.reading.descending import offset_before_end
-from strandline.record.subjects import is_reserved, subjects_overlap
+from strandline.record.subjects import is_reserved, subject_covers, subjects_overlap
 from strandline.servers.nats.jetstream.api import (
     PEER_TIMEOUT_S,
     ApiReply,
@@ -326,12 +328,11 @@ class StreamCalls:
         if not view.is_exact:
             refuse_purge(_several(view))
         [partition] = view.partitions
-        if body.filter and body.filter != ">":
-            check_pattern(body.filter)
-            refuse_purge(
-                "a filter is not supported: only the oldest records of a stream can be deleted"
-            )
         await self._api.caught_up(view)
+        if body.filter:
+            check_pattern(body.filter)
+            if not subject_covers(body.filter, partition.config.subject):
+                return request.answer(success=True, purged=await self._purge_some(partition, body))
         start, end = partition.log_start_offset, partition.last_stable_offset
         target = min(body.seq - 1, end) if body.seq else end
         if body.keep:
@@ -341,6 +342,23 @@ class StreamCalls:
             purged = await self._api.on_thread(self._counter.count, partition, start, target)
             await self._broker.truncate_before(*partition.name, Offset(target))
         return request.answer(success=True, purged=purged)
+
+    async def _purge_some(self, partition: Partition, body: _PurgeRequest) -> int:
+        """Remove records of some subjects; return how many."""
+        if partition.retention is None:
+            refuse_purge("a filter is supported in streams with max_msgs_per_subject only")
+        pattern, end = body.filter or ">", partition.last_stable_offset
+        below = min(body.seq - 1, end) if body.seq else end
+        await self._api.on_thread(partition.retention.catch_up, end)
+        offsets = (await self._api.on_thread(partition.retention.offsets, (pattern,))).tolist()
+        if body.keep:
+            below = Offset(offsets[-body.keep] if len(offsets) > body.keep else 0)
+        purged = len([offset for offset in offsets if offset < below])
+        if purged:
+            committed = CommitWaiter()
+            partition.sequences.purge(pattern, Offset(below), ack_sink=committed, token=None)
+            await committed.wait()
+        return purged
 
     # Messages
 
