@@ -118,9 +118,10 @@ class SubjectRetention:
             if not found.buffer:
                 self.position = max(self.position, min(found.next_offset, end))
                 return
+            # Of encrypted batches it may open only the first ones; placeholders it leaves out.
             batches = memoryview(self._log.opened(found.buffer))
             self._history.apply(batches)
-            self.position = _end_of(batches)
+            self.position = _end_of(batches) if batches else found.next_offset
 
     def read(self, offset: Offset, bytes_max: int, *, below: Offset) -> pa.Buffer:
         """Read the batches that readers may see, with no records but those that are kept.
