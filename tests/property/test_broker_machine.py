@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from strandline.broker import base as base_module
 from strandline.broker.broker import Broker
-from strandline.broker.write_path import log_replay
+from strandline.broker.write_path import state_loader
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
 from strandline.record.codec import decode_batches
@@ -50,7 +50,7 @@ publishes = st.fixed_dictionaries(
 def quick_healing(monkeypatch):
     """A failed broker reopens at once."""
     monkeypatch.setattr(base_module, "HEAL_INTERVAL_S", 0.001)
-    monkeypatch.setattr(log_replay, "_THREAD", OnTheLoop())
+    monkeypatch.setattr(state_loader, "_THREAD", OnTheLoop())
 
 
 class OnTheLoop(ThreadPoolExecutor):

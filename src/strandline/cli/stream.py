@@ -71,7 +71,7 @@ def create(
         int, typer.Option(help="Replicas per partition; more than 1 needs a cluster.", min=1)
     ] = 1,
     min_isr: Annotated[
-        int, typer.Option(help="In-sync replicas below which publishes are refused.", min=1)
+        int, typer.Option(help="In-sync replicas below which publishes are rejected.", min=1)
     ] = 1,
     acks: Annotated[
         Literal["memory", "disk", "replicated"] | None,

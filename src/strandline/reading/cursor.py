@@ -1,4 +1,4 @@
-"""A reader's place in one partition: reads whole batches, decodes, cuts, filters, projects.
+"""A reader's cursor in one partition: reads whole batches, decodes, trims, filters, projects.
 
 Invariant: ``position`` is the offset of the next record to deliver; it only grows.
 
@@ -36,7 +36,7 @@ class RunFinder(Protocol):
 
 
 class Readable(Protocol):
-    """A partition, as far as reading it needs to know it."""
+    """A partition, as readers use it."""
 
     @property
     def name(self) -> PartitionName:
@@ -156,7 +156,7 @@ class Cursor(Generic[PartitionT]):
         batches: list[CursorBatch] = []
         number = self.partition.name.partition
         for whole in decode_batches(buffer, columns=self._columns, partition=number):
-            batch = self._cut(whole, end)
+            batch = self._trimmed(whole, end)
             if batch.num_rows and not self._filter.is_trivial:
                 batch = self._filter.apply(batch)
             if batch.num_rows:
@@ -166,7 +166,7 @@ class Cursor(Generic[PartitionT]):
         return batches
 
     def _read(self, bytes_max: int) -> pa.Buffer:
-        """Whole batches from the position on; moves the position over what is gone."""
+        """Return whole batches from the position on; move the position past deleted records."""
         partition = self.partition
         while True:
             try:
@@ -178,7 +178,7 @@ class Cursor(Generic[PartitionT]):
                 if not self._may_move:
                     raise DataLossError(
                         f"records {self.position} to {first - 1} of {partition.name} were deleted "
-                        f"before they were read; go on from offset {first}"
+                        f"before they were read; continue at offset {first}"
                     ) from error
                 self.position = first
             except CorruptBatchError as error:
@@ -191,7 +191,7 @@ class Cursor(Generic[PartitionT]):
             if self.position >= self.end:
                 return pa.py_buffer(b"")
 
-    def _cut(self, batch: pa.RecordBatch, end: Offset) -> pa.RecordBatch:
+    def _trimmed(self, batch: pa.RecordBatch, end: Offset) -> pa.RecordBatch:
         """The rows from the position to ``end``; moves the position past them."""
         offsets = batch.column("offset").to_numpy()
         start, stop = self.position, len(offsets)
@@ -220,7 +220,7 @@ class Cursor(Generic[PartitionT]):
         return [CursorBatch(piece, piece.nbytes) for piece in pieces]
 
     def _step_over(self, buffer: pa.Buffer) -> None:
-        """Move past batches none of whose records exists any more (compaction removed them)."""
+        """Move past batches of which compaction removed every record."""
         view = memoryview(buffer)
         places = walk(view)
         assert places, "a read returns at least one whole batch"

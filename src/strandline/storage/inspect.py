@@ -1,10 +1,10 @@
-"""Looking through a data directory without changing it: what is there, and what is corrupt.
+"""Inspection of a data directory without changing it: its files and their corruption.
 
 Every file gets one ``FileReport``; each piece of corruption in it is a ``Finding`` with its
 position.
-Rules: opens nothing for writing and never repairs; believes batches, not indexes; what follows the
-last checkpoint and is not intact is called torn, because recovery will take it from the journal.
-What the checkpoint counts on and is not there is corruption (``missing``).
+Rules: it opens nothing for writing and never repairs. It trusts batches, not indexes. Bytes after
+the last checkpoint that are not intact are called torn, because recovery takes them from the
+journal. Data that the checkpoint promises and that is absent is corruption (``missing``).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -30,7 +30,7 @@ from strandline.storage.lost_ranges import (
     Missing,
     durable_part,
     find_missing,
-    is_cut_since,
+    is_truncated_since,
 )
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
 from strandline.storage.recovery import JOURNAL_NAME
@@ -64,7 +64,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something worth knowing at a position of a file."""
+    """A fact about a position of a file, with its severity."""
 
     file: Path
     position: int
@@ -82,7 +82,7 @@ class FileReport:
     kind: Kind
     size_bytes: int
     facts: dict[str, int | str] = field(default_factory=dict)
-    """What it says about itself and what was counted in it."""
+    """Fields of its header, and counts."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -91,7 +91,7 @@ class FileReport:
         return any(finding.severity == "corruption" for finding in self.findings)
 
     def add(self, severity: Severity, position: int, message: str) -> None:
-        """Note a finding."""
+        """Add a finding."""
         self.findings.append(Finding(self.file, position, severity, message))
 
 
@@ -111,8 +111,8 @@ def inspect_directory(
     Args:
         path: the data directory, or the directory of one log.
         verify: read every batch and check its checksum; else only headers of files.
-        known: ids of the logs that the metadata knows; None: it is not there, or not in a file.
-        on_progress: told after each file.
+        known: ids of the logs in the metadata; None: it is absent, or not in a file.
+        on_progress: called after each file.
 
     Raises:
         LogPoisonedError: the directory cannot be read.
@@ -141,23 +141,23 @@ class _Inspection:
         self._checkpoint = Checkpoint()
         self._journal = JournalScan()
         self._cut: set[int] = set()
-        """Logs that were cut since the checkpoint, without a note: by an early version."""
+        """Logs that were truncated since the checkpoint, without a marker: by an early version."""
         self._short: dict[Path, Missing] = {}
         """Files that end too early."""
 
     def run(self) -> Iterator[FileReport]:
-        """All reports."""
+        """Return all reports."""
         if (self._path / CHECKPOINT_NAME).exists():
             yield self._inspect_checkpoint()
         directories = {log_id: self._directory(log_id) for log_id in self._checkpoint.logs}
-        # Before anything that takes long: beside a running broker much may go away meanwhile.
+        # Before anything slow: a running broker may remove files meanwhile.
         missing = list(
             find_missing(self._checkpoint, directories, disk=self._disk, known=self._known)
         )
         if (self._path / JOURNAL_NAME).is_dir():
             yield from self._inspect_journal(self._path / JOURNAL_NAME)
         for each in missing:
-            if is_cut_since(each, self._journal):
+            if is_truncated_since(each, self._journal):
                 self._cut.add(each.log_id)
                 continue
             if each.file.is_file():
@@ -166,7 +166,7 @@ class _Inspection:
             report = FileReport(each.file, "segment", 0)
             report.add("corruption" if each.is_certain else "note", 0, each.message)
             yield report
-        # Segments are named by an offset: the log of the nats-server ends alike and is none.
+        # Segments are named by an offset; the nats-server's log file has the same suffix.
         segments = (f for f in self._path.rglob(f"*{LOG_SUFFIX}") if f.stem.isdigit())
         for directory in sorted({file.parent for file in segments}):
             yield from self._inspect_log(directory)
@@ -184,7 +184,7 @@ class _Inspection:
         try:
             return durable_part(directory, int(number), self._checkpoint, disk=self._disk)
         except CorruptBatchError:
-            return None  # the file that is corrupt says so itself
+            return None  # the corrupt file has its own report
 
     def _inspect_checkpoint(self) -> FileReport:
         report = self._report(self._path / CHECKPOINT_NAME, "checkpoint")
@@ -246,7 +246,7 @@ class _Inspection:
     def _inspect_segment(
         self, directory: Path, base: int, *, limit: int, durable: Durable | None
     ) -> Iterator[FileReport]:
-        """A segment and its indexes; ``limit`` is the next one's first offset, -1 for the last."""
+        """Inspect a segment and its indexes; ``limit`` is the next one's base offset or -1."""
         segment = open_unindexed(directory, base, disk=self._disk, limit=limit)
         report = self._report(segment.path, "segment")
         report.facts = {"base_offset": base}
@@ -392,7 +392,7 @@ def _verify_segment(segment: Segment, report: FileReport, *, extent: _Extent) ->
 def _verify_index(
     index: SparseIndex, report: FileReport, *, places: dict[int, int], of_offsets: bool
 ) -> None:
-    """Check that each entry points at the batch it says."""
+    """Check that each entry points at a batch with that key."""
     for number, (key, position) in enumerate(zip(index.keys, index.positions, strict=True)):
         base = places.get(position)
         if base is None or (of_offsets and base != key):

@@ -36,7 +36,7 @@ def test_lookups(index):
 
 def test_cut_leaves_the_original(index):
     """A cut copy lacks the entries at and after the position."""
-    assert list(index.cut(200).positions) == [0, 100]
+    assert list(index.before(200).positions) == [0, 100]
     assert len(index) == 4
 
 

@@ -15,10 +15,10 @@
 
 Rules: a Liftbridge envelope contains key, value, headers, ack inbox and policy; any other payload
 is a plain value. Control headers are checked only by a stream that answers the publisher: headers
-that request unsupported JetStream features are refused there, never ignored. Every other stream
-stores the message as it is, since the headers may be meant for another stream. Refused messages are
-counted, malformed headers included, and logged where no publisher is answered. A message that no
-other broker receives is forwarded to its partition's leader. No sockets here.
+that request unsupported JetStream features are rejected there, never ignored. Every other stream
+stores the message as it is, since the headers may be meant for another stream. Rejected messages
+are counted, malformed headers included, and logged where no publisher is answered. A message that
+no other broker receives is forwarded to its partition's leader. No sockets here.
 """
 
 from collections.abc import Sequence
@@ -162,7 +162,7 @@ class MessageIngest:
     Args:
         clock: gives the times in Liftbridge acks.
         routes: the routes of all streams, to look up an expected stream.
-        admission: counts refused messages.
+        admission: counts rejected messages.
         forwarder: forwards to other leaders; only in a cluster.
     """
 
@@ -305,7 +305,7 @@ class MessageIngest:
         partition = target.partition_for(publication.key, publication.message_id)
         rejection = publication.rejection or _unmet_need(publication, target)
         if rejection is not None and (ack_sink is not None or publication.is_malformed):
-            # Every broker of a cluster receives the message: the leader refuses it for all.
+            # Every broker of a cluster receives the message: the leader rejects it for all.
             if sink.is_alone or partition.is_led:
                 self._admission.reject(rejection, ack_sink, token, stream=target.name)
             return

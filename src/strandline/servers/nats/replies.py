@@ -40,7 +40,7 @@ _ERROR_NUMBERS: tuple[tuple[type[StrandlineError], int, int], ...] = (
     (StrandlineError, 500, 10077),
 )
 DESCRIPTION_MAX = 1000
-"""Characters of what an error says, which may quote a publisher at length."""
+"""Longest error text in characters; it may quote a publisher."""
 _ENVELOPE_ERRORS: tuple[tuple[type[StrandlineError], envelope.AckError], ...] = (
     (WrongLastSequenceError, envelope.AckError.INCORRECT_OFFSET),
     (RecordTooLargeError, envelope.AckError.TOO_LARGE),
@@ -141,7 +141,7 @@ def is_left_to_others(error: StrandlineError, sink: ReplySink) -> bool:
     """Return whether another broker, which receives the message too, answers instead.
 
     That is the partition's leader. Without one it is the controller: it learns of a new leader
-    first, so it does not refuse a message that the new leader stores.
+    first, so it does not reject a message that the new leader stores.
     """
     if sink.is_alone or not isinstance(error, NotLeaderError):
         return False

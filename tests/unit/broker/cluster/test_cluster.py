@@ -228,7 +228,7 @@ async def test_a_controller_whose_heirs_do_not_answer_stops_all_the_same(cluster
     async with asyncio.timeout(20):
         await broker.prepare_stop()
     assert quorum.is_leading
-    assert "before everything was handed over" in caplog.text
+    assert "before all leaderships were handed over" in caplog.text
     cluster.brokers.pop(old)
     await broker.stop()
     await kit.until(lambda: any(b.membership.controller.is_held for b in cluster.brokers.values()))
@@ -242,7 +242,7 @@ async def test_what_no_other_broker_has_is_not_waited_for(cluster, caplog):
     broker = cluster.brokers[await cluster.leader()]
     await broker.prepare_stop()
     assert broker.membership.replicas.leads
-    assert "before everything was handed over" not in caplog.text
+    assert "before all leaderships were handed over" not in caplog.text
 
 
 async def test_deleted_streams_are_gone_everywhere(cluster, kit):

@@ -108,7 +108,7 @@ async def test_an_order_on_an_old_image_is_decided_anew(cluster, monkeypatch):
     assert await cluster.leader() == third
     monkeypatch.setattr(operations.Operations, "_image", property(lambda _: old))
     monkeypatch.setattr(operations, "RETRY_S", 0.0)
-    with pytest.raises(UnavailableError, match="all the time"):
+    with pytest.raises(UnavailableError, match="concurrent changes"):
         await broker.operations.elect(S0, other, is_unclean=False)
 
 
@@ -182,16 +182,16 @@ async def test_another_directory_under_a_known_number_is_refused_at_the_door(clu
     await cluster.create()
     membership = cluster.brokers[1].membership
     known = membership.machine.image.brokers[3].directory_id
-    membership._neighbours.check_directory(hello(3, known))
-    membership._neighbours.check_directory(hello(3, ""))  # an older version does not say
-    membership._neighbours.check_directory(hello(7, "new"))
+    membership._peers.check_directory(hello(3, known))
+    membership._peers.check_directory(hello(3, ""))  # an older version does not say
+    membership._peers.check_directory(hello(7, "new"))
     with pytest.raises(HandshakeError, match="replace-disk 3"):
-        membership._neighbours.check_directory(hello(3, "new"))
+        membership._peers.check_directory(hello(3, "new"))
     await cluster.kill(3)
     await kit.until(lambda: membership.machine.image.brokers[3].is_fenced, seconds=20)
     await cluster.brokers[2].operations.replace_disk(3)
     await kit.until(lambda: 3 not in membership.quorum.members.voters, seconds=20)
-    membership._neighbours.check_directory(hello(3, "new"))
+    membership._peers.check_directory(hello(3, "new"))
 
 
 async def test_the_controller_itself_can_be_removed(cluster, kit):

@@ -6,7 +6,7 @@ import threading
 import pyarrow as pa
 import pytest
 
-from strandline.broker.write_path import duplicates, log_replay
+from strandline.broker.write_path import duplicates, state_loader
 from strandline.security.producer_ids import owner_of
 from strandline.types import ProducerStamp
 
@@ -33,7 +33,7 @@ async def put(cluster, kit, numbers, *values):
 def reading(request, monkeypatch):
     """How a replica that restarted reads back what it knew."""
     if request.param == "beside the loop":
-        monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
+        monkeypatch.setattr(state_loader, "INLINE_BYTES", -1)
 
 
 async def test_a_new_leader_knows_the_producers(cluster, kit, reading):
@@ -96,7 +96,7 @@ async def test_what_is_copied_while_producers_are_read_back_is_known(cluster, ki
     leader = await cluster.leader()
     follower = next(n for n in (1, 2, 3) if n != leader)
     await cluster.kill(follower)
-    monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
+    monkeypatch.setattr(state_loader, "INLINE_BYTES", -1)
     monkeypatch.setattr(duplicates, "load_producers", held)
     await cluster.start(follower)
     await cluster.isr(1, 2, 3)

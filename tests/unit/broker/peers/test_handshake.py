@@ -108,7 +108,7 @@ def test_any_other_first_frame_is_refused(frame):
 def test_a_rejection_is_no_hello():
     """A connection that begins with a rejection is refused itself."""
     rejection = frame_of(encode_rejection(HandshakeError(HandshakeRejection.VERSION, "no")))
-    with pytest.raises(HandshakeError, match="not asked"):
+    with pytest.raises(HandshakeError, match="without a request"):
         accept_hello(rejection, ME, KNOWN, certified=None)
 
 

@@ -83,7 +83,7 @@ class InternalStore(CommitWaiter):
         """Store a value; return its offset when it is durable.
 
         Raises:
-            StrandlineError: the value was refused, or may not be stored.
+            StrandlineError: the value was rejected, or may not be stored.
         """
         subject = partition.config.subject
         number = partition.name.partition
