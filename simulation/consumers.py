@@ -71,6 +71,9 @@ class SimPartition:
         self.last_stable_offset = 0
         self._watching: list[asyncio.Event] = []
 
+    def find_runs(self) -> None:
+        """Return nothing, since there is no filter."""
+
     def watch(self, event: asyncio.Event) -> None:
         """Set an event with each record."""
         self._watching.append(event)

@@ -44,7 +44,7 @@ class LeafLink(asyncio.Protocol):
     """One connection.
 
     Args:
-        owner: hears of what changes.
+        owner: notified of changes.
         login: returns the credentials; None: the server asks for none.
     """
 
@@ -54,7 +54,7 @@ class LeafLink(asyncio.Protocol):
         self._transport: asyncio.Transport = NO_TRANSPORT
         self._rest = b""
         self._skip = 0
-        """Bytes of a payload that nobody asked for."""
+        """Bytes of an unwanted payload that are still to be skipped."""
         self._is_greeted = False
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
@@ -160,7 +160,7 @@ class LeafClient:
     """A leaf connection that is made again when it breaks, and the interest in inboxes.
 
     Args:
-        name: tells it from those of other brokers.
+        name: distinguishes it from other brokers' links.
         address: returns the server's host and leaf port, once it runs.
         login: returns the credentials; None: the server asks for none.
     """
@@ -261,13 +261,13 @@ class LeafClient:
     # Interest
 
     def interest_came(self, subject: bytes = b"", queue: bytes = b"") -> None:
-        """Somebody receives what is sent to a subject or pattern."""
+        """Handle that a client subscribes to a subject or pattern."""
         self._interest.setdefault(subject, set()).add(queue)
         self._gone.pop(subject, None)
         self._is_interest_new = True
 
     def interest_went(self, subject: bytes = b"", queue: bytes = b"") -> None:
-        """Nobody receives it any longer, of a queue group if one is named."""
+        """Handle that no client subscribes to it any longer, in a queue group if one is named."""
         queues = self._interest.get(subject, set())
         queues.discard(queue)
         self._is_interest_new = True
@@ -285,7 +285,7 @@ class LeafClient:
             self.on_interest_changed()
 
     def has_interest(self, inbox: bytes) -> bool:
-        """Return whether somebody receives what is sent to an inbox, as far as is known."""
+        """Return whether a client is known to receive an inbox."""
         return not self._interest.keys().isdisjoint(_patterns(inbox))
 
     def is_subscribed(self, subject: bytes, queue: bytes = b"") -> bool:
@@ -343,4 +343,4 @@ def _patterns(subject: bytes) -> set[bytes]:
 
 
 def _ignore() -> None:
-    """Before anybody wants to hear of it."""
+    """Do nothing, before a callback is set."""

@@ -1,11 +1,13 @@
-"""Records are removed beside the loop, and with them every descriptor and map of their files."""
+"""Records, and their files' descriptors and maps, are removed on a thread."""
 
 import os
 import threading
+import time
 
 import pytest
 
 from strandline.broker.broker import Broker
+from strandline.broker.maintenance.reclaimer import SpaceReclaimer
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
 from strandline.errors import DiskFullError, OffsetOutOfRangeError
 from strandline.storage.disk import Disk
@@ -16,7 +18,7 @@ SLOW = ("unlink", "remove_large", "truncate", "sync_directory", "remove_director
 
 
 class WatchedDisk(Disk):
-    """Notes the slow calls that the thread it was made on makes, while told to."""
+    """Records the slow calls of the thread that created it, while enabled."""
 
     def __init__(self):
         self.thread = threading.get_ident()
@@ -50,7 +52,7 @@ async def broker(tmp_path):
 
 @pytest.fixture
 def fill(broker, answers, kit):
-    """Makes a stream of several sealed segments, all of which a reader has mapped."""
+    """Creates a stream of several sealed segments, all mapped by a reader."""
 
     async def made(name="s", **settings):
         config = StreamConfig(name=name, subject=name, segment_bytes=SEGMENT_BYTES, **settings)
@@ -121,7 +123,7 @@ async def test_removing_gives_the_space_back(broker, fill, kit, tmp_path, remove
 
 
 async def test_acks_go_on_while_files_are_removed(broker, fill, answers, kit):
-    """A file system that takes its time holds up nobody but who asked for the removal."""
+    """A slow file system delays only the caller of the removal."""
     await fill()
     other = (await broker.create_stream(StreamConfig(name="t", subject="t"))).partition(0)
     reached, released = threading.Event(), threading.Event()
@@ -144,7 +146,7 @@ async def test_acks_go_on_while_files_are_removed(broker, fill, answers, kit):
 
 
 async def test_a_full_disk_is_freed_by_what_is_removed(broker, fill):
-    """The new start finds space once the files are gone, and not before."""
+    """The new start can be stored once the files are removed, and not before."""
     partition = await fill()
     write, path = broker.disk.write_atomically, partition.log.segments[0].path
 
@@ -173,3 +175,20 @@ async def test_a_removal_that_fails_is_logged_and_the_next_one_done(broker, capl
     await broker.reclaimer.drained()
     assert done
     assert "cannot remove x" in caplog.text
+
+
+def test_closing_finishes_the_removal_in_progress():
+    """What is queued is left to the next start; nothing is removed after the broker has stopped."""
+    reclaimer = SpaceReclaimer()
+    begun, done = threading.Event(), []
+
+    def slow():
+        begun.set()
+        time.sleep(0.1)
+        done.append("first")
+
+    reclaimer.run(slow)
+    reclaimer.run(lambda: done.append("second"))
+    assert begun.wait(10)
+    reclaimer.close()
+    assert done == ["first"]

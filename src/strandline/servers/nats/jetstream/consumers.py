@@ -96,8 +96,6 @@ CONSUMERS_MAX: Final = 1_000
 ADOPT_INTERVAL_S: Final = 0.25
 NAMES_PER_PAGE: Final = 1024
 CONSUMERS_PER_PAGE: Final = 256
-FILTERED_BYTES_MAX: Final = 4 << 30
-"""Of a log whose records are counted for a filter: that reads them all."""
 BATCH_MAX: Final = 1 << 20
 INBOX_PREFIX: Final = "_INBOX."
 EARLY_ACKS_MAX: Final = 1_000
@@ -459,16 +457,6 @@ class ConsumerCalls:
         """Make a consumer, and store it if it is durable."""
         if len(led.runners) >= CONSUMERS_MAX:
             refuse(TOO_MANY_CONSUMERS)
-        log = led.partition.log
-        if (
-            config.filters
-            and config.deliver_policy != "new"
-            and log.size_bytes > FILTERED_BYTES_MAX
-        ):
-            refuse_consumer(
-                f"a filter over more than {FILTERED_BYTES_MAX >> 30} GiB needs an index of "
-                "subjects, which is not built: use deliver_policy new, or no filter"
-            )
         await self._api.caught_up(view)
         before, heads_to = await self._api.on_thread(start_of, led.partition, config), 0
         if config.deliver_policy == "last_per_subject":

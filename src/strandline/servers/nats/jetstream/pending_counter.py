@@ -37,6 +37,8 @@ class PendingCounter:
         first, end = max(after, partition.log_start_offset), partition.last_stable_offset
         if not self._patterns:
             return self._counter.count(partition, first, end) if first < end else 0
+        if partition.retention is not None:  # what was counted may be replaced since
+            return count_matching(partition, first, end, patterns=self._patterns)
         if first != self._from or end < self._to:
             self._from = self._to = first
             self._count = 0

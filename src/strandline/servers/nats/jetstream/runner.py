@@ -108,6 +108,7 @@ class ConsumerRunner:
         self.is_over = False
         self._is_begun = False
         self._pending = PendingCounter(partition, host.counter, kept.config.filters)
+        self._search = partition.find_runs(*kept.config.filters)
         self._fresh: deque[StoredMessage] = deque()
         """Read ahead, in order."""
         self._read_to = -1
@@ -252,6 +253,7 @@ class ConsumerRunner:
                 self._rebind(is_bound=False)
                 self.interest_changed()
             self._pending = PendingCounter(self.partition, self._host.counter, config.filters)
+            self._search = self.partition.find_runs(*config.filters)
             self._pacer = self._new_pacer()
             self._fresh.clear()
             self._read_to = -1
@@ -506,7 +508,7 @@ class ConsumerRunner:
             head = heads.after(start)
             start = heads.end if head is None else head - 1
         messages, self._read_to = await self._host.on_thread(
-            read_some, self.partition, start, self.config.filters
+            read_some, self.partition, start, self._search
         )
         if heads is not None:
             messages = [m for m in messages if m.sequence > heads.end or m.sequence in heads]

@@ -11,7 +11,7 @@ from typing import Final
 
 from strandline.broker.write_path.partition import Partition
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
-from strandline.servers.nats.jetstream.records import last_message, matching, open_cursor
+from strandline.servers.nats.jetstream.records import last_message, tally_subjects
 from strandline.servers.nats.jetstream.times import parse_time
 
 SEQUENCE: Final = "q"
@@ -45,16 +45,14 @@ class SubjectHeads:
 
 
 def find_heads(partition: Partition, patterns: tuple[str, ...], end: int) -> SubjectHeads:
-    """Return the newest records up to a sequence of all subjects that match; reads the records."""
-    newest: dict[str, int] = {}
-    start = partition.log_start_offset
-    if start < end:
-        cursor = open_cursor(partition, start, end, columns=["offset", "subject"])
-        while cursor.has_more:
-            for batch, _ in cursor.read():
-                offsets, subjects = (c.to_pylist() for c in matching(batch, patterns).columns)
-                newest.update(zip(subjects, offsets, strict=True))
-    return SubjectHeads(array(SEQUENCE, sorted(each + 1 for each in newest.values())), end)
+    """Return the newest records up to a sequence of all subjects that match.
+
+    Raises:
+        ApiRefusal: there is no index of subjects, and more to read than one request may.
+    """
+    tallies = tally_subjects(partition, *patterns, end=end)
+    newest = sorted(each.last + 1 for each in tallies.values())
+    return SubjectHeads(array(SEQUENCE, newest), end)
 
 
 def start_of(partition: Partition, config: ConsumerConfig) -> int:
