@@ -146,6 +146,7 @@ class NatsFrontEnd:
                     ingest=ingest,
                     backpressure=backpressure,
                     metering=self._metering,
+                    api=self._api,
                 )
                 await self._listener.start()
         except BaseException:

@@ -20,6 +20,7 @@ from strandline.servers.metering import Metering
 from strandline.servers.nats.backpressure import OVERLOAD, QUOTA, Backpressure
 from strandline.servers.nats.connection import PublisherConnection, PublisherState
 from strandline.servers.nats.ingest import MessageIngest
+from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.tasks import end_task, start_task
 from strandline.servers.tls import listening_context
@@ -45,6 +46,7 @@ class IngestListener:
         ingest: handles messages that are more than a plain payload.
         backpressure: pauses reading while the broker is full.
         metering: the meters of principals, if shared with other servers.
+        api: answers requests of the JetStream API.
 
     Raises:
         InvalidConfigError: a certificate cannot be used.
@@ -59,6 +61,7 @@ class IngestListener:
         ingest: MessageIngest,
         backpressure: Backpressure,
         metering: Metering | None = None,
+        api: JetStreamApi | None = None,
     ) -> None:
         self._broker = broker
         self._config = config
@@ -71,6 +74,7 @@ class IngestListener:
             backpressure=backpressure,
             metering=metering,
             tls=tls,
+            api=api,
         )
         self._server: asyncio.Server | None = None
         self._pinger: asyncio.Task[None] | None = None
