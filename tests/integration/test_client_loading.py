@@ -13,7 +13,7 @@ import pytest
 from nats.js.errors import ServiceUnavailableError
 
 import strandline
-from strandline.broker.write_path import duplicates, held_appends, log_replay
+from strandline.broker.write_path import duplicates, log_replay
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.producer.accumulator import ProducerRecord
 from strandline.client.producer.conditional_appender import ConditionalAppender
@@ -214,7 +214,7 @@ async def test_a_nats_publisher_is_told_503_when_loading_takes_long(
     client, server, loads, monkeypatch
 ):
     """As by a JetStream that is not ready: stock clients make an error of it that says so."""
-    monkeypatch.setattr(held_appends, "HELD_S_MAX", 0.2)
+    monkeypatch.setattr(duplicates, "HELD_S_MAX", 0.2)
     loads["seconds"] = 3.0
     nc = await nats.connect(server.nats_url)
     try:

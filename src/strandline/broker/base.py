@@ -20,11 +20,9 @@ from strandline.broker.maintenance.scrubber import Scrubber
 from strandline.broker.routing import RouteTable
 from strandline.broker.stream import Stream
 from strandline.broker.stream_keys import StreamKeys
-from strandline.broker.write_path.ack_sink import AckSink
-from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.group_commit import GroupCommitter
-from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.pending import AckSink
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig, StreamConfig
@@ -115,21 +113,15 @@ class BrokerBase(ABC):
         self._reserve = Reserve(self.data_dir, self.disk)
         self._load_metadata()
         self._corruption = CorruptionReports(self.call_soon, telemetry=self.telemetry)
-        self.admission: Admission[Partition] = Admission(
-            self.config.limits,
-            clock=self.clock,
-            wake=self._wake,
-            corruption=self._corruption,
-            outbox=Outbox(self._loop),
-        )
-        self.admission.now_ns = self.clock.now_ns()
         self.committer = GroupCommitter(
             self._loop,
-            admission=self.admission,
+            self.config.limits,
             clock=self.clock,
             telemetry=self.telemetry,
             on_poisoned=self._on_poisoned,
+            corruption=self._corruption,
         )
+        self.admission = self.committer.admission
         self._checkpoints = CheckpointSchedule(
             self.config.journal,
             clock=self.clock,
@@ -285,15 +277,15 @@ class BrokerBase(ABC):
 
     def reads(self, ack_sink: AckSink) -> None:
         """The loop itself reads what publishers send over a connection; loop thread."""
-        self.committer.reads(ack_sink)
+        self.committer.journal_sync.read_here.add(ack_sink)
 
     def on_answered(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, when responders were told something, and after each turn."""
-        self.admission.outbox.add_answers(callback)
+        self.committer.outbox.add_answers(callback)
 
-    def send_answers(self) -> None:
+    def send_answers_soon(self) -> None:
         """Let the front ends send what responders were told between turns; loop thread."""
-        self.admission.outbox.send_answers()
+        self.committer.outbox.deliver_soon()
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
         """Run a function on the loop; from any thread."""
@@ -351,9 +343,6 @@ class BrokerBase(ABC):
                 "this broker has lost the majority of its cluster and does not know who leads "
                 "now; ask another broker. Are most of the cluster's brokers up?"
             )
-
-    def _wake(self) -> None:
-        self.committer.wake()
 
     def _check_available(self) -> None:
         if self.admission.write_error is not None:

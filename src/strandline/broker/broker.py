@@ -294,7 +294,7 @@ class Broker(BrokerBase):
             else:
                 restarted.set_exception(error)
 
-        self.committer.change(log, lambda _: log.restart_at(offset), done)
+        self.committer.catch_up.change(log, lambda _: log.restart_at(offset), done)
         await restarted
 
     async def change(self, command: Command) -> None:

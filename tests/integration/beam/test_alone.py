@@ -76,7 +76,7 @@ def test_millions_of_compacted_offsets_are_sent_bit_by_bit(tmp_path, connected, 
             filler = encode_filler(1, 1 + skipped, leader_epoch=partition.leader_epoch)
             written = asyncio.get_running_loop().create_future()
             write = ReplicaWrite(partition.log_id, partition.log, [filler], written.set_result)
-            broker.committer.submit(write)
+            broker.committer.catch_up.submit(write)
             assert await written is None
             partition.commit(1 + skipped)
 

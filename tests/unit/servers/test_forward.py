@@ -65,7 +65,7 @@ class LoneBroker:
     def call_soon(self, function, *args):
         self.loop.call_soon_threadsafe(function, *args)
 
-    def send_answers(self):
+    def send_answers_soon(self):
         self.flushes += 1
 
 

@@ -354,7 +354,7 @@ class MetadataApplier(Broker):
             StrandlineError: it cannot be opened.
         """
         log, start = self._storage.logs.get(image.log_id), image.log_start_offset
-        if log is not None and self.committer.is_changing(log):
+        if log is not None and log in self.committer.catch_up.changing:
             raise UnavailableError("its log is still being truncated for an earlier assignment")
         if log is not None and not log.log_start_offset == log.log_end_offset < start:
             return log

@@ -188,7 +188,7 @@ class ReplicaDriver:
         write = ReplicaWrite(
             self.log_id, self.log, copies, lambda error: self._copied(copies, end, error)
         )
-        self._host.committer.submit(write)
+        self._host.committer.catch_up.submit(write)
 
     def _begin_cut(self, cut: _Cut) -> None:
         """Cut the log beside the loop: large files and directory syncs take long."""
@@ -213,7 +213,9 @@ class ReplicaDriver:
                 end = log.truncate_to(start, synced_sequence=synced_sequence)
             ends.append(end)
 
-        self._host.committer.change(log, work, lambda error: self._was_cut(cut, ends, error))
+        self._host.committer.catch_up.change(
+            log, work, lambda error: self._was_cut(cut, ends, error)
+        )
 
     def _was_cut(self, cut: _Cut, ends: list[Offset], error: StrandlineError | None) -> None:
         """The log was cut, or was not: then all is reopened, as the replica has gone on already."""

@@ -96,15 +96,16 @@ class ReplicaPublishers:
         is_early = self._partition.config.acks_in_force == "memory" and not chunk.is_transactional
         if is_early and chunk.waiting:
             self._host.answer(self._partition, chunk.waiting)
+            chunk.waiting = []
         self._journaled.append((next_offset, self._host.precise_ms()))
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
         """A chunk is on this disk."""
         if chunk.on_disk:
             self._host.answer(self._partition, chunk.on_disk)
+            chunk.on_disk = []
         if chunk.waiting:
-            waiting = list(chunk.waiting)
-            chunk.waiting.clear()
+            waiting, chunk.waiting = chunk.waiting, []
             acks = self._partition.config.acks_in_force
             if acks != "replicated" and not chunk.is_transactional:
                 self._host.answer(self._partition, waiting)

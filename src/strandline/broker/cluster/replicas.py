@@ -20,7 +20,7 @@ from strandline.broker.peers.frame import Frame
 from strandline.broker.peers.link import PeerLinks
 from strandline.broker.write_path.group_commit import GroupCommitter
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.pending import Waiting, acknowledge
+from strandline.broker.write_path.pending import Waiting
 from strandline.clock import Clock
 from strandline.core.metadata.commands import BrokerRun
 from strandline.core.metadata.image import MetadataImage, PartitionImage
@@ -314,8 +314,7 @@ class Replicas:
 
     def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
         """Tell publishers, and let the front ends send it."""
-        self.telemetry.acks += acknowledge(waiting, partition.name)
-        self._outbox.send_answers_soon()
+        self._outbox.acknowledge(partition.name, waiting)
 
     def committed(self, partition: Partition) -> None:
         """Let a partition's gathered batches follow, since one was committed."""

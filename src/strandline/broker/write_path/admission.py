@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from strandline.broker.log_throttle import LogThrottle
 from strandline.broker.maintenance.corruption import CorruptionReports
-from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.outbox import Outbox
+from strandline.broker.write_path.pending import AckSink
 from strandline.clock import Clock, SteadyTime
 from strandline.config import LimitsConfig
 from strandline.errors import (
@@ -21,7 +21,6 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.record.codec import BATCH_RECORDS_MAX
-from strandline.types import TimestampNs
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +64,6 @@ class Admission(Generic[PartitionT]):
         self.duplicates = 0
         self.rejects: Counter[str] = Counter()
         """Records that were refused or given up, by error code."""
-        self.now_ns = TimestampNs(0)
         self.dirty: list[PartitionT] = []
         """The partitions with accepted records, in the order in which they got them."""
         self._throttle = LogThrottle()

@@ -25,20 +25,20 @@ from strandline.broker.read_path.transaction_visibility import (
 )
 from strandline.broker.read_path.visible import read_visible, stored_time
 from strandline.broker.replica_hooks import ReplicaHooks
-from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
 from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission, Waiter
-from strandline.broker.write_path.duplicates import Duplicates
-from strandline.broker.write_path.held_appends import HeldAppend
+from strandline.broker.write_path.duplicates import Duplicates, HeldAppend
+from strandline.broker.write_path.outbox import DueAcks
 from strandline.broker.write_path.pending import (
     AckRun,
+    AckSink,
     AckWaiter,
     BatchTimes,
     Chunk,
+    ChunkAckSink,
     PendingArrowBatch,
     PendingMarker,
     PendingQueue,
     Waiting,
-    acknowledge,
     extra_bytes,
     reject_waiting,
 )
@@ -418,8 +418,7 @@ class Partition:
             return
         waiting = AckWaiter(ack_sink, token, known, duplicate=True)
         if last < self.high_watermark:
-            ack_sink.acked(token, self.name, known, duplicate=True)
-            self._admission.outbox.send_answers_soon()
+            self._admission.outbox.acknowledge(self.name, [waiting])
         elif last < self.log_end_offset:
             self._late.append((last, waiting))
         else:
@@ -466,25 +465,26 @@ class Partition:
         if self._waiters:
             self._wake_waiters()
         if self._late:
-            due = [late for last, late in self._late if last < offset]
+            due: list[Waiting] = [late for last, late in self._late if last < offset]
             self._late = [each for each in self._late if each[0] >= offset]
-            for late in due:
-                late.acked(self.name)
+            self._admission.outbox.acknowledge(self.name, due)
 
-    def journaled(self, chunk: Chunk, batch: bytearray) -> int:
-        """A batch is in the journal, not synced; return how many acks that made."""
-        acks = acknowledge(chunk.early, self.name)
+    def journaled(self, chunk: Chunk, batch: bytearray) -> None:
+        """A batch is in the journal, not synced."""
+        if chunk.early:
+            self._admission.outbox.acknowledge(self.name, chunk.early)
+            chunk.early = []
         if self.replica_hooks is not None:
             self.replica_hooks.journaled(chunk, batch)
-        return acks
 
-    def synced(self, chunk: Chunk, next_offset: Offset) -> int:
-        """A batch is as safe here as the stream asks for; return how many acks that made."""
+    def synced(self, chunk: Chunk, next_offset: Offset) -> None:
+        """A batch is as safe here as the stream asks for."""
         if self.replica_hooks is not None:
             self.replica_hooks.synced(chunk, next_offset)
-            return 0
+            return
         self.commit(next_offset)
-        return acknowledge(chunk.waiting, self.name)
+        self._admission.outbox.acks.append(DueAcks(self.name, chunk.waiting))
+        chunk.waiting = []
 
     def reject_from(self, chunks: Sequence[Chunk], error: StrandlineError) -> int:
         """Give up chunks that were taken but not stored, and everything accepted after them.
@@ -504,6 +504,7 @@ class Partition:
         self.duplicates.held.reject(error)
         for _, each in late:
             each.rejected(error)
+        self._admission.outbox.deliver_soon()
         return before - (chunks[0].base_offset if chunks else self.next_offset)
 
     # The log and the role

@@ -6,11 +6,10 @@ order in which the partition accepted them.
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
 from strandline.errors import StrandlineError
 from strandline.record.codec import (
     BATCH_RECORDS_MAX,
@@ -29,6 +28,40 @@ TIME_AHEAD_NS_MAX = 1_000_000_000
 TIMES_KEPT = 64
 MARKER_SUBJECT = "_"
 """A batch has a subject; nobody sees that of a marker."""
+
+
+class AckSink(Protocol):
+    """Told the outcome of each append it was named for, on the loop's thread.
+
+    Calls must not raise and must not block: queue output, and send it when the broker says so
+    (``Broker.on_answered``).
+    """
+
+    def acked(
+        self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
+    ) -> None:
+        """The record at ``offset`` (the first of several) is as safe as was asked.
+
+        ``duplicate``: it was stored earlier, under the same message id.
+        """
+        ...
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """The append did not happen or, after a failed write or sync, may not have happened."""
+        ...
+
+
+class ChunkAckSink(AckSink, Protocol):
+    """An ack sink of records that are accepted by the chunk."""
+
+    def acked_many(
+        self, tokens: Sequence[object], partition: PartitionName, offset: Offset
+    ) -> None:
+        """Records in a row are as safe as was asked; the first is at ``offset``.
+
+        The token None stands for a record whose publisher asked for no answer.
+        """
+        ...
 
 
 class AckWaiter(NamedTuple):
@@ -329,21 +362,6 @@ def extra_bytes(key: bytes | None, headers: Headers | None) -> int:
     for name, value in headers or ():
         size += len(name) + len(value)
     return size
-
-
-def acknowledge(waiting: list[Waiting], partition: PartitionName) -> int:
-    """Acknowledge records and forget their waiters; return how many acks that are.
-
-    A waiter leaves the list before it is called: nobody is called twice, whatever a sink raises.
-    """
-    acks = 0
-    rest = iter(waiting)
-    try:
-        for each in rest:
-            acks += each.acked(partition)
-    finally:
-        waiting[:] = rest
-    return acks
 
 
 def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:

@@ -27,7 +27,7 @@ from strandline.clock import Clock
 from strandline.errors import InvalidRecordError, InvalidRequestError, StreamMismatchError
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
-from strandline.servers.nats.backpressure import FORWARDING, Backpressure
+from strandline.servers.nats.backpressure import FORWARDING, Backpressure, NatsPeer
 from strandline.servers.nats.headers import parse_headers
 from strandline.servers.nats.ports import AdmissionPort
 from strandline.servers.nats.protocol import Message
@@ -138,12 +138,13 @@ def _apply_control_header(
 
 
 class MessageIngest:
-    """A handler of messages that are more than a plain payload for one stream.
+    """The way of messages to their streams, and of the answers back; all NATS listeners share it.
 
     Args:
         clock: gives the times in Liftbridge acks.
         routes: the routes of all streams, to look up an expected stream.
         admission: counts refused messages.
+        backpressure: pauses reading while the broker is full.
         forwarder: forwards to other leaders; only in a cluster.
     """
 
@@ -153,11 +154,15 @@ class MessageIngest:
         routes: RouteTable,
         admission: AdmissionPort,
         *,
+        backpressure: Backpressure,
         forwarder: "Forwarder | None" = None,
     ) -> None:
         self._clock = clock
         self._routes = routes
         self._admission = admission
+        self.backpressure = backpressure
+        self.unflushed: list[NatsPeer] = []
+        """Connections with queued acks."""
         self._forwarder = forwarder
         self._forward_backpressure = Backpressure(1.0, FORWARDING)
 
@@ -166,8 +171,12 @@ class MessageIngest:
         """Return whether publishes in flight to other brokers must not be overtaken."""
         return self._forwarder is not None and self._forwarder.is_busy
 
-    def read_on(self) -> None:
-        """Resume reading that stopped while too many forwarded publishes were in flight."""
+    def send_answers(self) -> None:
+        """Write queued acks, one write per connection; resume reading if there is room."""
+        unflushed, self.unflushed = self.unflushed, []
+        for connection in unflushed:
+            connection.flush()
+        self.backpressure.release(self._admission.pending_bytes)
         if self._forwarder is not None:
             self._forward_backpressure.release(self._forwarder.fullness)
 

@@ -223,13 +223,14 @@ async def ingest(broker):
             limits=limits.pop("limits", None) or BrokerConfig().limits,
         )
         routes = broker.routes
-        listener = IngestListener(
-            broker,
-            config,
-            routes=routes,
-            ingest=MessageIngest(broker.clock, routes, broker.admission),
+        shared = MessageIngest(
+            broker.clock,
+            routes,
+            broker.admission,
             backpressure=Backpressure(config.limits.pending_bytes),
         )
+        broker.on_answered(shared.send_answers)
+        listener = IngestListener(broker, config, routes=routes, ingest=shared)
         await listener.start()
         started.append(listener)
         return listener
