@@ -7,6 +7,7 @@ SIGHUP checks certificates for changes.
 
 import asyncio
 import gc
+import importlib.abc
 import logging
 import os
 import resource
@@ -14,6 +15,7 @@ import signal
 import sys
 from collections.abc import Callable
 
+import pyarrow as pa
 import uvloop
 
 from strandline.clock import Clock
@@ -81,6 +83,7 @@ def _run(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     relax_garbage_collector()
     keep_freed_memory()
+    keep_pandas_out()
 
     async def main() -> None:
         stop = asyncio.Event()
@@ -131,6 +134,27 @@ async def _start(app: BrokerApp, stop: asyncio.Event) -> bool:
     except asyncio.CancelledError:
         return False
     return True
+
+
+class _NoPandas(importlib.abc.MetaPathFinder):
+    """A finder that says that pandas is not installed."""
+
+    def find_spec(self, name: str, *_of_the_package: object) -> None:
+        """Raise for pandas; leave all else to the other finders."""
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def keep_pandas_out() -> None:
+    """Let pyarrow go without pandas, which a broker never uses.
+
+    pyarrow imports it, where it is installed, for the first value that it converts from Python:
+    37 MiB and half a second. It asks once.
+    """
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    pa.scalar(0)
+    sys.meta_path.remove(finder)
 
 
 def raise_open_files_limit() -> None:

@@ -23,6 +23,7 @@ TIMEOUT_S = 120
 SERVICE = pb.DESCRIPTOR.services_by_name["Log"]
 ENVIRONMENT = {
     "STRANDLINE_CLEANER_INTERVAL_MS": "50",
+    "STRANDLINE_JOURNAL__CHECKPOINT_INTERVAL_MS": "50",
 }
 UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 

@@ -376,7 +376,8 @@ async def test_keys_tombstones_and_odd_headers_are_shown(ours, ask_us):
 @pytest.mark.slow
 async def test_gaps_of_compaction_are_counted():
     """A compacted stream has fewer messages than sequences; a removed one is not found."""
-    with Server(nats=True, cleaner_interval_ms=50) as url, strandline.connect(url.flight) as admin:
+    often = {"cleaner_interval_ms": 50, "journal": {"checkpoint_interval_ms": 50}}
+    with Server(nats=True, **often) as url, strandline.connect(url.flight) as admin:
         admin.create_stream("compact", compact=True, segment_bytes=1 << 16)
         for number in range(60):
             admin.append("compact", bytes(4000), key=b"%d" % (number % 5))
