@@ -360,7 +360,7 @@ class Broker(BrokerBase):
         """
         is_used = COORDINATOR_STREAM in self._image.streams
         if is_used and partition.transaction_index is None and partition.remote_error is None:
-            partition.keep_transaction_index(start)
+            partition.committed.keep_transaction_index(start)
 
     def is_gone(self, place: TransactionPartition) -> bool:
         """Whether a partition that is not here was deleted, for certain."""

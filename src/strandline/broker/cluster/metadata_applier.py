@@ -209,11 +209,11 @@ class MetadataApplier(Broker):
             leader_epoch=LeaderEpoch(item.leader_epoch),
             admission=self.admission,
             sealer=self.keys.of(lambda: image).sealer(name, config),
+            high_watermark=self._noted(item.log_id, log),
+            is_led=False,
         )
-        copy.is_led = False
-        copy.high_watermark = self._noted(copy)
         if COORDINATOR_STREAM in image.streams:
-            copy.keep_transaction_index(copy.log_start_offset)
+            copy.committed.keep_transaction_index(copy.log_start_offset)
         return copy
 
     def _forget_remembered(self) -> None:
@@ -340,10 +340,10 @@ class MetadataApplier(Broker):
             leader_epoch=LeaderEpoch(image.leader_epoch),
             admission=self.admission,
             sealer=self.keys.sealer(name, config),
+            # The log may go on with what was never committed, and readers see it from now on.
+            high_watermark=self._noted(image.log_id, log),
+            is_led=False,  # until its replica has heard so
         )
-        made.is_led = False  # until its replica has heard so
-        # The log may go on with what was never committed, and readers see it from now on.
-        made.high_watermark = self._noted(made)
         self._keep_transaction_index(made, made.log_start_offset)
         return made
 
@@ -401,10 +401,10 @@ class MetadataApplier(Broker):
                 if unwanted & storage.logs.keys():  # unless it is wanted all the same
                     self._spawn(self._remove(unwanted), "remove-logs")
 
-    def _noted(self, partition: Partition) -> Offset:
+    def _noted(self, log_id: LogId, log: Log) -> Offset:
         """Return the high watermark that is known here before the replica learns more."""
-        noted = self._watermarks.get(partition.log_id, Offset(0))
-        return min(max(noted, partition.log_start_offset), partition.log_end_offset)
+        noted = self._watermarks.get(log_id, Offset(0))
+        return min(max(noted, log.log_start_offset), log.log_end_offset)
 
     def _attach_replicas(self, partitions: Iterable[Partition]) -> None:
         """Make the replicas that are missing."""
@@ -412,7 +412,7 @@ class MetadataApplier(Broker):
         for partition in partitions:
             if isinstance(partition, RemotePartition) or partition.log_id in drivers:
                 continue
-            noted = self._noted(partition)
+            noted = self._noted(partition.log_id, partition.log)
             if partition.replica_hooks is not None:
                 noted = max(noted, partition.high_watermark)
             try:

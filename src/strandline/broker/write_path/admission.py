@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -51,6 +51,7 @@ class Admission(Generic[PartitionT]):
         outbox: Outbox | None = None,
     ) -> None:
         self.limits = limits
+        self.record_size_max = limits.record_bytes + RECORD_OVERHEAD_BYTES
         self.corruption = corruption
         self.outbox = outbox or Outbox()
         self.clock = clock
@@ -76,7 +77,7 @@ class Admission(Generic[PartitionT]):
                 f"more than limits.pending_bytes, {limits.pending_bytes}, waits to be stored; "
                 "retry later"
             )
-        if size > limits.record_bytes + RECORD_OVERHEAD_BYTES:
+        if size > self.record_size_max:
             return RecordTooLargeError(
                 f"record of {size - RECORD_OVERHEAD_BYTES} bytes; limits.record_bytes is "
                 f"{limits.record_bytes}"
@@ -119,11 +120,3 @@ class Admission(Generic[PartitionT]):
                 stream,
                 error.message,
             )
-
-
-class Waiter(Protocol):
-    """An event to set when there may be more to read: a ``threading.Event`` or an asyncio one."""
-
-    def set(self) -> None:
-        """There may be, or there will be none any more."""
-        ...

@@ -107,9 +107,8 @@ class GroupCommitter:
         )
         try:
             is_written = plan.write(journal.journal, self._clock.now_ns(), no_file)
-            is_done = not is_written or journal.sync(
-                plan, is_sending=self.outbox.send_frames(), done=self._end
-            )
+            is_sending = self.outbox.has_peers and self.outbox.send_frames()
+            is_done = not is_written or journal.sync(plan, is_sending=is_sending, done=self._end)
         except Exception as error:  # noqa: BLE001  a failed write, or a bug that is reported
             self._end(error)
         else:
@@ -123,7 +122,8 @@ class GroupCommitter:
         if error is None:
             try:
                 plan.commit()
-                self.outbox.send_frames()
+                if self.outbox.has_peers:
+                    self.outbox.send_frames()
             except Exception as bug:  # noqa: BLE001  reported once everybody is answered
                 error = bug
         self._plan = None
@@ -136,7 +136,8 @@ class GroupCommitter:
         if self.admission.dirty or self._copies.has_waiting:
             self.wake()
         self.outbox.deliver()
-        self._segments.go_on()
+        if self._segments.logs:
+            self._segments.go_on()
 
     def _file_made(self, error: BaseException | None) -> None:
         """Go on with the group commit that waited for a file; without one its entry may fit."""

@@ -16,7 +16,6 @@ that fails loses its own batches only; as offsets are dense, all that it has acc
 lost with them.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
 from strandline.broker.write_path.admission import Admission
@@ -72,6 +71,8 @@ class IoPlan:
         self.writes: list[WrittenBatch] = []
         self.parts: list[tuple[LogId, Bytes]] = []
         """Of the journal entry: each batch with its log."""
+        self.logs: list[Log] = []
+        """Those that were written."""
         self.size = self.records = 0
         """Bytes of all batches, and records of publishers."""
         self.needs_sync = False
@@ -123,10 +124,12 @@ class IoPlan:
         Raises:
             LogPoisonedError: a write failed.
         """
-        # Copies first: a follower that has just become the leader goes on behind them.
-        parts = self.parts = self._copies.write()
-        self.size = self._copied_bytes = sum([len(batch) for _, batch in parts])
-        self.needs_sync = bool(parts)
+        if self._copies.has_waiting:
+            # First: a follower that has just become the leader goes on behind them.
+            self.parts = self._copies.write()
+            self.logs = self._copies.logs
+            self.size = self._copied_bytes = sum(len(batch) for _, batch in self.parts)
+            self.needs_sync = bool(self.parts)
         for partition, chunks in self._drained:
             for index, chunk in enumerate(chunks):
                 try:
@@ -139,15 +142,11 @@ class IoPlan:
                 count = chunk.count
                 next_offset = Offset(chunk.base_offset + count)
                 self.writes.append(WrittenBatch(partition, chunk, batch, next_offset))
-                parts.append((partition.log_id, batch))
+                self.parts.append((partition.log_id, batch))
+                self.logs.append(partition.log)
                 self.size += len(batch)
                 self.records += count
                 self.needs_sync = self.needs_sync or partition.needs_sync
-
-    @property
-    def logs(self) -> Iterable[Log]:
-        """The logs that were written."""
-        return [*self._copies.logs, *[each.partition.log for each in self.writes]]
 
     @property
     def only_source(self) -> AckSink | None:
@@ -191,7 +190,7 @@ class IoPlan:
             LogPoisonedError: a log could not be cut.
         """
         self._note_full_disk(error)
-        self.writes, self.parts = [], []
+        self.writes, self.parts, self.logs = [], [], []
         for partition, chunks in self._drained:
             if not chunks:
                 continue

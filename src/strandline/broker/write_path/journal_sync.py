@@ -132,7 +132,7 @@ class JournalSync:
         ):
             self._sync_beside(done)
             return False
-        if is_sending or self._segments.has_any:  # else there is nothing to do meanwhile
+        if is_sending or self._segments.logs:  # else there is nothing to do meanwhile
             self.journal.begin_sync()
         if is_sending:
             self._loop.call_soon(self._sync_next, done)
@@ -170,7 +170,8 @@ class JournalSync:
         Raises:
             LogPoisonedError: the sync failed.
         """
-        self._segments.write()
+        if self._segments.logs:
+            self._segments.write()
         began_ms = self._clock.monotonic_ms()
         self.journal.sync()
         ended_ms = self._clock.monotonic_ms()

@@ -40,20 +40,18 @@ class Outbox:
         """Due, for ``deliver``."""
         self._frames: list[Callable[[], bool]] = []
         self._answers: list[Callable[[], None]] = []
+        self.has_peers = False
+        """Whether there are other brokers, which need the CPU as well."""
         self._is_scheduled = False
 
     def add_frames(self, send: Callable[[], bool]) -> None:
         """Add a sender of frames; ``send`` returns whether any leave when the loop comes round."""
         self._frames.append(send)
+        self.has_peers = True
 
     def add_answers(self, send: Callable[[], None]) -> None:
         """Add a sender of answers."""
         self._answers.append(send)
-
-    @property
-    def has_peers(self) -> bool:
-        """Whether there are other brokers, which need the CPU as well."""
-        return bool(self._frames)
 
     def send_frames(self) -> bool:
         """Send what replicas have to say; return whether anything leaves."""
@@ -102,4 +100,5 @@ class Outbox:
     def disconnect(self) -> None:
         """Drop all senders: the broker is gone."""
         self._frames.clear()
+        self.has_peers = False
         self._answers.clear()

@@ -1,5 +1,7 @@
 """A partition: accepts records, writes them in the group commit, exposes what is committed.
 
+``CommittedRecords`` has what readers see of it.
+
 In a cluster a replica is attached to it, which says whether records are accepted and how far they
 are committed; without one, what is synced here is committed.
 
@@ -18,14 +20,14 @@ from functools import partial
 
 import pyarrow as pa
 
+from strandline.broker.read_path.committed_records import CommittedRecords, Waiter
 from strandline.broker.read_path.transaction_visibility import (
     PartitionTransactions,
     has_transactions,
     marker_attributes,
 )
-from strandline.broker.read_path.visible import read_visible, stored_time
 from strandline.broker.replica_hooks import ReplicaHooks
-from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission, Waiter
+from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission
 from strandline.broker.write_path.duplicates import Duplicates, HeldAppend
 from strandline.broker.write_path.outbox import DueAcks
 from strandline.broker.write_path.pending import (
@@ -46,8 +48,6 @@ from strandline.config import Acks, StreamConfig
 from strandline.core.transactions.effects import MarkerKind
 from strandline.core.transactions.state import TransactionalProducer
 from strandline.errors import (
-    CorruptBatchError,
-    OffsetOutOfRangeError,
     ProducerFencedError,
     StillLoadingError,
     StrandlineError,
@@ -57,7 +57,6 @@ from strandline.errors import (
 from strandline.record.batch import Attributes, Buffer, Extent
 from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
 from strandline.record.sealed import Sealer
-from strandline.record.visible import always_counts
 from strandline.storage.log import Log
 from strandline.types import (
     LeaderEpoch,
@@ -82,6 +81,8 @@ class Partition:
         leader_epoch: LeaderEpoch,
         admission: "Admission[Partition]",
         sealer: Sealer | None = None,
+        high_watermark: Offset | None = None,
+        is_led: bool = True,
     ) -> None:
         self.name = name
         self.config = config
@@ -90,7 +91,16 @@ class Partition:
         self.log_id = log_id
         self.leader_epoch = leader_epoch
         self._admission = admission
-        self.high_watermark = log.log_end_offset
+        self.committed = CommittedRecords(
+            name,
+            log,
+            log_id=log_id,
+            is_compacted=config.compact,
+            corruption=admission.corruption,
+            repair=self._repair,
+        )
+        if high_watermark is not None:
+            self.committed.high_watermark = high_watermark
         self.next_offset = log.log_end_offset
         self.pending = PendingQueue()
         self._is_dirty = False
@@ -101,20 +111,20 @@ class Partition:
             log,
             admission=admission,
         )
-        self.transaction_index: PartitionTransactions | None = None  # until one is used
-        self._waiters: list[Waiter] = []
         self.times = BatchTimes()
         self.closed_by: StrandlineError | None = None
         """Why it is closed: the stream was deleted or the broker stops; None: it is open."""
         self._not_leader_error: StrandlineError | None = None
         self.blocked_by: StrandlineError | None = None
         """Why the metadata lets it take no records: it is readonly or paused."""
+        self._refused_by: StrandlineError | None = None
+        """The first of these three, kept for the hot path."""
         self.needs_sync = config.acks_in_force != "memory"
         """Whether a group commit with its records has to sync."""
         self.replica_hooks: ReplicaHooks | None = None
         self._led_from: Offset | None = Offset(0)
         """Where the log ended when this broker began to lead; None: it does not lead."""
-        self.is_led = True
+        self.is_led = is_led
         """Whether this broker leads it, as far as the metadata here says."""
         self.addresses: tuple[str, ...] = ()
         self.leader_address = ""
@@ -136,10 +146,19 @@ class Partition:
         return self.log.log_end_offset
 
     @property
+    def high_watermark(self) -> Offset:
+        """Offset after the last committed record."""
+        return self.committed.high_watermark
+
+    @property
     def last_stable_offset(self) -> Offset:
         """The end for readers: the high watermark, or the first open transaction below it."""
-        index = self.transaction_index
-        return self.high_watermark if index is None else index.last_stable_offset
+        return self.committed.last_stable_offset
+
+    @property
+    def transaction_index(self) -> PartitionTransactions | None:
+        """Which records belong to transactions; None until one is used."""
+        return self.committed.transaction_index
 
     @property
     def has_copies(self) -> bool:
@@ -170,13 +189,7 @@ class Partition:
     @property
     def write_error(self) -> StrandlineError | None:
         """Why it takes no records now, such as who leads it instead; None: it does."""
-        return (
-            self._admission.write_error
-            or self.closed_by
-            or self._not_leader_error
-            or self.blocked_by
-            or self.key_error
-        )
+        return self._admission.write_error or self._refused_by or self.key_error
 
     @property
     def unavailable_reason(self) -> StrandlineError | None:
@@ -223,7 +236,13 @@ class Partition:
             size += len(value)
         if key is not None or headers:
             size += extra_bytes(key, headers)
-        rejection = self.write_error or admission.record_error(size)
+        rejection = admission.write_error or self._refused_by
+        if rejection is None and (
+            self.log.sealer is not None
+            or admission.pending_bytes > admission.limits.pending_bytes
+            or size > admission.record_size_max
+        ):
+            rejection = self.key_error or admission.record_error(size)
         held = self.duplicates.held
         is_held = bool(held.waiting)
         is_judged = message_id is not None or expected_last is not None
@@ -458,12 +477,7 @@ class Partition:
 
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""
-        assert self.high_watermark <= offset <= self.log_end_offset, "commit only what is written"
-        if self.transaction_index is not None:
-            self.transaction_index.commit(offset)
-        self.high_watermark = offset
-        if self._waiters:
-            self._wake_waiters()
+        self.committed.commit(offset)
         if self._late:
             due: list[Waiting] = [late for last, late in self._late if last < offset]
             self._late = [each for each in self._late if each[0] >= offset]
@@ -522,29 +536,14 @@ class Partition:
         self._led_from = Offset(0) if self.replica_hooks is None else None  # who leads next says so
         self.duplicates.rebind(log)
         self.next_offset = log.log_end_offset
-        self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
-        if self.transaction_index is not None:
-            self.keep_transaction_index(log.log_start_offset)
         if self.replica_hooks is None:
             self.preload_ids()
-        self._wake_waiters()
+        end = log.log_end_offset if high_watermark is None else high_watermark
+        self.committed.reopen(log, end)
 
     def preload_ids(self) -> None:
         """Begin to read the message ids back where they are likely to be asked for."""
         self.duplicates.preload_messages(self.config.dedup_window_ms)
-
-    def keep_transaction_index(self, start: Offset) -> None:
-        """Look after transactions from now on; no batch below ``start`` belongs to one.
-
-        Raises:
-            UnavailableError: the log cannot be read.
-        """
-        if self.transaction_index is not None:
-            self.transaction_index.close()
-        hw = self.high_watermark
-        self.transaction_index = PartitionTransactions(self.log, start=start, high_watermark=hw)
-        if not self.closed:
-            self.transaction_index.load(self.name, self._wake_waiters)
 
     def attach_replica(self, replica_hooks: ReplicaHooks, high_watermark: Offset) -> None:
         """Be a replica of a cluster from now on; committed is what the seat says is.
@@ -555,9 +554,9 @@ class Partition:
         self.needs_sync = True
         self._led_from = None
         is_known = high_watermark == self.high_watermark
-        self.high_watermark = high_watermark
+        self.committed.high_watermark = high_watermark
         if self.transaction_index is not None and not is_known:
-            self.keep_transaction_index(self.log_start_offset)
+            self.committed.keep_transaction_index(self.log_start_offset)
 
     def lead(self, leader_epoch: LeaderEpoch) -> None:
         """Accept records in a new leadership, behind what the log holds; nothing is pending."""
@@ -566,13 +565,13 @@ class Partition:
         self.duplicates.forget_messages()  # the leader before knew other ids
         self.next_offset = self._led_from = self.log_end_offset
         self.preload_ids()
-        self._wake_waiters()
+        self.committed.wake()
 
     def follow(self) -> None:
         """Another broker leads; those who wait for what this one would know look there."""
         if self._led_from is not None:
             self._led_from = None
-            self._wake_waiters()
+            self.committed.wake()
 
     def copied(self, batches: Sequence[Buffer]) -> None:
         """Copies of batches were stored: know of producers what their leader knew."""
@@ -580,26 +579,25 @@ class Partition:
             for batch in batches:
                 self.transaction_index.written(batch)
         elif any(map(has_transactions, batches)):
-            self.keep_transaction_index(
-                self.high_watermark
-            )  # the leader has heard of transactions before us
+            # The leader has heard of transactions before us.
+            self.committed.keep_transaction_index(self.high_watermark)
         self.duplicates.copied(batches)
 
     def refuse(self, error: StrandlineError | None) -> None:
         """Refuse records with this error from now on; None: accept them."""
         self._not_leader_error = error
+        self._update_refusal()
 
     def block_writes(self, error: StrandlineError | None) -> None:
         """Refuse records by order of the metadata, whoever leads; None: accept them."""
         if error is None and self.blocked_by is None:
             return
         self.blocked_by = error
-        self._wake_waiters()
+        self._update_refusal()
+        self.committed.wake()
 
-    def report_corruption(self, error: CorruptBatchError) -> None:
-        """Report a corrupt batch; any thread."""
-        if self._admission.corruption is not None:
-            self._admission.corruption.report(self.name, self.log_id, error, repair=self._repair)
+    def _update_refusal(self) -> None:
+        self._refused_by = self.closed_by or self._not_leader_error or self.blocked_by
 
     def _repair(self, first_offset: Offset, next_offset: Offset) -> None:
         """Get batches that cannot be read here from another replica."""
@@ -610,13 +608,7 @@ class Partition:
         """The log was restarted elsewhere: what is committed there may be read."""
         self.next_offset = self.log_end_offset
         self.duplicates.forget_producers_from(self.log_end_offset)
-        self.high_watermark = high_watermark
-        if self.transaction_index is not None and self.transaction_index.is_stale(high_watermark):
-            self.keep_transaction_index(self.log_start_offset)
-        elif self.transaction_index is not None:
-            self.transaction_index.forget_from(self.next_offset)
-            self.transaction_index.commit(high_watermark)
-        self._wake_waiters()
+        self.committed.move(high_watermark)
 
     def close(self, error: StrandlineError) -> None:
         """Refuse what comes from now on with ``error`` and stop waiting readers.
@@ -624,77 +616,32 @@ class Partition:
         The log stays usable for those that are reading.
         """
         self.closed_by = error
+        self._update_refusal()
         self.duplicates.close(error)
-        if self.transaction_index is not None:
-            self.transaction_index.close()
-        self._wake_waiters()
+        self.committed.close()
 
-    # Reading
+    # For readers, who know a partition as a whole
+
+    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
+        """Return whole batches from ``offset`` on; see ``CommittedRecords.read``."""
+        return self.committed.read(offset, bytes_max)
 
     def hidden_between(self, start: int, stop: int) -> int:
         """Count committed offsets of markers and aborted transactions; any thread."""
-        index = self.transaction_index
-        return 0 if index is None else index.hidden_between(start, stop)
-
-    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
-        """Whole batches from the one that holds ``offset``, up to the stable offset.
-
-        Committed batches: none that a transaction in doubt or an aborted one has written, and no
-        markers. The caller drops records below ``offset``.
-
-        Returns:
-            Batches in order; empty if there is nothing to see from ``offset`` to the stable offset.
-
-        Raises:
-            OffsetOutOfRangeError: below the log start offset or beyond the stable offset.
-            CorruptBatchError: the batch at ``offset`` is corrupt; it says where the next one is.
-            StillLoadingError: which transactions there are is still read back.
-            EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
-        """
-        if self.transaction_index is not None:
-            self.transaction_index.check_loaded()
-        end = self.last_stable_offset
-        if not self.log_start_offset <= offset <= end:
-            name = "high watermark" if end == self.high_watermark else "first open transaction"
-            raise OffsetOutOfRangeError(
-                f"offset {offset} of {self.name} is outside {self.log_start_offset} (log start) to "
-                f"{end} ({name})"
-            )
-        try:
-            if self.transaction_index is not None:
-                seen = self.transaction_index.readable(offset, bytes_max, below=end)
-            elif self.config.compact:
-                seen = read_visible(self.log, offset, bytes_max, below=end, counts=always_counts)
-            else:
-                seen = self.log.read_dense(offset, bytes_max, below=end).buffer
-            return self.log.opened(seen)
-        except CorruptBatchError as error:
-            self.report_corruption(error)
-            raise
-
-    def watch(self, waiter: Waiter) -> None:
-        """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``.
-
-        Look at what you wait for after this, for it may have come before.
-        """
-        self._waiters.append(waiter)
-
-    def unwatch(self, waiter: Waiter) -> None:
-        """Set it no more."""
-        self._waiters.remove(waiter)
+        return self.committed.hidden_between(start, stop)
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
         """The first offset stored at or after a time; the stable offset if there is none."""
-        return min(self.log.offset_for_timestamp(timestamp_ns), self.last_stable_offset)
+        return self.committed.offset_for_timestamp(timestamp_ns)
 
     def stored_ns(self, offset: int) -> TimestampNs | None:
         """About when the record at an offset, or the next one, was stored; None if not readable."""
-        end = self.last_stable_offset
-        if offset >= end:
-            return None
-        return stored_time(self.log, max(offset, self.log_start_offset), below=end)
+        return self.committed.stored_ns(offset)
 
-    def _wake_waiters(self) -> None:
-        """Wake who waits for records; they leave the list meanwhile, on their own threads."""
-        for waiter in tuple(self._waiters):
-            waiter.set()
+    def watch(self, waiter: Waiter) -> None:
+        """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``."""
+        self.committed.watch(waiter)
+
+    def unwatch(self, waiter: Waiter) -> None:
+        """Set it no more."""
+        self.committed.unwatch(waiter)

@@ -32,25 +32,21 @@ class SegmentWriteback:
     ) -> None:
         self._loop = loop
         self._on_poisoned = on_poisoned
-        self._logs: dict[Log, None] = {}
+        self.logs: dict[Log, None] = {}
+        """Worth writing now, the oldest first."""
         self._is_scheduled = False
 
     def note(self, log: Log) -> None:
         """Write what a log has gathered, if it is worth it, in one of the next rounds."""
         if log.can_write_pending:
-            self._logs[log] = None
-
-    @property
-    def has_any(self) -> bool:
-        """Whether some are worth writing now."""
-        return bool(self._logs)
+            self.logs[log] = None
 
     def write(self) -> None:
         """One round: the oldest first."""
         room = ROUND_BYTES
-        while self._logs and room > 0:
-            log = next(iter(self._logs))
-            del self._logs[log]
+        while self.logs and room > 0:
+            log = next(iter(self.logs))
+            del self.logs[log]
             if not log.can_write_pending:
                 continue  # it was closed, or written meanwhile
             room -= log.pending_bytes
@@ -63,7 +59,7 @@ class SegmentWriteback:
 
     def go_on(self) -> None:
         """Write what is left in rounds of the loop."""
-        if self.has_any and not self._is_scheduled:
+        if self.logs and not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._write_soon)
 

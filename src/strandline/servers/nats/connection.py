@@ -274,7 +274,7 @@ class PublisherConnection(MessageReader):
     def _taken(self, size: int) -> None:
         shared = self._shared
         messages, self._messages = self._messages, 0
-        shared.count(messages)
+        shared.received[shared.name] += messages
         if self.parser.buffered_bytes != self._buffered_bytes:
             self._count_buffered(self.parser.buffered_bytes)
         if self.output:

@@ -28,8 +28,5 @@ class IngestState:
         self.admission = broker.admission
         self.ack_lines = ack_lines
         broker.telemetry.count_listener(name)
-
-    def count(self, messages: int) -> None:
-        """Count received messages."""
-        # Without the lock of the metrics: no other thread counts those of this listener.
-        self.broker.telemetry.messages_received[self.name] += messages
+        self.received = broker.telemetry.messages_received
+        """Of each listener; without the lock, since only the loop counts those of this one."""

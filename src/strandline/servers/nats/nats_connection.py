@@ -107,7 +107,7 @@ class NatsConnection(ServerLink):
             else:
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
-        shared.count(messages)
+        shared.received[shared.name] += messages
 
     def _take_many(self, events: Sequence[Event]) -> bool:
         """Append what one read brought, if it is nothing but plain messages; else return False."""
@@ -121,7 +121,7 @@ class NatsConnection(ServerLink):
         sink: ReplySink = self._sole if route.is_shared else self
         if not self._shared.ingest.append_many(table, events, sink):
             return False
-        self._shared.count(len(events))
+        self._shared.received[self._shared.name] += len(events)
         return True
 
     def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'

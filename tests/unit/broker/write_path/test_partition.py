@@ -470,19 +470,19 @@ async def test_impossible_offsets_name_the_range(partition, answers, kit):
 async def test_waiting_ends_at_a_commit(partition, answers, kit):
     """A reader beyond the end is woken by the commit that gives it something."""
     waiting = asyncio.get_running_loop().run_in_executor(None, kit.wait_beyond, partition, 0, 10.0)
-    await kit.until(lambda: partition._waiters)
+    await kit.until(lambda: partition.committed.waiters)
     kit.put(partition, answers, "a")
     turn(partition)
     assert await waiting is True
     assert kit.wait_beyond(partition, 0, 0.0) is True
     assert kit.wait_beyond(partition, 1, 0.01) is False
-    assert not partition._waiters
+    assert not partition.committed.waiters
 
 
 async def test_waiting_ends_when_the_partition_is_closed(partition, kit):
     """Deleting a stream or stopping the broker lets go of waiting readers."""
     waiting = asyncio.get_running_loop().run_in_executor(None, kit.wait_beyond, partition, 0, 10.0)
-    await kit.until(lambda: partition._waiters)
+    await kit.until(lambda: partition.committed.waiters)
     partition.close(ShuttingDownError("stopping"))
     assert await asyncio.wait_for(waiting, 60) is False
     assert kit.wait_beyond(partition, 0, 10.0) is False
@@ -494,10 +494,10 @@ async def test_every_waiting_reader_is_woken(partition, answers, kit):
     class Leaving(threading.Event):
         def set(self):
             super().set()
-            partition._waiters.remove(self)
+            partition.committed.waiters.remove(self)
 
     waiters = [Leaving() for _ in range(5)]
-    partition._waiters.extend(waiters)
+    partition.committed.waiters.extend(waiters)
     kit.put(partition, answers, "a")
     turn(partition)
     assert all(waiter.is_set() for waiter in waiters)
