@@ -5,10 +5,13 @@ import errno
 import pytest
 
 from strandline.broker.cluster import metadata_applier as following
+from strandline.broker.cluster import replicas
 from strandline.broker.cluster.remote import RemotePartition
 from strandline.broker.cluster.replicas import Replicas
+from strandline.core.replication.limits import ReplicationLimits
 from strandline.errors import StrandlineError, UnavailableError
 
+SHORT_LAG = ReplicationLimits(replica_lag_ms_max=1000)
 NEW = 3
 """Partitions that are added."""
 
@@ -16,6 +19,7 @@ NEW = 3
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(following, "RETRY_S", 0.05)
+    monkeypatch.setattr(replicas, "ReplicationLimits", lambda: SHORT_LAG)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
