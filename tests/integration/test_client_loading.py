@@ -144,7 +144,7 @@ def rejections(loads, monkeypatch):
     """The first five records with ids are refused: loading ends between two that are under way."""
     left = [5]
     monkeypatch.setattr(log_replay, "INLINE_BYTES", 1 << 30)
-    monkeypatch.setattr(held_appends, "HELD_S_MAX", 0.2)  # nothing ends the wait before
+    monkeypatch.setattr(duplicates, "HELD_S_MAX", 0.2)  # nothing ends the wait before
     load = duplicates.Duplicates._load_window
 
     def refusing(self, window_ms):

@@ -220,7 +220,7 @@ class BrokerBase(ABC):
         try:
             return self._streams[name]
         except KeyError:
-            self.check_knows_streams()
+            self.check_metadata()
             if name in self._image.streams:
                 raise UnavailableError(f"stream {name!r} is not open here yet; retry") from None
             hides = self.config.auth.enabled or is_internal(name)
@@ -228,18 +228,20 @@ class BrokerBase(ABC):
             raise UnknownStreamError(unknown_stream_message(name, others)) from None
 
     @property
-    def why_streams_unknown(self) -> UnavailableError | None:
-        """Why this broker cannot tell which streams there are; None: it can."""
+    def metadata_error(self) -> UnavailableError | None:
+        """Why this broker cannot tell which streams there are and who leads; None: it can."""
         return None
 
-    def check_knows_streams(self) -> None:
-        """Refuse to say that there is no stream where that is not known.
+    def check_metadata(self) -> None:
+        """Refuse what only the newest metadata can tell, such as that there is no stream.
+
+        Any thread.
 
         Raises:
-            UnavailableError: this broker cannot tell which streams there are.
+            UnavailableError: this broker does not know which streams there are, or who leads.
         """
-        if (why := self.why_streams_unknown) is not None:
-            raise why
+        if (error := self.metadata_error) is not None:
+            raise error
 
     def copy_of(self, name: str) -> Stream:
         """The stream, as far as it is on this broker's disk; not on the loop's thread.
@@ -326,23 +328,6 @@ class BrokerBase(ABC):
     def metadata_index(self) -> int:
         """The last metadata entry that is applied here; it only grows; 0 if alone. Any thread."""
         return 0
-
-    @property
-    def has_quorum(self) -> bool:
-        """Whether this broker is in contact with the metadata quorum; any thread."""
-        return True
-
-    def check_quorum(self) -> None:
-        """Refuse what only the newest metadata can tell, such as who leads a partition.
-
-        Raises:
-            UnavailableError: this broker has lost the majority of its cluster.
-        """
-        if not self.has_quorum:
-            raise UnavailableError(
-                "this broker has lost the majority of its cluster and does not know who leads "
-                "now; ask another broker. Are most of the cluster's brokers up?"
-            )
 
     def _check_available(self) -> None:
         if self.admission.write_error is not None:

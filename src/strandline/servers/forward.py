@@ -254,7 +254,7 @@ class Forwarder:
                 f"{self._pending.total()} publishes wait for other brokers; retry later"
             )
         try:
-            self._broker.check_quorum()
+            self._broker.check_metadata()
         except UnavailableError as error:
             return error
         stream = self._broker.image.streams.get(partition.stream)

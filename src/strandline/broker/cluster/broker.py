@@ -125,11 +125,6 @@ class ClusterBroker(MetadataApplier):
         """The index of the last metadata entry that is applied to streams here."""
         return self.membership.image_index
 
-    @property
-    def has_quorum(self) -> bool:
-        """Whether a controller is known; it stays True while an ordinary election runs."""
-        return self.membership.has_controller
-
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):
             raise InvalidConfigError(

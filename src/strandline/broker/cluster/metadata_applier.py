@@ -152,15 +152,23 @@ class MetadataApplier(Broker):
     # While the cluster tells nothing
 
     @property
-    def why_streams_unknown(self) -> UnavailableError | None:
-        """The error while the cluster has not yet sent its streams; None afterwards."""
-        if self._has_followed:
-            return None
-        return UnavailableError(
-            f"broker {self.membership.me} has not heard from the cluster which streams there are; "
-            "retry, or ask another broker. Are most of the cluster's brokers up? What this broker "
-            "has on its disk can be read with replica='this'"
-        )
+    def metadata_error(self) -> UnavailableError | None:
+        """The error until the cluster has sent its streams, and while no controller is known.
+
+        An ordinary election is no reason.
+        """
+        if not self._has_followed:
+            return UnavailableError(
+                f"broker {self.membership.me} has not heard from the cluster which streams there "
+                "are; retry, or ask another broker. Are most of the cluster's brokers up? What "
+                "this broker has on its disk can be read with replica='this'"
+            )
+        if not self.membership.has_controller:
+            return UnavailableError(
+                "this broker has lost the majority of its cluster and does not know who leads "
+                "now; ask another broker. Are most of the cluster's brokers up?"
+            )
+        return None
 
     def copy_of(self, name: str) -> Stream:
         """Return a stream from the metadata, or from the local disk until the cluster has sent it.
@@ -183,7 +191,7 @@ class MetadataApplier(Broker):
         image = remembered(self._store_of_quorum, founders).machine.image
         found = image.streams.get(name)
         if found is None:
-            self.check_knows_streams()
+            self.check_metadata()
             return self.stream(name)
         partitions = [
             self._remembered_copy(PartitionName(name, number), item, image)

@@ -132,7 +132,7 @@ class JetStreamPort(Protocol):
         """Call ``callback`` after the metadata changed."""
         ...
 
-    def check_knows_streams(self) -> None:
+    def check_metadata(self) -> None:
         """Refuse to say that there is no stream where that is not known."""
         ...
 

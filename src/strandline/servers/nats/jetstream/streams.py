@@ -149,7 +149,7 @@ class StreamCalls:
         ]
 
     async def _account(self, request: ApiRequest) -> ApiReply:
-        self._broker.check_knows_streams()
+        self._broker.check_metadata()
         streams = {view.stream.name: view.stream for view in self._views()}
         partitions = [each for stream in streams.values() for each in stream.partitions]
         return request.answer(
@@ -168,7 +168,7 @@ class StreamCalls:
         body = request.body(_PageRequest)
         if body.subject:
             check_pattern(body.subject)
-        self._broker.check_knows_streams()
+        self._broker.check_metadata()
         views = self._views(body.subject)
         first = min(body.offset or 0, len(views))
         fields = {"total": len(views), "offset": first, "limit": size}
