@@ -202,7 +202,7 @@ class ClusterBroker(MetadataApplier):
         """Take what NATS gave to this broker alone before others lead, and then no more."""
         leaving = [p for p in self.partitions() if p.is_led and p.config.queue_group]
         for partition in leaving:
-            partition.is_led = False
+            partition.set_led(is_led=False)
         if leaving:
             self._announce({partition.name.stream for partition in leaving})
             await self._wait_until_bound(leaving[0].name.stream)

@@ -495,8 +495,6 @@ class MetadataApplier(Broker):
                 continue  # it is being opened
             here = stream.partitions[name.partition]
             order = sorted(partition.replicas, key=lambda b: (b != partition.leader, b))
-            here.addresses = image.flight_addresses(order)
-            here.in_sync_addresses = image.flight_addresses(partition.isr)
             leader = image.brokers.get(partition.leader) if partition.leader else None
             is_ours = partition.leader == self.membership.me
             unopened = self._unopened.get(partition.log_id)
@@ -504,11 +502,15 @@ class MetadataApplier(Broker):
                 unopened = UnavailableError(f"{name} is being opened here; retry")
             if is_ours and unopened is not None:
                 leader = None  # who came here would be sent here again
-            here.leader_address = leader.flight_address if leader is not None else ""
+            here.locate(
+                image.flight_addresses(order),
+                in_sync=image.flight_addresses(partition.isr),
+                leader=leader.flight_address if leader is not None else "",
+            )
             is_led = is_ours and unopened is None and not self._is_stopping
             if is_led != here.is_led and here.config.queue_group:
                 moved.add(name.stream)
-            here.is_led = is_led
+            here.set_led(is_led=is_led)
             if isinstance(here, RemotePartition):
                 away = not_leader(image, name, partition)
                 here.describe(away if leader is not None or unopened is None else unopened)

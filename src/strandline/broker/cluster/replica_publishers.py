@@ -142,11 +142,13 @@ class ReplicaPublishers:
         if replica.leader is None:
             partition.follow()
         elif self._epoch_led != replica.epoch:
-            self._epoch_led = partition.leader_epoch = replica.epoch
+            self._epoch_led = replica.epoch
             self._journaled.clear()
             self._host.telemetry.leader_elections += 1
             if self._reject_reason is RejectReason.NOT_LEADER:
                 partition.lead(replica.epoch)
+            else:
+                partition.lead_on(replica.epoch)
 
     def update_reject_reason(self) -> None:
         """Accept records, or refuse them, as the replica does."""

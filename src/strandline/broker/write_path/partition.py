@@ -567,11 +567,23 @@ class Partition:
         self.preload_ids()
         self.committed.wake()
 
+    def lead_on(self, leader_epoch: LeaderEpoch) -> None:
+        """Go on accepting records, in another epoch."""
+        self.leader_epoch = leader_epoch
+
     def follow(self) -> None:
         """Another broker leads; those who wait for what this one would know look there."""
         if self._led_from is not None:
             self._led_from = None
             self.committed.wake()
+
+    def locate(self, addresses: tuple[str, ...], *, in_sync: tuple[str, ...], leader: str) -> None:
+        """Note where Flight finds its replicas, the leader first, those in sync, and the leader."""
+        self.addresses, self.in_sync_addresses, self.leader_address = addresses, in_sync, leader
+
+    def set_led(self, *, is_led: bool) -> None:
+        """Note whether this broker leads it, as far as the metadata here says."""
+        self.is_led = is_led
 
     def copied(self, batches: Sequence[Buffer]) -> None:
         """Copies of batches were stored: know of producers what their leader knew."""
