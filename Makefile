@@ -20,7 +20,7 @@ READY := $(VENV)/.ready
 ARGS ?=
 # Real processes on a shared machine: what failed is tried once more, alone, and has to pass then.
 FAILED := --last-failed --last-failed-no-failures none
-WORKERS ?= 3
+WORKERS ?= 4
 PYTEST := $(BIN)/pytest
 ifndef SEED
 SEED := $(shell od -An -N4 -tu4 /dev/urandom | tr -d ' ')

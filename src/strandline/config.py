@@ -1,7 +1,7 @@
 """Typed settings of a broker (at start) and of a stream (at creation).
 
 Rules: every field has a default that suits one machine, units come last in names, and unknown keys
-are refused with a suggestion. ``strandline.process`` reads files and the environment; this module
+are rejected with a suggestion. ``strandline.process`` reads files and the environment; this module
 only decodes and checks values. ``docs/configuration.md`` documents every key (tested).
 """
 
@@ -37,7 +37,7 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     replicas: int = 1
     """Brokers that keep a copy of each partition; more than one needs a cluster."""
     min_isr: int = 1
-    """In-sync replicas below which appends are refused and nothing more is committed."""
+    """In-sync replicas below which appends are rejected and nothing more is committed."""
     queue_group: str = ""
     """Streams of one group share the records of a subject instead of each getting every one."""
     acks: Acks | None = None
@@ -54,6 +54,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Per partition; 0 is unlimited."""
     retention_records: int = 0
     """Per partition; 0 is unlimited."""
+    max_records_per_subject: int = 0
+    """Keep only so many records of each subject, the newest; 0 is unlimited. Readers see no more at
+    once, and compaction frees the space later."""
     compact: bool = False
     """Keep only the newest record of each key."""
     tombstone_delay_ms: int = 24 * 3600 * 1000
@@ -67,7 +70,12 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     auto_pause_if_read: bool = True
     """Do so even while Liftbridge's clients subscribe to it."""
     optimistic_concurrency: bool = False
-    """Refuse what Liftbridge's clients publish unless the offset they expect is the next."""
+    """Reject what Liftbridge's clients publish unless the offset they expect is the next."""
+
+    @property
+    def has_gaps(self) -> bool:
+        """Return whether compaction removes records between others."""
+        return self.compact or self.max_records_per_subject > 0
 
     @property
     def acks_in_force(self) -> Acks:
@@ -158,7 +166,7 @@ class LimitsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     commit_bytes: int = 8 << 20
     """Bytes of values in one group commit."""
     pending_bytes: int = 256 << 20
-    """Bytes accepted and not yet stored; more is refused until the disk catches up."""
+    """Bytes accepted and not yet stored; more is rejected until the disk catches up."""
 
 
 class NatsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -196,7 +204,7 @@ class AuthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Access control settings; see docs/security.md."""
 
     enabled: bool = False
-    """Refuse callers without credentials, and operations that no rule allows."""
+    """Reject callers without credentials, and operations that no rule allows."""
     admin_token: str = ""
     """Token of the first administrator; better in ``admin_token_file``, or in the
     environment."""
@@ -219,7 +227,7 @@ class ClusterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     broker_id: int = 0
     """Permanent id of this broker, from 1; 0: the broker is not part of a cluster."""
     name: str = ""
-    """Name of the cluster: brokers of another one are refused."""
+    """Name of the cluster: brokers of another one are rejected."""
     peer_port: int = 9295
     """Port on which the other brokers reach this one; 0 picks a free one."""
     peer_host: str = ""

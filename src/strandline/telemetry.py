@@ -130,7 +130,7 @@ class Telemetry(Collector):
     acks: int = counter("Publishes acknowledged, duplicates included.")
     duplicates: int = counter("Publishes recognized as duplicates of a stored record.")
     rejects: dict[str, int] = labelled(
-        "counter", "code", "Records refused, or rejected after they were accepted, by error code."
+        "counter", "code", "Records rejected, at once or after they were accepted, by error code."
     )
     messages_received: dict[str, int] = labelled(
         "counter", "listener", "Messages received, by listener: nats, ingest, flight or grpc."
@@ -153,7 +153,7 @@ class Telemetry(Collector):
     quota_rejections: dict[str, int] = labelled(
         "counter",
         "principal",
-        "Requests and connections of a principal refused because of its quota.",
+        "Requests and connections of a principal rejected because of its quota.",
     )
 
     # The group commit, the journal, the disk.
@@ -167,8 +167,8 @@ class Telemetry(Collector):
     )
     journal_bytes: int = gauge("Bytes of the journal that a restart would replay.")
     journal_poisoned: int = gauge("1 from a failed write or sync until the log is reopened.")
-    disk_full: int = gauge("1 while publishes are refused for lack of space.")
-    disk_full_writes: int = counter("Writes that were refused for lack of space.")
+    disk_full: int = gauge("1 while publishes are rejected for lack of space.")
+    disk_full_writes: int = counter("Writes that failed for lack of space.")
     checkpoint_seconds: Histogram = histogram("Time of one checkpoint.")
     corrupt_batches: int = counter("Corrupt batches found while reading or recovering.")
     scrubbed_bytes: int = counter("Bytes of logs read by the scrubber.")

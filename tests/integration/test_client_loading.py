@@ -13,7 +13,7 @@ import pytest
 from nats.js.errors import ServiceUnavailableError
 
 import strandline
-from strandline.broker.write_path import duplicates, log_replay
+from strandline.broker.write_path import duplicates, state_loader
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.producer.accumulator import ProducerRecord
 from strandline.client.producer.conditional_appender import ConditionalAppender
@@ -29,7 +29,7 @@ LOAD_S = 0.6
 def loads(monkeypatch):
     """Make each load slow; returns how long each takes, and counts them."""
     state = {"seconds": LOAD_S, "count": 0}
-    monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
+    monkeypatch.setattr(state_loader, "INLINE_BYTES", -1)
 
     def slow(load):
         @functools.wraps(load)
@@ -143,7 +143,7 @@ def test_clients_wait_for_a_leader_that_loads(client, loads, numbers, path):
 def rejections(loads, monkeypatch):
     """The first five records with ids are refused: loading ends between two that are under way."""
     left = [5]
-    monkeypatch.setattr(log_replay, "INLINE_BYTES", 1 << 30)
+    monkeypatch.setattr(state_loader, "INLINE_BYTES", 1 << 30)
     monkeypatch.setattr(duplicates, "HELD_S_MAX", 0.2)  # nothing ends the wait before
     load = duplicates.Duplicates._load_window
 
@@ -219,7 +219,7 @@ async def test_a_nats_publisher_is_told_503_when_loading_takes_long(
     loads["seconds"] = 3.0
     nc = await nats.connect(server.nats_url)
     try:
-        with pytest.raises(ServiceUnavailableError, match="read back") as told:
+        with pytest.raises(ServiceUnavailableError, match="still being loaded") as told:
             await nc.jetstream().publish("s.a", b"v", headers={"Nats-Msg-Id": "m"}, timeout=2)
         assert told.value.err_code == 10008
     finally:

@@ -413,7 +413,7 @@ def is_told_why(second, brokers, first):
     told = "".join(second.errors)
     for other in IDS:
         if other != number:
-            assert f"refused by broker {other}: broker {number} has another data directory" in told
+            assert f"rejected by broker {other}: broker {number} has another data directory" in told
     assert "give a second broker a number of its own" in told
 
 

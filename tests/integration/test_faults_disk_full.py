@@ -163,7 +163,7 @@ async def test_a_broker_starts_on_a_full_disk(small_disk, kit):
         publisher = kit.Publisher(server.nats_url, "nats", "s.a", padding=2000)
         with strandline.connect(server.flight) as client:
             append_until_full(client, "s")
-            assert readiness(server) == (503, "the disk is full: publishes are refused\n")
+            assert readiness(server) == (503, "the disk is full: publishes are rejected\n")
             ballast.unlink()
             await until_appended(client, "s")
         assert readiness(server) == (200, "ready\n")

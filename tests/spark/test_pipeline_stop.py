@@ -108,20 +108,20 @@ def load(log, tmp_path):
     feeding.join()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_stops_a_load_between_batches(load, log, landed, tmp_path, number):
-    """The process says what it does before its first batch and what it has committed at its end,
-    prints no stack trace, and exits with 0; the next run continues there.
+def stopped(directory, number):
+    """A load that was sent a signal after its first batch, as a terminal or a manager sends it.
+
+    It says what it does before its first batch and what it has committed at its end, prints no
+    stack trace, and exits with 0.
     """
-    stream, finish = load
-    first = Run(tmp_path, "--output", "json")
-    first.wait_for('"batch":0', first.out)
-    first.signal(number)
-    assert first.end() == 0, first.err
-    assert first.is_without_traces(), first.err
-    batches = [json.loads(line) for line in first.out]
+    run = Run(directory, "--output", "json")
+    run.wait_for('"batch":0', run.out)
+    run.signal(number)
+    assert run.end() == 0, run.err
+    assert run.is_without_traces(), run.err
+    batches = [json.loads(line) for line in run.out]
     assert {line["event"] for line in batches} == {"batch"}
-    told = [json.loads(line)["message"] for line in first.err if line.startswith("{")]
+    told = [json.loads(line)["message"] for line in run.err if line.startswith("{")]
     records = sum(line["records"] for line in batches)
     order = [
         "starting Spark",
@@ -133,6 +133,17 @@ def test_a_signal_stops_a_load_between_batches(load, log, landed, tmp_path, numb
     ]
     places = [next(n for n, line in enumerate(told) if words in line) for words in order]
     assert places == sorted(places)
+
+
+def test_an_interrupt_stops_a_load_between_batches(load, tmp_path):
+    """Ctrl-C at a terminal."""
+    stopped(tmp_path, signal.SIGINT)
+
+
+def test_a_load_goes_on_where_a_signal_stopped_it(load, log, landed, tmp_path):
+    """The next run begins there, and the table equals the stream."""
+    stream, finish = load
+    stopped(tmp_path, signal.SIGTERM)
     finish()
     second = Run(tmp_path)
     assert second.end() == 0, second.err

@@ -5,7 +5,7 @@ Other modules declare the commands of one area each: ``cluster`` (operating a cl
 ``groups`` (consumer groups), ``access`` (access control) and ``quotas``. ``commands`` has the table
 of all.
 
-Rules: bodies and results are JSON. Unknown fields are refused in a request and ignored in an
+Rules: bodies and results are JSON. Unknown fields are rejected in a request and ignored in an
 answer.
 """
 
@@ -40,8 +40,8 @@ class StreamInfoRequest(WireMessage, frozen=True, kw_only=True):
 
     name: Name
     led: _Numbers | None = None
-    """Partitions whose end has to be that of their leader, as ``OffsetsRequest.of_leader``; those
-    of other partitions are what the broker knows, at once."""
+    """Partitions whose end must be their leader's, as ``OffsetsRequest.of_leader``; the others are
+    answered at once, with what the broker knows."""
 
 
 class DeleteRecords(WireMessage, frozen=True, kw_only=True):
@@ -60,7 +60,7 @@ class OffsetsRequest(WireMessage, frozen=True, kw_only=True):
     partitions: _Numbers | None = None
     """The partitions; None: all."""
     of_leader: bool = False
-    """Be refused where another broker leads them: its copy may end before what was acknowledged.
+    """Fail where another broker leads them: this replica may end before what was acknowledged.
     A leader waits a moment until it knows; otherwise the answer is what the broker knows."""
 
 
@@ -99,7 +99,7 @@ class PartitionInfo(WireAnswer, frozen=True, kw_only=True):
     in_sync: tuple[str, ...] = ()
     """In a cluster ``host:port`` of the reachable in-sync replicas."""
     paused: bool = False
-    """Whether it refuses records until it is resumed through Liftbridge's API."""
+    """Whether it rejects records until it is resumed through Liftbridge's API."""
 
     @property
     def records(self) -> int:

@@ -30,17 +30,17 @@ class AdminCommand(Generic[Q, A]):
 
     name: str
     help: str
-    """What it does, in one sentence."""
+    """One sentence about its effect."""
     request: type[Q]
     """The type of its body; ``NoneType``: it takes no body."""
     result: type[A]
     """The type of each of its results; ``NoneType``: it has no results."""
     needs: Callable[[Q], Iterable[Need]]
-    """Return what the caller must be allowed, for everything that the request names."""
+    """Return the permissions that the caller needs, for everything that the request names."""
     producer: Callable[[Q], int | None] | None = None
     """Return the producer id that a request writes under, which must be the caller's."""
     visibility: Callable[[A], Need] | None = None
-    """Of a command that lists: what a caller needs to see a result. None: it sees all."""
+    """For a command that lists: the permissions needed to see a result. None: it sees all."""
     parse: Callable[[bytes], Q] | None = None
     """Decodes the body, if its type alone cannot express all constraints."""
 
@@ -59,7 +59,7 @@ class AdminCommand(Generic[Q, A]):
 
     @property
     def description(self) -> str:
-        """Return what it does and takes, as ListActions shows it."""
+        """Return its description for ListActions, with its request and results."""
         if self.request is NoneType:
             return f"{self.help} No body."
         fields: Any = self.request

@@ -106,7 +106,7 @@ class GroupRef(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
 
     group: GroupName
     decided: bool = False
-    """Whether ``group_info`` is refused while transactions are about to commit offsets."""
+    """Whether ``group_info`` is rejected while transactions are about to commit offsets."""
 
 
 class GroupSummary(WireAnswer, frozen=True, kw_only=True):

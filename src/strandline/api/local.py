@@ -12,7 +12,7 @@ from strandline.api.tickets import ReadRequest, decode_ticket
 from strandline.api.wire import WireAnswer
 
 WORTH_BYTES: Final = 4 << 20
-"""With less in files than this, a read is as quick through the broker."""
+"""With fewer bytes in files, a read through the broker is as fast."""
 
 
 class LocalFile(WireAnswer, frozen=True):
@@ -20,11 +20,11 @@ class LocalFile(WireAnswer, frozen=True):
 
     path: str
     inode: int
-    """Of the file: another one of the same name is not it."""
+    """Identifies the file, also if another one gets its name."""
     position: int
-    """Where the first of them begins, in bytes."""
+    """The file position of the first of them."""
     size: int
-    """Where the last of them ends."""
+    """Their bytes."""
 
 
 class AbortedRange(WireAnswer, frozen=True):
@@ -47,7 +47,7 @@ class LocalPart(WireAnswer, frozen=True):
     """In order; the first begins with the batch that holds ``start``."""
     log_start_offset: int
     may_move: bool
-    """``start`` was not an offset of the reader's."""
+    """Whether ``start`` may move, because the reader gave no offset."""
     has_hidden: bool
     """Whether there may be batches among them that readers do not see: fillers, markers, and"""
     aborted: tuple[AbortedRange, ...]
@@ -58,11 +58,11 @@ class LocalFiles(WireAnswer, frozen=True):
     """A resolved read: its partitions in reading order."""
 
     proof_file: str
-    """A file that only this machine has,"""
+    """A file that only processes on this machine can read,"""
     proof: str
-    """and what it holds; empty: there is nothing to be read from files."""
+    """and its contents; empty: no records can be read from files."""
     has_partition_column: bool
-    """Whether records say their partition by default: the stream has several."""
+    """Whether records have the partition column by default: the stream has several."""
     parts: tuple[LocalPart, ...]
 
 

@@ -2,7 +2,7 @@
 
 The descriptor's command is a ``PutRequest``. Each record batch may carry a ``BatchTag`` as
 metadata; the broker writes one ``PutAck`` for each batch, in any order, once the batch has reached
-the requested durability or was refused. A batch without a tag is numbered by its position in the
+the requested durability or was rejected. A batch without a tag is numbered by its position in the
 call, from 0.
 
 Columns: ``value`` (binary) is required; ``key`` (binary), ``subject`` (string), ``headers``
@@ -35,18 +35,18 @@ PUT_TYPES: dict[str, pa.DataType] = {
 """Columns of a put and their types, in order."""
 NOT_STORED = -1
 IGNORED_COLUMNS = frozenset(RECORD_SCHEMA.names) - frozenset(PUT_TYPES) | {"partition"}
-"""Columns of a read that a put leaves to the broker, so that what was read can be put elsewhere."""
+"""Columns of a read that a put ignores, so that records can be copied to another stream."""
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 """The column that Arrow makes of an index of pandas without a name: row numbers, no data."""
 _HEADER_FIELDS = ({"key", "value"}, {"name", "value"})
-"""Fields of a header, where a list of structs stands for a map: Polars and Parquet have no maps."""
+"""Fields of a header in a list of structs, which replaces a map: Polars and Parquet have none."""
 
 
 PRODUCER_EPOCH_MAX = (1 << 15) - 1
 SEQUENCE_MAX = (1 << 31) - 1
-"""A producer goes on in its next epoch before it needs a larger one."""
+"""A producer continues in its next epoch before it needs a larger sequence."""
 PRODUCER_MEMORY_S = 600
-"""A partition knows a producer for at least so long after its last batch."""
+"""A partition remembers a producer for at least this long after its last batch."""
 NUMBERED_RECORDS_MAX = 65_535
 """Records in a batch with a ``ProducerTag``: it is stored as one."""
 
@@ -56,9 +56,9 @@ class PutRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
 
     stream: Name
     partition: PartitionNumber | None = None
-    """For batches whose tag names none; None: each row goes where its key or subject says."""
+    """For batches whose tag names none; None: each row is routed by its key or subject."""
     acks: Acks | None = None
-    """Less than the stream's promise, to be told sooner; more is refused."""
+    """A weaker level than the stream's, for an earlier ack; a stronger one is rejected."""
     transactional: bool = False
     """The batches belong to their producer's transaction, to which the partition was added."""
 
@@ -78,8 +78,8 @@ class BatchTag(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """Returned with the ack."""
     partition: PartitionNumber | None = None
     after: Count | None = None
-    """The batch before it in its partition, not answered yet: while that one is refused and may be
-    sent again in this call, this one is refused too, so that they keep their order."""
+    """The batch before it in its partition, not answered yet: while that one is rejected and may be
+    sent again in this call, this one is rejected too, so that they keep their order."""
     producer: ProducerTag | None = None
     """Deduplicates retries of the batch; requires a partition."""
     expected_offset: Count | None = None
@@ -206,7 +206,7 @@ def _as_map(column: pa.Array, rejection: InvalidRecordError) -> pa.Array:
 
 
 def _refuse_null_values(headers: pa.Array) -> None:
-    """Refuse headers without a value.
+    """Reject headers without a value.
 
     Raises:
         InvalidRecordError: naming the header.

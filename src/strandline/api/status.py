@@ -4,8 +4,8 @@ A Flight error carries a short message for foreign clients and, in ``extra_info`
 ``ErrorBody``: the stable code, the whole message and the fields of the error's class. Acks of
 DoPut carry the same body per batch.
 
-Rules: gRPC carries both in metadata whose size is limited (8 KiB, soft), so texts are cut to fit.
-An unknown code becomes the nearest known parent class, which says whether to retry.
+Rules: gRPC carries both in metadata whose size is limited (8 KiB, soft), so texts are shortened to
+fit. An unknown code becomes the nearest known parent class, which says whether to retry.
 """
 
 import msgspec
@@ -92,7 +92,7 @@ def to_flight(error: StrandlineError) -> fl.FlightError:
 
 
 def from_flight(error: BaseException, *, address: str) -> StrandlineError:
-    """Return the error that a failed Flight call stands for.
+    """Return the error of a failed Flight call.
 
     Args:
         error: the exception that pyarrow raised.
@@ -105,7 +105,7 @@ def from_flight(error: BaseException, *, address: str) -> StrandlineError:
         try:
             return from_body(decode(bytes(extra), ErrorBody, what="error"))
         except InvalidRequestError:
-            pass  # not one of ours: classified below
+            pass  # not a Strandline error: classified below
     return _foreign(error, address)
 
 
@@ -138,7 +138,7 @@ def _first_sentence(error: BaseException) -> str:
 
 
 def _shorten(text: str, limit: int) -> str:
-    """Return ``text`` cut to ``limit`` characters and twice as many UTF-8 bytes."""
+    """Return ``text`` shortened to ``limit`` characters and twice as many UTF-8 bytes."""
     text = text.encode("utf-8", "replace").decode()
     while len(text) > limit or len(text.encode()) > 2 * limit:
         text = text[: min(limit, len(text) * 3 // 4) - 1] + "…"

@@ -47,7 +47,7 @@ class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     """None reads every partition, or those of ``starts``."""
     start: Bound = "earliest"
     starts: dict[PartitionNumber, Int64] | None = None
-    """Read exactly these partitions, each from its offset; takes the place of ``start``."""
+    """Read exactly these partitions, each from its offset; replaces ``start``."""
     stop: Bound | None = None
     """Exclusive. None: the high watermark at the time of the request, or never when following."""
     order: Literal["ascending", "descending"] = "ascending"
@@ -72,7 +72,7 @@ class ReadRequest(WireMessage, frozen=True, kw_only=True, omit_defaults=True):
     batch_bytes: Annotated[int, msgspec.Meta(ge=BATCH_BYTES_LEAST, le=BATCH_BYTES_MOST)] = (
         BATCH_BYTES_DEFAULT
     )
-    """About how large record batches should be."""
+    """The approximate size of record batches."""
     skip_corrupt: bool = False
     """Continue after a corrupt batch instead of failing there."""
     of_copy: bool = False

@@ -83,7 +83,7 @@ def _decoder_of(kind: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def refuse_body(body: bytes, action: str) -> None:
-    """Refuse the body of an action that takes none.
+    """Reject the body of an action that takes none.
 
     Raises:
         InvalidRequestError: the body is not empty.

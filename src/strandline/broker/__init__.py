@@ -1,5 +1,5 @@
-"""The shell around the cores: one event loop that owns the turn, the journal and the partitions.
+"""The shell around the cores: one event loop owns group commit, journal and partitions.
 
-Front ends hand records to partitions and hear back through responders; nothing here knows NATS,
-Flight or HTTP.
+Front ends pass records to partitions and receive the outcome through an ack sink. Nothing here
+knows NATS, Flight or HTTP.
 """

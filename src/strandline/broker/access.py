@@ -1,11 +1,11 @@
 """Authorization of requests by the metadata's current policy, for the servers.
 
 Rules: safe on any thread, since a check reads one immutable image. With ``auth.enabled`` off
-everything is allowed, at the cost of one flag. Every check decides again, so a revocation also ends
-requests that are under way. A broker that the cluster has fenced may lack rules: its denial is
-reported as ``UnavailableError``, so that the client asks another broker. A broker that is cut off
-may not know of a revocation: it allows what rules or tokens of the metadata permit only while it
-has a lease, and after that only what its own settings permit.
+everything is allowed, at the cost of one flag. Nothing is cached between checks, so a revocation
+also ends requests in progress. A fenced broker may lack rules: its denial is reported as
+``UnavailableError``, so that the client asks another broker. An isolated broker may not know of a
+revocation: it uses rules and tokens of the metadata only while it has a lease, and afterwards only
+its own settings.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from strandline.security.tokens import BOOTSTRAP_CHARACTERS_MIN, TEXT_BYTES_MAX,
 from strandline.types import BrokerId
 
 ALONE: Final = 0
-"""The id of a broker that is in no cluster."""
+"""The id of a broker without a cluster."""
 T = TypeVar("T")
 
 
@@ -44,12 +44,12 @@ class Guarded(Protocol):
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata as it is now."""
+        """The current metadata."""
         ...
 
     @property
     def has_lease(self) -> bool:
-        """Whether the rules and tokens known here are recent enough to act on."""
+        """Whether the rules and tokens known here are recent enough to use."""
         ...
 
 
@@ -57,11 +57,11 @@ class Access:
     """Authentication and authorization for one server.
 
     Args:
-        config: whether anything is checked, and who may do everything.
-        broker: whose metadata says who may do what.
+        config: whether access is checked, and the administrators.
+        broker: has the metadata with rules and tokens.
 
     Raises:
-        InvalidConfigError: the file with the administrator's token is of no use.
+        InvalidConfigError: the file with the administrator's token cannot be used.
     """
 
     def __init__(self, config: BrokerConfig, broker: Guarded) -> None:
@@ -85,15 +85,15 @@ class Access:
 
     @property
     def partitions(self) -> dict[str, int]:
-        """How many partitions each stream has."""
+        """The number of partitions of each stream."""
         streams = self._broker.image.streams.items()
         return {name: len(stream.partitions) for name, stream in streams}
 
     def identify(self, shown: ClientCredentials) -> "Caller":
-        """Authenticate credentials and return their owner.
+        """Authenticate credentials and return the principal.
 
         Raises:
-            UnauthenticatedError: the credentials are unknown here.
+            UnauthenticatedError: the credentials are unknown.
             UnavailableError: as ``judged``.
         """
         if not self.is_on:
@@ -103,15 +103,15 @@ class Access:
         return Caller(self, identity)
 
     def is_leased(self, identity: Identity) -> bool:
-        """Whether what the metadata allows somebody may be acted upon now."""
+        """Whether a decision from the metadata may be used for this principal now."""
         is_own = identity.token_id is None and self._settings.is_admin(identity.principal)
         return is_own or self._broker_id == ALONE or self._broker.has_lease
 
     def check_lease(self, identity: Identity) -> None:
-        """Refuse what only the metadata allows while it may be out of date.
+        """Reject a principal that only the metadata allows while the metadata may be outdated.
 
         Raises:
-            UnavailableError: this broker is cut off from its cluster.
+            UnavailableError: this broker is isolated from its cluster.
         """
         if not self.is_leased(identity):
             raise UnavailableError(
@@ -120,12 +120,12 @@ class Access:
             )
 
     def check_producer(self, principal: Principal, producer_id: int) -> None:
-        """Refuse a producer id that was given to another principal.
+        """Reject a producer id that was allocated to another principal.
 
         Raises:
-            NotAllowedError: it was.
-            UnavailableError: it may have been given to this one so lately that it is not known
-                here yet; or as ``judged``.
+            NotAllowedError: it belongs to another principal.
+            UnavailableError: it may have been allocated to this principal so recently that it is
+                not known here yet; or as ``judged``.
         """
         owners, number = self._broker.image.producer_owners, owner_of(producer_id)
         if number == owners.get(principal.name, -1):
@@ -154,7 +154,7 @@ class Access:
             raise
 
     def _is_behind(self) -> bool:
-        """Whether this broker of a cluster is one that the others do not count on."""
+        """Whether this broker of a cluster is fenced."""
         if self._broker_id == ALONE:
             return False
         me = self._broker.image.brokers.get(self._broker_id)
@@ -162,11 +162,11 @@ class Access:
 
 
 class Caller:
-    """The caller of a call, or of a connection while it lasts.
+    """The caller of a request, or of a connection.
 
     Args:
         access: of the server.
-        identity: the principal that was authenticated.
+        identity: the authenticated principal.
     """
 
     __slots__ = ("_access", "_identity", "_is_on")
@@ -188,14 +188,14 @@ class Caller:
 
     @property
     def is_leased(self) -> bool:
-        """Whether a decision for this caller may still be used, for those who keep decisions."""
+        """Whether a cached decision for this caller may still be used."""
         return not self._is_on or self._access.is_leased(self._identity)
 
     def check(self, resource: Resource, *operations: Operation) -> None:
-        """Refuse who may do none of some operations, each of which would do.
+        """Check that the caller may do at least one of the given operations.
 
         Raises:
-            UnauthenticatedError: its token is worth nothing any more.
+            UnauthenticatedError: its token was revoked or has expired.
             NotAllowedError: no rule allows it.
             UnavailableError: as ``Access.judged``.
         """
@@ -210,21 +210,21 @@ class Caller:
         self._access.judged(decide)
 
     def check_producer(self, producer_id: int) -> None:
-        """Refuse to write under a producer id that was given to somebody else.
+        """Reject a producer id that was allocated to another principal.
 
         Raises:
-            NotAllowedError: it was.
+            NotAllowedError: it belongs to another principal.
             UnavailableError: as ``Access.check_producer``.
         """
         if self._is_on:
             self._access.check_producer(self.principal, producer_id)
 
     def check_known(self) -> None:
-        """Refuse whom no rule names.
+        """Check that at least one rule names the caller.
 
         Raises:
-            UnauthenticatedError: its token is worth nothing any more.
-            NotAllowedError: it is allowed nothing at all.
+            UnauthenticatedError: its token was revoked or has expired.
+            NotAllowedError: no rule names it.
             UnavailableError: as ``Access.judged``.
         """
         if not self._is_on:
@@ -247,7 +247,7 @@ class Caller:
         return any(policy.allows(self.principal, each, resource) for each in operations)
 
     def has(self, need: Need) -> bool:
-        """Return whether the caller is allowed what something needs."""
+        """Return whether the caller has a required permission."""
         return self.may(need.resource, *need.operations)
 
 
@@ -259,10 +259,10 @@ def _refuse_producer(principal: Principal, producer_id: int) -> None:
 
 
 def read_secret(file: str, *, key: str) -> str:
-    """The text of a file that holds a secret, without what surrounds it.
+    """Return the secret in a file, without surrounding white space.
 
     Raises:
-        InvalidConfigError: it cannot be read, or holds none; the secret is not in the message.
+        InvalidConfigError: the file cannot be read or has no secret; it is not in the message.
     """
     try:
         with Path(file).open(encoding="utf-8") as opened:

@@ -52,19 +52,19 @@ logger = logging.getLogger(__name__)
 HEAL_INTERVAL_S = 1.0
 BIND_TIMEOUT_S = 5.0
 IDLE_INTERVAL_S = 10.0
-"""A segment that nobody has read for so long, or for twice as long, is unmapped."""
+"""A segment that was not read for this long, or twice as long, is unmapped."""
 DESCRIPTORS_MIN = 32
-"""With fewer left, connections are refused now and then, or a segment cannot be opened."""
+"""With fewer, connections are sometimes rejected, or a segment cannot be opened."""
 T = TypeVar("T")
 
 
 class BrokerBase(ABC):
-    """The data directory of one broker, opened, and who is to hear of what.
+    """One broker on its data directory: its parts, and the callbacks of its front ends.
 
     Args:
         config: settings.
-        clock: where the time comes from.
-        disk: all file-system calls; tests inject faults here.
+        clock: the source of time.
+        disk: makes all file-system calls; tests inject faults here.
         telemetry: counters; a fresh set if not given.
         masters: the master keys of encrypted streams; none if not given.
     """
@@ -91,7 +91,7 @@ class BrokerBase(ABC):
         self.is_ready = False
         self._streams: dict[str, Stream] = {}
         self.routes = RouteTable()
-        """From a subject to the streams here; only ``_announce`` changes it."""
+        """Routes from subjects to streams here; only ``_announce`` changes them."""
         self._stream_callbacks: list[Callable[[Collection[str]], None]] = []
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
@@ -102,13 +102,13 @@ class BrokerBase(ABC):
         """Held while a thread opens new logs: recovery must not open the same files meanwhile, and
         the directory must not be released."""
         self._producer_ids: dict[str, range] = {}
-        """Reserved and not given out, by owner."""
+        """Reserved and not yet allocated ids, by owner."""
         self._producer_lock = asyncio.Lock()
 
-    # Life
+    # Start and stop
 
     def _assemble(self) -> None:
-        """Make the parts; nothing is opened yet but the metadata."""
+        """Create the parts; only the metadata is loaded."""
         self.reclaimer = SpaceReclaimer()
         self._reserve = Reserve(self.data_dir, self.disk)
         self._load_metadata()
@@ -148,14 +148,14 @@ class BrokerBase(ABC):
         )
 
     async def _unmap_idle(self) -> None:
-        """Unmap the segments that nobody reads, until cancelled."""
+        """Unmap segments that nobody reads, until cancelled."""
         while True:
             await asyncio.sleep(IDLE_INTERVAL_S)
             await asyncio.to_thread(MAPPED_SEGMENTS.sweep)
 
     async def quiesce(self) -> None:
-        """Wait until no turn is between write and answer and nothing waits for one."""
-        # No bookkeeping in the hot path for this.
+        """Wait until no group commit is in progress and none is waiting."""
+        # Polls, to keep bookkeeping out of the hot path.
         while self.admission.held or not self.committer.is_idle:  # noqa: ASYNC110  see above
             await asyncio.sleep(0.001)
 
@@ -163,13 +163,13 @@ class BrokerBase(ABC):
 
     @property
     def why_not_ready(self) -> str:
-        """Why records cannot be stored and read here now; empty: they can."""
+        """Return why records cannot be stored or read here now; empty if they can."""
         if self.telemetry.journal_poisoned:
             return "storage failed: nothing is stored until it is reopened"
         if not self.is_ready:
             return self._why_not_serving
         if self.telemetry.disk_full:
-            return "the disk is full: publishes are refused"
+            return "the disk is full: publishes are rejected"
         if self.disk.descriptors_left() < DESCRIPTORS_MIN:
             return "hardly any file descriptors are left: raise 'ulimit -n' and start it again"
         return self._why_not_encrypting
@@ -187,7 +187,7 @@ class BrokerBase(ABC):
         return f"{len(missing)} partitions take no records; the first: {missing[0].message}"
 
     def refresh_telemetry(self) -> None:
-        """Bring up to date what is only looked at, not counted; before each scrape."""
+        """Update gauges that are computed, not counted; called before each scrape."""
         telemetry = self.telemetry
         telemetry.ready = int(not self.why_not_ready)
         telemetry.pending_bytes = self.admission.pending_bytes
@@ -199,23 +199,23 @@ class BrokerBase(ABC):
     # Streams
 
     def streams(self, names: Iterable[str] | None = None) -> list[Stream]:
-        """Return streams in the order of their names: all, or those of these that there are."""
+        """Return streams in the order of their names: all, or those of the given that exist."""
         streams = self._streams
         there = streams if names is None else [name for name in names if name in streams]
         return [streams[name] for name in sorted(there)]
 
     @property
     def stream_count(self) -> int:
-        """How many streams there are; any thread."""
+        """Return the number of streams; any thread."""
         return len(self._streams)
 
     def stream(self, name: str) -> Stream:
-        """The stream called ``name``; from any thread.
+        """Return the stream called ``name``; any thread.
 
         Raises:
-            UnknownStreamError: there is none; the message lists what there is, but where access is
-                controlled, for who asks may not know of the others.
-            UnavailableError: this broker cannot tell whether there is one.
+            UnknownStreamError: no such stream; unless access is checked, the message lists the
+                existing ones.
+            UnavailableError: this broker does not know yet whether it exists.
         """
         try:
             return self._streams[name]
@@ -244,7 +244,7 @@ class BrokerBase(ABC):
             raise error
 
     def copy_of(self, name: str) -> Stream:
-        """The stream, as far as it is on this broker's disk; not on the loop's thread.
+        """Return the stream as it is on this broker's disk; not on the loop's thread.
 
         Raises:
             UnknownStreamError, UnavailableError: as ``stream``.
@@ -252,25 +252,25 @@ class BrokerBase(ABC):
         return self.stream(name)
 
     def partitions(self) -> list[Partition]:
-        """Every partition of every stream."""
+        """Yield every partition of every stream."""
         return [partition for stream in self.streams() for partition in stream.partitions]
 
     # Front ends
 
     def on_streams_changed(self, callback: Callable[[Collection[str]], None]) -> None:
-        """Call back, on the loop, with the names of streams that were created or deleted."""
+        """Register a callback on the loop, with the names of created or deleted streams."""
         self._stream_callbacks.append(callback)
 
     def on_image(self, callback: Callable[[], None]) -> None:
-        """Call back, on the loop, after the metadata changed, whoever changed it."""
+        """Register a callback on the loop after every change of the metadata."""
         self._image_callbacks.append(callback)
 
     def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
-        """Await, before a creation is answered, that records can reach the stream."""
+        """Register a function that binds a new stream; awaited before the creation is answered."""
         self._bound_callbacks.append(callback)
 
     def on_creating_stream(self, check: Callable[[StreamConfig], Awaitable[None]]) -> None:
-        """Await a check before a stream is created; what it raises refuses the creation."""
+        """Register a check that is awaited before a creation; an error it raises rejects that."""
         self._creation_checks.append(check)
 
     async def _check_creation(self, config: StreamConfig) -> None:
@@ -290,18 +290,18 @@ class BrokerBase(ABC):
         self.committer.outbox.deliver_soon()
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
-        """Run a function on the loop; from any thread."""
+        """Run a function on the loop; any thread."""
         self._loop.call_soon_threadsafe(function, *args)
 
     def run_coroutine(self, coroutine: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop; from any thread but the loop's."""
+        """Run a coroutine on the loop; any thread but the loop's."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    # Inside
+    # State
 
     @property
     def image(self) -> MetadataImage:
-        """The metadata as far as it is known here; any thread."""
+        """The newest metadata known here; any thread."""
         return self._image
 
     @property
@@ -311,22 +311,22 @@ class BrokerBase(ABC):
 
     @property
     def flight_address(self) -> str:
-        """The address at which clients of the cluster reach this broker; empty if it is alone."""
+        """This broker's client address; empty for a broker alone."""
         return ""
 
     @property
     def flight_addresses(self) -> tuple[str, ...]:
-        """The addresses at which clients reach the cluster's brokers; empty if it is alone."""
+        """The client addresses of the cluster's brokers; empty for a broker alone."""
         return self._image.flight_addresses(sorted(self._image.brokers))
 
     @property
     def has_lease(self) -> bool:
-        """Whether the rules and tokens known here may be acted upon; any thread."""
+        """Whether the rules and tokens known here may be used; any thread."""
         return True
 
     @property
     def metadata_index(self) -> int:
-        """The last metadata entry that is applied here; it only grows; 0 if alone. Any thread."""
+        """The last metadata entry applied here; it only grows; 0 for a broker alone. Any thread."""
         return 0
 
     def _check_available(self) -> None:
@@ -334,7 +334,7 @@ class BrokerBase(ABC):
             raise self.admission.write_error
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
-        """Run something beside the turn until the stop; if a bug ends it, say so loudly."""
+        """Run a task until the stop; log a critical error if a bug ends it."""
 
         def ended(task: asyncio.Task[None]) -> None:
             self._tasks.discard(task)
@@ -350,17 +350,17 @@ class BrokerBase(ABC):
             callback()
 
     def _announce(self, names: Collection[str]) -> None:
-        """Let publishes and front ends follow streams that have changed."""
+        """Notify publishers and front ends of changed streams."""
         for name in names:
             self.routes.replace(name, self._streams.get(name))
         for callback in self._stream_callbacks:
             callback(names)
 
     async def _wait_until_bound(self, name: str) -> None:
-        """A publish right after the creation must find the stream, not overtake its subscription.
+        """Wait until a publish right after the creation reaches the stream.
 
-        A NATS server that is away does not hold up the creation for ever: the subscription follows
-        when it is back.
+        A disconnected NATS server delays the creation for a limited time only; the subscription
+        follows when it is back.
         """
         try:
             async with asyncio.timeout(BIND_TIMEOUT_S):
@@ -374,7 +374,7 @@ class BrokerBase(ABC):
         self.telemetry.partitions = sum(len(s.partitions) for s in self._streams.values())
 
     def _recover_again(self) -> Recovered:
-        """Let go of all files and recover them; beside the loop."""
+        """Close all files and recover them; runs on a thread."""
         self._close_storage()
         return self._recover()
 
@@ -383,7 +383,7 @@ class BrokerBase(ABC):
 
         Raises:
             UnavailableError: a file cannot be read or written.
-            CorruptBatchError: something is corrupt that cannot be done without.
+            CorruptBatchError: a file that is needed is corrupt.
         """
         started_ms = self.clock.monotonic_ms()
         try:
@@ -397,7 +397,7 @@ class BrokerBase(ABC):
         self.telemetry.recovery_seconds = seconds
         report = storage.report
         logger.info(
-            "recovered %d records (%d bytes) from the journal in %.2f s, cut %d torn bytes",
+            "recovered %d records (%d bytes) from the journal in %.2f s, dropped %d torn bytes",
             report.records_replayed,
             report.bytes_replayed,
             seconds,
@@ -408,7 +408,7 @@ class BrokerBase(ABC):
         return storage
 
     def _attach(self, storage: Recovered) -> None:
-        """Go on with what was recovered."""
+        """Continue with the recovered logs."""
         report = storage.report
         if report.corruption:
             self._scrubber.hurry()
@@ -425,15 +425,15 @@ class BrokerBase(ABC):
         self._storage = storage
 
     def _check_descriptors(self, what: str, more: int, *, under_way: int = 0) -> None:
-        """Refuse partitions that a start could not open.
+        """Check that a start could open so many partitions.
 
         Args:
-            what: needs them, for the message.
-            more: how many.
+            what: the reason for more partitions, for the message.
+            more: how many are added.
             under_way: how many others are being opened.
 
         Raises:
-            InvalidConfigError: there are too many; it says how many more may be.
+            InvalidConfigError: there are too many; the message has the limit.
         """
         shares = current_shares()
         room = max(0, shares.partitions - len(self._storage.logs) - under_way)
@@ -445,12 +445,12 @@ class BrokerBase(ABC):
             )
 
     def _keep(self, log_id: LogId, log: Log) -> None:
-        """Look after a log that was made since."""
+        """Add a log that was created later."""
         log.reclaim = self.reclaimer.run
         self._storage.keep(log_id, log)
 
     def _close_storage(self) -> None:
-        """Let go of all files; a journal that cannot be synced any more is only let go."""
+        """Close all files; a journal that cannot be synced is closed without."""
         try:
             self._storage.journal.close()
         except LogPoisonedError as error:
@@ -460,7 +460,7 @@ class BrokerBase(ABC):
 
     def _on_poisoned(self, error: StrandlineError) -> None:
         """Try to reopen until the disk works again."""
-        logger.error("storage failed, refusing appends until it is reopened: %s", error)
+        logger.error("storage failed, rejecting appends until it is reopened: %s", error)
         self._spawn(self._heal(), "heal")
 
     async def _heal(self) -> None:
@@ -483,11 +483,11 @@ class BrokerBase(ABC):
             return
 
     def _reopened(self) -> None:
-        """Let the partitions go on with the logs as they were verified."""
+        """Let the partitions continue with the verified logs."""
         for partition in self.partitions():
             partition.rebind(self._storage.logs[LogId(partition.log_id)])
 
-    # Of the kinds of broker
+    # Implemented by the kinds of broker
 
     @property
     @abstractmethod
@@ -496,8 +496,8 @@ class BrokerBase(ABC):
 
     @abstractmethod
     def _load_metadata(self) -> None:
-        """Read what streams there are."""
+        """Load the metadata."""
 
     @abstractmethod
     def _open_storage(self) -> Recovered:
-        """Recover the logs of the streams there are."""
+        """Recover the logs of all streams."""

@@ -1,7 +1,7 @@
-"""The broker: owns the data directory, the turn and the streams; front ends plug into it.
+"""The broker: owns the data directory, the group committer and the streams.
 
-Rules: one asyncio loop; every method is called on its thread unless it says otherwise. Opening is
-recovery: there is no other way to open, so a crash and a clean stop take the same road.
+Rules: one asyncio loop; every method is called on its thread unless it says otherwise. Every start
+is a recovery, whether after a crash or a clean stop.
 """
 
 import asyncio
@@ -55,21 +55,21 @@ logger = logging.getLogger(__name__)
 
 METADATA_INTERVAL_S = 2.0
 PRODUCER_IDS = 1000
-"""So many are reserved at a time; what is left of them is lost with a restart."""
+"""How many are reserved at a time; the rest is lost with a restart."""
 
 
 class Broker(BrokerBase):
     """One broker on one data directory; arguments as for ``BrokerBase``."""
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
-        """Recover the data directory and begin to accept records.
+        """Recover the data directory and accept records.
 
         Raises:
             DataDirLockedError: another broker uses the directory.
             CorruptBatchError: the metadata file is corrupt.
-            UnavailableError: the directory cannot be read or written; nothing is left running.
+            UnavailableError: the directory cannot be read or written; nothing is running then.
         """
         self._loop = asyncio.get_running_loop()
         self.lock = DataDirLock(self.data_dir)
@@ -98,7 +98,7 @@ class Broker(BrokerBase):
         self.is_ready = True
 
     def _load_metadata(self) -> None:
-        """Read what streams there are."""
+        """Load the metadata file."""
         identity = load_identity(self.data_dir, disk=self.disk)
         if identity is not None:
             raise InvalidConfigError(
@@ -108,7 +108,7 @@ class Broker(BrokerBase):
         self._store = MetadataStore(self.data_dir, self.disk, self._reserve)
 
     def _begin(self) -> None:
-        """Make the streams there are."""
+        """Create the streams of the metadata."""
         self._spawn(self._keep_metadata_short(), "metadata")
         for name, image in self._store.image.streams.items():
             self._streams[name] = self._make_stream(image)
@@ -119,12 +119,12 @@ class Broker(BrokerBase):
         self._announce(self._streams.keys())
 
     async def prepare_stop(self) -> None:
-        """Before the front ends stop: let nobody depend on this broker who need not."""
+        """Prepare the stop before the front ends stop; in a cluster, hand over leaderships."""
 
     async def stop(self) -> None:
-        """Refuse new records, finish the turn, checkpoint and let go of the directory.
+        """Reject new records, finish the group commit, take a checkpoint and release the directory.
 
-        Waits for what runs beside the loop: nobody else may have the directory before.
+        Waits for work on threads: no other process may have the directory before.
         """
         stopping = ShuttingDownError("the broker is stopping; retry later")
         self.is_ready = False
@@ -162,7 +162,7 @@ class Broker(BrokerBase):
     # Streams
 
     async def create_stream(self, config: StreamConfig) -> Stream:
-        """Create a stream and bind it.
+        """Create a stream and bind its subjects.
 
         Raises:
             InvalidRequestError: the settings are wrong or the name is taken.
@@ -177,7 +177,7 @@ class Broker(BrokerBase):
             image = self._store.preview(command).streams[config.name]
             self._check_descriptors(f"stream {config.name!r}", len(image.partitions))
             try:
-                # Logs first: a stream in the metadata without logs would be in the way.
+                # Logs first: a stream in the metadata without logs could not be opened.
                 await asyncio.to_thread(self._open_logs, image)
                 stream = self._make_stream(image)
                 self._apply(command)
@@ -193,10 +193,10 @@ class Broker(BrokerBase):
             return stream
 
     async def delete_stream(self, name: str) -> None:
-        """Delete a stream and its records; what is pending is rejected.
+        """Delete a stream and its records; pending records are rejected.
 
         Raises:
-            UnknownStreamError: there is none.
+            UnknownStreamError: no such stream.
             UnavailableError: the broker cannot store it now.
         """
         async with self._admin:
@@ -219,13 +219,13 @@ class Broker(BrokerBase):
         logger.info("deleted stream %s", name)
 
     def _remove_logs(self, partitions: Iterable[Partition | PartitionImage]) -> None:
-        """Remove logs that are not, or no more, in the metadata; their files follow."""
+        """Remove logs that are not in the metadata; their files are removed later."""
         log_ids = [LogId(partition.log_id) for partition in partitions]
         logs = [self._storage.logs.pop(log_id, None) for log_id in log_ids]
         self.reclaimer.delete(log for log in logs if log is not None)
 
     async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
-        """Delete records below ``offset``; returns the new log start offset.
+        """Delete records below ``offset``; return the new log start offset.
 
         Raises:
             UnknownStreamError, UnknownPartitionError: no such partition.
@@ -250,14 +250,14 @@ class Broker(BrokerBase):
             return target.log_start_offset
 
     async def skip_to(self, name: str, partition: int, offset: Offset) -> None:
-        """Delete all records and go on, empty, at ``offset`` beyond the end.
+        """Delete all records and continue, empty, at ``offset`` beyond the end.
 
         Raises:
             UnknownStreamError, UnknownPartitionError: no such partition.
-            OffsetOutOfRangeError: it is not beyond the end.
+            OffsetOutOfRangeError: the offset is not beyond the end.
             UnavailableError: the broker cannot store it now.
         """
-        # Whoever asked may go away; it must not be left half done for that.
+        # The caller may be cancelled; the skip must still be completed.
         skipping = asyncio.create_task(self._skip(name, partition, offset))
         self._tasks.add(skipping)
         skipping.add_done_callback(self._tasks.discard)
@@ -298,10 +298,10 @@ class Broker(BrokerBase):
         await restarted
 
     async def change(self, command: Command) -> None:
-        """Do what a command says that is not about streams coming and going.
+        """Apply a command that does not create or delete streams.
 
         Raises:
-            InvalidRequestError: it does not apply.
+            InvalidRequestError: the command does not apply.
             UnavailableError: the broker cannot store it now.
         """
         async with self._admin:
@@ -311,7 +311,7 @@ class Broker(BrokerBase):
             self._publish_image()
 
     def _block_partitions(self, names: Iterable[str] | None = None) -> None:
-        """Let partitions refuse records, or accept them, as the metadata says.
+        """Block or allow writes of partitions, according to the metadata.
 
         Args:
             names: of the streams that have changed; None: any may have.
@@ -327,7 +327,7 @@ class Broker(BrokerBase):
     # Transactions
 
     async def create_internal_stream(self, config: StreamConfig) -> None:
-        """Make a stream of ours with as many copies as is prudent, unless somebody was first.
+        """Create an internal stream, unless it exists.
 
         Raises:
             UnavailableError: it cannot be stored now.
@@ -338,32 +338,30 @@ class Broker(BrokerBase):
 
     @property
     def is_alone(self) -> bool:
-        """Whether there is no other broker."""
+        """Whether this broker belongs to no cluster."""
         return not self.config.cluster.is_on
 
     def _keep_transaction_indexes(self, changed: Stream | None = None) -> None:
-        """Look after transactions in every partition, from the moment on when there can be any.
+        """Add a transaction index to every partition, once there can be transactions.
 
-        Only one stream has changed, if it is named.
-
-        What is committed in one that has no ledger by then belongs to none, and is not read back
-        while everybody waits; a copy that was given one before begins by itself.
+        Only one stream has changed, if it is named. Records committed before that belong to no
+        transaction and are not read.
         """
         is_alone = changed is not None and changed.name != COORDINATOR_STREAM
         for partition in changed.partitions if changed and is_alone else self.partitions():
             self._keep_transaction_index(partition, partition.high_watermark)
 
     def _keep_transaction_index(self, partition: Partition, start: Offset) -> None:
-        """Look after transactions in a partition from ``start`` on, if there can be any.
+        """Add a transaction index to a partition from ``start`` on, if there can be transactions.
 
-        Times would say what is older than the first transaction, until a clock is set back.
+        An offset and not a time, since a clock may be set back.
         """
         is_used = COORDINATOR_STREAM in self._image.streams
         if is_used and partition.transaction_index is None and partition.remote_error is None:
             partition.committed.keep_transaction_index(start)
 
     def is_gone(self, place: TransactionPartition) -> bool:
-        """Whether a partition that is not here was deleted, for certain."""
+        """Whether a partition that is not here was certainly deleted."""
         return place.log_id < self._image.next_log_id
 
     def mark_remote(
@@ -371,19 +369,19 @@ class Broker(BrokerBase):
         mark: SendMarker,
         done: Callable[[StrandlineError | None], None],
     ) -> None:
-        """Have another broker write a marker; a broker alone has none to ask."""
+        """Have another broker write a marker; a broker alone has none."""
         self._loop.call_soon(done, UnavailableError(f"{mark.place} takes no records now"))
 
     # Producers
 
     async def new_producer_id(self, owner: str = "") -> int:
-        """Return an id for an idempotent producer that nobody gets again.
+        """Return a new id for an idempotent producer.
 
         Args:
-            owner: name of the principal it is for; empty where access is not checked.
+            owner: the principal that it belongs to; empty where access is not checked.
 
         Raises:
-            UnavailableError: the broker cannot store how far they are given out.
+            UnavailableError: the broker cannot store the allocation.
         """
         async with self._producer_lock:
             reserved = self._producer_ids.get(owner)
@@ -394,7 +392,7 @@ class Broker(BrokerBase):
             return reserved[0]
 
     async def _reserve_producer_ids(self, owner: str) -> int:
-        """Reserve ``PRODUCER_IDS`` ids in a row for a principal; return the first."""
+        """Reserve ``PRODUCER_IDS`` consecutive ids for a principal; return the first."""
         async with self._admin:
             self._check_available()
             after = self._apply(AllocateProducerIds(PRODUCER_IDS, owner))
@@ -408,7 +406,7 @@ class Broker(BrokerBase):
         return self._store.image
 
     def _apply(self, command: Command) -> MetadataImage:
-        """Apply a metadata command; stop acknowledging if its outcome on disk is uncertain.
+        """Apply a metadata command; stop acknowledging if it is uncertain whether it was stored.
 
         Raises:
             InvalidRequestError, UnavailableError: as ``MetadataStore.apply``.
@@ -423,7 +421,7 @@ class Broker(BrokerBase):
             raise
 
     async def _keep_metadata_short(self) -> None:
-        """Write the metadata whole once its log is long, until cancelled."""
+        """Rewrite the metadata file when its log is long, until cancelled."""
         while True:
             await asyncio.sleep(METADATA_INTERVAL_S)
             if not self._store.is_long or self.admission.write_error is not None:
@@ -432,7 +430,7 @@ class Broker(BrokerBase):
                 try:
                     await asyncio.to_thread(self._store.rewrite)
                 except UnavailableError as error:
-                    logger.warning("the metadata could not be written whole: %s", error)
+                    logger.warning("the metadata file could not be rewritten: %s", error)
                     if not self._store.is_certain:
                         self.committer.poison(error)
 
@@ -441,7 +439,7 @@ class Broker(BrokerBase):
         return open_storage(self.data_dir, self._store.image, self.config, disk=self.disk)
 
     def _open_logs(self, image: StreamImage) -> None:
-        """Make the logs of a new stream; any thread."""
+        """Create the logs of a new stream; any thread."""
         for item in image.partitions:
             plan = log_plan(self.data_dir, item.log_id, image.config)
             log = Log.open(
@@ -453,7 +451,7 @@ class Broker(BrokerBase):
             self._keep(item.log_id, log)
 
     def _make_stream(self, image: StreamImage) -> Stream:
-        """The stream of an image, whose logs are open."""
+        """Return the stream of an image, whose logs are open."""
         config = image.config
         partitions = []
         for number, item in enumerate(image.partitions):

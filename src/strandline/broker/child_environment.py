@@ -1,7 +1,7 @@
-"""The environment of processes that a broker starts: variables that are known to hold no secret.
+"""The environment of processes that a broker starts: only variables that hold no secret.
 
-The broker's own may hold its administrator's token and key material (``STRANDLINE_…``), and any
-program that runs as the same user can read the environment of a process.
+The broker's own environment may hold its administrator's token and key material
+(``STRANDLINE_…``), and any program of the same user can read a process's environment.
 """
 
 import os

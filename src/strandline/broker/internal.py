@@ -1,7 +1,7 @@
-"""Streams of the broker's own: their names begin with two underscores.
+"""Internal streams: their names begin with two underscores.
 
-Rules: users may read them; they are created, written and deleted by the broker alone, and no
-subject leads into them.
+Rules: users may read them; only the broker creates, writes and deletes them, and no subject is
+bound to them.
 """
 
 from strandline.core.metadata.image import INTERNAL_PREFIX
@@ -12,10 +12,10 @@ __all__ = ["check_public", "is_internal"]
 
 
 def check_public(name: str) -> None:
-    """Refuse to let a user change a stream of the broker's own.
+    """Check that a user may change the stream of this name.
 
     Raises:
-        InvalidRequestError: it is one.
+        InvalidRequestError: it is an internal stream.
     """
     if is_internal(name):
         raise InvalidRequestError(

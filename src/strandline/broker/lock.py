@@ -1,4 +1,4 @@
-"""One broker per data directory: an advisory lock that dies with its process."""
+"""One broker per data directory: an advisory lock that ends with its process."""
 
 import contextlib
 import fcntl
@@ -15,11 +15,11 @@ class DataDirLock:
     """Holds the directory's lock from construction to ``release``.
 
     Args:
-        directory: made if it is missing.
+        directory: created if it is missing.
 
     Raises:
         DataDirLockedError: another process holds it; the message names its pid.
-        UnavailableError: the directory cannot be made or written to.
+        UnavailableError: the directory cannot be created or written to.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -40,12 +40,12 @@ class DataDirLock:
                 f"data directory {directory} is in use by another broker (pid {holder}); stop it "
                 "or choose another --data-dir"
             ) from None
-        with contextlib.suppress(OSError):  # a full disk: the pid is a courtesy, the lock holds
+        with contextlib.suppress(OSError):  # the disk is full: the pid is only informative
             os.ftruncate(self._fd, 0)
             os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
 
     def release(self) -> None:
-        """Let another broker have the directory; harmless when repeated."""
+        """Release the lock; may be repeated."""
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             os.close(descriptor)

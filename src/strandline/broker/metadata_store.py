@@ -1,16 +1,15 @@
 """Keeps the metadata image on disk: a small file, and a log of the commands since it was written.
 
-Rules: a command is one line at the end of ``metadata.log``, synced, so that it costs the same
-however many streams there are. Once the log is long, ``metadata.json`` is written anew, beside,
-synced and renamed. Each line carries a CRC-32C, since a flipped bit in here could cost a whole
-stream, and that of the line before it, the first one that of ``metadata.json``: so a log that
-belongs to an older file is known by it, and counts no more. A last line that was torn never
-happened, as nobody was told of it. A file that is corrupt otherwise, or made by a later version, is
-refused, never guessed at.
+Rules: a command is one line at the end of ``metadata.log``, synced, so its cost does not depend on
+the number of streams. Once the log is long, ``metadata.json`` is rewritten: to a new file, synced
+and renamed. Each line has a CRC-32C, since a flipped bit could lose a whole stream, and the CRC of
+the line before it; the first line has that of ``metadata.json``. So a log of an older file is
+recognized and ignored. A torn last line is ignored, since it was never acknowledged. A file that is
+corrupt otherwise, or written by a later version, is rejected.
 
-If a write fails the file is brought back to the current image, and until that is done nobody may
-rely on either. A deletion is how an operator frees a full disk, so it must not need space: it may
-spend the reserve.
+If a write fails, the file is restored to the current image; until then nothing may rely on either.
+An operator deletes streams to free a full disk, so a deletion must not need space: it may spend the
+reserve.
 """
 
 import contextlib
@@ -39,12 +38,12 @@ from strandline.storage.reserve import Reserve
 FILE_NAME = "metadata.json"
 LOG_NAME = "metadata.log"
 LOG_BYTES_MIN: Final = 256 << 10
-"""A shorter log is never worth a new file."""
+"""A shorter log is not rewritten."""
 _LINE: Final = re.compile(rb"([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9a-f]{8}) ")
 """CRC-32C of the rest, that of the line before, and the length of the command."""
 _HEAD_BYTES: Final = 27
 _UNWRITTEN: Final = bytes(8)
-"""So many zeros are in no line, but where a sector of it was not written."""
+"""So many zeros occur only where a sector of a line was not written."""
 _decode = msgspec.json.Decoder(Command).decode
 
 
@@ -53,24 +52,24 @@ class _LoadedMetadata(NamedTuple):
 
     image: MetadataImage
     is_new: bool
-    """There is no ``metadata.json`` yet."""
+    """Whether ``metadata.json`` does not exist yet."""
     size: int
     """Bytes of ``metadata.json``."""
     mark: int
     """The checksum that the next line continues."""
     log_bytes: int
-    """Bytes of the log that count."""
+    """The valid bytes of the log."""
 
 
 class MetadataStore:
     """The current image and its files.
 
     Attributes:
-        image: the current one.
-        is_certain: whether it is what the next start will find.
+        image: the current image.
+        is_certain: whether the next start will find it.
 
     Raises:
-        CorruptBatchError: a file is corrupt; it names the file.
+        CorruptBatchError: a file is corrupt; the message names it.
         LogPoisonedError: a file cannot be read.
     """
 
@@ -86,7 +85,7 @@ class MetadataStore:
         self._reserve.renew()
 
     def preview(self, command: Command) -> MetadataImage:
-        """The image as the command would leave it; nothing changes.
+        """Return the image after a command, without applying it.
 
         Raises:
             InvalidRequestError: the command does not apply.
@@ -94,7 +93,7 @@ class MetadataStore:
         return apply(self.image, command)
 
     def apply(self, command: Command) -> MetadataImage:
-        """Make the command durable, then the new image the current one.
+        """Store a command, then make its image the current one.
 
         Raises:
             InvalidRequestError: the command does not apply; nothing changed.
@@ -117,10 +116,10 @@ class MetadataStore:
         return self._log_bytes > max(LOG_BYTES_MIN, self._size)
 
     def rewrite(self) -> None:
-        """Write the current image whole, so that the log begins anew; nothing applies meanwhile.
+        """Rewrite the file from the current image and empty the log; nothing else may apply.
 
         Raises:
-            UnavailableError: it could not be stored; the files stand as they were, as far as that
+            UnavailableError: it could not be stored; the files are unchanged, as far as that
                 is certain.
         """
         data = _encoded(self.image)
@@ -175,7 +174,7 @@ class MetadataStore:
         self._mark, self._log_bytes = mark, self._log_bytes + len(line)
 
     def restore(self) -> None:
-        """Make the files those of the current image again, unless they are.
+        """Restore the files to the current image, if they differ.
 
         Raises:
             UnavailableError: it could not be stored.
@@ -186,10 +185,10 @@ class MetadataStore:
 
 
 def load_metadata(directory: Path, disk: Disk) -> MetadataImage:
-    """The image of a data directory, empty if there is none; nothing is written.
+    """Load the image of a data directory, empty if there is none; nothing is written.
 
     Raises:
-        CorruptBatchError: a file is corrupt; it names the file.
+        CorruptBatchError: a file is corrupt; the message names it.
         LogPoisonedError: a file cannot be read.
     """
     return _load(directory, disk).image
@@ -234,7 +233,7 @@ class _Line(NamedTuple):
 
 
 def _line_at(lines: bytes, position: int) -> _Line | None:
-    """The line at a position, if it is intact; its line end does not matter."""
+    """Return the line at a position, if it is intact, with or without its line end."""
     head = _LINE.match(lines, position)
     if head is None:
         return None
@@ -246,7 +245,7 @@ def _line_at(lines: bytes, position: int) -> _Line | None:
 
 
 def _is_torn(rest: bytes) -> bool:
-    """Whether a write did not reach the disk as a whole, as in a power loss."""
+    """Whether a write reached the disk only in part, as in a power loss."""
     return not rest.endswith(b"\n") or rest.startswith(b"\0") or _UNWRITTEN in rest
 
 
@@ -264,6 +263,6 @@ def _corrupt(path: Path, why: str) -> CorruptBatchError:
 
 
 def _encoded(image: MetadataImage) -> bytes:
-    """The contents of ``metadata.json``."""
+    """Return the contents of ``metadata.json``."""
     body = encode_json(image)
     return b"%08x\n%b\n" % (crc32c(body), body)

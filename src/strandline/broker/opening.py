@@ -1,7 +1,7 @@
 """Opens a data directory: recovers the logs that the metadata names, and no others.
 
-Rule: a log is removed only if the metadata shows that its stream was deleted. Records that the
-metadata has never heard of mean that the metadata was lost, and are left alone.
+Rule: a log is removed only if the metadata shows that its stream was deleted. A log with an id that
+the metadata never allocated means that the metadata was lost; it is not touched.
 """
 
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def open_storage(
 
     Raises:
         UnavailableError: a file cannot be read or written.
-        CorruptBatchError: there are records of streams that the metadata does not know.
+        CorruptBatchError: there are records of streams that are not in the metadata.
     """
     plans: dict[LogId, LogPlan] = {}
     for stream in image.streams.values():
@@ -58,7 +58,7 @@ def open_storage(
 
 
 def log_directories(logs_dir: Path) -> Iterator[tuple[LogId, Path]]:
-    """Log id and path of each log there is, deleted or not."""
+    """Return log id and path of each log, deleted or not."""
     try:
         names = sorted(path.name for path in logs_dir.iterdir() if path.is_dir())
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""Drives this broker's member of the consensus group: ticks, messages and the turn around the core.
+"""Drives this broker's member of the consensus group: ticks, messages and writes around the core.
 
-Rules: everything runs on the loop's thread. What the core wants durable goes through the broker's
-turn; what vouches for it leaves after that (``core/raft/ready.py`` has the order). One ``Ready`` is
-on its way at a time. After a failed write the member is silent until it has been started again from
-the disk: what that holds is known only then. Must not know what a command means.
+Rules: everything runs on the loop's thread. Entries become durable by the broker's group commit;
+messages that promise them are sent after that (``core/raft/ready.py`` has the order). One ``Ready``
+is in progress at a time. After a failed write the member sends nothing until it is restarted from
+the disk, whose contents are unknown before. Must not know what a command means.
 """
 
 import asyncio
@@ -37,20 +37,20 @@ class Machine(Protocol):
     """The replicated state machine."""
 
     def apply(self, command: bytes) -> object:
-        """Apply a committed command; what it returns is the proposer's answer."""
+        """Apply a committed command; the result is the proposer's answer."""
         ...
 
     def snapshot(self) -> bytes:
-        """The whole state."""
+        """Return the whole state, encoded."""
         ...
 
     def restore(self, data: bytes) -> None:
-        """Replace the state by one that ``snapshot`` gave; empty data is the state at the start."""
+        """Replace the state by that of a ``snapshot``; empty data is the initial state."""
         ...
 
 
 class _Proposal(NamedTuple):
-    """A command that waits to be decided."""
+    """A command that waits to be committed and applied."""
 
     term: Term
     answer: asyncio.Future[object]
@@ -68,12 +68,12 @@ class Quorum:
 
     Args:
         me: this broker.
-        founders: who belongs to the group at its beginning.
-        store: the member's disk.
-        machine: what commands are applied to.
-        turn: writes the entries.
-        clock: stamps them.
-        send: hands a message to the network; it may be lost.
+        founders: the first members of the group.
+        store: the member's durable state.
+        machine: the state machine that commands are applied to.
+        committer: writes the entries.
+        clock: the time of their timestamps.
+        send: sends a message, which may be lost.
         settings: timing in ticks of ``TICK_MS``.
     """
 
@@ -126,7 +126,7 @@ class Quorum:
         )
 
     def restart(self) -> None:
-        """Begin anew from the disk, after the storage was reopened.
+        """Start again from the disk, after the storage was reopened.
 
         It reads at most some ``SNAPSHOT_ENTRIES`` entries, while this broker serves nothing yet.
         """
@@ -134,21 +134,21 @@ class Quorum:
         self._failure, self._is_out, self._is_over = None, False, False
         self._raft = self._load()
 
-    # What others ask
+    # Queries and proposals
 
     @property
     def leader(self) -> BrokerId | None:
-        """The leader, as far as it is known here."""
+        """The leader known here."""
         return self._raft.leader if self._failure is None else None
 
     @property
     def is_leading(self) -> bool:
-        """Whether this member leads, as far as it knows: proposals tell for certain."""
+        """Whether this member leads, as far as it knows; only a proposal proves it."""
         return self._failure is None and isinstance(self._raft.role, RaftLeader)
 
     @property
     def term(self) -> Term:
-        """The newest election heard of."""
+        """The newest term known here."""
         return self._raft.state.term
 
     @property
@@ -188,7 +188,7 @@ class Quorum:
             ) from None
 
     async def barrier(self, *, timeout_s: float) -> None:
-        """Wait until the machine here holds everything that was answered before this call.
+        """Wait until the machine here includes everything that was answered before this call.
 
         Raises:
             NotLeaderError: another member leads, or none.
@@ -221,18 +221,18 @@ class Quorum:
             await answer
 
     def hand_over(self, successor: BrokerId) -> None:
-        """Let another voter lead, for instance before a stop.
+        """Transfer the leadership to another voter, for instance before a stop.
 
         Raises:
             NotLeaderError: this member does not lead.
-            InvalidRequestError: it is no other voter.
+            InvalidRequestError: it is not another voter.
         """
         self._check()
         self._raft.hand_over(successor)
         self._pump()
 
     async def change_members(self, members: Members, *, timeout_s: float) -> None:
-        """Change who belongs to the group, one voter at a time; returns once it is committed.
+        """Change the group's members, one voter at a time; return once that is committed.
 
         Raises:
             NotLeaderError, InvalidRequestError, UnavailableError: as ``Raft.change_members``.
@@ -256,9 +256,9 @@ class Quorum:
     # Inputs
 
     async def run(self) -> None:
-        """Tick until cancelled. A loop that was held up lets the time pass at once, a little.
+        """Tick until cancelled; after a delay of the loop, a few missed ticks are made up.
 
-        A member that has failed is started again as soon as its disk can be read and written.
+        A failed member is restarted as soon as its disk can be read and written.
         """
         due_ms = self._clock.monotonic_ms()
         while True:
@@ -289,18 +289,18 @@ class Quorum:
                 self.contact_ms = self._clock.monotonic_ms()
 
     def receive(self, envelope: Envelope) -> None:
-        """A message of another member."""
+        """Handle a message of another member."""
         if self._failure is None:
             self._raft.step(envelope)
             self._pump()
-            # A leader that hears from too few steps down by itself.
+            # A leader that is not answered by a quorum steps down by itself.
             if self.is_leading or envelope.sender == self.leader:
                 self.contact_ms = self._clock.monotonic_ms()
 
     # Around the core
 
     def _pump(self) -> None:
-        """Do what the core wants until it wants nothing more, or a write is on its way."""
+        """Process the core's output until there is none, or a write is in progress."""
         while not self._is_out and self._failure is None:
             ready = self._raft.ready()
             if not ready:
@@ -311,7 +311,7 @@ class Quorum:
         self._notify_leadership()
 
     def _persist(self, ready: Ready) -> None:
-        """Make it durable: entries by the turn, after the rest, which is rare, beside the loop."""
+        """Write what must be durable: entries by group commit, the rare rest on a thread."""
         store, entries = self._store, ready.entries
         has_room = not entries or store.has_room(entries[0].index)
         if has_room and ready.hard_state is None and ready.snapshot is None:
@@ -337,7 +337,7 @@ class Quorum:
         self._writes.submit(ReplicaWrite(LOG_ID, self._store.log, batches, done))
 
     def _beside(self, work: Callable[[int], None], then: Callable[[], None]) -> None:
-        """Write small files and cut the log beside the loop."""
+        """Write small files and truncate the log on a thread."""
         log, failures = self._store.log, list[StrandlineError]()
 
         def guarded(synced_sequence: int) -> None:
@@ -345,20 +345,20 @@ class Quorum:
                 work(synced_sequence)
             except StrandlineError as error:
                 if log.poisoned:
-                    raise  # nothing goes on before the storage was reopened
-                failures.append(error)  # the files are as before: this member alone falls silent
+                    raise  # nothing continues before the storage is reopened
+                failures.append(error)  # the files are unchanged: only this member stops
 
         done = self._held_up(then)
         self._writes.change(log, guarded, lambda error: done(error or next(iter(failures), None)))
 
     def _held_up(self, then: Callable[[], None]) -> Done:
-        """Take nothing more from the core until what is told of a write has been told."""
+        """Process no output of the core until a write has ended."""
         self._is_out = True
         raft = self._raft
 
         def done(error: StrandlineError | None) -> None:
             if raft is not self._raft or self._failure is not None:
-                return  # started again meanwhile, or fallen silent
+                return  # restarted or failed meanwhile
             self._is_out = False
             if error is not None:
                 self._fail(error)
@@ -369,7 +369,7 @@ class Quorum:
         return done
 
     def _finish(self, ready: Ready) -> None:
-        """Carry out what a ``Ready`` allows once it is on disk: send, apply, answer."""
+        """Execute what a ``Ready`` allows once it is on disk: send, apply, answer."""
         self._raft.persisted(ready)
         for envelope in ready.late:
             self._send(envelope)
@@ -409,7 +409,7 @@ class Quorum:
                 read.answer.set_result(None)
 
     def _compact_if_due(self) -> None:
-        """Replace applied entries by a snapshot now and then."""
+        """Replace applied entries by a snapshot from time to time."""
         log = self._raft.state.log
         if self.applied_index - log.snapshot.index < SNAPSHOT_ENTRIES:
             return
@@ -421,8 +421,8 @@ class Quorum:
             def save(_: int) -> None:
                 try:
                     store.save_snapshot(snapshot)
-                except StrandlineError as error:  # the disk still has the entries instead
-                    logger.warning("no snapshot of the metadata was kept: %s", error)
+                except StrandlineError as error:  # the disk still has the entries
+                    logger.warning("no snapshot of the metadata was stored: %s", error)
 
             self._beside(save, lambda: None)
 
@@ -435,18 +435,18 @@ class Quorum:
                 callback()
 
     def fail(self, error: StrandlineError) -> None:
-        """Storage has failed: fall silent, until it was reopened and ``restart`` called."""
+        """Stop taking part, because the storage failed, until ``restart``."""
         if self._failure is None:
             self._fail(error)
 
     def stop(self, error: StrandlineError) -> None:
-        """Fall silent until ``restart``: the broker stops, or must not vote."""
+        """Stop taking part: the broker stops, or must not vote."""
         self._is_over = True
         if self._failure is None:
             self._fall_silent(error)
 
     def _fail(self, error: StrandlineError) -> None:
-        """Fall silent: what is on disk is not certain any more."""
+        """Stop taking part: the contents of the disk are uncertain."""
         logger.error("this broker takes no part in metadata until its storage works: %s", error)
         self._fall_silent(error)
 
@@ -456,7 +456,7 @@ class Quorum:
         self._notify_leadership()
 
     def _give_up(self, error: StrandlineError) -> None:
-        """Refuse everybody who waits; proposals may have been decided all the same."""
+        """Fail all waiting callers; their proposals may still be committed."""
         for proposal in self._proposals.values():
             _refuse(proposal.answer, error.message)
         for answer in (*self._asked.values(), *(read.answer for read in self._reads)):
@@ -467,6 +467,6 @@ class Quorum:
 
 
 def _refuse(answer: asyncio.Future[object] | asyncio.Future[None] | None, why: str) -> None:
-    """Tell a caller that still waits."""
+    """Fail a caller that still waits."""
     if answer is not None and not answer.done():
         answer.set_exception(UnavailableError(why))

@@ -6,8 +6,8 @@ in the same group commit as everything else. Term and vote change at elections o
 file with a twin, and so has the snapshot; both are replaced whole, with their checksum in the first
 line.
 
-Rules: a file that is corrupt together with its twin, or a corrupt log, is refused and never
-guessed: a member that forgot its vote could vote twice.
+Rules: a file that is corrupt together with its twin, or a corrupt log, is an error: a member that
+forgot its vote could vote twice.
 """
 
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ _decode_entry = msgspec.msgpack.Decoder(_StoredEntry).decode
 
 
 class QuorumStore:
-    """One member's disk.
+    """The durable state of one member.
 
     Args:
         directory: of the two small files.
@@ -75,7 +75,7 @@ class QuorumStore:
         hard = self._load(self._vote, HardState) or HardState()
         snapshot = self._load(self._snapshot, Snapshot) or Snapshot(members=founders)
         if self.log.log_end_offset < snapshot.index:
-            # The snapshot was durable before the log had gone on to it.
+            # The snapshot was durable before the log was truncated to it.
             self.log.restart_at(snapshot.index)
         entries = [entry for entry in self._entries() if entry.index > snapshot.index]
         if entries and entries[0].index != snapshot.index + 1:
@@ -86,18 +86,18 @@ class QuorumStore:
         return hard, snapshot, entries
 
     def save_hard(self, hard: HardState) -> None:
-        """Remember term and vote; durable on return.
+        """Store term and vote; durable on return.
 
         Raises:
-            UnavailableError: the file cannot be written; the old one stands.
+            UnavailableError: the file cannot be written; the old one stays.
         """
         write_with_twin(self._vote, _sealed(hard), disk=self._disk)
 
     def save_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a snapshot, and drop from the log what it covers; durable on return.
+        """Store a snapshot, and drop the entries that it covers; durable on return.
 
         Raises:
-            UnavailableError: it cannot be written; the old one stands.
+            UnavailableError: it cannot be written; the old one stays.
         """
         write_with_twin(self._snapshot, _sealed(snapshot), disk=self._disk)
         if snapshot.index > self.log.log_end_offset:
@@ -122,30 +122,30 @@ class QuorumStore:
         self.save_snapshot(snapshot)
 
     def batches(self, entries: Iterable[RaftEntry], now_ns: TimestampNs) -> list[bytearray]:
-        """The entries as batches, each one its own.
+        """Return the entries as batches, one each.
 
-        Batches are cut whole, and what this member has vouched for must never be cut with what a
-        new leader replaces.
+        Truncation removes whole batches, and entries that this member has acknowledged must not be
+        removed with those that a new leader replaces.
 
         Args:
             entries: in order of index.
-            now_ns: their timestamp, for whoever reads the log later.
+            now_ns: their timestamp, for readers of the log.
         """
         return [_batch(entry, now_ns) for entry in entries]
 
     def has_room(self, index: Index) -> bool:
-        """Whether the log ends where the entry at ``index`` goes."""
+        """Whether the log ends where the entry at ``index`` belongs."""
         return self.log.log_end_offset == index - 1
 
     def make_room(self, index: Index, *, synced_sequence: int | None = None) -> None:
-        """Cut the log so that the entry at ``index`` can be appended.
+        """Truncate the log so that the entry at ``index`` can be appended.
 
         Args:
             index: of the next entry.
             synced_sequence: as for ``Log.truncate_to``.
 
         Raises:
-            UnavailableError: the log cannot be cut.
+            UnavailableError: the log cannot be truncated.
         """
         end = self.log.truncate_to(index - 1, synced_sequence=synced_sequence)
         assert end == index - 1, "entries have no gaps, and each its batch"
@@ -157,7 +157,7 @@ class QuorumStore:
         return Term(read_header(found.buffer).leader_epoch) if found.buffer else None
 
     def _entries(self) -> list[RaftEntry]:
-        """All entries in the log."""
+        """Return all entries in the log."""
         entries: list[RaftEntry] = []
         offset = self.log.log_start_offset
         while offset < self.log.log_end_offset:
@@ -182,13 +182,13 @@ class QuorumStore:
 
 
 def _batch(entry: RaftEntry, now_ns: TimestampNs) -> bytearray:
-    """An entry as a batch."""
+    """Return an entry as a batch."""
     stamp = Stamp(Offset(entry.index - 1), LeaderEpoch(entry.term), now_ns, "none")
     return encode_records([_encode(_StoredEntry(entry.kind, entry.data))], [SUBJECT], stamp)
 
 
 def _entries_of(batch: memoryview) -> list[RaftEntry]:
-    """The entries in a batch."""
+    """Return the entries in a batch."""
     term = Term(read_header(batch).leader_epoch)
     entries: list[RaftEntry] = []
     for rows in decode_batches(bytes(batch), columns=["offset", "value"]):
@@ -199,7 +199,7 @@ def _entries_of(batch: memoryview) -> list[RaftEntry]:
 
 
 def _sealed(value: HardState | Snapshot) -> bytes:
-    """The contents of a file."""
+    """Return the contents of a file, with its checksum."""
     body = _encode(value)
     return b"%08x\n%b" % (crc32c(body), body)
 

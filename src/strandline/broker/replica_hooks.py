@@ -1,4 +1,4 @@
-"""A partition's place in a cluster, as the partition and the turn see it."""
+"""The interface between a partition with its group commits and its replica in a cluster."""
 
 from typing import Protocol
 
@@ -7,14 +7,14 @@ from strandline.types import Offset
 
 
 class ReplicaHooks(Protocol):
-    """A partition's place in a cluster; told by the turn what became of its chunks."""
+    """A partition's replica, notified of the partition's group commits."""
 
     def journaled(self, chunk: Chunk, batch: bytearray) -> None:
-        """The chunk is in the log and in the journal, not yet synced."""
+        """The batch is in the log and in the journal, not yet synced."""
         ...
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
-        """The chunk, which ends at ``next_offset``, is on this disk."""
+        """The batch, which ends at ``next_offset``, is on this disk."""
         ...
 
     def log_start_moved(self) -> None:
@@ -27,10 +27,10 @@ class ReplicaHooks(Protocol):
 
     @property
     def is_gathering(self) -> bool:
-        """Whether enough is on its way to other replicas: what comes now is better gathered."""
+        """Whether enough is in flight to other replicas, so that new records should be gathered."""
         ...
 
     @property
     def min_replica_offset(self) -> Offset:
-        """Records below are committed, and every replica has them."""
+        """The offset below which records are committed and every replica has them."""
         ...

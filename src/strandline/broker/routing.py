@@ -1,12 +1,11 @@
-"""From a published subject to the partitions that record it.
+"""Routing: from a published subject to the partitions that store it.
 
 Rules: a stream binds its subject and, with the ``suffix`` rule, ``subject.N`` for its partition N;
-with the other rules a hash chooses the partition (a record without a key, or without a message id,
-goes by its subject). Streams of one queue group take turns; every other stream gets every record.
-In a cluster each broker hears every message and the leader stores it, but for queue groups: a
-message of theirs is given to one broker, so only those that lead ask for them. What was found for a
-subject is remembered in a bounded dictionary until the streams, or the leaders of queue groups,
-change.
+with the other rules a hash chooses the partition (of the subject, if a record has no key or message
+id). Streams of one queue group take turns; every other stream gets every record. In a cluster each
+broker receives every message and the leader stores it. A message for a queue group goes to one
+broker only, so only leaders subscribe. Routes are cached in a dictionary of limited size until the
+streams, or the leaders of queue groups, change.
 """
 
 import itertools
@@ -28,11 +27,11 @@ REMEMBERED_SUBJECT_BYTES_MAX: Final = 256
 
 
 class PartitionPort(Protocol):
-    """A partition, as far as publishing goes."""
+    """A partition, as publishing needs it."""
 
     @property
     def name(self) -> PartitionName:
-        """Stream and number."""
+        """The partition's name."""
         ...
 
     @property
@@ -42,7 +41,7 @@ class PartitionPort(Protocol):
 
     @property
     def write_error(self) -> StrandlineError | None:
-        """Why it takes no records now; None: it does."""
+        """The error for records while it accepts none; else None."""
         ...
 
     def append(
@@ -56,6 +55,7 @@ class PartitionPort(Protocol):
         token: object = None,
         message_id: str | None = None,
         expected_last: int | None = None,
+        expected_subject_last: int | None = None,
         acks: Acks | None = None,
     ) -> None:
         """Accept a record; the outcome reaches ``ack_sink``, never the caller."""
@@ -83,12 +83,12 @@ class StreamPort(Protocol):
 
     @property
     def partitions(self) -> Sequence[PartitionPort]:
-        """In the order of their numbers."""
+        """The partitions in order of their numbers."""
         ...
 
 
 class Binding(NamedTuple):
-    """A subject pattern that feeds a stream."""
+    """A subject pattern bound to a stream."""
 
     pattern: str
     stream: StreamPort
@@ -99,7 +99,7 @@ class Binding(NamedTuple):
 
 
 def stream_bindings(stream: StreamPort) -> list[Binding]:
-    """The patterns that feed ``stream``; none feeds one of the broker's own."""
+    """Return the patterns of ``stream``; an internal stream has none."""
     config = stream.config
     if is_internal(config.name):
         return []
@@ -121,7 +121,7 @@ def subject_patterns(config: StreamConfig) -> list[str]:
 
 
 class Target:
-    """A stream that records a subject."""
+    """A stream that stores a subject's records."""
 
     __slots__ = (
         "answers",
@@ -129,6 +129,7 @@ class Target:
         "by_message_id",
         "checks_offsets",
         "is_ours",
+        "limits_subjects",
         "name",
         "partition",
         "partitions",
@@ -147,6 +148,8 @@ class Target:
         """Whether a reply subject gets a PubAck."""
         self.checks_offsets = config.optimistic_concurrency
         """Whether a Liftbridge message is stored only at the offset that it expects."""
+        self.limits_subjects = config.max_records_per_subject > 0
+        """Whether it knows the last record of each subject."""
         self.partitions = binding.stream.partitions
         number = binding.partition
         if number is None:
@@ -158,7 +161,7 @@ class Target:
         self.by_message_id = config.partition_rule == "message_id" and has_several
 
     def partition_for(self, key: bytes | None, message_id: str | None) -> PartitionPort:
-        """The partition of a record with this key and message id."""
+        """Return the partition of a record with this key and message id."""
         if key is not None and self.by_key:
             return self.partitions[partition_of(key, len(self.partitions))]
         if message_id is not None and self.by_message_id:
@@ -168,7 +171,7 @@ class Target:
 
 
 class Route:
-    """The partitions that record a subject."""
+    """The partitions that store a subject's records."""
 
     __slots__ = ("answers", "groups", "is_shared", "partition", "subject", "turns")
 
@@ -186,7 +189,7 @@ class Route:
         self.is_shared = only is not None and bool(only.queue_group)
 
     def targets(self, named: Target | None = None) -> list[Target]:
-        """The streams that get the next record; of its own group the named one does."""
+        """Return the streams that store the next record; of its own group the named one does."""
         taken = [
             group[0] if len(group) == 1 else group[next(self.turns) % len(group)]
             for group in self.groups
@@ -197,10 +200,10 @@ class Route:
 
 
 class RouteTable:
-    """Finds routes; the dictionary ``remembered`` is public for the hot path, which only reads it.
+    """Finds routes. The hot path reads the public dictionary ``remembered``, and never writes it.
 
     Args:
-        bindings: all that may be routed to at first.
+        bindings: the first streams' bindings.
     """
 
     def __init__(self, bindings: Iterable[Binding] = ()) -> None:
@@ -212,7 +215,7 @@ class RouteTable:
             self._router.add(binding.pattern, binding)
 
     def replace(self, name: str, stream: StreamPort | None) -> None:
-        """Route to a stream as it is now, or to none of its name; forgets what was remembered."""
+        """Route to a stream as it is now, or remove its name; clears the cache."""
         for binding in self._bindings.pop(name, ()):
             self._router.remove(binding.pattern, binding)
         added = stream_bindings(stream) if stream is not None else ()
@@ -223,13 +226,13 @@ class RouteTable:
         self.remembered.clear()
 
     def bindings(self, name: str) -> Sequence[Binding]:
-        """The patterns that feed a stream; none if it is not routed to."""
+        """Return a stream's bindings; none if it is not routed to."""
         return self._bindings.get(name, ())
 
     def answering_beside(self, stream: StreamPort) -> list[str]:
-        """Return the names of the other streams that answer some publishes to this one, too.
+        """Return the names of other streams that also acknowledge some publishes to this one.
 
-        Streams of its queue group take turns with it and are not among them. Any thread.
+        Streams of its queue group take turns with it and are not included. Any thread.
         """
         config = stream.config
         if not config.pub_ack:
@@ -246,21 +249,21 @@ class RouteTable:
         ]
 
     def route(self, subject: bytes) -> Route:
-        """The route of a subject, remembered or found; raises as ``find`` does."""
+        """Return the route of a subject, cached or found; raises as ``find`` does."""
         return self.remembered.get(subject) or self.find(subject)
 
     def target(self, subject: str, stream: str) -> Target | None:
-        """The stream of this name, whoever leads it; None if it does not record the subject."""
+        """Return the stream of this name if it stores the subject, whoever leads it; else None."""
         for binding in self._router.match(subject):
             if binding.stream.config.name == stream:
                 return Target(binding, subject.encode())
         return None
 
     def find(self, subject: bytes) -> Route:
-        """The route of a subject; without groups if nothing records it.
+        """Find the route of a subject; without groups if no stream stores it.
 
         Raises:
-            InvalidSubjectError: not a subject one may publish to.
+            InvalidSubjectError: not a subject that can be published to.
         """
         try:
             text = subject.decode()
@@ -269,7 +272,7 @@ class RouteTable:
         validate_subject(text)
         groups: dict[str, list[Target]] = {}
         for number, binding in enumerate(self._router.match(text)):
-            # NATS forbids white space in a queue's name, so no group is called like this.
+            # NATS forbids white space in a queue's name, so no group has this name.
             group = binding.stream.config.queue_group or f" {number}"
             groups.setdefault(group, []).append(Target(binding, subject))
         route = Route(text, tuple(map(_candidates, groups.values())), self._turns)
@@ -281,5 +284,5 @@ class RouteTable:
 
 
 def _candidates(group: list[Target]) -> tuple[Target, ...]:
-    """Return a group's targets led here; all if none is, since any can refuse the record."""
+    """Return a group's targets led here; if there is none, all, since any can reject the record."""
     return tuple(target for target in group if target.is_ours) or tuple(group)

@@ -1,4 +1,4 @@
-"""A stream of this broker: its settings and its partitions."""
+"""A stream on this broker: its settings and its partitions."""
 
 from strandline.broker.write_path.partition import Partition
 from strandline.config import StreamConfig
@@ -8,7 +8,7 @@ from strandline.types import PartitionName
 
 
 def state_error(name: PartitionName, state: PartitionState) -> StrandlineError | None:
-    """Why a partition in this state takes no records; None: it does."""
+    """Return the error for records in this state; None if they are accepted."""
     if state.is_readonly:
         return ReadonlyError(f"{name} is readonly; make it writable first")
     if state.is_paused:
@@ -17,7 +17,7 @@ def state_error(name: PartitionName, state: PartitionState) -> StrandlineError |
 
 
 class Stream:
-    """Settings and partitions, in order of their numbers."""
+    """A stream's settings, and its partitions in order of their numbers."""
 
     def __init__(self, config: StreamConfig, created_ns: int, partitions: list[Partition]) -> None:
         self.config = config
@@ -30,10 +30,10 @@ class Stream:
         return self.config.name
 
     def partition(self, number: int) -> Partition:
-        """The partition of that number.
+        """Return the partition of this number.
 
         Raises:
-            UnknownPartitionError: there is none.
+            UnknownPartitionError: no such partition.
         """
         if not 0 <= number < len(self.partitions):
             raise UnknownPartitionError(

@@ -1,8 +1,8 @@
-"""Keys of a broker's encrypted streams: made with the stream, given to partitions, wrapped anew.
+"""Keys of a broker's encrypted streams: creation, use by partitions, and rotation.
 
-Rules: wrapped data keys live in the metadata alone, and whoever seals or opens looks there each
-time, so that a new key counts on every broker as soon as the metadata has it. What needs
-``cryptography``, which takes 7 MiB of memory, is imported where there is an encrypted stream.
+Rules: wrapped data keys are only in the metadata, and each encryption and decryption looks there,
+so that a new key is used on every broker as soon as the metadata has it. ``cryptography``, which
+takes 7 MiB of memory, is imported only where there is an encrypted stream.
 """
 
 from collections.abc import Callable
@@ -23,8 +23,8 @@ class StreamKeys:
     """The encryption keys of a broker's streams.
 
     Args:
-        masters: the master keys that it has.
-        image: the metadata as it is known here at this moment.
+        masters: the broker's master keys.
+        image: returns the present metadata.
     """
 
     def __init__(self, master_keys: MasterKeys, image: Callable[[], MetadataImage]) -> None:
@@ -32,21 +32,21 @@ class StreamKeys:
         self._image = image
 
     def of(self, image: Callable[[], MetadataImage]) -> "StreamKeys":
-        """The same master keys with the keys of streams in another image."""
+        """Return the same master keys with the streams of another image."""
         return StreamKeys(self._master_keys, image)
 
     def first(self, config: StreamConfig) -> tuple[WrappedKey, ...]:
-        """The data key of a stream that is being made; none if it is not encrypted.
+        """Return the data key of a new stream; none if it is not encrypted.
 
         Raises:
-            EncryptionKeyError: it is, and there is no master key.
-            InvalidConfigError: the source of the keys is broken now.
+            EncryptionKeyError: it is encrypted, and there is no master key.
+            InvalidConfigError: the source of the keys cannot be read now.
         """
         if not config.encryption:
             return ()
         from strandline.encryption.data_keys import new_data_key
 
-        # An operator may have put another key first since, and be about to drop this one.
+        # An operator may have put another key first since, and may be about to remove this one.
         self._master_keys.reload()
         return (new_data_key(self._master_keys.current),)
 
@@ -63,16 +63,16 @@ class StreamKeys:
         return known.keys if known is not None else ()
 
     def rotation(self, stream: str, *, has_new_key: bool) -> KeepStreamKeys:
-        """The command that wraps a stream's data keys by the current master key.
+        """Return the command that rewraps a stream's data keys with the current master key.
 
         Args:
-            stream: which.
+            stream: the stream's name.
             has_new_key: whether new batches get another data key.
 
         Raises:
-            UnknownStreamError: there is none.
-            InvalidRequestError: it is not encrypted, or the source of the keys is broken now.
-            EncryptionKeyError: a master key is missing that is needed for it.
+            UnknownStreamError: no such stream.
+            InvalidRequestError: it is not encrypted, or the keys cannot be read now.
+            EncryptionKeyError: a master key that it needs is missing.
         """
         known = self._image().stream(stream)
         if not known.config.encryption:

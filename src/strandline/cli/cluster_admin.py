@@ -166,7 +166,7 @@ def replace_disk(
     """Let a stopped broker that lost its disk rejoin with an empty one.
 
     Start it afterwards with an empty data directory and --join: it copies its replicas from the
-    other brokers. Refused if it has the only copy of acknowledged records.
+    other brokers. Rejected if it has the only copy of acknowledged records.
     """
     from strandline.api.cluster import REPLACE_DISK, WhichBroker
 
@@ -248,7 +248,7 @@ def elect(
 ) -> None:
     """Elect another replica as a partition's leader, and prefer it from now on.
 
-    A replica that may lack acknowledged records is refused, unless --unclean: the last resort when
+    A replica that may lack acknowledged records is rejected, unless --unclean: the last resort when
     every replica that has them all is lost.
     """
     from strandline.api.cluster import ELECT_LEADER, ElectLeaderRequest

@@ -32,7 +32,7 @@ COMMENTS = {
     "nats.port": "The nats-server that this broker starts.",
     "nats.ingest_port": "The broker's own listener for NATS publishers, which is faster.",
     "cluster.broker_id": "Number of this broker; never change it.",
-    "cluster.name": "Name of the cluster, the same at every broker; others are refused.",
+    "cluster.name": "Name of the cluster, the same at every broker; others are rejected.",
     "cluster.peer_port": "Port on which the other brokers reach this one.",
     "cluster.peer_host": "Address that the ports for other brokers bind to.",
     "cluster.peers": "Every broker, including this one; the same at every broker.",

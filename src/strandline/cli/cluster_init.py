@@ -1,6 +1,6 @@
 """``strandline cluster init``: write the settings of a new cluster, one directory per broker.
 
-Rules: existing files are never overwritten; settings that a broker would refuse are refused here,
+Rules: existing files are never overwritten; settings that a broker would reject are rejected here,
 and nothing is left behind. Values shared by all brokers (the cluster's name, the list of brokers,
 the secret of their nats-servers) are generated once.
 """
@@ -184,7 +184,7 @@ def _write_all(written: Sequence[InitFiles], *, name: str, data_dir: Path | None
 
     Raises:
         InvalidRequestError: a directory exists already, or cannot be written.
-        InvalidConfigError: a broker would refuse its settings.
+        InvalidConfigError: a broker would reject its settings.
     """
     members = [each.member for each in written]
     secret = secrets.token_hex(32)

@@ -57,7 +57,7 @@ def liftbridge(
     ] = False,
     embedded_nats_config: Annotated[
         str | None,
-        typer.Option("--embedded-nats-config", "--nc", help="Not supported: refused."),
+        typer.Option("--embedded-nats-config", "--nc", help="Not supported: rejected."),
     ] = None,
     data_dir: Annotated[
         str | None, typer.Option("--data-dir", "-d", help="The data directory.")

@@ -1,6 +1,6 @@
 """Parsing of the flags that name the brokers of a new cluster: numbers, hosts, racks.
 
-Rules: combinations that cannot work are refused with a remedy: a duplicate number, an unreachable
+Rules: combinations that cannot work are rejected with a remedy: a duplicate number, an unreachable
 address, or one that only its own machine reaches while others are elsewhere.
 """
 
@@ -88,7 +88,7 @@ def _host(text: str) -> str:
 
 
 def _refuse_mixed(hosts: dict[int, str]) -> None:
-    """Refuse a loopback address beside brokers on other machines."""
+    """Reject a loopback address beside brokers on other machines."""
     local = [number for number, host in hosts.items() if is_local(host)]
     if local and len(local) < len(hosts):
         number = local[0]

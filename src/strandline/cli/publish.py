@@ -113,7 +113,7 @@ def _publish_lines(
     """Append each line as a record and wait for all acks; return the number of records.
 
     Raises:
-        StrandlineError: a record was refused, or may not be stored; the message names the line and
+        StrandlineError: a record was rejected, or may not be stored; the message names the line and
             how many records were stored. No further line is read then.
     """
     waiting: deque[AckFuture[Ack]] = deque()
@@ -154,7 +154,7 @@ def _publish_lines(
 
 
 def _check_subject(subject: str, stream: "StreamInfo") -> None:
-    """Refuse a subject that the stream would not record if it were published through NATS.
+    """Reject a subject that the stream would not record if it were published through NATS.
 
     Raises:
         InvalidSubjectError: the subject does not match the stream's.

@@ -47,7 +47,7 @@ def set_quota(
 ) -> None:
     """Set the limits of a principal, replacing earlier ones; 0 is unlimited.
 
-    Limits apply at each broker, at once. Requests above a rate are delayed, or refused with the
+    Limits apply at each broker, at once. Requests above a rate are delayed, or rejected with the
     time to retry.
     """
     import strandline

@@ -71,7 +71,7 @@ def create(
         int, typer.Option(help="Replicas per partition; more than 1 needs a cluster.", min=1)
     ] = 1,
     min_isr: Annotated[
-        int, typer.Option(help="In-sync replicas below which publishes are refused.", min=1)
+        int, typer.Option(help="In-sync replicas below which publishes are rejected.", min=1)
     ] = 1,
     acks: Annotated[
         Literal["memory", "disk", "replicated"] | None,
@@ -109,6 +109,14 @@ def create(
         int,
         typer.Option(
             help="Maximum number per partition; 0 is unlimited.", min=0, rich_help_panel=RETENTION
+        ),
+    ] = 0,
+    max_records_per_subject: Annotated[
+        int,
+        typer.Option(
+            help="Keep only so many records of each subject; 0 is unlimited.",
+            min=0,
+            rich_help_panel=RETENTION,
         ),
     ] = 0,
     compact: Annotated[
@@ -158,6 +166,7 @@ def create(
             retention_age_ms=retention_age,
             retention_bytes=retention_bytes,
             retention_records=retention_records,
+            max_records_per_subject=max_records_per_subject,
             compact=compact,
             dedup_window_ms=dedup_window,
             segment_bytes=segment_bytes,

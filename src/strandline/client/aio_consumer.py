@@ -37,7 +37,7 @@ class ThreadConsumer(NamedTuple):
 
 
 def _take_back(consumer: Consumer, polled: "Future[list[ConsumedBatch]]") -> None:
-    """Return batches nobody waited for to the next poll; an error recurs there anyway."""
+    """Return batches that nobody awaited to the next poll; an error recurs there anyway."""
     consumer.unread([] if polled.exception() is not None else polled.result())
 
 

@@ -93,7 +93,7 @@ def opened_later(
     Args:
         method: opens the synchronous object; blocks.
         make: makes the asynchronous object from that call.
-        check: refuses options at the call, instead of when the object is opened; by default those
+        check: rejects options at the call, instead of when the object is opened; by default those
             that ``method`` does not have.
     """
     check = _check_of(method, check)

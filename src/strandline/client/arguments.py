@@ -27,7 +27,7 @@ def options_of(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def check_options(method: str, given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse options that a public method does not have, as Python does for its own arguments.
+    """Reject options that a public method does not have, as Python does for its own arguments.
 
     Raises:
         TypeError: naming the method, the first such option, and the nearest one it has.
@@ -109,7 +109,7 @@ def text(name: Any, what: str) -> str:
 
 
 def listed(values: Any, what: str) -> list[Any]:
-    """Convert an iterable to a list; refuse a single text or bytes given in its place.
+    """Convert an iterable to a list; reject a single text or bytes given in its place.
 
     Raises:
         InvalidRequestError: it is a single value.

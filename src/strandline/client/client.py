@@ -281,7 +281,7 @@ class Client(StreamAdminCalls, ReadCalls, TransactionalClient, ClosesOnExit):
 
         Raises:
             UnknownStreamError: there is no such stream.
-            StrandlineError: the group's coordinator refuses, or cannot be reached.
+            StrandlineError: the group's coordinator rejects, or cannot be reached.
         """
         check_options("consumer", options, Options._fields)
         names = [streams] if isinstance(streams, str) else streams

@@ -3,7 +3,7 @@
 The routes of a stream are kept until a call to one of its leaders fails; then they are looked up
 again. Calls that need the newest partitions look them up in any case.
 
-Rule: metadata older than what was seen before is refused as long as another broker may have newer.
+Rule: metadata older than what was seen before is rejected as long as another broker may have newer.
 Safe to use from several threads: every attribute is replaced as a whole.
 """
 
@@ -14,7 +14,7 @@ from strandline.api.admin import PartitionInfo, ServerInfo, StreamInfo
 from strandline.errors import UnavailableError
 
 STALE_S = 3.0
-"""How long metadata older than what was seen before is refused."""
+"""How long metadata older than what was seen before is rejected."""
 
 Routes = dict[int, PartitionInfo]
 """The leader and the replicas of each partition."""
@@ -79,7 +79,7 @@ class ClusterMetadata:
         self._routes.pop(stream, None)
 
     def check_newest(self, address: str, index: int) -> None:
-        """Refuse metadata older than what was seen, such as that of a partitioned broker.
+        """Reject metadata older than what was seen, such as that of a partitioned broker.
 
         Args:
             address: the broker that answered.

@@ -1,6 +1,6 @@
 """The leaders of the partitions that a producer writes to, and their lookup.
 
-A partition that was refused, or whose leader was lost, waits until its leader was looked up again
+A partition that was rejected, or whose leader was lost, waits until its leader was looked up again
 (for a moment, if there is only one broker). Partitions added to the stream are found, too.
 
 Threads: callers hold the delivery's lock; a lookup thread runs without the lock while any partition
@@ -30,7 +30,7 @@ METADATA_REFRESH_S = 10.0
 UNKNOWN_MAX = 5
 """Number of consecutive lookups after which an unknown stream counts as deleted."""
 FAILED: Final = "the producer failed; see the log"
-"""The message of records that a bug of ours failed."""
+"""The message of records that failed because of a bug in the client."""
 
 
 class MetadataListener(Protocol):
@@ -182,7 +182,7 @@ class PartitionMetadata:
                 if unknown == UNKNOWN_MAX or isinstance(error, ClientClosedError):
                     self._listener.give_all_up(error)
                 elif isinstance(error, InvalidRequestError) and not is_unknown:
-                    # Refused, as a revoked token is. The caller has to know at once: until the
+                    # Rejected, as a revoked token is. The caller has to know at once: until the
                     # records time out it would not renew the token, and later records wait, too.
                     with self._changed:
                         waiting = frozenset(self._waiting)

@@ -1,8 +1,8 @@
-"""Effects and events common to all coordinators; the effects in order.
+"""Effects and events that all coordinators share, and the log that keeps effects in order.
 
-Rules: decisions are plain values. An effect other than ``Store`` is given only when everything that
-the coordinator had decided before it is stored: nobody hears of a decision that a crash could undo.
-If an entry cannot be stored the coordinator is given up, and another begins from what is stored.
+Rules: effects are plain values. An effect other than ``Store`` is released only after every earlier
+entry is stored, so nobody is notified of a decision that a crash could undo. If an entry cannot be
+stored, the coordinator is discarded and a new one starts from the stored entries.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from typing import Generic, Protocol, TypeVar
 from strandline.errors import StrandlineError
 
 REWRITE_ENTRIES_MIN = 5_000
-"""The state is written anew after so many entries, if they are several times what it takes."""
+"""Rewrite the state after this many entries, if they are ``REWRITE_RATIO`` times what it needs."""
 REWRITE_RATIO = 4
 
 EntryT = TypeVar("EntryT")
@@ -30,7 +30,7 @@ class Store(Generic[EntryT]):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The request was done."""
+    """Answer a request that succeeded."""
 
     token: object
     value: object = None
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """The request was not, or no more, possible."""
+    """Answer a request that failed, or is no longer possible."""
 
     token: object
     error: StrandlineError
@@ -46,46 +46,46 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Entries before this sequence are not needed any more."""
+    """Delete entries before this sequence; they are no longer needed."""
 
     before: int
 
 
 @dataclass(frozen=True, slots=True)
 class EntriesStored:
-    """The event that every ``Store`` up to this sequence survives from now on."""
+    """The event that every ``Store`` up to this sequence is durable."""
 
     sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """The event that time has passed; to be sent every second or more often."""
+    """The event that time has passed; send it at least every second."""
 
 
 Decision = Store[EntryT] | Answer | Reject | Forget
 
 
 class CoordinatorMachine(Protocol[EntryT]):
-    """State built from the entries of a coordinator."""
+    """A coordinator's state, built from its entries."""
 
     def apply(self, entry: EntryT, /) -> None:
-        """Take a change over."""
+        """Apply an entry."""
         ...
 
     def entries(self, per_entry: int, /) -> Iterable[EntryT]:
-        """The whole state anew, as entries of a limited number of items; nothing else is needed."""
+        """Return the whole state as new entries of a limited number of items."""
         ...
 
 
 class DecisionLog(Generic[EntryT, EffectT]):
-    """The entries of a coordinator, and the effects that wait for them.
+    """A coordinator's entries, and the effects that wait until they are stored.
 
     Args:
         state: changed by each entry, at once.
-        items_per_entry: when the state is written anew.
+        items_per_entry: the most items in one entry when the state is rewritten.
         sequence: of the next entry.
-        entries: how many were stored already since the state was written anew.
+        entries: how many were stored since the state was last rewritten.
     """
 
     def __init__(
@@ -106,37 +106,37 @@ class DecisionLog(Generic[EntryT, EffectT]):
         self._rewrite_at = REWRITE_ENTRIES_MIN
 
     def store(self, entry: EntryT) -> None:
-        """Decide."""
+        """Apply an entry and store it."""
         self._state.apply(entry)
         self._out.append(Store(self._next, entry))
         self._next += 1
         self._since_rewrite += 1
 
     def give(self, *effects: EffectT | Forget) -> None:
-        """Let effects follow, when all that was decided before is stored."""
+        """Release effects once every entry so far is stored."""
         if self._stored == self._next - 1:
             self._out += effects
         else:
             self._held += ((self._next - 1, effect) for effect in effects)
 
     def stored(self, sequence: int) -> None:
-        """Entries up to this one are stored."""
+        """Note that entries up to this one are stored."""
         self._stored = max(self._stored, sequence)
         while self._held and self._held[0][0] <= self._stored:
             self._out.append(self._held.popleft()[1])
 
     def taken(self) -> list[Store[EntryT] | EffectT | Forget]:
-        """Return the effects to carry out now, in order."""
+        """Return the effects to execute now, in order."""
         out, self._out = self._out, []
         return out
 
     def rewrite_if_due(self) -> None:
-        """Write the state anew when the entries are many more than it needs."""
+        """Rewrite the state if there are many more entries than it needs."""
         if self._since_rewrite < self._rewrite_at:
             return
         entries = list(self._state.entries(self._items_per_entry))
         if self._since_rewrite < REWRITE_RATIO * len(entries):
-            self._rewrite_at = REWRITE_RATIO * len(entries)  # not to count them all each time
+            self._rewrite_at = REWRITE_RATIO * len(entries)  # counting is slow
             return
         first = self._next
         for entry in entries:
@@ -146,7 +146,7 @@ class DecisionLog(Generic[EntryT, EffectT]):
 
 
 def restore(state: CoordinatorMachine[EntryT], entries: Iterable[EntryT]) -> int:
-    """Bring an empty state to where stored entries left it; how many there were."""
+    """Apply stored entries to an empty state; return how many there were."""
     count = 0
     for entry in entries:
         state.apply(entry)

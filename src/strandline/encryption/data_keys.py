@@ -1,4 +1,4 @@
-"""Data keys: made for a stream, wrapped by a master key, and wrapped anew when that one changes.
+"""Data keys: created for a stream, wrapped by a master key, and rewrapped when that one changes.
 
 Rules: wrapping is AES key wrap (RFC 3394), which needs no nonce and notices a wrong key. The number
 and the fingerprint of a data key never change, whoever wraps it, so that no order of an operator
@@ -56,7 +56,7 @@ def rewrapped(key: WrappedKey, master_keys: MasterKeys, *, stream: str) -> Wrapp
     """The same data key, wrapped by the current master key.
 
     Raises:
-        EncryptionKeyError: the master key that wrapped it is not here, or there is none.
+        EncryptionKeyError: the master key that wrapped it is not available.
     """
     current = master_keys.current
     if key.master == current.id:

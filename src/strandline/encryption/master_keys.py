@@ -1,11 +1,11 @@
-"""Master keys: what an operator keeps, by whom data keys are wrapped, and how they are named.
+"""Master keys, which an operator keeps and which wrap data keys.
 
-The text of a key source has a key a line (or separated by blanks or commas): 32 bytes in base64.
-The first wraps what is new; the others still unwrap what they have wrapped. A line may end with a
+A key source is text with one key a line (or separated by blanks or commas): 32 bytes in base64. The
+first key wraps new data keys; the others unwrap what they have wrapped. A line may end with a
 comment after ``#``.
 
-Rules: a key is named by a hash of itself, so that a wrong key is never tried: it has another name.
-The source is read again when a name is not known, because an operator may have just added it.
+Rules: a key's id is a hash of the key, so a wrong key is never tried. The source is read again for
+an unknown id, because an operator may have just added the key.
 """
 
 import base64
@@ -20,7 +20,7 @@ from strandline.errors import EncryptionKeyError, InvalidConfigError
 
 KEY_BYTES: Final = 32
 KEY_SIZES: Final = (16, 32)
-"""Of AES keys that may wrap; ours have 32 bytes, those of Liftbridge's users may have 16."""
+"""Sizes of AES keys that may wrap: ours have 32 bytes, Liftbridge's may have 16."""
 TEXT_BYTES_MAX: Final = 64 << 10
 _ID_BYTES = 8
 
@@ -44,12 +44,12 @@ class MasterKey:
 
 
 def digest_id(purpose: bytes, secret: bytes) -> str:
-    """A name for a key that tells nothing of it."""
+    """Return a name for a key that reveals nothing about it."""
     return hashlib.sha256(purpose + b"\0" + secret).digest()[:_ID_BYTES].hex()
 
 
 def new_key_text() -> str:
-    """A new master key, as it stands in a key source."""
+    """Return a new master key, as written in a key source."""
     return base64.b64encode(secrets.token_bytes(KEY_BYTES)).decode()
 
 
@@ -61,7 +61,7 @@ def parse_master_keys(text: str, source: str) -> tuple[MasterKey, ...]:
         source: what to call it in messages, which never show any of it.
 
     Raises:
-        InvalidConfigError: something else stands there, or a key stands there twice.
+        InvalidConfigError: the text has something else, or a key twice.
     """
     keys: list[MasterKey] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -113,7 +113,7 @@ class MasterKeys:
         """Read the source again.
 
         Raises:
-            InvalidConfigError: what stands there now is not keys; the known ones are kept.
+            InvalidConfigError: the source no longer has valid keys; the known ones stay.
         """
         self._keys = self._load()
 
@@ -122,7 +122,7 @@ class MasterKeys:
         """The one that wraps new data keys.
 
         Raises:
-            EncryptionKeyError: there is none.
+            EncryptionKeyError: there is no such key.
         """
         if not self._keys:
             raise EncryptionKeyError(
@@ -136,7 +136,7 @@ class MasterKeys:
 
         Args:
             master: the id.
-            what: what it is needed for, for the message.
+            what: the purpose, for the message.
 
         Raises:
             EncryptionKeyError: it is not in the source, not even now.

@@ -1,15 +1,14 @@
-"""Seals the batches of a partition with the stream's data key, and opens them: AES-256-GCM.
+"""Encrypts ("seals") a partition's batches with the stream's data key, and decrypts them.
 
-Why a nonce never repeats under one key: no batch is encrypted with the data key itself. Whoever
-seals (a broker, for one partition, since it was started) draws a salt of 128 random bits, derives a
-key of its own from data key, salt and partition (HKDF-SHA-256), and counts its nonces from 0. A
-restart, another leader or another partition draw another salt, so nothing needs to be remembered,
-and what was lost in a crash and is written again differently has another key. Offsets would not do:
-an offset that was not committed is used again.
+The cipher is AES-256-GCM. A nonce never repeats under one key, since no batch is encrypted with the
+data key itself. Each run of a broker draws, for each partition, a salt of 128 random bits. It
+derives a key from data key, salt and partition (HKDF-SHA-256), and counts its nonces from 0. So
+nothing has to be stored, and records that are lost in a crash and written again have another key.
+Offsets would not work as nonces: an uncommitted offset is used again.
 
-Rules: any thread. A batch that says it is not sealed is refused, or whoever can write to the disk
-could put records into the stream; fillers are passed over, they have no records. Keys that were
-unwrapped are kept as long as the partition.
+Rules: any thread. An unencrypted batch is rejected, since otherwise anyone with write access to the
+disk could add records; placeholders are skipped, since they have no records. Unwrapped keys are
+kept as long as the partition.
 """
 
 import logging
@@ -46,9 +45,9 @@ from strandline.types import PartitionName, WrappedKey
 logger = logging.getLogger(__name__)
 
 SESSION_BATCHES_MAX: Final = 1 << 32
-"""Then another salt is drawn, far below what AES-GCM allows for one key."""
+"""After this many another salt is drawn, far below what AES-GCM allows for one key."""
 DERIVED_MAX: Final = 256
-"""Derived keys kept for reading; one more makes room for all anew."""
+"""Derived keys cached for reading; when full, the cache is cleared."""
 
 _REMOVED = int(Attributes.REMOVED)
 
@@ -187,7 +186,7 @@ class BatchSealer:
         if not is_sealed(header):
             raise DecryptionError(
                 f"the batch at offset {header.base_offset} of {self._name} is not encrypted, as "
-                "every batch of this stream is: somebody else has put it there"
+                "every batch of this stream is: it was written by something else"
             )
         seal = read_seal(sealed)
         aead = self._opener(seal)
@@ -219,7 +218,7 @@ class BatchSealer:
         for key in self._keys():
             if key.number == number:
                 return key
-        # Clients try again by themselves, here or elsewhere: the metadata is on its way.
+        # Clients retry, here or elsewhere: the metadata will arrive.
         raise UnavailableError(
             f"data key {number} of stream {self._name.stream!r} is not known here yet; retry"
         )

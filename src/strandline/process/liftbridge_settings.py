@@ -1,8 +1,8 @@
 """Translation of Liftbridge's settings, from its files and flags, to Strandline's.
 
 Rules: keys are lower case here, and every key of Liftbridge 1.9 is known. A setting that Strandline
-cannot honour is refused with the alternative. A setting that only tunes Liftbridge's internals has
-no effect. An unknown key is refused, as in Liftbridge. Pure, except for reading the file.
+cannot honour is rejected with the alternative. A setting that only tunes Liftbridge's internals has
+no effect. An unknown key is rejected, as in Liftbridge. Pure, except for reading the file.
 """
 
 import re
@@ -252,7 +252,7 @@ def _listen(found: Values, settings: Mapping[str, Any]) -> None:
 
 
 def _refuse_two_servers(settings: Mapping[str, Any]) -> None:
-    """Refuse an embedded nats-server beside external ones: publishers could use either."""
+    """Reject an embedded nats-server beside external ones: publishers could use either."""
     if _is_on(settings, "nats.embedded") and settings.get("nats.servers"):
         raise InvalidConfigError(
             "nats.embedded and nats.servers contradict each other; keep nats.servers "

@@ -122,7 +122,7 @@ def _log_uncaught_errors() -> None:
 
     def log(error: BaseException | None, trace: TracebackType | None) -> None:
         info = None if error is None else (type(error), error, trace)
-        logging.getLogger("strandline").critical("an error that nobody expected", exc_info=info)
+        logging.getLogger("strandline").critical("unexpected error", exc_info=info)
 
     logging.captureWarnings(capture=True)
     sys.excepthook = lambda _, error, trace: log(error, trace)

@@ -44,7 +44,7 @@ def master_keys(config: BrokerConfig, environ: Mapping[str, str]) -> MasterKeys:
     raw = environ.get(LIFTBRIDGE_VARIABLE, "").encode()
     if not raw or config.grpc.port < 0:
         return MasterKeys()
-    if len(raw) not in KEY_SIZES:  # as in Liftbridge, which refuses only encrypted streams
+    if len(raw) not in KEY_SIZES:  # as in Liftbridge, which rejects only encrypted streams
         text = "%s: invalid AES key size %d, so no stream can be encrypted; set 16 or 32 bytes"
         logger.warning(text, LIFTBRIDGE_VARIABLE, len(raw))
         return MasterKeys()

@@ -1,7 +1,7 @@
 """Loading of a broker's settings: a YAML file, then the environment, then flags; the last wins.
 
 Rules: each source is checked on its own, so that an error names its source. An unknown key is
-refused with a suggestion, never ignored. A variable is ``STRANDLINE_`` and the key in capitals,
+rejected with a suggestion, never ignored. A variable is ``STRANDLINE_`` and the key in capitals,
 sections joined by two underscores: ``nats.port`` is ``STRANDLINE_NATS__PORT``. This module knows
 which values are impossible, and nothing else about the settings.
 """
@@ -141,7 +141,7 @@ def flat_settings(config: msgspec.Struct, prefix: str = "") -> dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader that refuses a key given twice, where YAML itself would keep the last."""
+    """A YAML loader that rejects a key given twice, where YAML itself would keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the signature is PyYAML's
         seen: set[str] = set()
@@ -216,7 +216,7 @@ def _is_section(kind: Any) -> bool:
 
 
 def _refuse_impossible(config: BrokerConfig) -> None:
-    """Refuse values that are out of range or contradict each other."""
+    """Reject values that are out of range or contradict each other."""
     taken: dict[int, str] = {}
     ports = {
         "flight_port": (config.flight_port, 0),
@@ -259,7 +259,7 @@ def _refuse_impossible(config: BrokerConfig) -> None:
 
 
 def _refuse_half_tls(tls: TlsConfig) -> None:
-    """Refuse TLS settings that would use clear text by mistake or leave clients unverified."""
+    """Reject TLS settings that would use clear text by mistake or leave clients unverified."""
     if bool(tls.certificate) != bool(tls.key):
         raise InvalidConfigError("TLS needs both tls.certificate and tls.key")
     if tls.authority and not tls.certificate:
@@ -270,7 +270,7 @@ def _refuse_half_tls(tls: TlsConfig) -> None:
 
 
 def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
-    """Refuse access control settings that check nothing, or that lock out every administrator."""
+    """Reject access control settings that check nothing, or that lock out every administrator."""
     has_token = bool(auth.admin_token or auth.admin_token_file)
     if not auth.enabled:
         if has_token or auth.admins:
@@ -307,7 +307,7 @@ def _refuse_open_auth(auth: AuthConfig, config: BrokerConfig) -> None:
 
 
 def _refuse_open_peers(config: BrokerConfig) -> None:
-    """Refuse a peer link without TLS where it is reachable: it checks only the cluster's name."""
+    """Reject a peer link without TLS where it is reachable: it checks only the cluster's name."""
     cluster, host = config.cluster, config.peer_host
     if cluster.is_on and not cluster.tls_certificate and not _is_loopback(host):
         raise InvalidConfigError(
@@ -325,7 +325,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _refuse_impossible_cluster(cluster: ClusterConfig) -> None:
-    """Refuse cluster settings that are missing or contradict each other."""
+    """Reject cluster settings that are missing or contradict each other."""
     if not cluster.is_on:
         if cluster.peers or cluster.name or cluster.broker_id < 0:
             raise InvalidConfigError(

@@ -1,1 +1,1 @@
-"""Reading what is stored, batch by batch, in the broker or in the process of who reads."""
+"""Reading of stored records, batch by batch, in the broker or in the reader's process."""

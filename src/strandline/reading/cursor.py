@@ -1,4 +1,4 @@
-"""A reader's place in one partition: reads whole batches, decodes, cuts, filters, projects.
+"""A reader's cursor in one partition: reads whole batches, decodes, trims, filters, projects.
 
 Invariant: ``position`` is the offset of the next record to deliver; it only grows.
 
@@ -19,8 +19,24 @@ from strandline.record.decode import walk
 from strandline.types import Offset, PartitionName
 
 
+class OffsetRun(NamedTuple):
+    """Records in a row that may match a filter, half-open."""
+
+    start: int
+    stop: int
+    size: int
+    """About how many bytes they take; 0: unknown, or many."""
+
+
+class RunFinder(Protocol):
+    """Knows which records may match a pattern of subjects."""
+
+    def next_run(self, position: int, end: int) -> OffsetRun:
+        """Return the next run from ``position`` on; an empty one at ``end``: there is none."""
+
+
 class Readable(Protocol):
-    """A partition, as far as reading it needs to know it."""
+    """A partition, as readers use it."""
 
     @property
     def name(self) -> PartitionName:
@@ -36,6 +52,9 @@ class Readable(Protocol):
 
     def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
         """Whole batches from the one that holds ``offset``; empty if there is nothing to see."""
+
+    def find_runs(self, pattern: str) -> RunFinder | None:
+        """Return who knows where matching subjects are; None: every record has to be read."""
 
 
 PartitionT = TypeVar("PartitionT", bound=Readable)
@@ -77,6 +96,8 @@ class Cursor(Generic[PartitionT]):
         self._may_move = extent.may_move
         self._request = request
         self._filter = RecordFilter(request)
+        pattern = request.subject
+        self._runs = None if pattern is None else extent.partition.find_runs(pattern)
         self._names = names
         needed = ("offset", *self._filter.columns)
         extra = [name for name in needed if name not in self._names]
@@ -118,7 +139,15 @@ class Cursor(Generic[PartitionT]):
         end = self.end
         if self.position >= end:
             return []
-        buffer = self._read(self._request.batch_bytes)
+        bytes_max = self._request.batch_bytes
+        if self._runs is not None:
+            run = self._runs.next_run(self.position, end)
+            if run.start > self.position:
+                self.position, self._may_move = Offset(run.start), False
+            if self.position >= end:
+                return []
+            bytes_max = min(bytes_max, run.size or bytes_max)
+        buffer = self._read(bytes_max)
         if not buffer.size:
             # Compaction has removed every record from here to the end.
             self.position = max(self.position, end)
@@ -127,7 +156,7 @@ class Cursor(Generic[PartitionT]):
         batches: list[CursorBatch] = []
         number = self.partition.name.partition
         for whole in decode_batches(buffer, columns=self._columns, partition=number):
-            batch = self._cut(whole, end)
+            batch = self._trimmed(whole, end)
             if batch.num_rows and not self._filter.is_trivial:
                 batch = self._filter.apply(batch)
             if batch.num_rows:
@@ -137,7 +166,7 @@ class Cursor(Generic[PartitionT]):
         return batches
 
     def _read(self, bytes_max: int) -> pa.Buffer:
-        """Whole batches from the position on; moves the position over what is gone."""
+        """Return whole batches from the position on; move the position past deleted records."""
         partition = self.partition
         while True:
             try:
@@ -149,7 +178,7 @@ class Cursor(Generic[PartitionT]):
                 if not self._may_move:
                     raise DataLossError(
                         f"records {self.position} to {first - 1} of {partition.name} were deleted "
-                        f"before they were read; go on from offset {first}"
+                        f"before they were read; continue at offset {first}"
                     ) from error
                 self.position = first
             except CorruptBatchError as error:
@@ -162,7 +191,7 @@ class Cursor(Generic[PartitionT]):
             if self.position >= self.end:
                 return pa.py_buffer(b"")
 
-    def _cut(self, batch: pa.RecordBatch, end: Offset) -> pa.RecordBatch:
+    def _trimmed(self, batch: pa.RecordBatch, end: Offset) -> pa.RecordBatch:
         """The rows from the position to ``end``; moves the position past them."""
         offsets = batch.column("offset").to_numpy()
         start, stop = self.position, len(offsets)
@@ -191,7 +220,7 @@ class Cursor(Generic[PartitionT]):
         return [CursorBatch(piece, piece.nbytes) for piece in pieces]
 
     def _step_over(self, buffer: pa.Buffer) -> None:
-        """Move past batches none of whose records exists any more (compaction removed them)."""
+        """Move past batches of which compaction removed every record."""
         view = memoryview(buffer)
         places = walk(view)
         assert places, "a read returns at least one whole batch"

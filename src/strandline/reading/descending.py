@@ -1,11 +1,11 @@
-"""A reader's place in one partition that is read from its end to its beginning.
+"""A reader's cursor in one partition that is read from its end to its beginning.
 
-Batches can only be read forwards, so one window of offsets after the other is read, each below the
-one before, and its records are delivered in reverse. A window grows to about ``batch_bytes``.
+Batches can only be read forwards, so windows of offsets are read, each below the previous one, and
+their records are delivered in reverse. A window grows to about ``batch_bytes``.
 
 Invariant: ``position`` is the offset after the next record to deliver; it only shrinks.
 
-Rules: as ``cursor``. What is newer than a corrupt batch is delivered before the corruption is
+Rules: as ``cursor``. Records newer than a corrupt batch are delivered before the corruption is
 reported.
 """
 
@@ -23,9 +23,9 @@ from strandline.record.decode import walk
 from strandline.types import Offset
 
 GROWTH: Final = 4
-"""A window has at most so many times the offsets of the one before."""
+"""A window has at most this many times the offsets of the previous one."""
 OVERSIZE: Final = 4
-"""A window that has become so many times too large is read again as smaller ones."""
+"""A window that turns out this many times too large is read again as smaller ones."""
 
 
 class DescendingCursor(Cursor[PartitionT]):

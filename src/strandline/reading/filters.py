@@ -18,7 +18,7 @@ class RecordFilter:
     """The filters of one read.
 
     Args:
-        request: what was asked for.
+        request: the read.
     """
 
     def __init__(self, request: ReadRequest) -> None:
@@ -41,7 +41,7 @@ class RecordFilter:
         return not self.columns
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows asked for; a batch that lacks none is returned as it is."""
+        """Return the requested rows; a batch that has no others is returned as it is."""
         masks = []
         if self._pattern is not None:
             masks.append(self._subject_mask(batch.column("subject")))

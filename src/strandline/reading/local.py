@@ -1,12 +1,12 @@
 """Records read straight from a broker's files, by a process on the same machine.
 
-As HDFS' short-circuit reads (HDFS-2246): the broker says which files hold what is committed, and
-the reader takes the bytes from the page cache itself, without gRPC in between. What is read is
-checked and decoded by the same code as in the broker.
+Like HDFS short-circuit reads (HDFS-2246): the broker lists the files and ranges with committed
+records, and the reader reads them from the page cache itself, without gRPC. Batches are checked and
+decoded by the same code as in the broker.
 
-Rules: files are read, not mapped: one that is cut or cannot be read any more must be an error here,
-not the end of the process. Whatever is not as the broker said is an ``UnavailableError`` or a
-``CorruptBatchError``, and the reader goes on through the broker from where it was.
+Rules: files are read, not mapped: a truncated or unreadable file must be an error here and not kill
+the process. A file that differs from the broker's answer is an ``UnavailableError`` or a
+``CorruptBatchError``, and the reader continues through the broker from its position.
 """
 
 import os
@@ -25,7 +25,7 @@ from strandline.storage.scan import OFFSET_MAX, header_at, scan
 from strandline.types import Offset, PartitionName
 
 AHEAD_BYTES = 16 << 20
-"""The system is asked for so much of a file ahead of the reader."""
+"""How much of a file is read ahead."""
 LARGE_BYTES = 64 << 10
 """Smaller batches are not looked at one by one before they are read."""
 PROOF_BYTES_MAX = 1 << 10
@@ -48,7 +48,7 @@ def is_here(files: LocalFiles) -> bool:
 def local_cursor(
     request: ReadRequest, part: LocalPart, names: list[str]
 ) -> "Cursor[LocalPartition]":
-    """A reader's place in a partition's files, which end where the part's ``end`` is.
+    """Return a cursor over a partition's files, which end at the part's ``end``.
 
     Args:
         request: the read.
@@ -94,13 +94,13 @@ class LocalPartition:
         """Where the batches that were read end."""
 
     def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
-        """The next whole batches, the first of which holds ``offset`` if it is still there.
+        """Return the next whole batches, beginning with the one that contains ``offset``.
 
         Returns:
             Batches; empty if readers may see nothing from ``offset`` on.
 
         Raises:
-            UnavailableError: a file is not there any more, or is not what it was.
+            UnavailableError: a file was removed or replaced.
             CorruptBatchError: the next batch is corrupt.
         """
         while not (self._has_hidden and self._next_offset >= self.last_stable_offset):
@@ -110,6 +110,9 @@ class LocalPartition:
             if pieces := visible_stretches(view, self._counts):
                 return pa.py_buffer(pieces[0] if len(pieces) == 1 else b"".join(pieces))
         return pa.py_buffer(b"")
+
+    def find_runs(self, _pattern: str) -> None:
+        """Files are read from the beginning to the end."""
 
     def _counts(self, producer_id: int, offset: int) -> bool:
         """Whether a batch of a transaction does."""
@@ -195,7 +198,7 @@ class _LocalFile:
             raise UnavailableError(f"cannot read {self._path}: {error.strerror}") from error
 
     def _ask_ahead(self) -> None:
-        """Have the disk read on while what is here is decoded."""
+        """Read ahead while earlier batches are decoded."""
         if self._position + AHEAD_BYTES // 2 >= self._asked:
             start, self._asked = self._asked, self._position + AHEAD_BYTES
             length = self._asked - start

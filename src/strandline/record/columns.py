@@ -35,7 +35,7 @@ HEADER_NAME_BYTES_MAX = 1024
 MESSAGE_ID_BYTES_MAX = 1024
 """At every listener, since brokers hand records on to one another."""
 NOBODY = ProducerStamp(NO_PRODUCER, NO_PRODUCER, NO_PRODUCER)
-"""The stamp of records that no idempotent producer has numbered."""
+"""The stamp of records without an idempotent producer."""
 
 CRC = struct.Struct("<I")
 PADDING = [bytes(-length % 8) for length in range(8)]
@@ -62,7 +62,7 @@ class Stamp(NamedTuple):
     compression: str = "none"
     producer: ProducerStamp = NOBODY
     attributes: int = 0
-    """Besides those that the columns have."""
+    """Attributes besides those that the columns set."""
 
 
 def put(parts: list[Buffer], data: Buffer) -> None:

@@ -78,7 +78,7 @@ def encode_records(
 
 
 def encode_one(value: bytes, subject: str, stamp: Stamp) -> bytearray:
-    """A single record without key and headers, uncompressed: each turn makes a hundred of them.
+    """Encode one record without key and headers, uncompressed: a hundred per group commit.
 
     The same bytes as ``encode_records`` makes, in a third of the time.
     """
@@ -112,9 +112,9 @@ def encode_one(value: bytes, subject: str, stamp: Stamp) -> bytearray:
 
 
 def encode_filler(base_offset: int, next_offset: int, *, leader_epoch: int) -> bytearray:
-    """A batch for offsets of which compaction has left nothing, so that a log stays dense.
+    """Encode a placeholder batch for offsets that compaction emptied, so that a log stays dense.
 
-    Its time is before any other's: nobody who looks for a time must end up here.
+    Its time is before any other's, so that a search by time never ends here.
     """
     assert 0 < next_offset - base_offset <= FILLER_OFFSETS_MAX, "longer ones are split"
     parts: list[Buffer] = [b"", struct.pack("<q", TIMESTAMP_MIN)]

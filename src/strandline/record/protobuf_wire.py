@@ -1,9 +1,9 @@
 """Protobuf's wire format, as much as flat messages need: varints, bytes, strings, one map.
 
 Rules: strict and bounded. A varint has at most ten bytes, a length never exceeds what is left, a
-string is UTF-8, groups are refused, the last of repeated scalars wins. Unknown fields are skipped,
+string is UTF-8, groups are rejected, the last of repeated scalars wins. Unknown fields are skipped,
 and so is a known one of another wire type, as protobuf does. Anything else is a ``WireError``.
-Knows nothing of the messages it carries.
+Must not know the messages it decodes.
 """
 
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ def read_fields(data: bytes, fields: Fields, *, entries_max: int) -> dict[str, A
 
     Args:
         data: the message, nothing else.
-        fields: what is known of it; other fields are skipped.
+        fields: the known fields; others are skipped.
         entries_max: most entries of its map.
 
     Returns:

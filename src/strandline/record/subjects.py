@@ -1,9 +1,9 @@
-"""NATS subjects: what is one, which patterns match it, and whom a published subject concerns.
+"""NATS subjects: validity, matching with patterns, and the targets of a published subject.
 
 Rules: a subject is dot-separated tokens, none empty and none with white space; in a pattern ``*``
 stands for one token and a final ``>`` for one or more. A pattern whose first token is a wildcard
 does not match the reserved subjects (``_INBOX.…``, ``$…``), so that a stream bound to ``>`` does
-not record its own acknowledgements. Pure: knows nothing of streams or connections.
+not store its own acknowledgements. Pure: must not know streams or connections.
 """
 
 import itertools
@@ -19,14 +19,14 @@ _FORBIDDEN = re.compile(r"[\x00-\x20\x7f]")
 
 TargetT = TypeVar("TargetT")
 _Entries = tuple[tuple[int, TargetT], ...]
-"""Targets, each with its place in the order in which they were added."""
+"""Targets, each with its number in the order in which they were added."""
 
 
 def validate_subject(subject: str, *, wildcards: bool = False) -> None:
     """Check that ``subject`` is one that may be published to or, with ``wildcards``, bound.
 
     Raises:
-        InvalidSubjectError: naming what is wrong with it.
+        InvalidSubjectError: it is malformed; the message says how.
     """
     if not isinstance(subject, str):
         raise InvalidSubjectError(f"a subject is text, not {type(subject).__name__}")
@@ -129,7 +129,7 @@ def subject_covers(pattern: str, asked: str) -> bool:
 
 
 class _Node(Generic[TargetT]):
-    """A place in the trie of wildcard patterns."""
+    """A node of the trie of wildcard patterns."""
 
     __slots__ = ("children", "ending", "open_ending")
 
@@ -245,12 +245,12 @@ def _without(entries: _Entries[TargetT], target: TargetT) -> _Entries[TargetT]:
 def _overlapping(
     node: _Node[TargetT], tokens: list[str], place: int = 0
 ) -> Iterator[tuple[int, TargetT]]:
-    """Entries below a node whose patterns overlap with the tokens from a place on."""
+    """Yield entries below a node whose patterns overlap with the tokens from a position on."""
     if place == len(tokens):
         yield from node.ending
         return
     wanted = tokens[place]
-    # The first token tells NATS' own subjects, which no leading wildcard matches.
+    # The first token marks NATS' own subjects, which no leading wildcard matches.
     is_first_reserved = place == 0 and is_reserved(wanted)
     if not is_first_reserved:
         yield from node.open_ending

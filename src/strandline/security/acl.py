@@ -1,7 +1,7 @@
 """Access rules: which principal may do which operation on which resources.
 
 Rules only allow: none forbids, so their order does not matter, and everything that no rule allows
-is refused. A rule names resources of one kind by a pattern:
+is rejected. A rule names resources of one kind by a pattern:
 
 | kind | what it is | pattern | operations |
 |---|---|---|---|
@@ -74,7 +74,7 @@ class Rule(msgspec.Struct, frozen=True, array_like=True):
 
 
 def check_rule(rule: Rule) -> None:
-    """Refuse a rule that cannot have the effect that its text suggests.
+    """Reject a rule that cannot have the effect that its text suggests.
 
     Raises:
         InvalidRequestError: the rule is wrong; the message says what to write instead.
@@ -101,7 +101,7 @@ def check_rule(rule: Rule) -> None:
 
 
 def _check_name_pattern(pattern: str) -> None:
-    """Refuse a ``*`` anywhere but at the end, where it would not act as a wildcard."""
+    """Reject a ``*`` anywhere but at the end, where it would not act as a wildcard."""
     if not is_clean_name(pattern) or ANYTHING in pattern[:-1]:
         raise InvalidRequestError(
             f"{pattern[:NAME_BYTES_MAX]!r} is not a name pattern: write a name, or the "

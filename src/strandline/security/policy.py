@@ -1,7 +1,7 @@
 """The access policy: identification of clients and decisions about their operations.
 
 Rules: by default nothing is allowed. Only credentials that can be verified count. A wrong token is
-refused even beside a valid certificate. A policy is immutable; a change of rules or tokens makes a
+rejected even beside a valid certificate. A policy is immutable; a change of rules or tokens makes a
 new one.
 """
 
@@ -98,7 +98,7 @@ class Policy:
         return Identity(Principal(token.principal), token.id)
 
     def check_current(self, identity: Identity, now_ns: int) -> None:
-        """Refuse an identity whose token is no longer valid.
+        """Reject an identity whose token is no longer valid.
 
         Raises:
             UnauthenticatedError: the token was revoked, or has expired.
@@ -120,7 +120,7 @@ class Policy:
     def check(
         self, principal: Principal, operations: tuple[Operation, ...], resource: Resource
     ) -> None:
-        """Refuse a principal that may do none of some operations, any one of which suffices.
+        """Reject a principal that may do none of some operations, any one of which suffices.
 
         Raises:
             NotAllowedError: no rule allows one; the message names the missing rule.
@@ -134,7 +134,7 @@ class Policy:
             )
 
     def check_known(self, principal: Principal) -> None:
-        """Refuse a principal that no rule allows anything.
+        """Reject a principal that no rule allows anything.
 
         Raises:
             NotAllowedError: no rule names the principal.

@@ -48,7 +48,7 @@ def is_clean_name(name: str) -> bool:
 
 
 def check_user_name(name: str) -> None:
-    """Refuse a name that is not valid for a user.
+    """Reject a name that is not valid for a user.
 
     Raises:
         InvalidRequestError: the name is invalid; the message says which names are valid.

@@ -3,7 +3,7 @@
 Rates are limited by token buckets. A bucket starts full, holds the tokens of one second, and is
 refilled as time passes. Bytes are taken even when there are too few tokens: the balance becomes
 negative, and the caller waits until it is repaid. So for any sizes, no more than ``rate * t +
-burst`` bytes pass in ``t`` seconds. A request is refused instead. A negative balance is never
+burst`` bytes pass in ``t`` seconds. A request is rejected instead. A negative balance is never
 reset, or else clients that send rarely, but much at a time, could exceed the rate.
 
 Rules: no I/O and no clock, times are monotonic milliseconds and never go backwards; nothing here is
@@ -36,7 +36,7 @@ UNLIMITED: Final = Quota()
 
 
 def check_quota(quota: Quota) -> None:
-    """Refuse a quota without any limit, or with an invalid one.
+    """Reject a quota without any limit, or with an invalid one.
 
     Raises:
         InvalidRequestError: the quota is invalid; the message names the field.
@@ -128,7 +128,7 @@ class Meter:
         return self._requests.ask(now_ms) if self._requests is not None else 0.0
 
     def requests(self, count: int, now_ms: float) -> float:
-        """Count requests that cannot be refused; return the milliseconds until more may come."""
+        """Count requests that cannot be rejected; return the milliseconds until more may come."""
         return self._requests.take(count, now_ms) if self._requests is not None else 0.0
 
     def connect(self) -> bool:

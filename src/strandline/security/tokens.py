@@ -77,7 +77,7 @@ def bearer_token(header: str) -> str:
 
 
 def check_token(token: Token) -> None:
-    """Refuse a token that no client could present, or whose principal is invalid.
+    """Reject a token that no client could present, or whose principal is invalid.
 
     Raises:
         InvalidRequestError: the token is invalid; the message says why.

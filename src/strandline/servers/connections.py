@@ -11,7 +11,7 @@ from collections.abc import Callable
 from strandline.storage.descriptors import current_shares
 
 HTTP_SHARE = 4
-"""One connection in so many is kept for the HTTP listener, which has a limit of its own."""
+"""One connection in this many is reserved for the HTTP listener, which has its own limit."""
 
 
 class ConnectionLimit:

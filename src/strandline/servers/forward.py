@@ -53,14 +53,14 @@ from strandline.types import BrokerId, Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 PENDING_MAX: Final = 10_000
-"""Publishes under way to other brokers; streams of them wait for room, others are refused."""
+"""Publishes in flight to other brokers; streams of them wait for room, others are rejected."""
 PENDING_BYTES_MAX: Final = 32 << 20
 """Of their values; less than a producer buffers, which would block the thread that all share."""
 PRODUCERS_MAX: Final = 256
-"""Of streams to which nothing is under way, those used last."""
+"""Idle producers that are kept, the last used ones."""
 ASK_TIMEOUT_S: Final = 10.0
 ONE_TIMEOUT_S: Final = 30.0
-"""How long a record that goes by itself is tried for, as long as the others."""
+"""How long a record sent alone is retried, as long as the others."""
 STOP_WAIT_S: Final = 1.0
 STOP_POLL_S: Final = 0.01
 A_BUG: Final = "internal error; see the broker's log"
@@ -138,7 +138,7 @@ class Forwarder:
 
     @property
     def fullness(self) -> float:
-        """The used fraction of the limits; at 1.0 publishes are refused."""
+        """The used fraction of the limits; at 1.0 publishes are rejected."""
         return max(self._pending.total() / PENDING_MAX, self._pending_bytes / PENDING_BYTES_MAX)
 
     def is_led_elsewhere(self, partition: PartitionName) -> bool:
@@ -159,7 +159,7 @@ class Forwarder:
             self._thread.submit(self._let_go_of, gone)
 
     def _is_gone(self, name: str) -> bool:
-        """Whether the stream of a name that was known is not there any longer; note what is."""
+        """Whether a known stream no longer exists; update what is known."""
         before = self._created_ns.pop(name, None)
         now = self._broker.image.streams.get(name)
         if now is not None:
@@ -248,7 +248,7 @@ class Forwarder:
         self._broker.admission.reject(error, sink, token, stream=name.stream)
 
     def _refuse_reason(self, partition: PartitionName) -> StrandlineError | None:
-        """Return why a record is refused here, before its leader would; None to forward it."""
+        """Return why a record is rejected here, before its leader would; None to forward it."""
         if self.fullness >= 1:
             return UnavailableError(
                 f"{self._pending.total()} publishes wait for other brokers; retry later"
@@ -339,7 +339,7 @@ class Forwarder:
 
         Args:
             error: the failure.
-            link: the clients that were refused; None: they are not connected.
+            link: the clients that were rejected; None: they are not connected.
         """
         if not isinstance(error, StrandlineError):
             logger.error("a publish could not be forwarded", exc_info=error)
@@ -348,10 +348,10 @@ class Forwarder:
             return error
         if link is not None and not self._is_stopping:
             self._thread.submit(self._let_go, link)
-        return UnavailableError("the leader refused this broker's own token; retry")
+        return UnavailableError("the leader rejected this broker's own token; retry")
 
     def _tell(self, done: Callable[[Outcome], None], outcome: Outcome) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any longer
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits
             self._broker.call_soon(done, outcome)
 
     def renew_client(self) -> None:

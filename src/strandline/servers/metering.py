@@ -153,7 +153,7 @@ class Allowance:
             return self._waits(wait_ms)
 
     def requests(self, count: int) -> float:
-        """Count requests that cannot be refused; return for how many seconds to accept no more."""
+        """Count requests that cannot be rejected; return for how many seconds to accept no more."""
         with self._lock:
             meter = self._current()
             if not meter.quota.requests_per_s:

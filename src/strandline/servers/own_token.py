@@ -33,7 +33,7 @@ def own_token(broker: Broker) -> str | None:
 
     Raises:
         RequestTimeoutError: the metadata did not accept it in time.
-        StrandlineError: the metadata refused it.
+        StrandlineError: the metadata rejected it.
     """
     if not broker.config.auth.enabled:
         return None

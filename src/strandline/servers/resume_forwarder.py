@@ -1,9 +1,9 @@
 """Records to forward, and those that wait until their paused partition is resumed.
 
 A leader pauses a partition, or learns that it was resumed, moments before or after other brokers
-do. Publishes that it refuses meanwhile are held, with later ones behind them, until none of the
+do. Publishes that it rejects meanwhile are held, with later ones behind them, until none of the
 partition is in flight. Then the partition is resumed, and all are sent again in order. The first is
-sent alone: a leader that learns of the resumption between two of them would refuse one and store
+sent alone: a leader that learns of the resumption between two of them would reject one and store
 the next.
 
 Rules: loop thread only. A publish is not sent again once a later one was stored, which would change
@@ -22,7 +22,7 @@ from strandline.types import PartitionName
 
 PATIENCE_S: Final = 5.0
 RETRY_S: Final = 0.05
-"""Long enough for the leader to have heard, more often than not."""
+"""Usually long enough for the leader to be notified."""
 
 Outcome = Ack | StrandlineError
 
@@ -66,7 +66,7 @@ class ForwardedPublish:
         self.wakes = wakes
         self.number = 0
         self.refused_s: float | None = None
-        """When it was refused first, as paused."""
+        """The time of its first rejection, because the partition was paused."""
 
 
 class _Partition:
@@ -76,10 +76,10 @@ class _Partition:
 
     def __init__(self) -> None:
         self.sent = 0
-        """Under way to the leader."""
+        """Publishes in flight to the leader."""
         self.refused: list[tuple[ForwardedPublish, PausedError]] = []
         self.waiting: list[ForwardedPublish] = []
-        """Not sent, behind those that were refused."""
+        """Not sent, behind those that were rejected."""
         self.task: asyncio.Task[None] | None = None
 
 

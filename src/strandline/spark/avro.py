@@ -1,6 +1,6 @@
 """Conversion of an Avro schema to Arrow columns.
 
-Rules: a record is a struct, a union with null is a nullable field, other unions are refused; a
+Rules: a record is a struct, a union with null is a nullable field, other unions are rejected; a
 named type may be referred to by name, but not within itself; a logical type without an Arrow
 equivalent, such as a time of day, becomes its underlying type. Must not know Spark; ``decode``
 decodes values.

@@ -108,7 +108,7 @@ def decoded_schema(record_schema: pa.Schema, value_schema: pa.Schema) -> pa.Sche
 def infer_json_schema(values: pa.Array) -> pa.Schema:
     """Infer the columns of a sample of JSON values; values that are not JSON objects are ignored.
 
-    A field without a value in any of them is omitted and logged: its column would refuse the first
+    A field without a value in any of them is omitted and logged: its column would reject the first
     value.
 
     Raises:
@@ -181,7 +181,7 @@ def refuse_unreadable(schema: pa.Schema) -> None:
 
 
 def _bisect(values: pa.Array, parse: ParseRows, schema: pa.Schema) -> Decoded:
-    """Decode what ``parse`` accepts as a whole, and halve what it refuses."""
+    """Decode what ``parse`` accepts as a whole, and halve what it rejects."""
     rows: list[pa.StructArray] = []
     sources: list[int] = []
     bad: list[tuple[int, str]] = []
@@ -218,7 +218,7 @@ def _parse_json(values: pa.Array, schema: pa.Schema) -> pa.StructArray:
     none, shows in the numbers, so that rows always belong to their records.
     """
     numbers = pa.array(range(len(values))).cast(pa.string())
-    # The cast refuses invalid UTF-8, which Arrow's parser accepts. A newline ends a value;
+    # The cast rejects invalid UTF-8, which Arrow's parser accepts. A newline ends a value;
     # inside one it is white space.
     flat = pc.replace_substring(values.cast(pa.string()).fill_null("null"), "\n", " ")
     texts = flat.to_pylist()

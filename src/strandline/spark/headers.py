@@ -10,4 +10,4 @@ SOURCE_OFFSET = "Strandline-Source-Offset"
 SOURCE_HEADERS = (SOURCE_STREAM, SOURCE_PARTITION, SOURCE_OFFSET)
 
 ERROR = "Strandline-Error"
-"""In a dead letter: why its value was refused."""
+"""In a dead letter: why its value was rejected."""

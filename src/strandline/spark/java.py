@@ -2,7 +2,7 @@
 
 Rules: ``JAVA_HOME`` and ``java`` on the ``PATH`` come before the wheel, but only in a version Spark
 supports. Spark always passes ``--add-modules=jdk.incubator.vector`` (an optional speed-up), and a
-Java image without that module, such as the wheel's, refuses to start. For such an image a *shim* is
+Java image without that module, such as the wheel's, rejects to start. For such an image a *shim* is
 made: a Java home of symbolic links whose ``bin/java`` drops that argument; Spark's launcher, driver
 and executors all start ``$JAVA_HOME/bin/java``. Must not know Spark's Python API.
 """

@@ -1,8 +1,8 @@
 """Column types inferred from a sample of JSON values; each holds the values without loss.
 
-Rules: an integer is a BIGINT, beyond 64 bits it is refused; a text is a DATE or a time only if all
+Rules: an integer is a BIGINT, beyond 64 bits it is rejected; a text is a DATE or a time only if all
 texts of the field are, with a zone in all of them or in none, and no finer than microseconds; else
-it is text. Fields of conflicting types are refused by name. Must not know streams.
+it is text. Fields of conflicting types are rejected by name. Must not know streams.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The options of ``format("strandline")``, decoded and checked once.
 
 Rules: option names are case-insensitive, as Spark's are; a name that is neither ours nor Spark's is
-refused, because Spark ignores unknown names silently; every invalid value is an
+rejected, because Spark ignores unknown names silently; every invalid value is an
 ``InvalidConfigError`` that names the option and what it takes. Must not know Spark or the broker:
 this module turns strings into values.
 """

@@ -393,7 +393,7 @@ def _checked_start(state: PartitionExtent, start: int, options: ReadOptions) -> 
 
 
 def _check_data_loss(state: PartitionExtent, start: int, options: ReadOptions) -> None:
-    """Refuse to continue without lost records, or log that they are lost."""
+    """Reject to continue without lost records, or log that they are lost."""
     if options.fail_on_data_loss:
         refuse_data_loss(state, start)
     elif start < state.log_start_offset:

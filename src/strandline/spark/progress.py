@@ -2,7 +2,7 @@
 
 Rules: metrics and ``strandline group info`` show these offsets; the query itself starts from its
 checkpoint. A commit must neither end nor delay a query: one that is not possible now is made with
-the next micro-batch, and a refused one is not repeated. Must not know Spark.
+the next micro-batch, and a rejected one is not repeated. Must not know Spark.
 """
 
 import logging

@@ -44,7 +44,7 @@ _is_silent = threading.Event()
 """Set once Java's standard error is no longer forwarded."""
 
 RECOMMENDED: dict[str, str] = {
-    # The default state store keeps everything on the heap and refuses transformWithState.
+    # The default state store keeps everything on the heap and rejects transformWithState.
     "spark.sql.streaming.stateStore.providerClass": _STATE,
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     # Spark checks a batch's size after every row for a Python sink, which with a map column

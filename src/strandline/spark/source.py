@@ -155,7 +155,7 @@ def check_columns(schema: StructType) -> None:
 
 
 def refuse_overwrite(*, overwrite: bool) -> None:
-    """Refuse to replace records.
+    """Reject to replace records.
 
     Raises:
         InvalidConfigError: if ``overwrite``.

@@ -5,7 +5,7 @@ writers one wins and the other decides anew; delta-rs alone would let both appen
 in the commit's information, and the offsets are Delta's application transactions besides
 (``strandline/<partition>``), which outlive the clean-up of the log. The state that counts is that
 of the version whose files the table has: a ``RESTORE`` takes it back too. What the Delta protocol
-asks of a writer and this one does not do is refused at each commit, for the version that it
+asks of a writer and this one does not do is rejected at each commit, for the version that it
 follows. Data files get their names in the table's directory before the commit: the log alone says
 what is in a Delta table, and ``VACUUM`` removes what a crash in between left. Must not know Spark,
 nor what may be committed.
@@ -77,7 +77,7 @@ _FEATURES = frozenset(
     }
 )
 """Writer features that do not affect an append of whole columns, unless the table's metadata says
-so; others are refused by name.
+so; others are rejected by name.
 """
 _CONSTRAINT = "delta.constraints."
 _COMPUTED = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
@@ -276,7 +276,7 @@ def _refuse_foreign(table: DeltaTable, schema: pa.Schema) -> None:
 def _state_by_transactions(table: DeltaTable) -> TableState | None:
     """Return the committed state if log clean-up removed our last commit; None if we made none.
 
-    Batches and the stream's identity are forgotten then: a replay is refused for its offsets, not
+    Batches and the stream's identity are forgotten then: a replay is rejected for its offsets, not
     acknowledged.
     """
     sequence = table.transaction_version(SEQUENCE_ID)

@@ -4,7 +4,7 @@ Rules: the state is a property of the table, set in the transaction that adds th
 survives the expiry of snapshots; the snapshot's own properties say what it added, and up to which
 offsets the table then was. A rollback leaves the properties as they are, so the state counts only
 if the current snapshot descends from its own; else the newest ancestor says what is committed. A
-table whose partitions or columns do not fit is refused. pyiceberg repeats a commit that lost a
+table whose partitions or columns do not fit is rejected. pyiceberg repeats a commit that lost a
 race, with the same files after the winner's; that would double records, so the table's
 ``commit.retry.num-retries`` is set to 0 and the loser decides anew. Data files get their names
 under the table's location before the commit. Must not know Spark, nor what may be committed.

@@ -49,7 +49,7 @@ class StagedFiles(WriterCommitMessage):
     batch: int
     rows: StagedRows
     letters: Part | None
-    """Refused values for the dead-letter stream."""
+    """Rejected values for the dead-letter stream."""
 
 
 class _Stager:
@@ -99,7 +99,7 @@ class _Stager:
         state = self.store.load().state
         # A batch without rows creates the table, so that readers get no rows instead of an error.
         if proposal.files or proposal.ranges or state is None:
-            # A batch refused here leaves no dead letters. These are committed before the table:
+            # A batch rejected here leaves no dead letters. These are committed before the table:
             # after a crash in between, the replay repeats them without effect, and commits.
             decide(state, self.gaps.explain(state, proposal))
             self.store.create()  # where no task has run

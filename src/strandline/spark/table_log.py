@@ -8,7 +8,7 @@ Lake or Iceberg table in the commit's metadata.
 Rules: pure values and decisions, no files, no clock, no Spark. The invariants:
 
 - a batch (transaction id, batch number) is committed once; repeating it is acknowledged if it holds
-  the same records and refused if not; a smaller batch number than the last is refused;
+  the same records and rejected if not; a smaller batch number than the last is rejected;
 - no offset of a partition is committed twice, and, in a dense table, none is left out;
 - if the stream of the offsets is known, all offsets are of the same stream.
 """
@@ -101,9 +101,9 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     arrow_schema: bytes
     tracks_offsets: bool
     ranges: Ranges = {}
-    """The records read, including refused ones that are in no file."""
+    """The records read, including rejected ones that are in no file."""
     dense: bool = True
-    """Refuse gaps within the batch and between it and the committed offsets."""
+    """Reject gaps within the batch and between it and the committed offsets."""
     stream: str | None = None
     """As in ``TableState``."""
     stored: Ranges = {}

@@ -198,7 +198,7 @@ def make_directory(path: Path) -> None:
 
     Raises:
         InvalidConfigError: something else exists there, or it may not be created.
-        UnavailableError: the file system refuses it.
+        UnavailableError: the file system rejects it.
     """
     if not path.parent.is_dir():
         make_directory(path.parent)

@@ -1,4 +1,4 @@
-"""Decoding within a task of the table sink, and the dead letters of refused values.
+"""Decoding within a task of the table sink, and the dead letters of rejected values.
 
 Rules: a value that cannot be decoded is staged for the dead-letter stream, with the reason and its
 source in headers, under a second transaction; the driver commits it once, just before the table.

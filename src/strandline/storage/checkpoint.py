@@ -1,9 +1,9 @@
-"""Checkpoints: up to where segments are durable, so that the journal before it is not needed.
+"""Checkpoints: how far segments are durable, so that the journal before that is not needed.
 
-Rules: the file is replaced atomically and carries a checksum; segments are synced before a
-checkpoint names them and the journal is recycled only after it is durable. Taking one is split so
-that the thread that owns the logs never waits for a sync: ``begin`` on that thread, ``write`` on
-any, ``finish`` on that thread again. Knows nothing of batches.
+Rules: the file is replaced atomically and has a checksum. Segments are synced before a checkpoint
+names them, and the journal is recycled only after the checkpoint is durable. A checkpoint is taken
+in three steps, so that the thread that owns the logs never waits for a sync: ``begin`` on that
+thread, ``write`` on any, ``finish`` on that thread again. Must not know batches.
 """
 
 from pathlib import Path
@@ -46,7 +46,7 @@ NEW_LOG = LogCheckpoint(
     first_timestamp=TIMESTAMP_MIN,
     max_timestamp=TIMESTAMP_MIN,
 )
-"""A log that no checkpoint knows yet: all of it is in the journal."""
+"""A log that is in no checkpoint yet: all of it is in the journal."""
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,14 +61,14 @@ def save_checkpoint(directory: Path, checkpoint: Checkpoint, *, disk: Disk) -> N
     """Replace the checkpoint durably.
 
     Raises:
-        DiskFullError: no space; the old one stands.
+        DiskFullError: no space; the old one stays.
         LogPoisonedError: the write or sync failed.
     """
     disk.write_atomically(directory / FILE_NAME, encode_note(checkpoint))
 
 
 def load_checkpoint(directory: Path, *, disk: Disk) -> Checkpoint | None:
-    """The checkpoint, or None if none was ever taken.
+    """Return the checkpoint, or None if none was ever taken.
 
     Raises:
         CorruptBatchError: the file is corrupt; logs must be opened by scanning.
@@ -80,13 +80,13 @@ def load_checkpoint(directory: Path, *, disk: Disk) -> Checkpoint | None:
     checkpoint = decode_note(data, Checkpoint, path)
     if checkpoint.version != VERSION:
         raise CorruptBatchError(
-            f"checkpoint version {checkpoint.version} is not known here", file=str(path)
+            f"checkpoint version {checkpoint.version} is not supported", file=str(path)
         )
     return checkpoint
 
 
 def encode_note(what: Any) -> bytes:
-    """A small file: the checksum of its second line, and that as JSON."""
+    """Encode a small file: a checksum line, then the value as a line of JSON."""
     body = msgspec.json.encode(what)
     return b"%08x\n%b\n" % (crc32c(body), body)
 
@@ -95,7 +95,7 @@ def decode_note(data: bytes, kind: type[NoteT], path: Path) -> NoteT:
     """Decode a checkpoint or note file and verify its checksum.
 
     Raises:
-        CorruptBatchError: it is corrupt.
+        CorruptBatchError: the file is corrupt.
     """
     try:
         crc, body = data.rstrip(b"\n").split(b"\n", 1)

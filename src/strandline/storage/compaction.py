@@ -1,13 +1,15 @@
-"""Key compaction: the newest record of each key stays, and of a deleted key none.
+"""Compaction: only the newest record of each key is kept, and none of a deleted key.
 
-Rules: only sealed segments that a checkpoint has passed are rewritten, one file each: the rest goes
-to ``.cleaned``, is synced, and takes the old name; readers of the old file keep it. Records keep
-their offsets, and logs stay dense (``compaction_rewrite``). Records without a key stay. A null
-value stays visible for the delay, so that readers learn of the deletion, and until every replica
-has it, so that none keeps what was deleted; then it goes. What retries are told by stays as long as
-they may come: young batches with message ids, and a record of each producer's last batch (as Kafka
-keeps it). A segment with corruption in it is left as it is. Everything but ``is_due`` may take long
-and runs on any thread.
+Of a stream that limits the records of a subject, those that ``subject_history`` keeps are kept.
+
+Rules: only sealed segments below a checkpoint are rewritten, one file each: the kept batches are
+written to ``.cleaned``, synced, and renamed over the old file, which open readers keep. Records
+keep their offsets, and logs stay dense (``compaction_rewrite``). Records without a key are kept. A
+null value is kept for the delay, so that readers see the deletion, and until every replica has it,
+so that none keeps the deleted record. Batches that detect retries are kept as long as a retry may
+arrive: young ones with message ids, and a record of each producer's last batch (as in Kafka). A
+segment with corruption is not changed. Everything but ``is_due`` may take long and runs on any
+thread.
 """
 
 import contextlib
@@ -21,6 +23,7 @@ from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.segment import Segment
 from strandline.storage.segment_reads import RetiredSegmentError
+from strandline.storage.subject_history import SubjectHistory
 from strandline.types import Offset, TimestampNs
 
 DIRTY_SHARE = 0.1
@@ -29,7 +32,7 @@ _NEVER_NS = 1 << 63
 
 
 class Rewritten(NamedTuple):
-    """A segment and what is to take its place."""
+    """A segment and its replacement."""
 
     old: Segment
     new: Segment
@@ -56,9 +59,10 @@ class Compactor:
     Args:
         log: of the partition.
         disk: the file system.
-        tombstone_delay_ms: for so long null values stay visible.
-        ids_ms: for so long message ids are remembered; 0: they are not.
-        numbers_ms: for so long the numbers of producers are; 0: they are not.
+        tombstone_delay_ms: how long null values are kept.
+        ids_ms: how long message ids detect retries; 0: not at all.
+        numbers_ms: how long producer sequence numbers do; 0: not at all.
+        records_per_subject: keep so many records of each subject; 0: the newest of each key.
     """
 
     def __init__(
@@ -69,19 +73,21 @@ class Compactor:
         tombstone_delay_ms: int,
         ids_ms: int = 0,
         numbers_ms: int = 0,
+        records_per_subject: int = 0,
     ) -> None:
         self._log = log
         self._disk = disk
         self._delay_ns = tombstone_delay_ms * 1_000_000
         self._ids_ms = ids_ms
         self._numbers_ms = numbers_ms
+        self._records_per_subject = records_per_subject
         self._done_before = -1
         self._tombstone_due_ns = 0
         self._tombstone_first = 0
         self._held_due_ns = 0
 
     def is_due(self, *, now_ns: TimestampNs, tombstones_below: Offset) -> bool:
-        """Whether a run may find something: new sealed segments, or what had to stay for a while.
+        """Whether a run may remove something: there are new sealed segments, or a delay has passed.
 
         Args:
             now_ns: for the age of null values.
@@ -106,17 +112,17 @@ class Compactor:
         now_ns: TimestampNs,
         counts: Counts | None = None,
     ) -> Compaction:
-        """Find the newest record of each key and write the segments anew; on any thread.
+        """Find the newest record of each key and write the new segments; on any thread.
 
         Args:
-            below: records from here on may yet be undone; they replace nothing, and stay.
-            tombstones_below: null values from here on stay: a replica may not have them yet.
-            now_ns: for the age of null values, and of what retries are told by.
-            counts: whether the records of a batch do; others go, and replace nothing. None: all do.
+            below: records from here on may still be truncated; they are kept and replace none.
+            tombstones_below: null values from here on are kept: a replica may lack them.
+            now_ns: for the age of null values, message ids and sequence numbers.
+            counts: whether a batch is committed; others are removed. None: all are.
 
         Raises:
-            DiskFullError: no space; nothing is left behind.
-            EncryptionKeyError: the stream is encrypted, and its key is not here.
+            DiskFullError: no space; no file is left behind.
+            EncryptionKeyError: the stream is encrypted, and its key is not available.
             LogPoisonedError: reading or writing failed.
         """
         stable = self._log.stable_segments
@@ -129,6 +135,7 @@ class Compactor:
             ids_from_ns=_since(now_ns, self._ids_ms),
             numbers_from_ns=_since(now_ns, self._numbers_ms),
             log=self._log,
+            history=SubjectHistory(limit) if (limit := self._records_per_subject) else None,
         )
         keys = scan_keys(scope)
         rewritten: list[Rewritten] = []
@@ -147,21 +154,21 @@ class Compactor:
             self._done_before = stable[-1].next_offset
         self._held_due_ns = now_ns + min(held_ns) + 1 if held_ns else 0
         self._tombstone_due_ns = 0
-        if tombstones and keys.is_whole:  # corruption holds them all; no use in looking every time
+        if tombstones and keys.is_whole:  # corruption blocks all removals; do not retry every time
             self._tombstone_due_ns = min(tombstones).time_ns + self._delay_ns + 1
             self._tombstone_first = min(each.offset for each in tombstones)
         saved = sum(old.size - new.size for old, new in rewritten)
         return Compaction(rewritten, records, saved, self._tombstone_due_ns)
 
     def apply(self, compaction: Compaction) -> None:
-        """Put the new segments in place, one by one, durably; on any thread.
+        """Replace segments by their new versions, one by one, durably; on any thread.
 
-        Segments that retention or a truncation has taken away meanwhile stay away. Each is durable
-        before the next one, which may lack what tells that records here were deleted.
+        A segment that retention or a truncation has removed meanwhile is skipped. Each one is
+        durable before the next, which may lack the null value that deletes a record here.
 
         Raises:
-            DiskFullError: no space for a name; the segments not yet replaced stand.
-            LogPoisonedError: renaming failed; the old segments stand.
+            DiskFullError: no space for a name; the segments not yet replaced stay.
+            LogPoisonedError: renaming failed; the old segments stay.
         """
         for each in compaction.rewritten:
             if self._log.replace(each.old, each.new, each.cleaned):
@@ -175,5 +182,5 @@ class Compactor:
 
 
 def _since(now_ns: TimestampNs, memory_ms: int) -> int:
-    """Return the time before which nothing is remembered; without a memory nothing is."""
+    """Return the time before which nothing is remembered."""
     return now_ns - memory_ms * 1_000_000 if memory_ms else _NEVER_NS

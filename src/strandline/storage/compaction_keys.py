@@ -1,9 +1,9 @@
 """The state of every key, collected before a compaction removes anything.
 
-Rules: records replace others only if they count and are committed. A null value may go only if
-nothing older of its key is in the log any more when the run begins, or a deleted key would come
-back: after a crash between two segments, from a batch that was kept whole, or from corruption that
-is repaired later. Reads, and changes nothing; any thread.
+Rules: only committed records replace others. A null value may be removed only if the log has no
+older record of its key when the run begins. Otherwise a deleted key could return: after a crash
+between two segments, from a batch that was kept whole, or from corruption that is repaired later.
+Read-only; any thread.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,23 +17,24 @@ from strandline.record.batch import NO_PRODUCER, Attributes, BatchHeader
 from strandline.record.codec import decode_batches
 from strandline.storage.log import Log
 from strandline.storage.segment_reads import CorruptRange
+from strandline.storage.subject_history import SubjectHistory
 from strandline.storage.walk import FoundBatch, walk
 from strandline.types import Offset
 
 Counts = Callable[[BatchHeader], bool]
-"""Whether the records of a batch count: those of an aborted transaction do not."""
+"""Whether a batch is committed: those of an aborted transaction are not."""
 
 
 class Scope(NamedTuple):
-    """The limits of a compaction: records that replace others, null values that may go.
+    """The limits of a compaction: which records replace others, and which null values may go.
 
     Attributes:
-        below: records from here on may yet be undone; they replace nothing, and stay.
-        counts: of the batches below.
-        tombstones_below: null values from here on may not have been seen by every replica.
-        oldest_tombstone_ns: null values that are not older stay.
-        ids_from_ns: batches with message ids that are not older stay whole.
-        numbers_from_ns: of a producer's last numbered batch, if it is not older, a record stays.
+        below: records from here on may still be truncated; they are kept and replace none.
+        counts: whether a batch below that is committed.
+        tombstones_below: null values from here on may be missing on a replica.
+        oldest_tombstone_ns: null values that are not older are kept.
+        ids_from_ns: batches with message ids that are not older are kept whole.
+        numbers_from_ns: a record of a producer's last batch is kept if it is not older.
     """
 
     below: Offset
@@ -43,7 +44,9 @@ class Scope(NamedTuple):
     ids_from_ns: int
     numbers_from_ns: int
     log: Log
-    """Who opens and seals what is encrypted."""
+    """Decrypts and encrypts batches."""
+    history: SubjectHistory | None = None
+    """What stays of each subject, in the place of what stays of each key."""
 
     def ids_held_ns(self, header: BatchHeader) -> int:
         """Return for how many ns a batch stays to detect retries by message id; -1: not at all."""
@@ -51,9 +54,9 @@ class Scope(NamedTuple):
         return header.last_timestamp - self.ids_from_ns if has_ids else -1
 
     def numbers_held_ns(self, header: BatchHeader) -> int:
-        """Return for how many ns a batch stays for its producer's sequence numbers; -1: not at all.
+        """Return for how many ns a batch is kept for its sequence numbers; -1: not at all.
 
-        The batches of a transaction that has ended are not kept for them.
+        Batches of a transaction that has ended are not kept for them.
         """
         is_over = header.attributes & Attributes.TRANSACTIONAL
         is_numbered = header.producer_id != NO_PRODUCER and not is_over
@@ -66,10 +69,10 @@ class CompactionKeys:
 
     Attributes:
         newest: the offset of each key's newest record.
-        deleted: whose newest record is a null value.
-        shadowed: of those, whose older records are still in the log.
-        last_numbered: of each producer that is still known, where its last batch begins.
-        is_whole: False if some of the log is corrupt: then nobody knows what else there is.
+        deleted: keys whose newest record is a null value.
+        shadowed: deleted keys whose older records are still in the log.
+        last_numbered: the base offset of the last batch of each known producer.
+        is_whole: False if part of the log is corrupt, so that keys may be missing here.
     """
 
     newest: dict[bytes, int] = field(default_factory=dict)
@@ -79,15 +82,15 @@ class CompactionKeys:
     is_whole: bool = True
 
     def may_forget(self, key: bytes) -> bool:
-        """Whether a key's null value is all that is left of it."""
+        """Whether a key's null value is its only record in the log."""
         return self.is_whole and key not in self.shadowed
 
-    def tells_numbers(self, header: BatchHeader) -> bool:
+    def is_last_numbered(self, header: BatchHeader) -> bool:
         """Whether a batch is the newest proof of its producer's sequence number, so must stay."""
         return self.last_numbered.get(header.producer_id) == header.base_offset
 
     def note(self, key: bytes, offset: int, *, is_null: bool) -> None:
-        """A record, newer than those before."""
+        """Note a record, newer than those before."""
         if not is_null:
             self.deleted.discard(key)
             self.shadowed.discard(key)
@@ -99,10 +102,10 @@ class CompactionKeys:
 
 
 def scan_keys(scope: Scope) -> CompactionKeys:
-    """Read all keys of a log that count, up to what may yet be undone.
+    """Read all keys of committed records of a log.
 
     Raises:
-        EncryptionKeyError: the stream is encrypted, and its key is not here.
+        EncryptionKeyError: the stream is encrypted, and its key is not available.
         LogPoisonedError: reading failed.
     """
     keys = CompactionKeys()
@@ -118,7 +121,9 @@ def scan_keys(scope: Scope) -> CompactionKeys:
                 break
             if scope.numbers_held_ns(found.header) >= 0:
                 keys.last_numbered[found.header.producer_id] = found.header.base_offset
-            if found.header.attributes & Attributes.KEYS and scope.counts(found.header):
+            if scope.history is not None:
+                scope.history.apply(memoryview(scope.log.opened(found.view)))
+            elif found.header.attributes & Attributes.KEYS and scope.counts(found.header):
                 _note_batch(keys, found, scope.log)
     return keys
 
@@ -135,6 +140,6 @@ def _note_batch(keys: CompactionKeys, found: FoundBatch, log: Log) -> None:
 
 
 def rows(batch: pa.Buffer, *, columns: Sequence[str] | None = None) -> pa.RecordBatch:
-    """The records of one batch."""
+    """Return the records of one batch."""
     (found,) = decode_batches(batch, columns=columns)
     return found

@@ -1,10 +1,10 @@
-"""One segment on its way to its compacted self, in a file beside it.
+"""Compaction of one segment into a new file beside it.
 
-Rules: the new segment stands for exactly the offsets of the old one, and so does each batch: it
-keeps its base offset and its end, with gaps where records went (``Attributes.OFFSET_DELTAS``), and
-a filler takes the place of batches in a row of which nothing stays. So logs are dense, compacted or
-not, and tell their leader epochs. Nothing is written as long as nothing was removed. Runs on any
-thread; the old segment is only read.
+Rules: the new segment covers exactly the offsets of the old one, and so does each batch: it keeps
+its base offset and its end, with gaps where records were removed (``Attributes.OFFSET_DELTAS``). A
+placeholder batch replaces consecutive batches of which no record is kept. So logs stay dense and
+keep their leader epochs. No file is written until a record is removed. Runs on any thread; the old
+segment is only read.
 """
 
 from typing import NamedTuple
@@ -27,30 +27,30 @@ _WRITE_BYTES = 4 << 20
 
 
 class Tombstone(NamedTuple):
-    """A null value that stays."""
+    """A null value that is kept."""
 
     time_ns: int
     offset: int
 
 
 class _Stretch(NamedTuple):
-    """Offsets in a row of which nothing stays."""
+    """Consecutive offsets of which no record is kept."""
 
     base_offset: int
     next_offset: int
     leader_epoch: LeaderEpoch
     filler: memoryview | None
-    """The batch that stands for just these already."""
+    """The present placeholder for exactly these offsets."""
 
 
 class SegmentRewrite:
-    """Writes ``.cleaned``.
+    """Writes a segment's ``.cleaned`` file.
 
     Attributes:
-        new: what is to take the segment's place, after ``write``; None: it is fine as it is.
+        new: the replacement of the segment, after ``write``; None: nothing was removed.
         records_removed: by this run.
-        tombstones: null values that stay.
-        held_ns: for how long records stay that would go if no retry were told by them.
+        tombstones: null values that are kept.
+        held_ns: for how long records stay that are kept only to detect retries.
     """
 
     def __init__(self, segment: Segment, keys: CompactionKeys, scope: Scope, *, disk: Disk) -> None:
@@ -65,10 +65,10 @@ class SegmentRewrite:
         self._stretch: _Stretch | None = None
 
     def write(self) -> None:
-        """Write what stays, unless that is all, or the segment is corrupt.
+        """Write the kept records, unless that is all of them, or the segment is corrupt.
 
         Raises:
-            DiskFullError: no space; nothing is left behind.
+            DiskFullError: no space; no file is left behind.
             LogPoisonedError: reading or writing failed.
         """
         holes: list[CorruptRange] = []
@@ -98,7 +98,7 @@ class SegmentRewrite:
             self._add(batch)
 
     def _lengthen_stretch(self, header: BatchHeader, filler: memoryview | None) -> None:
-        """Nothing stays of a batch; fillers of one leader epoch become one."""
+        """Drop a batch; consecutive placeholders of one leader epoch become one."""
         before = self._stretch
         end = header.next_offset
         if (
@@ -122,20 +122,22 @@ class SegmentRewrite:
         self._writer.add(batch, may_wait=not self.records_removed)
 
     def _filtered(self, found: FoundBatch) -> Bytes | None:
-        """The batch with the records that stay; None if none do."""
+        """Return the batch with the records that are kept; None if there are none."""
         header = found.header
         if header.next_offset > self._scope.below:
             return found.view
         if not self._scope.counts(header):
             self.records_removed += header.record_count
             return None
-        if not header.attributes & Attributes.KEYS:
+        history = self._scope.history
+        is_kept = header.attributes & (Attributes.MARKER | Attributes.PURGE)
+        if is_kept or (history is None and not header.attributes & Attributes.KEYS):
             return found.view
         batch = rows(self._scope.log.opened(found.view))
-        keep = self._keep(batch, header)
+        keep = self._keep(batch, header) if history is None else history.stays(batch)
         if (
             not any(keep)
-            and self._keys.tells_numbers(header)
+            and self._keys.is_last_numbered(header)
             and self._is_held(self._scope.numbers_held_ns(header))
         ):
             keep[-1] = True
@@ -143,23 +145,23 @@ class SegmentRewrite:
         if kept == len(keep) or self._is_held(self._scope.ids_held_ns(header)):
             return found.view
         if kept:
-            # All of them count: what was aborted is gone, and so will be who says that.
+            # What is left is committed: aborted records are removed, and so will be their markers.
             smaller = encode_again(batch.filter(pa.array(keep)), header)
             if self._scope.log.sealer is not None:
                 smaller = self._scope.log.sealer.seal(smaller)
             if len(smaller) >= header.length and not self._reveals_deleted(batch, keep):
-                return found.view  # the gaps would take more than the records did
+                return found.view  # the gaps would take more bytes than the records did
         self.records_removed += len(keep) - kept
         return smaller if kept else None
 
     def _is_held(self, held_ns: int) -> bool:
-        """Whether something stays for so long."""
+        """Note that something is kept for this long; return whether it is."""
         if held_ns >= 0:
             self.held_ns.append(held_ns)
         return held_ns >= 0
 
     def _reveals_deleted(self, batch: pa.RecordBatch, keep: list[bool]) -> bool:
-        """Whether a record that may go is of a deleted key, whose null value waits for it to go."""
+        """Whether a record of a deleted key is removed, whose null value waits for that."""
         keys = batch.column("key").to_pylist()
         deleted = self._keys.deleted
         return any(key in deleted for key, stays in zip(keys, keep, strict=True) if not stays)
@@ -181,7 +183,7 @@ class SegmentRewrite:
         return keep
 
     def _keep_tombstone(self, key: bytes, tombstone: Tombstone) -> bool:
-        """Whether a key's null value stays, until nobody can miss it."""
+        """Whether a key's null value is kept, because a reader or replica may need it."""
         scope = self._scope
         is_seen = tombstone.offset < scope.tombstones_below
         is_old = tombstone.time_ns < scope.oldest_tombstone_ns
@@ -192,7 +194,7 @@ class SegmentRewrite:
 
 
 class _Writer:
-    """Writes ``.cleaned``, but nothing as long as the segment may turn out to need no rewriting."""
+    """Writes ``.cleaned``, but nothing until the segment is known to need a rewrite."""
 
     def __init__(self, old: Segment, *, disk: Disk) -> None:
         self.path = old.path.with_suffix(CLEANED_SUFFIX)
@@ -205,7 +207,7 @@ class _Writer:
         self._waiting_bytes = 0
 
     def add(self, batch: Bytes, *, may_wait: bool) -> None:
-        """Append a batch; written when enough have come together."""
+        """Append a batch; it is written when enough have gathered."""
         self._new.note(read_header(batch), self._size)
         self._size += len(batch)
         self._waiting.append(batch)
@@ -234,7 +236,7 @@ class _Writer:
         return self._new
 
     def discard(self) -> None:
-        """Leave nothing behind."""
+        """Remove the file."""
         if self._fd >= 0:
             self._disk.close(self._fd)
             self._disk.unlink(self.path)

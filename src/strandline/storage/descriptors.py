@@ -1,11 +1,11 @@
 """Shares of the process's file descriptors for storage, connections and memory maps.
 
-A listener takes descriptors for whoever connects. If it could take all of them, strangers would
-keep the broker from opening the next segment.
+A listener uses a descriptor for each connection. If connections could use all of them, the broker
+could not open its next segment.
 
-Rules: everything but the storage may have ``DescriptorShares.others`` descriptors: the process's
-soft limit is kept at so many more than the storage has. The storage opens beyond the soft limit, up
-to the hard one. Any thread.
+Rules: everything but the storage may have ``DescriptorShares.others`` descriptors. To enforce that,
+the process's soft limit is kept at that number plus those that the storage has open. The storage
+may exceed the soft limit, up to the hard one. Any thread.
 """
 
 import errno
@@ -17,7 +17,7 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 UNLIMITED: Final = 1 << 20
-"""Taken for the limit where the system has none."""
+"""Used as the limit if the system has none."""
 PROCESS: Final = 64
 """For the event loop, child processes, other brokers, NATS servers and gRPC itself."""
 JOURNAL: Final = 32
@@ -28,7 +28,7 @@ class DescriptorShares(NamedTuple):
     """The most file descriptors that each part of the process may have."""
 
     limit: int
-    """All of them together."""
+    """The process's limit."""
     others: int
     """Everything but the storage."""
     connections: int
@@ -42,7 +42,7 @@ class DescriptorShares(NamedTuple):
 
 
 def shares_of(limit: int) -> DescriptorShares:
-    """Share out ``limit`` descriptors."""
+    """Divide ``limit`` descriptors."""
     others = limit * 3 // 8
     maps = max(8, min(256, limit // 16))
     unsynced = max(8, min(1024, limit // 16))
@@ -51,7 +51,7 @@ def shares_of(limit: int) -> DescriptorShares:
 
 
 def current_shares() -> DescriptorShares:
-    """Share out as many descriptors as this process may have."""
+    """Divide the descriptors that this process may have."""
     if STORAGE_DESCRIPTORS.shares is not None:
         return STORAGE_DESCRIPTORS.shares
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -59,7 +59,7 @@ def current_shares() -> DescriptorShares:
 
 
 class StorageDescriptors:
-    """The reserve of descriptors that only the storage can have; off until ``begin``."""
+    """The reserve of descriptors for the storage only; off until ``begin``."""
 
     def __init__(self) -> None:
         # Reentrant: files are also closed by the garbage collector, at any moment.
@@ -73,7 +73,7 @@ class StorageDescriptors:
         return self._held
 
     def begin(self) -> DescriptorShares:
-        """Keep the storage's share from everything else in this process, up to the hard limit."""
+        """Reserve the storage's share, up to the hard limit."""
         with self._lock:
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             self.shares = shares_of(hard if hard >= 0 else UNLIMITED)
@@ -81,29 +81,29 @@ class StorageDescriptors:
             return self.shares
 
     def end(self) -> None:
-        """Keep nothing any more."""
+        """End the reservation."""
         with self._lock:
             self.shares = None
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
     def note_opened(self) -> None:
-        """The storage has opened a file that stays open."""
+        """Note that the storage has opened a file that stays open."""
         with self._lock:
             self._held += 1
             self._restrict()
 
     def note_closed(self) -> None:
-        """The storage has closed such a file."""
+        """Note that the storage has closed such a file."""
         with self._lock:
             self._held -= 1
             self._restrict()
 
     def open(self, action: Callable[[], T]) -> T:
-        """Do what needs a descriptor for the storage.
+        """Run an action that opens a descriptor for the storage.
 
         Raises:
-            OSError: as ``action``; of too many open files only if the storage has no share left.
+            OSError: as ``action``; too many open files only if the storage's share is used up.
         """
         try:
             return action()

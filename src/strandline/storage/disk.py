@@ -1,9 +1,9 @@
 """The only module that calls the file system, so that tests can inject faults and crashes.
 
-Rules: every write is whole or raises; every ``OSError`` leaves here as one of our errors: no space
-(``ENOSPC``, ``EDQUOT``) as ``DiskFullError``, out of descriptors or memory as ``UnavailableError``,
-anything else as ``LogPoisonedError``, because after a failed write or sync nobody knows what is on
-the disk. Knows nothing of what the bytes mean.
+Rules: a write is complete or raises. Every ``OSError`` is translated: no space (``ENOSPC``,
+``EDQUOT``) to ``DiskFullError``, out of descriptors or memory to ``UnavailableError``, anything
+else to ``LogPoisonedError``, because after a failed write or sync the contents of the disk are
+unknown. Must not know what the bytes mean.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ EMPTIED_BYTES_MIN = 1 << 20
 PIECE_BYTES = 64 << 20
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What the system says where there is no space."""
+"""The system's errors for lack of space."""
 _SCARCE = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 SYNC_FILE_RANGE_WRITE = 2
@@ -47,7 +47,7 @@ def _forget_map(reference: weakref.ref[mmap.mmap]) -> None:
 
 
 def translated(error: OSError, doing: str) -> UnavailableError:
-    """Our error for the system's ``error`` met while ``doing`` something."""
+    """Return our error for the system's ``error`` while ``doing`` something."""
     if error.errno in FULL:
         return DiskFullError(f"no space left while {doing}; free some and retry")
     if error.errno == errno.EMFILE:
@@ -62,10 +62,10 @@ def translated(error: OSError, doing: str) -> UnavailableError:
 
 
 def failed_sync(error: OSError, doing: str) -> LogPoisonedError:
-    """Our error for a sync that failed, whatever the reason was.
+    """Return our error for a sync that failed, for any reason.
 
-    Even without space it must not be tried again: what could not be written the system may have
-    forgotten, and a second sync would succeed (known as fsyncgate; LWN 752063).
+    It must not be retried, even for lack of space: the system may have dropped the pages that it
+    could not write, and a second sync would succeed (known as fsyncgate; LWN 752063).
     """
     reason = "no space left" if error.errno in FULL else error.strerror
     return LogPoisonedError(f"{reason} while {doing}; reopen the log to verify it")
@@ -82,7 +82,7 @@ class Disk:
     """
 
     syncs_plainly: ClassVar[bool] = True
-    """Whether a sync here is the system call and nothing else: then any process may make it."""
+    """Whether a sync is only the system call, so that any process may make it."""
 
     def open(self, path: Path, *, write: bool = False, create: bool = False) -> int:
         """Open a file and return its descriptor; ``create`` also makes it if missing."""
@@ -94,25 +94,25 @@ class Disk:
 
     def close(self, fd: int) -> None:
         """Close a descriptor; what it wrote may still be unsynced."""
-        with contextlib.suppress(OSError):  # nothing depends on close: durability is `fdatasync`
+        with contextlib.suppress(OSError):  # nothing depends on it: see `fdatasync`
             os.close(fd)
 
     def inode(self, fd: int) -> int:
-        """The number by which the system knows the open file."""
+        """Return the system's number of the open file."""
         try:
             return os.fstat(fd).st_ino
         except OSError as error:
             raise translated(error, "looking at a file") from error
 
     def size(self, fd: int) -> int:
-        """Length of the open file in bytes."""
+        """Return the length of the open file in bytes."""
         try:
             return os.fstat(fd).st_size
         except OSError as error:
             raise translated(error, "asking for a file's size") from error
 
     def pread(self, fd: int, length: int, position: int) -> bytes:
-        """Up to ``length`` bytes from ``position``; fewer only at the end of the file."""
+        """Return up to ``length`` bytes from ``position``; fewer only at the end of the file."""
         try:
             data = os.pread(fd, length, position)
             if len(data) == length or not data:
@@ -136,7 +136,7 @@ class Disk:
             raise translated(error, "writing") from error
 
     def pwritev(self, fd: int, buffers: Sequence[Bytes], position: int) -> None:
-        """Write all of ``buffers`` one after the other from ``position``; not synced.
+        """Write ``buffers`` one after another from ``position``; not synced.
 
         One system call unless there are more than ``BUFFERS_MAX`` buffers or the write is short.
         """
@@ -153,21 +153,21 @@ class Disk:
             self.pwrite(fd, rest, position + written)
 
     def truncate(self, fd: int, length: int) -> None:
-        """Cut or extend the file to ``length`` bytes."""
+        """Truncate or extend the file to ``length`` bytes."""
         try:
             os.ftruncate(fd, length)
         except OSError as error:
             raise translated(error, "truncating") from error
 
     def fdatasync(self, fd: int) -> None:
-        """Make what was written through any descriptor of the file survive a power loss."""
+        """Make all writes to the file, through any descriptor, survive a power loss."""
         try:
             os.fdatasync(fd)
         except OSError as error:
             raise failed_sync(error, "syncing") from error
 
     def sync_fresh(self, fd: int) -> None:
-        """Sync a file that is thrown away if this fails, so that another one may be tried.
+        """Sync a new file that is discarded if this fails, so that another one may be tried.
 
         A failure here does not poison a log.
         """
@@ -179,21 +179,21 @@ class Disk:
             raise
 
     def write_back(self, fd: int, position: int, length: int) -> None:
-        """Begin to write a part of a file to the disk, where the system can be asked to.
+        """Start writing a part of a file to the disk, where the system supports that.
 
-        Nothing is durable for it, and what fails is told by the next ``fdatasync``: on Linux a
-        range that is not waited for takes no error away from it (fs/sync.c).
+        It makes nothing durable. A failure is reported by the next ``fdatasync``: on Linux, a
+        range that is not waited for consumes no error (fs/sync.c).
         """
         if _sync_file_range is not None:
             _sync_file_range(fd, position, length, SYNC_FILE_RANGE_WRITE)
 
     def sync_directory(self, path: Path) -> None:
-        """Make the names in a directory survive a power loss; without space it may be tried again.
+        """Make the names in a directory survive a power loss; may be retried if there is no space.
 
-        Unlike a file's pages, names that could not be written are never taken for written: ext4,
-        XFS and Btrfs keep them in the transaction that the next sync commits, or stop writing for
-        good, and then that fails, too. Nor would reopening help: what the system shows of a
-        directory it never reads again while it remembers it, so there is nothing to verify.
+        Unlike a file's pages, names that could not be written are never considered written: ext4,
+        XFS and Btrfs keep them in the transaction that the next sync commits, or stop writing
+        altogether, and then that sync fails, too. Reopening would verify nothing: the system does
+        not read a cached directory again.
         """
         fd = self.open(path)
         try:
@@ -204,31 +204,31 @@ class Disk:
             self.close(fd)
 
     def rename(self, source: Path, target: Path) -> None:
-        """Give ``source`` the name ``target``, replacing what had it; not synced."""
+        """Rename ``source`` to ``target``, replacing it; not synced."""
         try:
             source.rename(target)
         except OSError as error:
             raise translated(error, f"renaming {source}") from error
 
     def unlink(self, path: Path) -> None:
-        """Remove a name if it is there; not synced. Open descriptors and maps stay valid."""
+        """Remove a name if it exists; not synced. Open descriptors and maps stay valid."""
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
             raise translated(error, f"removing {path}") from error
 
     def remove_large(self, path: Path) -> None:
-        """Remove a file that may be large, if it is there; its space comes back piece by piece.
+        """Remove a file that may be large, if it exists; its space is freed piece by piece.
 
-        So a file system that frees gigabytes lets the syncs of others in between, and the space
-        does not wait for another process that has the file open: that finds it shorter. Whoever
-        has it mapped keeps all of it, since a map of what is gone would end the process. Nobody in
-        this process may map it any more.
+        So other syncs can run while a file system frees gigabytes, and the space is freed even if
+        another process has the file open (it finds the file shorter). A file that is mapped in
+        this process is not shortened, since access to the map would kill the process. No thread
+        may map it from now on.
         """
         try:
             size = path.stat().st_size
         except OSError:
-            size = 0  # it is removed as any other, and that says what is wrong
+            size = 0  # remove it like any other file, which reports the error
         if size < EMPTIED_BYTES_MIN:
             self.unlink(path)
             return
@@ -236,7 +236,7 @@ class Disk:
         try:
             self.unlink(path)
             found = os.fstat(fd)
-            # Unless it has another name, such as one in a backup.
+            # Not if it has another name, such as one in a backup.
             if not (found.st_nlink or found.st_ino in tuple(_maps.values())):
                 for length in range(size - size % PIECE_BYTES, 0, -PIECE_BYTES):
                     self.truncate(fd, length)
@@ -247,7 +247,7 @@ class Disk:
             self.close(fd)
 
     def make_directory(self, path: Path) -> None:
-        """Create a directory and its parents, durably; fine if it exists."""
+        """Create a directory and its parents, durably; no error if it exists."""
         if path.is_dir():
             return
         self.make_directory(path.parent)
@@ -258,7 +258,7 @@ class Disk:
         self.sync_directory(path.parent)
 
     def remove_directory(self, path: Path) -> None:
-        """Remove an empty directory if it is there; not synced."""
+        """Remove an empty directory if it exists; not synced."""
         try:
             path.rmdir()
         except FileNotFoundError:
@@ -267,11 +267,11 @@ class Disk:
             raise translated(error, f"removing {path}") from error
 
     def exists(self, path: Path) -> bool:
-        """Whether the name is there."""
+        """Whether the name exists."""
         return path.exists()
 
     def listing(self, path: Path) -> dict[str, int]:
-        """Name and size in bytes of each plain file in a directory; empty if there is none."""
+        """Return name and size in bytes of each plain file in a directory, which may be missing."""
         try:
             with STORAGE_DESCRIPTORS.open(lambda: os.scandir(path)) as entries:
                 return {e.name: e.stat().st_size for e in entries if e.is_file()}
@@ -281,7 +281,7 @@ class Disk:
             raise translated(error, f"listing {path}") from error
 
     def read_bytes(self, path: Path) -> bytes | None:
-        """The whole of a small file, or None if there is none."""
+        """Return the contents of a small file, or None if it does not exist."""
         try:
             return STORAGE_DESCRIPTORS.open(path.read_bytes)
         except FileNotFoundError:
@@ -292,8 +292,8 @@ class Disk:
     def write_whole(self, path: Path, data: Bytes) -> None:
         """Replace the contents of a small file; neither atomic nor synced.
 
-        It is cut at the end only: ext4 takes one that is emptied and written again for a
-        replacement that must not be lost, and writes it to the disk as soon as it is closed.
+        It is truncated after the write: ext4 treats a file that is emptied and rewritten as a
+        replacement that must not be lost, and flushes it when it is closed.
         """
         fd = self.open(path, write=True, create=True)
         try:
@@ -313,9 +313,9 @@ class Disk:
         self.sync_directory(path.parent)
 
     def write_durably(self, path: Path, data: Bytes) -> None:
-        """Make a file of ``data`` whose contents, though not its name, are durable.
+        """Create a file whose contents are durable, though not its name.
 
-        If that fails the file is not there.
+        If that fails, the file does not exist.
         """
         fd = self.open(path, write=True, create=True)
         try:
@@ -331,7 +331,7 @@ class Disk:
     def fill_with_zeros(self, fd: int, length: int) -> None:
         """Write zeros to the first ``length`` bytes and sync: later syncs then need no metadata.
 
-        Reserving space alone would not do: ext4 would still convert extents at every sync.
+        Reserving space alone is not enough: ext4 would still convert extents at every sync.
         """
         for position in range(0, length, len(ZEROS)):
             self.pwrite(fd, ZEROS[: length - position], position)
@@ -354,18 +354,19 @@ class Disk:
     def will_need(self, fd: int, position: int, length: int) -> None:
         """Ask the system to start reading a range of a file.
 
-        Through the file, though readers have it mapped: it finds memory for all of the range before
-        it returns, and Python's ``mmap.madvise`` would hold all other threads up meanwhile.
+        It uses the descriptor, though readers have a map: the call allocates memory for the whole
+        range before it returns, and Python's ``mmap.madvise`` would block all other threads.
         """
-        with contextlib.suppress(OSError):  # not every file system can
+        with contextlib.suppress(OSError):  # not every file system supports it
             os.posix_fadvise(fd, position, length, os.POSIX_FADV_WILLNEED)
 
     def drop_cache(self, fd: int) -> None:
-        """Read the file from the disk itself from now on; what is not written yet stays cached.
+        """Drop the file's clean pages from the cache.
 
-        For its memory, or because after a failed sync it may show what never reached the disk.
+        To free memory, or because after a failed sync the cache may show bytes that never reached
+        the disk.
         """
-        with contextlib.suppress(OSError):  # not every file system can
+        with contextlib.suppress(OSError):  # not every file system supports it
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def free_bytes(self, path: Path) -> int:
@@ -385,12 +386,12 @@ class Disk:
             return 0 if error.errno in _SCARCE else limit
 
     def entropy(self, length: int) -> bytes:
-        """Unpredictable bytes, for marks that no stored record can forge."""
+        """Return unpredictable bytes, for marks that no stored record can forge."""
         return os.urandom(length)
 
 
 class OpenFile:
-    """A descriptor that is closed when its last user lets go; readers may outlive a deletion."""
+    """A descriptor that is closed when its last user releases it."""
 
     __slots__ = ("_disk", "fd", "path")
 

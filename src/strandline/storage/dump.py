@@ -1,6 +1,6 @@
 """Dumps of single files of a data directory, entry by entry, corrupt or not.
 
-Rules: reads only; a hole is a piece, too.
+Rules: read-only; a corrupt range is an entry, too.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUF
 from strandline.storage.walk import open_unindexed, walk
 
 CORRUPT = frozenset({"corrupt_until", "has_corrupt_batch"})
-"""What pieces of a dump have that are corrupt."""
+"""The field that marks a corrupt entry of a dump."""
 
 
 def dump_file(path: Path) -> Iterator[tuple[int, dict[str, int | str]]]:
@@ -51,7 +51,7 @@ def _not_dumped(path: Path) -> InvalidRequestError:
 
 
 def _dump_journal(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, int | str]]]:
-    """Entries in the order of the file, with the batches of each."""
+    """Yield entries in the order of the file, with the batches of each."""
     scan = JournalScan()
     scan.load(path, disk=disk)
     for file in scan.files:
@@ -69,7 +69,7 @@ def _dump_journal(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, in
 
 
 def _dump_segment(path: Path, *, disk: Disk) -> Iterator[tuple[int, dict[str, int | str]]]:
-    """Batch headers, and holes as what they are."""
+    """Yield batch headers and corrupt ranges."""
     stem = path.name.removesuffix(LOG_SUFFIX)
     if not stem.isdigit():
         raise _not_dumped(path)

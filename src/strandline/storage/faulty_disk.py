@@ -1,9 +1,9 @@
 """A disk that fails on purpose: full, broken, or losing what was not synced; for tests.
 
-Works on real files and remembers how to undo every change that no sync has made durable, so that
-``crash`` leaves what a power loss would: synced bytes and names, and of the rest whatever the
-caller decides, down to single bytes. Rules: nothing random, decisions come from the caller. What a
-killed process leaves needs no crash at all: just open the files again.
+It works on real files and records how to undo every change that no sync has made durable. So
+``crash`` leaves what a power loss would: synced bytes and names, and of the rest what the caller
+chooses, down to single bytes. Rules: nothing random; the caller decides. To simulate a killed
+process no crash is needed: open the files again.
 """
 
 import errno
@@ -29,12 +29,12 @@ Keep = Callable[[Unsynced], Sequence[tuple[int, int]]]
 
 
 def keep_nothing(_: Unsynced) -> Sequence[tuple[int, int]]:
-    """Everything unsynced is lost."""
+    """Lose everything unsynced."""
     return ()
 
 
 def keep_all(write: Unsynced) -> Sequence[tuple[int, int]]:
-    """Everything happens to have reached the disk."""
+    """Keep everything unsynced, as if it had reached the disk."""
     return ((0, len(write.data)),)
 
 
@@ -48,7 +48,7 @@ class _Change(NamedTuple):
 
 @dataclass(slots=True)
 class _FileState:
-    """Unsynced changes of one file; holds it open so that its inode is not used again."""
+    """Unsynced changes of one file; holds it open so that its inode is not reused."""
 
     fd: int
     path: Path
@@ -66,7 +66,7 @@ class FaultyDisk(Disk):
     """A ``Disk`` whose unsynced changes can be undone and whose calls can be made to fail.
 
     Attributes:
-        full: writes that need new space raise ``DiskFullError``; room already taken can be used.
+        full: writes that need new space raise ``DiskFullError``; allocated space can be used.
         syncs: how often contents were synced.
     """
 
@@ -89,10 +89,10 @@ class FaultyDisk(Disk):
         """Make calls of ``write``, ``sync``, ``sync_directory``, ``rename`` or ``open`` fail.
 
         Args:
-            operation: which.
+            operation: the kind of call.
             code: the system's error number.
-            times: how many calls fail,
-            after: once so many have succeeded.
+            times: how many calls fail.
+            after: how many calls succeed before that.
         """
         self._failures.setdefault(operation, []).extend([(0, 0)] * after + [(code, 0)] * times)
 
@@ -103,8 +103,8 @@ class FaultyDisk(Disk):
     def crash(self, keep: Keep = keep_nothing) -> None:
         """Lose power: undo what is not synced, except the bytes that ``keep`` names.
 
-        Names go back to what the last directory sync saw. Let go of all open logs and journals
-        before; the disk itself can be used again.
+        Names go back to the last directory sync. Release all open logs and journals before; the
+        disk itself can be used again.
         """
         for change in reversed(self._names):
             change.undo()
@@ -121,7 +121,7 @@ class FaultyDisk(Disk):
         self.full = False
 
     def forget(self) -> None:
-        """Let go of what a crash would need; what is there stays."""
+        """Forget how to undo changes; the files stay as they are."""
         for file in self._files.values():
             os.close(file.fd)
         self._files.clear()
@@ -129,7 +129,7 @@ class FaultyDisk(Disk):
 
     @property
     def unsynced(self) -> list[Unsynced]:
-        """The writes a crash would undo."""
+        """Return the writes that a crash would undo."""
         return [change.write for file in self._files.values() for change in file.changes]
 
     # -- contents ------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class FaultyDisk(Disk):
         self._state(fd).changes.clear()
 
     def drop_cache(self, fd: int) -> None:
-        """Nothing: here the cache is all there is."""
+        """Do nothing: the cache is the only copy here."""
 
     def _state(self, fd: int) -> _FileState:
         inode = os.fstat(fd).st_ino
@@ -217,7 +217,7 @@ class FaultyDisk(Disk):
         self._names = [change for change in self._names if change.directory != path]
 
     def _link(self, path: Path) -> Path | None:
-        """A second name for a file that is about to lose its own."""
+        """Create a second name for a file that is about to lose its own."""
         if not path.is_file():
             return None
         self._links += 1
@@ -239,12 +239,12 @@ class FaultyDisk(Disk):
             raise kind(error, f"doing '{operation}'") from error
 
     def entropy(self, length: int) -> bytes:
-        """The same bytes in every run, never the same twice in one."""
+        """Return the same bytes in every run, and never the same twice in one."""
         self._entropy += 1
         return self._entropy.to_bytes(length, "little")
 
 
 def _restore(link: Path, path: Path) -> None:
-    """Bring a removed name back, unless its directory is gone for good."""
+    """Restore a removed name, unless its directory no longer exists."""
     if path.parent.is_dir():
         link.rename(path)

@@ -1,10 +1,10 @@
-"""Looking through a data directory without changing it: what is there, and what is corrupt.
+"""Inspection of a data directory without changing it: its files and their corruption.
 
 Every file gets one ``FileReport``; each piece of corruption in it is a ``Finding`` with its
 position.
-Rules: opens nothing for writing and never repairs; believes batches, not indexes; what follows the
-last checkpoint and is not intact is called torn, because recovery will take it from the journal.
-What the checkpoint counts on and is not there is corruption (``missing``).
+Rules: it opens nothing for writing and never repairs. It trusts batches, not indexes. Bytes after
+the last checkpoint that are not intact are called torn, because recovery takes them from the
+journal. Data that the checkpoint promises and that is absent is corruption (``missing``).
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -30,12 +30,20 @@ from strandline.storage.lost_ranges import (
     Missing,
     durable_part,
     find_missing,
-    is_cut_since,
+    is_truncated_since,
 )
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
 from strandline.storage.recovery import JOURNAL_NAME
+from strandline.storage.scan import intact_at
 from strandline.storage.segment import Segment
-from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, CorruptRange
+from strandline.storage.segment_reads import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SUBJECTS_SUFFIX,
+    TIMES_SUFFIX,
+    CorruptRange,
+)
+from strandline.storage.subject_index import check_subjects
 from strandline.storage.truncation_marker import MARKER_NAME, read_marker
 from strandline.storage.walk import open_unindexed, walk
 
@@ -46,6 +54,7 @@ Kind = Literal[
     "segment",
     "index",
     "timeindex",
+    "subjects",
     "log-start",
     "log-generation",
     "truncation-marker",
@@ -55,7 +64,7 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something worth knowing at a position of a file."""
+    """A fact about a position of a file, with its severity."""
 
     file: Path
     position: int
@@ -73,7 +82,7 @@ class FileReport:
     kind: Kind
     size_bytes: int
     facts: dict[str, int | str] = field(default_factory=dict)
-    """What it says about itself and what was counted in it."""
+    """Fields of its header, and counts."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -82,7 +91,7 @@ class FileReport:
         return any(finding.severity == "corruption" for finding in self.findings)
 
     def add(self, severity: Severity, position: int, message: str) -> None:
-        """Note a finding."""
+        """Add a finding."""
         self.findings.append(Finding(self.file, position, severity, message))
 
 
@@ -102,8 +111,8 @@ def inspect_directory(
     Args:
         path: the data directory, or the directory of one log.
         verify: read every batch and check its checksum; else only headers of files.
-        known: ids of the logs that the metadata knows; None: it is not there, or not in a file.
-        on_progress: told after each file.
+        known: ids of the logs in the metadata; None: it is absent, or not in a file.
+        on_progress: called after each file.
 
     Raises:
         LogPoisonedError: the directory cannot be read.
@@ -132,23 +141,23 @@ class _Inspection:
         self._checkpoint = Checkpoint()
         self._journal = JournalScan()
         self._cut: set[int] = set()
-        """Logs that were cut since the checkpoint, without a note: by an early version."""
+        """Logs that were truncated since the checkpoint, without a marker: by an early version."""
         self._short: dict[Path, Missing] = {}
         """Files that end too early."""
 
     def run(self) -> Iterator[FileReport]:
-        """All reports."""
+        """Return all reports."""
         if (self._path / CHECKPOINT_NAME).exists():
             yield self._inspect_checkpoint()
         directories = {log_id: self._directory(log_id) for log_id in self._checkpoint.logs}
-        # Before anything that takes long: beside a running broker much may go away meanwhile.
+        # Before anything slow: a running broker may remove files meanwhile.
         missing = list(
             find_missing(self._checkpoint, directories, disk=self._disk, known=self._known)
         )
         if (self._path / JOURNAL_NAME).is_dir():
             yield from self._inspect_journal(self._path / JOURNAL_NAME)
         for each in missing:
-            if is_cut_since(each, self._journal):
+            if is_truncated_since(each, self._journal):
                 self._cut.add(each.log_id)
                 continue
             if each.file.is_file():
@@ -157,7 +166,7 @@ class _Inspection:
             report = FileReport(each.file, "segment", 0)
             report.add("corruption" if each.is_certain else "note", 0, each.message)
             yield report
-        # Segments are named by an offset: the log of the nats-server ends alike and is none.
+        # Segments are named by an offset; the nats-server's log file has the same suffix.
         segments = (f for f in self._path.rglob(f"*{LOG_SUFFIX}") if f.stem.isdigit())
         for directory in sorted({file.parent for file in segments}):
             yield from self._inspect_log(directory)
@@ -175,7 +184,7 @@ class _Inspection:
         try:
             return durable_part(directory, int(number), self._checkpoint, disk=self._disk)
         except CorruptBatchError:
-            return None  # the file that is corrupt says so itself
+            return None  # the corrupt file has its own report
 
     def _inspect_checkpoint(self) -> FileReport:
         report = self._report(self._path / CHECKPOINT_NAME, "checkpoint")
@@ -231,13 +240,13 @@ class _Inspection:
         for base, limit in zip(bases, [*bases, -1][1:], strict=True):
             yield from self._inspect_segment(directory, base, limit=limit, durable=durable)
         for name in sorted(names):
-            if not name.endswith((LOG_SUFFIX, INDEX_SUFFIX, TIMES_SUFFIX)):
+            if not name.endswith((LOG_SUFFIX, INDEX_SUFFIX, TIMES_SUFFIX, SUBJECTS_SUFFIX)):
                 yield self._inspect_other(directory / name)
 
     def _inspect_segment(
         self, directory: Path, base: int, *, limit: int, durable: Durable | None
     ) -> Iterator[FileReport]:
-        """A segment and its indexes; ``limit`` is the next one's first offset, -1 for the last."""
+        """Inspect a segment and its indexes; ``limit`` is the next one's base offset or -1."""
         segment = open_unindexed(directory, base, disk=self._disk, limit=limit)
         report = self._report(segment.path, "segment")
         report.facts = {"base_offset": base}
@@ -251,6 +260,8 @@ class _Inspection:
         for suffix, kind in ((INDEX_SUFFIX, KIND_OFFSETS), (TIMES_SUFFIX, KIND_TIMES)):
             if segment.path.with_suffix(suffix).exists():
                 yield self._inspect_index(segment, suffix, kind, places=places)
+        if (path := segment.path.with_suffix(SUBJECTS_SUFFIX)).exists():
+            yield self._inspect_subjects(path, segment.size)
 
     def _inspect_index(
         self, segment: Segment, suffix: str, kind: int, *, places: dict[int, int] | None
@@ -267,6 +278,22 @@ class _Inspection:
             report.add("note", 0, "describes a longer segment; it will be rebuilt")
         elif places is not None:
             _verify_index(index, report, places=places, of_offsets=kind == KIND_OFFSETS)
+        return report
+
+    def _inspect_subjects(self, path: Path, log_bytes: int) -> FileReport:
+        report = self._report(path, "subjects")
+        data = self._disk.read_bytes(path) or b""
+        if (sealed := intact_at(memoryview(data), 0)) is not None and sealed.length == len(data):
+            report.facts = {"is_encrypted": 1}
+            return report
+        index = check_subjects(data)
+        if index is None:
+            report.add("corruption", 0, "checksum mismatch; it will be rebuilt from the segment")
+            return report
+        about = index.about
+        report.facts = {"subjects": index.subjects, "records": index.records}
+        if about.log_bytes != log_bytes:
+            report.add("note", 0, "describes another segment; it will be rebuilt")
         return report
 
     def _inspect_other(self, path: Path) -> FileReport:
@@ -365,7 +392,7 @@ def _verify_segment(segment: Segment, report: FileReport, *, extent: _Extent) ->
 def _verify_index(
     index: SparseIndex, report: FileReport, *, places: dict[int, int], of_offsets: bool
 ) -> None:
-    """Check that each entry points at the batch it says."""
+    """Check that each entry points at a batch with that key."""
     for number, (key, position) in enumerate(zip(index.keys, index.positions, strict=True)):
         base = places.get(position)
         if base is None or (of_offsets and base != key):

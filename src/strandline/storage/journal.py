@@ -1,14 +1,15 @@
-"""The journal: what makes a turn durable, whatever the number of partitions it touches.
+"""The journal: one per broker; makes a group commit durable.
 
-One per broker. A turn appends one entry (one gathered write) and syncs once; partition segments are
-written unsynced and catch up at the next checkpoint, after which journal files are recycled.
+A group commit appends one entry (one gathered write), for any number of partitions, and syncs once.
+Partition segments are written without a sync. The next checkpoint syncs them, after which journal
+files are recycled.
 
-Rules: files are filled with zeros before use, so that a sync writes data and no metadata; the old
-file is synced before the next one is begun; every opening begins a new file, so that what a crash
-left behind a torn tail can never follow a new entry; a failed write or sync poisons the journal
-for good (open it anew to verify it), but no space for a new file is reported before anything is
-written and may be tried again. Owned by one thread; only ``allocate_spare`` may run on another.
-Knows nothing of what a log does with its parts; ``journal_scan`` finds entries after a crash.
+Rules: files are filled with zeros before use, so that a sync writes no metadata. The old file is
+synced before the next one is begun. Every opening begins a new file, so that bytes after a torn
+tail can never follow a new entry. A failed write or sync poisons the journal permanently: reopen it
+to verify it. Lack of space for a new file is reported before anything is written and may be
+retried. One thread owns the journal; only ``allocate_spare`` may run on another. Must not know what
+a log does with its batches; ``journal_scan`` finds entries after a crash.
 """
 
 import itertools
@@ -48,7 +49,7 @@ __all__ = ["Journal", "JournalCorruption", "JournalEntry"]
 
 
 class _JournalFile:
-    """A zero-filled file that is or will be written to."""
+    """A zero-filled file that is being written, or will be."""
 
     __slots__ = ("capacity", "file", "last_sequence", "nonce", "number")
 
@@ -71,8 +72,8 @@ class Journal:
     Attributes:
         last_sequence: of the newest entry written.
         synced_sequence: entries up to this one survive a power loss.
-        poisoned: a write or sync failed; only reopening helps.
-        corruption: entries that were synced once and cannot be read now, by file and position.
+        poisoned: a write or sync failed; the journal has to be reopened.
+        corruption: entries that were synced and cannot be read now, by file and position.
         torn_bytes: bytes of a last entry that was being written when the broker died.
     """
 
@@ -103,13 +104,13 @@ class Journal:
     def open(
         cls, directory: Path, *, disk: Disk, file_bytes: int, after_sequence: int = 0
     ) -> "Journal":
-        """Open or create the journal in ``directory`` and find what a crash left.
+        """Open or create the journal in ``directory``, and find the entries in it.
 
         Args:
-            directory: made if missing.
+            directory: created if missing.
             disk: the file system.
             file_bytes: size of a new file; an entry that is larger gets a larger file.
-            after_sequence: of the checkpoint; older entries are not looked at.
+            after_sequence: of the checkpoint; older entries are skipped.
 
         Raises:
             LogPoisonedError: the files cannot be read.
@@ -122,10 +123,10 @@ class Journal:
         return cls(directory, disk=disk, file_bytes=file_bytes, scan=scan)
 
     def _adopt(self, scan: JournalScan) -> None:
-        """Files of earlier lives are spares once the next checkpoint has passed them.
+        """Take over the files of earlier runs; they become spares after the next checkpoint.
 
-        What was found is made durable, as a killed broker may have left it in the system's memory;
-        and what never happened is wiped out, lest it count when the file that bounds it is gone.
+        The entries are made durable, since a killed broker may have left them in the system's
+        memory. Torn entries are erased, so that they never count after the next file is recycled.
         """
         for found in scan.files:
             file = _JournalFile(OpenFile(found.path, disk=self.disk, write=True), found.size)
@@ -139,34 +140,34 @@ class Journal:
 
     @property
     def bytes_since_recycle(self) -> int:
-        """Bytes that a recovery would have to look through."""
+        """Bytes that a recovery would have to read."""
         return self._total_bytes - self._recycled_bytes
 
     @property
     def written_bytes(self) -> int:
-        """Bytes of the entries it was opened with and of all that were written since."""
+        """Bytes of the entries found at opening and of all written since."""
         return self._total_bytes
 
     @property
     def spares(self) -> int:
-        """Files ready for use; with none, the next roll creates one: see ``has_room``."""
+        """Files ready for use; if there is none, the next roll creates one: see ``has_room``."""
         return len(self._spares)
 
     @property
     def full_files(self) -> int:
-        """Files that a checkpoint would make spares of."""
+        """The number of files that a checkpoint would turn into spares."""
         return len(self._full)
 
     @property
     def needs_spare(self) -> bool:
-        """Whether to make a file: none is spare, and a checkpoint may not free one in time."""
+        """Whether to create a file: none is spare, and a checkpoint may not free one in time."""
         if self._spares:
             return False
         current = self._current
         return current is None or not self._full or self._position > current.capacity // 2
 
     def has_room(self, length: int) -> bool:
-        """Whether an entry of so many bytes can be written without making a file for it."""
+        """Whether an entry of this length can be written without creating a file."""
         current = self._current
         if current is not None and self._position + length <= current.capacity:
             return True
@@ -176,14 +177,14 @@ class Journal:
         """Write one entry; it survives a power loss only once synced.
 
         Args:
-            parts: log id and batch, of each batch that the turn wrote.
+            parts: log id and batch, of each batch of the group commit.
 
         Returns:
             The entry's sequence.
 
         Raises:
-            DiskFullError: no space for the next file; nothing was written, try again later.
-            LogPoisonedError: now or earlier a write or sync failed.
+            DiskFullError: no space for the next file; nothing was written, retry later.
+            LogPoisonedError: a write or sync failed, now or earlier.
         """
         if self.poisoned:
             raise self._poisoned_error()
@@ -212,7 +213,7 @@ class Journal:
         try:
             self.disk.pwritev(current.file.fd, buffers, self._position)
         except StrandlineError as error:
-            # Even if it says the disk is full: the space was taken when the file was made.
+            # Also if the error says that the disk is full: the file's space is allocated already.
             self.poisoned = True
             raise self._poisoned_error() from error
         self._position += length
@@ -224,17 +225,17 @@ class Journal:
         return sequence
 
     def begin_sync(self) -> None:
-        """Let the disk begin with what ``sync`` will wait for: there may be work in between."""
+        """Start writing to the disk what ``sync`` will wait for, since work may come in between."""
         current, begun = self._current, self._begun_position
         if current is not None and self._position > begun and not self.poisoned:
             self.disk.write_back(current.file.fd, begun, self._position - begun)
             self._begun_position = self._position
 
     def sync(self) -> int:
-        """Make every entry survive a power loss; returns the sequence of the last one.
+        """Make every entry survive a power loss; return the sequence of the last one.
 
         Raises:
-            LogPoisonedError: now or earlier a write or sync failed; nothing more may be acked.
+            LogPoisonedError: a write or sync failed, now or earlier; nothing may be acked.
         """
         if self.poisoned:
             raise self._poisoned_error()
@@ -249,37 +250,37 @@ class Journal:
         return self.last_sequence
 
     def sync_target(self) -> tuple[int, int]:
-        """Descriptor to sync elsewhere (``disk.fdatasync``) and the sequence it will cover.
+        """Return the descriptor to sync elsewhere (``disk.fdatasync``), and the covered sequence.
 
         Then call ``mark_synced``, or ``poison`` if the sync failed. -1 if nothing was written.
         """
         return (self._current.file.fd if self._current else -1, self.last_sequence)
 
     def mark_synced(self, sequence: int) -> None:
-        """Tell that a sync begun at ``sequence`` has succeeded."""
+        """Note that a sync begun at ``sequence`` has succeeded."""
         assert sequence <= self.last_sequence, "only what was written can be synced"
         if not self.poisoned:
             self.synced_sequence = max(self.synced_sequence, sequence)
 
     def poison(self) -> None:
-        """Tell that a sync done elsewhere has failed; everything raises from now on."""
+        """Note that a sync done elsewhere has failed; every call raises from now on."""
         self.poisoned = True
 
     @property
     def first_sequence(self) -> int:
-        """Of the oldest file found at opening: 1 if the journal is whole; 0 if there is none."""
+        """The first sequence of the oldest file found: 1 if the journal is complete; 0 if none."""
         return self._first_sequence
 
     def replay(self, after_sequence: int = 0) -> Iterator[JournalEntry]:
-        """The entries that earlier lives left, in order, those after ``after_sequence``.
+        """Yield the entries of earlier runs after ``after_sequence``, in order.
 
-        May run until the first append; the views are valid as long as they are held.
+        May be called until the first append; the views are valid as long as they are held.
         """
         assert self._scan is not None, "replay comes before the first append"
         return self._scan.replay(after_sequence)
 
     def recycle(self, through_sequence: int) -> None:
-        """Let files be reused whose entries are all at or below ``through_sequence``."""
+        """Recycle files whose entries are all at or below ``through_sequence``."""
         keep = [file for file in self._full if file.last_sequence > through_sequence]
         freed = [file for file in self._full if file.last_sequence <= through_sequence]
         self._full = keep
@@ -301,16 +302,16 @@ class Journal:
         """Create a file ahead of need; may run on another thread, takes about 4 ms per MiB.
 
         Args:
-            length: of an entry that it has to have room for.
+            length: of an entry that must fit.
 
         Raises:
-            DiskFullError: no space; nothing is left behind.
+            DiskFullError: no space; no file is left behind.
             LogPoisonedError: the disk fails.
         """
         self._spares.append(self._allocate(max(self.file_bytes, FILE_HEADER_BYTES + length)))
 
     def close(self) -> None:
-        """Sync and let go of the files; poisons the object.
+        """Sync and close the files; the object cannot be used afterwards.
 
         Raises:
             LogPoisonedError: the sync failed.
@@ -355,9 +356,9 @@ class Journal:
         return fresh
 
     def _allocate(self, length: int) -> _JournalFile:
-        """A new file of zeros, its name durable; no trace of it if that fails."""
+        """Create a file of zeros with a durable name; if that fails, remove it."""
         path = self.directory / f"{next(self._slots):06d}{SUFFIX}"
-        while self.disk.exists(path):  # made by the journal that this one takes over from
+        while self.disk.exists(path):  # created by the journal that this one replaces
             path = self.directory / f"{next(self._slots):06d}{SUFFIX}"
         try:
             file = OpenFile(path, disk=self.disk, write=True, create=True)

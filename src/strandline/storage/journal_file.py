@@ -13,11 +13,11 @@ Entry, 8-byte aligned:
    40  part table: log id u32 · length u32 per part, then its checksum u32 · zero u32 per part;
        then the parts: a batch each, whose checksum that is
 
-Rules: files are recycled without being cleared, so an entry counts only if it carries the nonce of
-its file's header; the nonce is random, so that no record's value can pose as an entry. Where a
-write was torn, behind the new table may lie an old entry's batches, intact and as long: the
-checksums in the table say which are meant. Without them (in entries of earlier versions) any will
-do; to those versions they are parts without bytes. Pure parsing: opens nothing, writes nothing.
+Rules: files are recycled without being cleared, so an entry counts only if it has the nonce of its
+file's header. The nonce is random, so that no record's value can imitate an entry. After a torn
+write, an old entry's batches of the same length may follow the new table; the checksums in the
+table identify the right ones. Entries of earlier versions have no checksums, and any batches count;
+those versions read the checksums as parts without bytes. Pure parsing: no I/O.
 """
 
 import struct
@@ -56,7 +56,7 @@ class FileHeader(NamedTuple):
 
 
 class ScannedEntry(NamedTuple):
-    """An entry whose header and part table are intact; its batches are checked by who uses them."""
+    """An entry whose header and part table are intact; the user checks its batches."""
 
     position: int
     length: int
@@ -69,11 +69,11 @@ class ScannedEntry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Position after it."""
+        """The position after the entry."""
         return self.position + self.length
 
     def parts(self, view: memoryview) -> list[tuple[LogId, memoryview]]:
-        """The parts as slices of the file's ``view``."""
+        """Return the parts as slices of the file's ``view``."""
         found: list[tuple[LogId, memoryview]] = []
         position = self.end - sum(self.sizes[1::2])
         for index in range(0, len(self.sizes), 2):
@@ -85,17 +85,17 @@ class ScannedEntry(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def entry_struct(part_count: int) -> struct.Struct:
-    """Entry header and part table in one, so that an append packs once; without the checksums."""
+    """Return a struct for entry header and part table, without the checksums."""
     return struct.Struct("<IIIIQQQ" + "I" * (2 * part_count))
 
 
 def pack_checksums(parts: Iterable[Bytes]) -> bytes:
-    """The rows of the part table that say which batches are meant."""
+    """Return the rows of the part table that hold the batches' checksums."""
     return _ZERO.join([*(part[BATCH_CRC] for part in parts), b""])
 
 
 def pack_file_header(header: FileHeader) -> bytes:
-    """The first page of a journal file."""
+    """Return the first page of a journal file."""
     page = bytearray(FILE_HEADER_BYTES)
     FILE_HEADER.pack_into(page, 0, FILE_MAGIC, 0, VERSION, 0, *header)
     crc = crc32c(memoryview(page)[CRC_FROM:])
@@ -104,7 +104,7 @@ def pack_file_header(header: FileHeader) -> bytes:
 
 
 def read_file_header(page: Bytes) -> FileHeader | None:
-    """The header in the first page of a file, or None if it is not intact."""
+    """Return the header in the first page of a file, or None if it is not intact."""
     if len(page) < FILE_HEADER_BYTES:
         return None
     magic, crc, version, _, number, nonce, first = FILE_HEADER.unpack_from(page, 0)
@@ -117,7 +117,7 @@ def read_file_header(page: Bytes) -> FileHeader | None:
 
 
 def read_entry(view: memoryview, position: int, nonce: int) -> ScannedEntry | None:
-    """The entry at ``position`` if its header and part table are intact and of this file."""
+    """Return the entry at ``position`` if its header and table are intact and of this file."""
     room = len(view) - position
     if room < ENTRY_BYTES:
         return None
@@ -137,7 +137,7 @@ def read_entry(view: memoryview, position: int, nonce: int) -> ScannedEntry | No
 
 
 def scan_entries(view: memoryview, nonce: int) -> tuple[list[ScannedEntry], int]:
-    """Every intact entry of a file, stepping over corruption, and the position after the last."""
+    """Return a file's intact entries, skipping corruption, and the position after the last."""
     entries: list[ScannedEntry] = []
     position = FILE_HEADER_BYTES
     while True:
@@ -149,7 +149,7 @@ def scan_entries(view: memoryview, nonce: int) -> tuple[list[ScannedEntry], int]
 
 
 def _next_intact(view: memoryview, position: int, nonce: int) -> ScannedEntry | None:
-    """The first intact entry after ``position``; the nonce keeps records from posing as one."""
+    """Return the first intact entry after ``position``."""
     for candidate in _candidates(view, position):
         entry = read_entry(view, candidate, nonce)
         if entry is not None:
@@ -158,7 +158,7 @@ def _next_intact(view: memoryview, position: int, nonce: int) -> ScannedEntry | 
 
 
 def _candidates(view: memoryview, position: int) -> Iterator[int]:
-    """Places after ``position`` where an entry might start."""
+    """Yield positions after ``position`` at which an entry might start."""
     window = 1 << 20
     for start in range(position + 8, len(view), window):
         chunk = bytes(view[start : start + window + 4])

@@ -1,10 +1,9 @@
-"""Reading a journal back: which entries count, what is torn, what is corrupt.
+"""Reads a journal back: which entries count, which are torn, which are corrupt.
 
-Rules: an entry that is missing or broken is *torn* if nothing shows that it was ever synced, and
-then it and all after it never happened; it is *corrupt* if a later entry or file was written after
-its sync, and then it is reported by file and position while the later ones still count. In a file
-only entries below the next file's first sequence count: what follows them was left by a crash.
-Reads only; ``journal`` writes.
+Rules: a missing or broken entry is *torn* if nothing proves that it was synced; it and all later
+ones are ignored. It is *corrupt* if a later entry or file was written after its sync; then it is
+reported by file and position, and later ones count. In each file, only entries below the next
+file's first sequence count: others were left by a crash. Read-only; ``journal`` writes.
 """
 
 from array import array
@@ -34,7 +33,7 @@ _NEVER = 1 << 63
 
 
 class JournalCorruption(NamedTuple):
-    """Bytes that were stored once and cannot be read now."""
+    """Bytes that were synced and cannot be read now."""
 
     file: Path
     position: Position
@@ -59,20 +58,20 @@ class ScannedFile:
     size: int
     header: FileHeader
     is_guessed: bool
-    """The header is not intact; it was made up from the first entry."""
+    """The header is corrupt and was rebuilt from the first entry."""
     view: memoryview
     positions: "array[int]" = field(default_factory=lambda: array("Q"))
     """Of the entries that count."""
     used_bytes: int = 0
     dropped: list[int] = field(default_factory=list)
-    """Positions of entries that a crash left behind and that never happened."""
+    """Positions of entries that a crash left behind and that do not count."""
 
     def entries(self) -> list[ScannedEntry]:
-        """Every intact entry, whether it counts or not."""
+        """Yield every intact entry, whether it counts or not."""
         return scan_entries(self.view, self.header.nonce)[0]
 
     def entry(self, position: int) -> ScannedEntry:
-        """The entry at one of ``positions``."""
+        """Return the entry at one of ``positions``."""
         entry = read_entry(self.view, position, self.header.nonce)
         assert entry is not None, "the scan found this entry intact"
         return entry
@@ -85,7 +84,7 @@ class JournalScan:
     files: list[ScannedFile] = field(default_factory=list)
     corruption: list[JournalCorruption] = field(default_factory=list)
     stubs: list[Path] = field(default_factory=list)
-    """Files whose creation was cut short; nothing was ever written to them."""
+    """Files whose creation was interrupted; nothing was ever written to them."""
     torn_bytes: int = 0
     last_sequence: int = 0
     last_number: int = 0
@@ -93,12 +92,12 @@ class JournalScan:
 
     @property
     def first_sequence(self) -> int:
-        """Of the oldest file, 0 if there is none."""
+        """The first sequence of the oldest file, 0 if there is none."""
         firsts = (file.header.first_sequence for file in self.files if file.header.first_sequence)
         return min(firsts, default=0)
 
     def load(self, path: Path, *, disk: Disk) -> None:
-        """Add a file, with the best header that can be had for it."""
+        """Add a file; a corrupt header is rebuilt from its first entry, if possible."""
         file = OpenFile(path, disk=disk)
         size = disk.size(file.fd)
         slot = int(path.stem) if path.stem.isdigit() else 0
@@ -115,7 +114,7 @@ class JournalScan:
         self.files.append(ScannedFile(path, slot, size, header, guessed, view))
 
     def replay(self, after_sequence: int) -> Iterator[JournalEntry]:
-        """The entries that count, in order of sequence."""
+        """Yield the entries that count, in order of sequence."""
         for file in self.files:
             for position in file.positions:
                 entry = file.entry(position)
@@ -144,19 +143,19 @@ def _guess_header(view: memoryview) -> FileHeader:
 
 
 class _Walk:
-    """One pass over the files in order; decides what is torn and what is corrupt."""
+    """One pass over the files in order, which decides what is torn and what is corrupt."""
 
     def __init__(self, scan: JournalScan, after_sequence: int) -> None:
         self.scan = scan
         firsts = [file.header.first_sequence for file in scan.files]
-        # Without a checkpoint the oldest entry there is must do as the beginning.
+        # Without a checkpoint the oldest entry that exists is the first one.
         self.expected = after_sequence + 1 if after_sequence else scan.first_sequence or 1
         self.synced = max([after_sequence, *(first - 1 for first in firsts)])
         self.file: Path | None = None
         self.position = FILE_HEADER_BYTES
 
     def run(self) -> None:
-        """Fill in positions, corruption and the torn tail."""
+        """Compute positions, corruption and the torn tail."""
         files = self.scan.files
         found: list[tuple[ScannedFile, list[ScannedEntry], int]] = []
         for index, file in enumerate(files):
@@ -173,7 +172,7 @@ class _Walk:
             self._measure_tail(found[-1][0], found[-1][2])
 
     def _walk_file(self, file: ScannedFile, entries: list[ScannedEntry]) -> bool:
-        """Count the entries of one file; True if the torn tail begins in it."""
+        """Count the entries of one file; return True if the torn tail begins in it."""
         if self.file is None:
             self.file = file.path
         for entry in entries:
@@ -196,13 +195,13 @@ class _Walk:
         return False
 
     def _missing(self, last: int) -> None:
-        """Report the entries from the expected one to ``last``: they were synced once."""
+        """Report the entries from the expected one to ``last``, which were synced once."""
         assert self.file is not None, "a file is being walked"
         why = f"journal entries {self.expected} to {last} are corrupt"
         self.scan.corruption.append(JournalCorruption(self.file, Position(self.position), why))
 
     def _measure_tail(self, file: ScannedFile, end: int) -> None:
-        """Look at what follows the last entry: corruption if it was synced, else torn."""
+        """Classify the bytes after the last entry: corruption if they were synced, else torn."""
         if self.expected <= self.synced:
             self._missing(self.synced)
             self.scan.last_sequence = self.synced
@@ -213,12 +212,12 @@ class _Walk:
 
 
 def batches_intact(entry: ScannedEntry, view: memoryview) -> bool:
-    """Whether the parts of an entry are the batches it was written with, all of them whole."""
+    """Whether an entry's parts are the batches it was written with, all intact."""
     return all(len(part) and _is_whole(part) for _, part in own_parts(entry, view))
 
 
 def own_parts(entry: ScannedEntry, view: memoryview) -> list[tuple[LogId, memoryview]]:
-    """The parts of an entry; an empty one where an intact batch lies that is not the entry's."""
+    """Return an entry's parts; an empty one where an intact batch is not the entry's."""
     parts = entry.parts(view)
     for index, checksum in enumerate(entry.checksums):
         log_id, part = parts[index]

@@ -1,4 +1,4 @@
-"""The directory of a log, and how it goes away as a whole."""
+"""The directory of a log, and its removal as a whole."""
 
 from pathlib import Path
 
@@ -6,13 +6,13 @@ from strandline.storage.disk import Disk
 
 DELETED_SUFFIX = ".deleted"
 UNFINISHED_SUFFIX = ".unfinished"
-"""Of a directory that is being made."""
+"""The suffix of a directory that is being created."""
 
 
 def delete_log_directory(directory: Path, *, disk: Disk) -> None:
-    """Remove a log's files and their directory; fine if it is not there.
+    """Remove a log's files and their directory; no error if they do not exist.
 
-    The directory loses its name first, so that a flush on another thread cannot add to it, and a
+    The directory is renamed first, so that a flush on another thread cannot add to it, and a
     crash in the middle leaves nothing that looks like a log.
 
     Raises:
@@ -27,10 +27,10 @@ def delete_log_directory(directory: Path, *, disk: Disk) -> None:
 
 
 def doom_log_directory(directory: Path, *, disk: Disk) -> Path:
-    """Take a log's directory its name; not synced. Returns what ``remove_doomed`` is to remove.
+    """Rename a log's directory for ``remove_doomed``; not synced. Return its new path.
 
     Raises:
-        LogPoisonedError: a file of an earlier one could not be removed.
+        LogPoisonedError: a file of an earlier such directory could not be removed.
     """
     doomed = directory.with_name(directory.name + DELETED_SUFFIX)
     if disk.exists(doomed):
@@ -41,7 +41,7 @@ def doom_log_directory(directory: Path, *, disk: Disk) -> Path:
 
 
 def remove_doomed(directory: Path, *, disk: Disk) -> None:
-    """Remove a doomed directory, if it is there.
+    """Remove a doomed directory, if it exists.
 
     Raises:
         LogPoisonedError: a file could not be removed.

@@ -1,10 +1,10 @@
 """The parts of a log that are in memory, in its files, and durable on disk.
 
-Rules: batches are gathered in memory, as the journal has them; whoever owns the log writes them,
-any thread may sync what is written. A checkpoint names what a sync has made durable; what no
-journal has may be synced by itself, as long as no recovery could put something else in its place.
-A log whose batches are in a journal gets a marker (``truncation_marker``) before
-it is truncated.
+Rules: batches are gathered in memory, since the journal has them. The log's owner writes them; any
+thread may sync what is written. A checkpoint names what a sync has made durable. Batches that are
+in no journal may be synced alone, as long as no recovery could put others in their place. A log
+whose batches are in a journal gets a truncation marker (``truncation_marker``) before it is
+truncated.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ class LogDurability(LogReads):
 
     Args:
         directory: of the log.
-        segments: in a row, the last of them active.
+        segments: in order, the last of them active.
         log_start_offset: of the first record that counts.
         disk: the file system.
     """
@@ -50,9 +50,9 @@ class LogDurability(LogReads):
         self.truncations = 0
         """The number of truncations that had a marker."""
         self._is_held_up = False
-        """Whether what is in memory only could not be written when it was last tried."""
+        """Whether the last write of batches in memory failed for lack of space."""
         self._write_lock = threading.Lock()
-        """Held while that is written: a checkpoint may meet a thread that is about to cut."""
+        """Held during that write: another thread may be about to truncate."""
         self._stable_base = 0
         self._version = 1
         """Incremented by each truncation."""
@@ -68,15 +68,15 @@ class LogDurability(LogReads):
 
     @property
     def can_write_pending(self) -> bool:
-        """Whether they are worth a system call."""
+        """Whether the batches in memory are enough to be worth a system call."""
         return self.pending_bytes >= WORTH_WRITING_BYTES and not (self._closed or self.poisoned)
 
     def write_pending(self) -> None:
         """Write the batches that are in memory only; not synced.
 
         Raises:
-            DiskFullError: no space; they stay in memory, and the log is as before.
-            LogPoisonedError: now or earlier a write failed.
+            DiskFullError: no space; the batches stay in memory, and the log is as before.
+            LogPoisonedError: a write failed, now or earlier.
         """
         if self.poisoned:
             raise self._unusable_error()
@@ -95,19 +95,19 @@ class LogDurability(LogReads):
 
     @property
     def can_do_without_journal(self) -> bool:
-        """Whether recovery would find here what is durable, though no journal has it.
+        """Whether recovery would find durable batches here that are in no journal.
 
-        Not before a checkpoint knows the log as it is since it was last cut: until then the journal
-        may have batches that were cut, and recovery would put them back over what came after.
+        Only once a checkpoint includes the last truncation. Until then the journal may have
+        truncated batches, and recovery would restore them over the ones that replaced them.
         """
         return self._version == self._checkpointed_version and not (self._closed or self.poisoned)
 
     def checkpoint(self) -> LogCheckpoint:
-        """The state that the next ``flush`` makes durable; on the owner's thread.
+        """Return the state that the next ``flush`` makes durable; on the owner's thread.
 
         Raises:
-            DiskFullError: no space to write what was gathered in memory; the log is as before.
-            LogPoisonedError: now or earlier a write failed.
+            DiskFullError: no space for the batches in memory; the log is as before.
+            LogPoisonedError: a write failed, now or earlier.
         """
         self.write_pending()
         self._captured_version = self._version
@@ -117,7 +117,7 @@ class LogDurability(LogReads):
         )
 
     def _state(self, last: Segment, position: int, *, end: int, truncations: int) -> LogCheckpoint:
-        """The log as it is if it ends at ``end``, so many bytes into a segment."""
+        """Return the log's state if it ends at ``end``, at this position of a segment."""
         return LogCheckpoint(
             segment_base=Offset(last.base_offset),
             position=Position(position),
@@ -130,12 +130,12 @@ class LogDurability(LogReads):
 
     @property
     def can_write_back(self) -> bool:
-        """Whether the disk could begin with some of what the next ``flush`` would wait for."""
+        """Whether the disk could start writing part of what the next ``flush`` waits for."""
         return not self._closed and self._layout.segments[-1].can_write_back
 
     def write_back(self) -> None:
-        """Let it begin with the next part; any thread."""
-        active = self._layout.segments[-1]  # another one may take its place meanwhile
+        """Start writing the next part to the disk; any thread."""
+        active = self._layout.segments[-1]  # it may be replaced meanwhile
         if not self._closed and active.can_write_back:
             with contextlib.suppress(RetiredSegmentError):  # it was removed just now
                 active.write_back()
@@ -153,8 +153,8 @@ class LogDurability(LogReads):
     def sync_written(self) -> None:
         """Make every batch that is in a file, not only in memory, survive a power loss; any thread.
 
-        For what no journal has; see ``can_do_without_journal``. The memory it takes is let go: a
-        copy that is being made is read by nobody yet, and would take the place of what is.
+        For batches that are in no journal; see ``can_do_without_journal``. Their page cache is
+        dropped: a replica that is being filled has no readers yet, and would displace other data.
 
         Raises:
             LogPoisonedError: a sync failed, now or earlier.
@@ -169,7 +169,7 @@ class LogDurability(LogReads):
         try:
             self._sync_segments(with_indexes=with_indexes)
         except LogPoisonedError:
-            if self._closed:  # deleted meanwhile, and its names with it
+            if self._closed:  # the log was deleted meanwhile
                 return
             self.poisoned = True
             raise
@@ -188,7 +188,7 @@ class LogDurability(LogReads):
                 else:
                     segment.drop_cache()
             except RetiredSegmentError:
-                continue  # retention was quicker
+                continue  # retention removed it first
             segment.release()
         if unnamed:
             self._disk.sync_directory(self.directory)
@@ -196,14 +196,14 @@ class LogDurability(LogReads):
             segment.has_durable_name = True
 
     def mark_checkpointed(self, checkpoint: LogCheckpoint) -> None:
-        """Tell that ``checkpoint`` is durable: what is sealed before it may be compacted."""
-        if self._captured_version == self._version:  # else it was taken before a truncation
+        """Note that ``checkpoint`` is durable: sealed segments before it may be compacted."""
+        if self._captured_version == self._version:  # else it is older than a truncation
             self._stable_base = checkpoint.segment_base
         self._checkpointed_version = self._captured_version
 
     @property
     def stable_segments(self) -> tuple[Segment, ...]:
-        """Sealed segments that no recovery will touch, so that compaction may replace them."""
+        """Return sealed segments that no recovery will change, so compaction may replace them."""
         return tuple(s for s in self._layout.segments[:-1] if s.base_offset < self._stable_base)
 
 

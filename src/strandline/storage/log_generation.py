@@ -1,8 +1,8 @@
-"""The generation of a log: where in the journal a log began whose id had been used before.
+"""The generation of a log: the journal sequence at which a log with a reused id began.
 
-A replica that moved away may move back, with the same log id. The journal may still hold entries of
+A replica that moved away may return, with the same log id. The journal may still have entries of
 the old log, and the checkpoint its durable end. So the new log's directory has a file with the
-journal's sequence at its creation; what journal and checkpoint say up to there is the old log's.
+journal's sequence at its creation. Journal entries and checkpoints up to it are the old log's.
 """
 
 from pathlib import Path
@@ -15,20 +15,20 @@ from strandline.storage.log_directory import UNFINISHED_SUFFIX
 
 GENERATION_NAME = "log-generation"
 UNUSED = -1
-"""Before any sequence."""
+"""Lower than any sequence."""
 
 
 def write_generation(directory: Path, synced_sequence: int, *, disk: Disk) -> None:
     """Create the directory of a new log, durably, with its generation.
 
-    The directory gets its name only when the file is in it: without the file it would be taken for
-    the old log's. A directory left unfinished is removed like a deleted log.
+    The directory gets its name only when the file is in it: without the file it would count as
+    the old log's. An unfinished directory is removed like a deleted log.
 
     Args:
         directory: of the log; must not exist yet.
         synced_sequence: the journal is durable up to this entry, and no later entry is the old
             log's. Not the last sequence: a power loss loses entries that are not synced, and
-            the journal then gives their sequences to the new log's.
+            the journal then reuses their sequences for the new log's.
         disk: the file system.
 
     Raises:

@@ -1,10 +1,10 @@
-"""A log as its files have it, before the journal has been read.
+"""The first step of recovery: a log according to its files, before the journal is read.
 
-It begins in the segment that the checkpoint names; what lies before is as it has to be. Without a
+It starts in the segment that the checkpoint names; earlier segments are complete. Without a
 checkpoint everything up to the last intact batch counts.
 
-Rules: nothing that might be the only copy is cut here, only what counts is counted: intact batches
-that continue the log. Within a segment offsets are dense; gaps lie between segments. One thread.
+Rules: bytes that might be the only copy are not removed here; intact batches that continue the log
+are counted. Within a segment offsets are dense; gaps lie between segments. One thread.
 """
 
 from collections.abc import Iterator
@@ -25,15 +25,15 @@ class LogOpening:
     """A log that is being opened.
 
     Args:
-        directory: of the log; made if missing.
+        directory: of the log; created if missing.
         disk: the file system.
         segment_bytes: roll to a new segment before it would grow beyond this.
-        at: how far it is known to be durable; None: nobody knows.
-        is_only_copy: no leader has what is lost here.
+        at: how far it is known to be durable; None: unknown.
+        is_only_copy: no other replica has what is lost here.
 
     Attributes:
         log_start_offset: the largest start offset that was ever made durable.
-        corruption: what could not be restored.
+        corruption: ranges that could not be restored.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class LogOpening:
         self._has_removed = False
         disk.make_directory(directory)
         sizes = self._log_files()
-        # Records below the first file went away on purpose, unless the checkpoint counts on them.
+        # Records below the first file were deleted, unless the checkpoint promises them.
         start = max(self._stored_start(), at.log_start_offset if at else 0)
         boundary = self._boundary(sizes, start)
         self._lacks_file = at is not None and boundary < at.segment_base
-        """Whether the checkpoint's segment is gone, and a leader has what was in it."""
+        """Whether the checkpoint's segment is missing, and a leader has its records."""
         self._later = {base: size for base, size in sizes.items() if base > boundary}
         earlier = sorted(base for base in sizes if base < boundary)
         self._sealed = [
@@ -73,7 +73,7 @@ class LogOpening:
         self._load_active()
 
     def _log_files(self) -> dict[int, int]:
-        """Base offset and size of each segment file; what a crash left half-made is removed."""
+        """Return base offset and size of each segment file, after removing unfinished files."""
         sizes: dict[int, int] = {}
         for name, size in self._disk.listing(self.directory).items():
             stem, dot, suffix = name.partition(".")
@@ -94,7 +94,7 @@ class LogOpening:
         return start or 0
 
     def _boundary(self, sizes: dict[int, int], start: int) -> int:
-        """The base offset of the segment to begin in: all before it are as they have to be."""
+        """Return the base offset of the segment to start in: all before it are complete."""
         at = self._at
         boundary = at.segment_base if at else max(sizes, default=0)
         before = [base for base in sizes if base < boundary]
@@ -103,7 +103,7 @@ class LogOpening:
         return boundary if self._is_only_copy else max(before)
 
     def _load_active(self) -> None:
-        """Take the active segment as the checkpoint has it, or as far as it is intact."""
+        """Load the active segment up to the checkpoint, or as far as it is intact."""
         segment, at = self._active, self._at
         if (
             at is not None
@@ -118,16 +118,16 @@ class LogOpening:
             segment.has_durable_name = at.position > 0
             if not self._has_other_batches(at):
                 return
-            # It was cut since, and has grown again: the batches of another leader are there now.
+            # It was truncated since, and has grown again with another leader's batches.
             self._begin(
                 Segment(self.directory, segment.base_offset, disk=self._disk), self._on_disk
             )
         self._take_all()
 
     def _has_other_batches(self, at: LogCheckpoint) -> bool:
-        """Whether intact batches go on across, or otherwise to, where the checkpoint ends.
+        """Whether intact batches cross the checkpoint's end, or reach it with another offset.
 
-        Corruption is no proof of that: the checkpoint is believed, and no offset is used twice.
+        Corruption does not prove that: then the checkpoint counts, and no offset is used twice.
         """
         index = self._active.index
         marks = reversed(index.positions) if index is not None else ()
@@ -140,10 +140,10 @@ class LogOpening:
         return position > at.position or (position == at.position and end != at.log_end_offset)
 
     def _take_all(self) -> None:
-        """Without a checkpoint: everything up to the last intact batch, with the holes in it."""
+        """Count everything up to the last intact batch, including holes; without a checkpoint."""
         self._extend(OFFSET_MAX)
         while (rest := self._on_disk - self._active.size) > 0:
-            segment = self._active  # another one since it was extended, perhaps
+            segment = self._active  # it may have been replaced when it was extended
             view = self._seen(segment.size, rest)
             found = find_intact(view, 0, after=segment.next_offset, below=OFFSET_MAX)
             if found < 0:
@@ -158,16 +158,16 @@ class LogOpening:
 
     @property
     def log_end_offset(self) -> int:
-        """As far as the log has been restored."""
+        """The end of the log as restored so far."""
         return self._active.next_offset
 
     def _begin_at(self, base_offset: int) -> None:
-        """Continue in the segment of this name, in its file if there is one."""
+        """Continue in the segment with this base offset, in its file if it exists."""
         on_disk = self._later.pop(base_offset, 0)
         self._begin(Segment(self.directory, base_offset, disk=self._disk), on_disk)
 
     def _begin(self, segment: Segment, on_disk: int) -> None:
-        """Continue in ``segment``, whose file has ``on_disk`` bytes of which none count yet."""
+        """Continue in ``segment``, whose file has ``on_disk`` bytes that do not count yet."""
         self._active = segment
         self._on_disk = on_disk
         segment.adopt(on_disk)
@@ -210,16 +210,16 @@ class LogOpening:
         return memoryview(self._disk.pread(self._active.file.fd, length, position))
 
     def _roll(self, base_offset: int) -> None:
-        """Go on in the next segment, in the file that has this name if there is one."""
+        """Continue in the next segment, in the file with this name if it exists."""
         self._trim()
         self._active.seal()
-        self._active.sync()  # so that it does not stay open: there may be many in one log
+        self._active.sync()  # do not keep its file open: a log may have many
         self._active.release()
         self._sealed.append(self._active)
         self._begin_at(base_offset)
 
     def _go_on_at(self, base_offset: int) -> None:
-        """Leave a gap between two segments: within one offsets are dense."""
+        """Leave a gap between two segments, since offsets are dense within one."""
         if self._active.size:
             self._roll(base_offset)
         else:
@@ -227,7 +227,7 @@ class LogOpening:
             self._begin_at(base_offset)
 
     def _trim(self) -> None:
-        """Cut the active file to what counts."""
+        """Truncate the active file to the bytes that count."""
         active = self._active
         if self._on_disk > active.size:
             self._disk.truncate(active.file.fd, active.size)
@@ -236,7 +236,7 @@ class LogOpening:
         active.adopt(active.size)
 
     def _remove(self, segment: Segment) -> None:
-        """Take a file away, whose name must not come back where the log will have got to."""
+        """Remove a file, whose name must not return at an offset that the log will reach."""
         segment.remove_files()
         self._has_removed = True
 

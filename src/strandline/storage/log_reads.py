@@ -1,8 +1,9 @@
-"""A log as readers see it: its segments at a moment, and batches from an offset on.
+"""The read side of a log: its segments at a moment, and batches from an offset on.
 
-Any thread may use it while another writes: readers take the tuple of segments once and keep what
-they hold alive. A batch is served only if its checksum is right; corruption raises
-``CorruptBatchError`` that says where reading can go on. Must not know how segments come and go.
+Any thread may use it while another writes: readers take the tuple of segments once and keep alive
+what they hold. A batch is served only if its checksum is right; corruption raises
+``CorruptBatchError``, which has the offset at which reading can continue. Must not know how
+segments are added and removed.
 """
 
 from bisect import bisect_right
@@ -31,22 +32,22 @@ T = TypeVar("T")
 
 
 class LogSlice(NamedTuple):
-    """Whole intact batches in a row; empty if there is nothing to serve from the offset on.
+    """Consecutive whole, intact batches; empty if there is nothing to serve from the offset on.
 
-    An empty one may still have moved on: compaction may have removed all that was left.
+    An empty slice may still advance the offset: compaction may have removed everything there.
     """
 
     buffer: memoryview
     base_offset: Offset
     """Of the first batch; may be below the offset asked for, or above it where compaction cut."""
     next_offset: Offset
-    """Where the next read goes on."""
+    """The offset of the next read."""
     file: Path
     position: Position
 
 
 class Layout(NamedTuple):
-    """Segments and their base offsets, swapped together."""
+    """Segments and their base offsets, replaced together."""
 
     segments: tuple[Segment, ...]
     bases: tuple[int, ...]
@@ -57,11 +58,11 @@ class LogReads:
 
     Attributes:
         log_start_offset: the first offset that may be read.
-        poisoned: a write or sync failed; only reopening helps.
+        poisoned: a write or sync failed; the log has to be reopened.
     """
 
     sealer: Sealer | None = None
-    """Of an encrypted stream: who opens the batches, which are served as they are stored."""
+    """Decrypts the batches of an encrypted stream, which are served as stored."""
 
     def __init__(self, directory: Path, segments: Sequence[Segment], start: Offset) -> None:
         self.directory = directory
@@ -72,26 +73,26 @@ class LogReads:
 
     @property
     def log_end_offset(self) -> Offset:
-        """The offset the next record gets."""
+        """The offset of the next record."""
         return Offset(self._layout.segments[-1].next_offset)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of batches, without indexes."""
+        """The bytes of all batches, without indexes."""
         return sum(segment.size for segment in self._layout.segments)
 
     def bytes_from(self, offset: int) -> int:
-        """Bytes from an offset to the end; a little more, as the index knows only some places."""
+        """Return the bytes from an offset to the end, or a little more: the index is sparse."""
 
         def count(layout: Layout) -> int:
             first = max(bisect_right(layout.bases, offset) - 1, 0)
             later = sum(segment.size for segment in layout.segments[first + 1 :])
             return later + layout.segments[first].bytes_from(offset)
 
-        return self._as_it_is(count)
+        return self.as_it_is(count)
 
-    def _as_it_is(self, look: Callable[[Layout], T]) -> T:
-        """Look at the segments; again if one of them was removed or replaced meanwhile.
+    def as_it_is(self, look: Callable[[Layout], T]) -> T:
+        """Call ``look``, again if a segment was removed or replaced meanwhile.
 
         Raises:
             ShuttingDownError: the log was closed or deleted.
@@ -117,22 +118,22 @@ class LogReads:
     def read(
         self, offset: int, bytes_max: int, *, below: int = OFFSET_MAX, verify: bool = True
     ) -> LogSlice:
-        """Whole batches from the one that holds ``offset`` on.
+        """Return whole batches, starting with the one that contains ``offset``.
 
         Args:
             offset: from the log start offset to the log end offset.
-            bytes_max: at most so many bytes, but one batch at least.
+            bytes_max: the most bytes to return, but at least one batch.
             below: only batches whose base offset is less than this.
             verify: check every batch's checksum.
 
         Returns:
-            Batches that end before corruption, if there is any; of sealed segments without a copy.
+            Batches up to the first corruption; those of sealed segments are not copied.
 
         Raises:
             OffsetOutOfRangeError: the offset is not in the log.
-            CorruptBatchError: the offset is in a corrupt batch; says where reading can go on.
+            CorruptBatchError: the offset is in a corrupt batch; has the offset to continue at.
         """
-        return self._as_it_is(
+        return self.as_it_is(
             lambda layout: self._read(layout, offset, bytes_max, below=below, verify=verify)
         )
 
@@ -150,7 +151,7 @@ class LogReads:
             if place is None:
                 continue
             found = _collect(segment, place.position, bytes_max, below=below, verify=verify)
-            if found is None:  # the note about the offset was stale
+            if found is None:  # the remembered position was stale
                 segment.forget(offset)
                 place = segment.locate(offset, verify=verify)
                 if place is None:
@@ -184,7 +185,7 @@ class LogReads:
         )
 
     def _prepare_next(self, layout: Layout, index: int, found: LogSlice) -> None:
-        """Expect a sequential reader: remember its place, ask for data ahead, bound the maps."""
+        """Remember the reader's position, read ahead, and limit the maps."""
         segment = layout.segments[index]
         end = found.position + len(found.buffer)
         if end < segment.size or not segment.sealed:
@@ -199,15 +200,15 @@ class LogReads:
             layout.segments[index + 1].read_ahead(0, 0)
 
     def opened(self, batches: Buffer) -> pa.Buffer:
-        """Batches of this log as they were before they were sealed, if they are; see ``Sealer``.
+        """Return this log's batches decrypted, if the stream is encrypted; see ``Sealer``.
 
         Raises:
-            EncryptionKeyError, DecryptionError: the first one does not open.
+            EncryptionKeyError, DecryptionError: the first one cannot be decrypted.
         """
         return pa.py_buffer(batches) if self.sealer is None else self.sealer.open(batches)
 
     def offset_since(self, timestamp_ns: TimestampNs) -> Offset:
-        """Return where records since ``timestamp_ns`` begin, searched from the end backwards.
+        """Return the offset at which records since ``timestamp_ns`` begin, searching backwards.
 
         The result may be too early, not too late. A single record with a wrong timestamp moves it
         by a segment or two; it would move that of ``offset_for_timestamp`` to the record.
@@ -217,7 +218,7 @@ class LogReads:
         for segment in reversed([each for each in self._layout.segments if each.size]):
             segment.timestamps()
             newest.append(segment.max_timestamp)
-            # A segment that is older than the one before it was written by a clock set back.
+            # A segment older than its predecessor was written after the clock was set back.
             if len(newest) > 1 and newest[-1] <= newest[-2] < timestamp_ns:
                 start = max(start, Offset(segment.next_offset))
                 break
@@ -226,15 +227,15 @@ class LogReads:
     def offset_for_timestamp(
         self, timestamp_ns: TimestampNs, *, start: Offset | None = None
     ) -> Offset:
-        """The offset of the first record whose timestamp is at or after ``timestamp_ns``.
+        """Return the offset of the first record whose timestamp is at or after ``timestamp_ns``.
 
         Args:
             timestamp_ns: Unix time.
-            start: looked for from here on; None: in the whole log.
+            start: search from this offset on; None: the whole log.
 
         Returns:
-            The log end offset if there is none. Corrupt batches are passed over; of one that does
-            not open the first offset is taken, which is not too late.
+            The log end offset if there is none. Corrupt batches are skipped. Of a batch that
+            cannot be decrypted it is the first offset, which is not too late.
         """
         first = max(start or 0, self.log_start_offset)
 
@@ -246,7 +247,7 @@ class LogReads:
                         return Offset(found)
             return Offset(layout.segments[-1].next_offset)
 
-        return self._as_it_is(find)
+        return self.as_it_is(find)
 
     def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(
@@ -263,7 +264,7 @@ class LogReads:
 def _collect(
     segment: Segment, position: int, bytes_max: int, *, below: int, verify: bool
 ) -> LogSlice | None:
-    """The intact batches from ``position`` on; None if there is none where one should be."""
+    """Return the intact batches from ``position`` on; None if there is corruption first."""
     rest = segment.size - position
     view = segment.view(position, min(max(bytes_max, HEADER_BYTES), rest))
     header = header_at(view, 0)
@@ -272,7 +273,7 @@ def _collect(
     if header.base_offset >= below:
         whole = segment.view(position, min(header.length, rest))
         if verify and intact_at(whole, 0) is None:
-            return None  # a corrupt offset must not pass for one that is not committed yet
+            return None  # a corrupt offset must not look like an uncommitted one
         following = Offset(below)
         return LogSlice(memoryview(b""), following, following, segment.path, Position(position))
     if len(view) < header.length <= rest:

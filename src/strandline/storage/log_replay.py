@@ -1,13 +1,17 @@
-"""Bringing one log from its checkpoint to where the journal says it was.
+"""Journal replay: brings one log from its checkpoint to the state that the journal describes.
 
-Rules: nothing that might be the only copy is cut before the journal has been read. Each journaled
-batch is redone by position: found intact where it belongs, it is only counted, else it is written
-there. Where the journal is corrupt, intact batches that continue the log on disk fill the gap, and
-what neither has is a hole that is reported. A batch below the end means the log was truncated
-before it was written. If the checkpoint's segment is missing, a log without replicas goes on
-after the lost range, so that no offset is used twice; a replica truncates there, as its leader has
-everything. Intact batches after the last journaled one are kept: they were written in order, and
-their publishers were not answered yet. One thread; used before the log is.
+Rules:
+- bytes that might be the only copy are not removed before the whole journal has been read;
+- a journaled batch that is intact in its place is only counted, else it is written there;
+- where the journal is corrupt, intact batches that continue the log on disk fill the gap. What
+  neither has is a hole, which is reported;
+- a batch below the end means that the log was truncated before the batch was written;
+- if the checkpoint's segment is missing, a log without replicas continues after the lost range, so
+  that no offset is used twice. A replica truncates there, since its leader has everything;
+- intact batches after the last journaled one are kept: they were written in order, and their
+  publishers were not answered yet.
+
+One thread, before the log is used.
 """
 
 from functools import cached_property
@@ -30,11 +34,11 @@ class _Unreadable(NamedTuple):
 
     batch: memoryview
     header: BatchHeader | None
-    """What it says of itself, if that is sane."""
+    """Its header, if that is plausible."""
     file: Path
     position: Position
     after: int
-    """The log end offset when it was met."""
+    """The log end offset at this point of the replay."""
 
 
 class LogReplayer(LogOpening):
@@ -46,7 +50,7 @@ class LogReplayer(LogOpening):
 
     records = 0
     bytes = 0
-    _was_cut = False
+    _was_truncated = False
 
     @cached_property
     def _unreadable(self) -> list[_Unreadable]:
@@ -54,10 +58,10 @@ class LogReplayer(LogOpening):
         return []
 
     def apply(self, part: memoryview, *, file: Path, position: Position) -> None:
-        """Redo what the journal entry at ``position`` of ``file`` wrote to this log.
+        """Replay the journal entry at ``position`` of ``file`` for this log.
 
         Args:
-            part: the batches; empty if others lie in their place.
+            part: the batches; empty if other batches are in their place.
             file: of the journal.
             position: of the entry.
         """
@@ -73,10 +77,10 @@ class LogReplayer(LogOpening):
             at += header.length
 
     def finish(self, *, keep_lost: bool = False) -> list[Segment]:
-        """Drop what never happened; the segments, the last of them active.
+        """Remove what does not count; return the segments, the last of them active.
 
         Args:
-            keep_lost: the journal was corrupt, so rename instead of removing what cannot be placed.
+            keep_lost: the journal was corrupt: rename files that do not fit, do not remove them.
         """
         self._skip_removed()
         self._settle(below=OFFSET_MAX)
@@ -94,15 +98,15 @@ class LogReplayer(LogOpening):
         return [*self._sealed, self._active]
 
     def _go_on_behind_loss(self) -> None:
-        """Report what the checkpoint counts on and nothing has; the only copy goes on behind it."""
+        """Report what the checkpoint promises and is lost; an only copy continues after it."""
         at = self._at
         end = max(self.log_end_offset, self.log_start_offset)
-        if at is None or end >= at.log_end_offset or self._was_cut:
+        if at is None or end >= at.log_end_offset or self._was_truncated:
             return
         lost = f"records {self.log_end_offset} to {at.log_end_offset - 1} are lost"
         self._report(self._active.path, self._active.size, lost)
         if self._is_only_copy:
-            # Before what cannot be placed is removed: the file that begins there has its place now.
+            # Before files that do not fit are removed: the one that begins there fits now.
             self._go_on_at(at.log_end_offset)
             self._extend(OFFSET_MAX)
 
@@ -121,7 +125,7 @@ class LogReplayer(LogOpening):
         else:
             self._settle(below=base)
             if base < self.log_end_offset:
-                self._cut(base)
+                self._truncate(base)
             elif base > self.log_end_offset:
                 self._cross_gap(base)
             if not self._count_if_there(batch, header):
@@ -133,7 +137,7 @@ class LogReplayer(LogOpening):
         self.bytes += header.length
 
     def _cross_gap(self, base_offset: int) -> None:
-        """Get to ``base_offset``: by what is intact on disk, or by a hole that is reported."""
+        """Continue to ``base_offset`` with intact batches on disk, or with a reported hole."""
         self._skip_removed()
         self._extend(base_offset)
         end = self.log_end_offset
@@ -142,18 +146,18 @@ class LogReplayer(LogOpening):
         if end >= self.log_start_offset:
             lost = f"records {end} to {base_offset - 1} are lost"
             self._report(self._active.path, self._active.size, lost)
-        # Else they were removed on purpose, all or but for the first of them.
+        # Else they were deleted, perhaps except for the first of them.
         self._go_on_at(base_offset)
 
     def _skip_removed(self) -> None:
-        """Go on in the segment that the log starts in, if those before were removed on purpose."""
+        """Continue in the segment with the log start, if earlier ones were deleted."""
         there = [base for base in self._later if base <= self.log_start_offset]
         if there and not self._active.size and self.log_end_offset < self.log_start_offset:
             self._remove(self._active)
             self._begin_at(max(there))
 
     def _count_if_there(self, batch: memoryview, header: BatchHeader) -> bool:
-        """Count the batch if it is intact where the log ends, or begins the next segment file."""
+        """Count the batch if it is intact at the log's end, or at the start of the next file."""
         if header.base_offset != self.log_end_offset:
             return False
         if self._same_at(self._active.size, batch, header):
@@ -178,7 +182,7 @@ class LogReplayer(LogOpening):
         if header.base_offset >= active.next_offset:
             return False
         if header.base_offset < active.base_offset:
-            return self._at is None  # sealed and, for all we know, compacted since
+            return self._at is None  # sealed, and possibly compacted since
         try:
             place = active.locate(header.base_offset)
         except CorruptBatchError as hole:
@@ -186,7 +190,7 @@ class LogReplayer(LogOpening):
         return place is not None and self._same_at(place.position, batch, header)
 
     def _filled(self, batch: memoryview, header: BatchHeader, hole: CorruptBatchError) -> bool:
-        """Repair a hole with the journal's copy if it is exactly what is missing."""
+        """Repair a hole with the journal's copy if that is exactly what is missing."""
         fits = (hole.first_offset, hole.next_offset) == (header.base_offset, header.next_offset)
         if fits and intact_at(batch, 0) is not None:
             self._active.overwrite(bytes(batch), hole.position)
@@ -196,11 +200,11 @@ class LogReplayer(LogOpening):
     def _corrupt(
         self, batch: memoryview, header: BatchHeader | None, *, file: Path, position: Position
     ) -> None:
-        """The journal's copy is corrupt. What it says of itself may be, too: see ``_settle``."""
+        """Note a corrupt batch in the journal. Its header may be corrupt, too: see ``_settle``."""
         self._unreadable.append(_Unreadable(batch, header, file, position, self.log_end_offset))
 
     def _settle(self, *, below: int) -> None:
-        """Take corrupt batches from the disk, else keep the hole visible: its end is known now.
+        """Take corrupt batches from the disk, else keep the hole; its end is known now.
 
         Args:
             below: the offset at which the next intact batch begins.
@@ -212,7 +216,7 @@ class LogReplayer(LogOpening):
             end = self.log_end_offset
             restored = end > max(after, kept)
             if header is not None and header.base_offset == end and header.next_offset <= below:
-                self._write(batch, header)  # no use by its checksum, but offsets stay as they were
+                self._write(batch, header)  # keeps later offsets
                 kept, restored = self.log_end_offset, False
             where = f"in the journal after offset {after} of {self.directory.name}"
             outcome = "restored from the segment" if restored else "not restored"
@@ -228,9 +232,9 @@ class LogReplayer(LogOpening):
         active.synced_bytes = min(active.synced_bytes, active.size)
         active.advance(header)
 
-    def _cut(self, offset: int) -> None:
-        """Undo what the log held from ``offset`` on: it was truncated there before."""
-        self._was_cut = True
+    def _truncate(self, offset: int) -> None:
+        """Remove what the log had from ``offset`` on: it was truncated there."""
+        self._was_truncated = True
         while offset < self._active.base_offset and self._sealed:
             self._remove(self._active)
             last = self._sealed.pop()
@@ -240,5 +244,5 @@ class LogReplayer(LogOpening):
             reopened.load_indexes()
         place = self._active.locate(offset, verify=False)
         if place is not None:
-            self._active.cut(place.position, offset)
+            self._active.truncate(place.position, offset)
             self._on_disk = place.position

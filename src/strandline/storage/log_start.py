@@ -8,12 +8,12 @@ START_NAME: Final = "log-start"
 
 
 def format_start(offset: int) -> bytes:
-    """The contents of the file."""
+    """Return the contents of the file for a start offset."""
     number = b"%d" % offset
     return b"%b %08x\n" % (number, crc32c(number))
 
 
 def parse_start(data: bytes) -> int | None:
-    """The start offset in the file's contents, or None if they are not as written."""
+    """Return the start offset in the file's contents, or None if they are corrupt."""
     number, _, _ = data.partition(b" ")
     return int(number) if number.isdigit() and data == format_start(int(number)) else None

@@ -1,9 +1,9 @@
 """A check for data that the checkpoint promises and that a log's files lack; opens no log.
 
-Rules: believes what recovery would: a log's own notes of its generation, its last cut and its start
-come before the checkpoint, and what they say is over is not missed. What only the journal need have
-is not missed either. Reads only; the files are listed before the notes are read, so that what a
-running broker removes meanwhile is not missed.
+Rules: it trusts the same sources as recovery. A log's own files (generation, truncation marker,
+start) take precedence over the checkpoint; what they say was removed is not missing. Nor is what
+only the journal has to contain. Read-only; segments are listed before those files are read, so that
+what a running broker removes meanwhile does not count as missing.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -29,13 +29,13 @@ class Durable(NamedTuple):
 
     at: LogCheckpoint
     sequence: int
-    """Of the journal, after which it says more."""
+    """The journal's sequence, after which it has more."""
     start: int
-    """No record below it counts."""
+    """The log start offset."""
 
     @property
     def has_records(self) -> bool:
-        """Whether there is anything at all."""
+        """Whether any records must be there."""
         return self.at.log_end_offset > self.start
 
 
@@ -46,7 +46,7 @@ class Missing(NamedTuple):
     durable: Durable
     file: Path
     position: int
-    """Where it ends."""
+    """The position at which the file ends."""
     message: str
     is_certain: bool
     """False: the log may have been deleted on purpose."""
@@ -55,14 +55,14 @@ class Missing(NamedTuple):
 def durable_part(
     directory: Path, log_id: int, checkpoint: Checkpoint, *, disk: Disk
 ) -> Durable | None:
-    """Return the part of a log that must be in its files; None if nothing has to be.
+    """Return the part of a log that must be in its files; None if nothing must.
 
     Raises:
-        CorruptBatchError: a note of the log is corrupt.
+        CorruptBatchError: one of the log's own files is corrupt.
     """
     at, sequence = checkpoint.logs.get(log_id), checkpoint.sequence
     if read_generation(directory, disk=disk) >= sequence:
-        at = None  # the checkpoint's is another log, which was here before
+        at = None  # the checkpoint is about an older log with this id
     cut = read_marker(directory, disk=disk)
     if cut is not None and cut.state.truncations > (at.truncations if at is not None else 0):
         at, sequence = cut.state, cut.sequence
@@ -79,13 +79,13 @@ def find_missing(
     disk: Disk,
     known: Collection[int] | None,
 ) -> Iterator[Missing]:
-    """The segments that a checkpoint ends in, where they are absent or shorter than it says.
+    """Return the checkpoint's last segments that are absent, or shorter than it says.
 
     Args:
         checkpoint: of the data directory.
-        directories: where each of its logs has to be.
+        directories: of each of its logs.
         disk: the file system.
-        known: the logs that were not deleted; None: nobody can tell.
+        known: the logs that were not deleted; None: unknown.
     """
     for log_id, directory in directories.items():
         if known is not None and log_id not in known:
@@ -99,7 +99,7 @@ def find_missing(
         try:
             durable = durable_part(directory, log_id, checkpoint, disk=disk)
         except CorruptBatchError:
-            continue  # that is told elsewhere, and what it hides is not known
+            continue  # reported elsewhere; what it hides is unknown
         if durable is None or not durable.has_records:
             continue
         at = durable.at
@@ -109,7 +109,7 @@ def find_missing(
         if size >= at.position and (at.position or has_earlier):
             continue
         if not at.position:
-            file = directory  # of the segments before, no checkpoint has the names
+            file = directory  # a checkpoint does not name earlier segments
         elif has_earlier or size:
             first = max(first, at.segment_base)
         message = f"records {first} to {at.log_end_offset - 1} are missing, or some of them"
@@ -121,8 +121,8 @@ def find_missing(
         yield Missing(log_id, durable, file, size, message, is_certain)
 
 
-def is_cut_since(missing: Missing, journal: JournalScan) -> bool:
-    """Whether the journal goes on below what is missing: the log was cut, and that is why."""
+def is_truncated_since(missing: Missing, journal: JournalScan) -> bool:
+    """Whether the journal continues below what is missing, because the log was truncated."""
     end = missing.durable.at.log_end_offset
     for entry in journal.replay(missing.durable.sequence):
         for log_id, part in entry.parts:

@@ -1,7 +1,7 @@
-"""The sealed segments that stay mapped for the next reader, of all logs of the process together.
+"""Sealed segments that stay mapped for the next reader, of all logs of the process.
 
-Rules: each map takes a descriptor, so there are at most ``maps_max`` of them, and a segment that
-nobody has read for two sweeps has none. Readers keep what they hold alive. Any thread.
+Rules: each map uses a descriptor, so there are at most ``maps_max``. A segment that was not read
+for two sweeps is unmapped. Readers keep alive what they hold. Any thread.
 """
 
 import threading
@@ -14,7 +14,7 @@ class _Mapped(Protocol):
     """A segment with a map."""
 
     def release(self) -> None:
-        """Let go of it."""
+        """Unmap it."""
         ...
 
 
@@ -32,7 +32,7 @@ class MappedSegments:
         return len(self._read_before) + len(self._read_since)
 
     def note_use(self, segment: _Mapped) -> None:
-        """A segment is being read; others may have to give up their maps for it."""
+        """Note that a segment is being read; others may be unmapped for it."""
         passed: list[_Mapped] = []
         with self._lock:
             self._read_before.pop(segment, None)
@@ -46,13 +46,13 @@ class MappedSegments:
             each.release()
 
     def forget(self, segment: _Mapped) -> None:
-        """A segment has given up its map."""
+        """Note that a segment was unmapped."""
         with self._lock:
             self._read_before.pop(segment, None)
             self._read_since.pop(segment, None)
 
     def sweep(self) -> None:
-        """Take the maps of segments that nobody has read since the sweep before."""
+        """Unmap segments that were not read since the previous sweep."""
         with self._lock:
             idle, self._read_before = self._read_before, self._read_since
             self._read_since = {}

@@ -7,10 +7,10 @@ Index files of both kinds (``.index``, ``.timeindex``):
    16  log bytes u64     24 next offset i64   32 largest timestamp i64   40 entry count u64
    48  entries: key i64 · position u64
 
-Rules: an index is only a hint that saves walking: it is written unsynced, trusted if its checksum
-is right and it does not describe more bytes than the log file has, and otherwise rebuilt from the
-log. Appending and looking up may happen on different threads: keys grow before positions, and a
-lookup goes by the number of positions.
+Rules: an index is only a hint that saves scanning. It is written unsynced, used if its checksum is
+right and it describes no more bytes than the log file has, and otherwise rebuilt from the log.
+Appends and lookups may run on different threads: keys grow before positions, and a lookup uses the
+number of positions.
 """
 
 import struct
@@ -36,7 +36,7 @@ assert sys.byteorder == "little", "index files are memory dumps of little-endian
 
 
 class IndexFile(NamedTuple):
-    """The header of an index file: what it knew about the log file when written."""
+    """The header of an index file: the state of the log file when it was written."""
 
     kind: int
     log_bytes: int
@@ -57,34 +57,34 @@ class SparseIndex:
         return len(self.positions)
 
     def add(self, key: int, position: int) -> None:
-        """Append an entry; both larger than those before (keys may repeat)."""
+        """Append an entry; both values are larger than those before (keys may repeat)."""
         self.keys.append(key)
         self.positions.append(position)
 
     def floor(self, key: int) -> tuple[int, int]:
-        """(key, position) of the last entry whose key is at most ``key``; (-1, 0) if none."""
+        """Return (key, position) of the last entry with a key up to ``key``; (-1, 0) if none."""
         found = bisect_right(self.keys, key, 0, len(self.positions)) - 1
         return (self.keys[found], self.positions[found]) if found >= 0 else (-1, 0)
 
     def below(self, key: int) -> tuple[int, int]:
-        """(key, position) of the last entry whose key is less than ``key``; (-1, 0) if none."""
+        """Return (key, position) of the last entry whose key is below ``key``; (-1, 0) if none."""
         found = bisect_left(self.keys, key, 0, len(self.positions)) - 1
         return (self.keys[found], self.positions[found]) if found >= 0 else (-1, 0)
 
     def beyond(self, position: int) -> tuple[int, int] | None:
-        """(key, position) of the first entry after ``position`` in the log file, if any."""
+        """Return (key, position) of the first entry after ``position`` in the log file, if any."""
         found = bisect_right(self.positions, position)
         if found == len(self.positions):
             return None
         return self.keys[found], self.positions[found]
 
     def offset_at(self, position: int) -> int:
-        """Key of the last entry at or before ``position``; -1 if none."""
+        """Return the key of the last entry at or before ``position``; -1 if none."""
         found = bisect_right(self.positions, position) - 1
         return self.keys[found] if found >= 0 else -1
 
-    def cut(self, position: int) -> "SparseIndex":
-        """A copy without the entries at or after ``position``."""
+    def before(self, position: int) -> "SparseIndex":
+        """Return a copy without the entries at or after ``position``."""
         kept = bisect_left(self.positions, position)
         copy = SparseIndex()
         copy.keys = self.keys[:kept]
@@ -92,7 +92,7 @@ class SparseIndex:
         return copy
 
     def encode(self, about: IndexFile) -> bytes:
-        """The bytes of an index file."""
+        """Return the bytes of an index file."""
         count = len(self.positions)
         entries = array("q", bytes(16 * count))
         entries[0::2] = self.keys[:count]
@@ -105,7 +105,7 @@ class SparseIndex:
 
 
 def decode_index(data: Bytes, kind: int) -> tuple[IndexFile, SparseIndex] | None:
-    """The index in the bytes of a file, or None if any of them is not as written."""
+    """Decode an index file; None if it is corrupt."""
     if len(data) < HEADER_BYTES:
         return None
     magic, crc, version, found_kind, *about, count = HEADER.unpack_from(data, 0)

@@ -1,16 +1,16 @@
-"""Directories that nobody but their owner can enter, whatever the umask."""
+"""Directories that only their owner can enter, whatever the umask."""
 
 from pathlib import Path
 
 
 def make_private_directory(directory: Path) -> None:
-    """Make a directory and those above it that are missing; fine if it exists.
+    """Create a directory and its missing parents; no error if it exists.
 
-    ``mkdir(parents=True)`` would leave the mode of those above to the umask, and who may write to
-    one of them may put another directory in the place of ours.
+    ``mkdir(parents=True)`` would leave the parents' mode to the umask, and a user who can write to
+    a parent can replace our directory.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
     for each in (*reversed(directory.parents), directory):
         if not each.is_dir():

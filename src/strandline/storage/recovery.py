@@ -1,10 +1,10 @@
 """Opening a data directory after a stop of any kind, and taking checkpoints of a running one.
 
-Recovery = load the checkpoint, take each log as it was then, redo the journal after it, take a new
-checkpoint. Rules: doing it twice changes nothing; log ids without a plan are skipped, because their
-streams were deleted and ids are never reused; corruption is reported by file and position and never
-stops what can be read from being read. A full disk stops neither recovery nor the broker as long
-as nothing has to be written. Knows nothing of streams; the caller says which log is where.
+Recovery loads the checkpoint, opens each log as it was then, replays the journal after it, and
+takes a new checkpoint. Rules: a repeat changes nothing. Log ids without a plan are skipped: their
+streams were deleted, and ids are never reused. Corruption is reported by file and position, and
+never prevents reading the rest. A full disk stops neither recovery nor the broker as long as
+nothing has to be written. Must not know streams; the caller passes the directory of each log.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ JOURNAL_NAME = "journal"
 
 
 class LogPlan(NamedTuple):
-    """The directory of a log and the limits at which it rolls to a new segment."""
+    """The directory of a log, and the limits at which it rolls to a new segment."""
 
     directory: Path
     segment_bytes: int
@@ -63,20 +63,20 @@ class Recovered(NamedTuple):
     checkpointer: "Checkpointer"
 
     def keep(self, log_id: LogId, log: Log) -> None:
-        """Look after a log that was made since, whose batches the journal gets, too."""
+        """Add a log that was created later; the journal gets its batches, too."""
         log.journal = self.journal
         self.logs[log_id] = log
 
 
 class PendingCheckpoint(NamedTuple):
-    """A checkpoint on its way to the disk."""
+    """A checkpoint that is being written."""
 
     checkpoint: Checkpoint
     logs: dict[LogId, Log]
 
 
 class Checkpointer:
-    """Takes checkpoints of a running broker in three steps; only one waits for the disk."""
+    """Takes checkpoints of a running broker in three steps; only ``write`` waits for the disk."""
 
     def __init__(self, directory: Path, *, disk: Disk, journal: Journal) -> None:
         self._directory = directory
@@ -84,14 +84,14 @@ class Checkpointer:
         self._journal = journal
 
     def begin(self, logs: Mapping[LogId, Log]) -> PendingCheckpoint:
-        """Note the state of all logs, between two turns, on the thread that owns them.
+        """Record the state of all logs, between two group commits, on their owner's thread.
 
         Args:
-            logs: every log there is; one left out would be recovered from the journal alone.
+            logs: all logs; one left out would be recovered from the journal alone.
 
         Raises:
-            DiskFullError: no space; nothing changed, try again later.
-            LogPoisonedError: now or earlier a write failed.
+            DiskFullError: no space; nothing changed, retry later.
+            LogPoisonedError: a write failed, now or earlier.
         """
         states: dict[int, LogCheckpoint] = {
             log_id: log.checkpoint() for log_id, log in logs.items()
@@ -100,10 +100,10 @@ class Checkpointer:
         return PendingCheckpoint(checkpoint, dict(logs))
 
     def write(self, pending: PendingCheckpoint) -> None:
-        """Make it durable, on any thread; one at a time.
+        """Make the checkpoint durable, on any thread; one at a time.
 
         Raises:
-            DiskFullError: no space; the checkpoint before it stands.
+            DiskFullError: no space; the previous checkpoint stays.
             LogPoisonedError: a sync failed.
         """
         for log in pending.logs.values():
@@ -111,7 +111,7 @@ class Checkpointer:
         save_checkpoint(self._directory, pending.checkpoint, disk=self._disk)
 
     def finish(self, pending: PendingCheckpoint) -> None:
-        """Recycle the journal before it, on the thread that owns the logs."""
+        """Recycle the journal before the checkpoint, on the logs' owner's thread."""
         for log_id, log in pending.logs.items():
             log.mark_checkpointed(pending.checkpoint.logs[log_id])
         self._journal.recycle(pending.checkpoint.sequence)
@@ -133,8 +133,8 @@ def recover(
         plans: the logs of all streams that exist, and no others.
         disk: the file system.
         file_bytes: size of a journal file.
-        are_only_copies: no other broker has what is lost here, so its offsets stay used.
-        on_progress: told the bytes replayed so far, now and then.
+        are_only_copies: no other broker has what is lost here, so lost offsets stay used.
+        on_progress: called with the bytes replayed so far, from time to time.
 
     Raises:
         DiskFullError: no space for records that only the journal has; free some and start again.
@@ -168,7 +168,7 @@ def recover(
         for log_id, plan in plans.items()
     }
     for parent in sorted({directory, *(plan.directory.parent for plan in plans.values())}):
-        disk.sync_directory(parent)  # a killed broker may not have got to it
+        disk.sync_directory(parent)  # a killed broker may not have removed it
     _replay(journal, redos, generations, on_progress=on_progress)
     logs: dict[LogId, Log] = {}
     for log_id, redo in redos.items():
@@ -189,7 +189,7 @@ def recover(
 
 
 def _load(directory: Path, *, disk: Disk, report: RecoveryReport) -> Checkpoint | None:
-    """The checkpoint; a corrupt one is reported and done without."""
+    """Return the checkpoint; a corrupt one is reported and ignored."""
     try:
         return load_checkpoint(directory, disk=disk)
     except CorruptBatchError as error:
@@ -200,7 +200,7 @@ def _load(directory: Path, *, disk: Disk, report: RecoveryReport) -> Checkpoint 
 def _generations(
     plans: Mapping[LogId, LogPlan], *, disk: Disk, report: RecoveryReport
 ) -> dict[LogId, int]:
-    """Up to where the journal and the checkpoint speak of older logs with the same ids."""
+    """Return the generation of each log; up to there, journal and checkpoint mean an older log."""
     generations: dict[LogId, int] = {}
     for log_id, plan in plans.items():
         try:
@@ -234,16 +234,16 @@ def _markers(
 def _states(
     checkpoint: Checkpoint | None, generations: Mapping[LogId, int], *, is_whole: bool
 ) -> dict[LogId, LogCheckpoint | None]:
-    """Each log as the checkpoint has it.
+    """Return the checkpoint's state of each log.
 
-    A log no checkpoint knows is all in the journal, if that reaches back far enough; with neither,
-    its last segment is scanned.
+    A log that no checkpoint has is in the journal as a whole, if that reaches back far enough;
+    else its last segment is scanned.
     """
     unknown = NEW_LOG if checkpoint is not None or is_whole else None
     states: dict[LogId, LogCheckpoint | None] = dict.fromkeys(generations, unknown)
     if checkpoint is not None:
         for log_id, generation in generations.items():
-            # One as old as the log itself is of the log before.
+            # A marker as old as the log itself belongs to its predecessor.
             if generation < checkpoint.sequence and log_id in checkpoint.logs:
                 states[log_id] = checkpoint.logs[log_id]
     return states
@@ -270,13 +270,13 @@ def _replay(
 def _checkpoint(
     checkpointer: Checkpointer, logs: Mapping[LogId, Log], report: RecoveryReport
 ) -> None:
-    """Start the new life from a checkpoint of its own, so that the old journal is not needed."""
+    """Start with a new checkpoint, so that the old journal is not needed."""
     try:
         pending = checkpointer.begin(logs)
         checkpointer.write(pending)
     except DiskFullError:
         # Reported by `checkpointed`; the broker's next checkpoint tries again. Until then the
-        # records that were found count as durable, so they have to be, and some are in files only.
+        # records found count as durable, so sync them: some are in no journal, only in files.
         for log in logs.values():
             log.sync_written()
         return

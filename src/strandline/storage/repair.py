@@ -1,11 +1,11 @@
-"""Putting batches back where a log is corrupt, from another replica's copy.
+"""Repair of a corrupt log with batches from another replica.
 
-Rules: bytes are only ever put where no intact batch is, and only if they are what was there: whole
+Rules: only bytes without an intact batch are overwritten, and only with what was there: whole
 intact batches that fill the hole exactly, by offsets and by bytes. So nothing that was ever served
-changes, and readers need no lock: until all is written they meet the corruption. Where copies are
-compacted they may fit and differ all the same: then what is left of each batch has to tell that it
-was this one. Durable on return; a crash in the middle leaves corruption, as before. On any thread:
-the files of the log stay what they are meanwhile. Knows nothing of where the copy comes from.
+changes, and readers need no lock: until everything is written they find the corruption. In a
+compacted log, another replica's batches may fit and still differ: then the rest of each corrupt
+batch has to prove that it is the same. Durable on return; a crash in the middle leaves corruption,
+as before. Any thread: the log's files are not removed meanwhile. Must not know the copy's source.
 """
 
 from collections.abc import Sequence
@@ -22,19 +22,19 @@ from strandline.types import Offset
 
 
 def repair_log(log: Log, batches: Sequence[Bytes], *, is_compacted: bool = False) -> bool:
-    """Put batches in the place of corrupt ones, as far as the first hole among them goes.
+    """Overwrite corrupt batches, up to the end of the first hole among the given ones.
 
     Args:
-        log: which has lost them.
-        batches: each exactly one, in the order of their offsets; more than are lost do no harm.
-        is_compacted: other copies may hold other batches of the same offsets.
+        log: the corrupt log.
+        batches: exactly one per item, in the order of their offsets; extra ones are ignored.
+        is_compacted: other replicas may have different batches with the same offsets.
 
     Returns:
-        False if they are all there: somebody was quicker.
+        False if none is corrupt any longer.
 
     Raises:
         CorruptBatchError: a batch is corrupt itself.
-        InvalidRecordError: they are not what was there.
+        InvalidRecordError: the batches are not what was there.
         DiskFullError: no space, on a file system that copies when it overwrites.
         LogPoisonedError: the write or its sync failed.
         ShuttingDownError: the log was closed or deleted.
@@ -66,10 +66,10 @@ def _put_back(
 
 
 def _segment_of(log: Log, offset: Offset) -> Segment:
-    """The segment that held the batch.
+    """Return the segment that had the batch.
 
     Raises:
-        InvalidRecordError: it is gone meanwhile.
+        InvalidRecordError: it was removed meanwhile.
     """
     for segment in reversed(log.segments):
         if segment.base_offset <= offset:
@@ -78,10 +78,10 @@ def _segment_of(log: Log, offset: Offset) -> Segment:
 
 
 def _hole_at(segment: Segment, offset: Offset) -> CorruptRange | None:
-    """The hole that begins where the batch of ``offset`` should; None if an intact batch does.
+    """Return the hole at the position of the batch of ``offset``; None if that is intact.
 
     Raises:
-        InvalidRecordError: neither: the file was cut.
+        InvalidRecordError: the file ends before it.
     """
     try:
         place = segment.locate(offset)
@@ -96,10 +96,10 @@ def _hole_at(segment: Segment, offset: Offset) -> CorruptRange | None:
 
 
 def _check_fit(segment: Segment, hole: CorruptRange, headers: list[BatchHeader]) -> None:
-    """Refuse what is not exactly what was there.
+    """Check that batches fill a hole exactly.
 
     Raises:
-        InvalidRecordError: it says what differs.
+        InvalidRecordError: they do not; the message has the difference.
     """
     if not headers:
         raise InvalidRecordError(f"the batches at byte {hole.position} of {segment.path} differ")
@@ -117,12 +117,12 @@ def _check_fit(segment: Segment, hole: CorruptRange, headers: list[BatchHeader])
 
 
 def _check_same(segment: Segment, hole: CorruptRange, batches: Sequence[Bytes]) -> None:
-    """Refuse what may be another batch than was there, though it fits.
+    """Check that batches that fit are those that were there.
 
-    Certain is one whose header is there, checksum and all, or else everything behind the header.
+    The proof is the old header, including its checksum, or else everything after the header.
 
     Raises:
-        InvalidRecordError: it says which.
+        InvalidRecordError: a batch may differ; the message names it.
     """
     position = hole.position
     for batch in batches:

@@ -1,8 +1,8 @@
-"""A file that only takes space, so that what frees a full disk has some to begin with.
+"""A file that reserves space, so that records can be removed when the disk is full.
 
-Rules: removing records or streams needs a few small files to be written first; when there is no
-space for them the reserve is spent, and renewed once there may be space again. Having none is no
-error: removing then works if there is space.
+Rules: removing records or streams first writes a few small files. If there is no space for them,
+the reserve is spent, and renewed once there may be space again. A missing reserve is no error:
+removing then works if there is space.
 """
 
 import logging
@@ -27,11 +27,11 @@ class Reserve:
         self._size = BYTES_MIN
 
     def spend(self) -> None:
-        """Give the space back to the file system, for the caller to use at once."""
+        """Give the space back to the file system; use it at once."""
         self._disk.unlink(self._path)
 
     def renew(self, size: int = 0) -> None:
-        """Put at least ``size`` bytes aside, and as many as ever; logs a warning if it cannot."""
+        """Reserve at least ``size`` bytes, never fewer than before; log a warning if that fails."""
         self._size = max(self._size, size)
         try:
             if self._disk.listing(self._path.parent).get(FILE_NAME, 0) < self._size:

@@ -1,8 +1,8 @@
-"""Retention: pure decisions which records have expired, and their removal.
+"""Retention: which records have expired, as pure decisions.
 
-Rules: age and size go by whole segments, oldest first, and never touch the active one (an active
-segment that is too old throughout is sealed first); a record count is kept exactly, by moving the
-log start offset. The time is told, not read.
+Rules: limits of age and size remove whole segments, oldest first, and never the active one (an
+active segment that is too old as a whole is sealed first). A limit of records is exact: it moves
+the log start offset. The time is an argument.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ class SegmentFacts(NamedTuple):
     next_offset: int
     size: int
     written_ns: int
-    """When it was last written."""
+    """The time of its last write."""
 
 
 def newest_timestamp(segment: Segment) -> int:
@@ -43,13 +43,13 @@ class WriteTimes:
     """The times of the last writes to a log's segments, by the monotonic clock.
 
     So a wall clock that is set forward deletes nothing early, and a timestamp far in the future
-    keeps nothing for ever. Segments of an earlier run of the process are as old as their timestamps
-    say, but not younger than when they were first seen here.
+    keeps nothing for ever. Segments of an earlier run of the process have the age of their
+    timestamps, but are at least as old as when they were first seen here.
     """
 
     def __init__(self) -> None:
         self._wall_ahead_ns: int | None = None
-        """How far the wall clock is ahead of the monotonic one: the least that was seen."""
+        """The smallest difference seen between the wall clock and the monotonic clock."""
         self._first_end = 0
         self._first_ns = 0
         self._last_ns = 0
@@ -57,7 +57,7 @@ class WriteTimes:
         """By base offset: where a segment of this run ended when it was written last, and when."""
 
     def note(self, log: Log, *, wall_ns: int, monotonic_ns: int) -> None:
-        """Look at the log now; what has changed was written since it was last looked at."""
+        """Note the log's state now: segments that changed were written since the last call."""
         ahead_ns = wall_ns - monotonic_ns
         if self._wall_ahead_ns is None:
             self._wall_ahead_ns = ahead_ns
@@ -84,7 +84,7 @@ class WriteTimes:
 
 
 def start_by_age(sealed: Iterable[SegmentFacts], *, oldest_ns: int) -> int:
-    """The offset before which all segments hold only records older than ``oldest_ns``; or 0."""
+    """Return the offset before which segments only have records older than ``oldest_ns``, or 0."""
     start = 0
     for facts in sealed:
         if facts.written_ns >= oldest_ns:
@@ -94,7 +94,7 @@ def start_by_age(sealed: Iterable[SegmentFacts], *, oldest_ns: int) -> int:
 
 
 def start_by_bytes(sealed: Iterable[SegmentFacts], *, total: int, bytes_max: int) -> int:
-    """The offset before which segments must go so that no more than ``bytes_max`` remain; or 0."""
+    """Return the offset before which segments must go to keep at most ``bytes_max``, or 0."""
     start = 0
     for facts in sealed:
         if total <= bytes_max:
@@ -136,7 +136,7 @@ def retention_start(
     now_ns: int,
     written_ns: Callable[[Segment], int] = newest_timestamp,
 ) -> Offset | None:
-    """The first offset that the policy keeps, if that is not the log's start; any thread.
+    """Return the first offset that the policy keeps, if it is not the log's start; any thread.
 
     Args:
         log: the partition's.

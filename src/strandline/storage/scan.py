@@ -1,9 +1,9 @@
-"""Walking batches in bytes: the hot loops of reading.
+"""Scanning batches in bytes: the hot loops of reading.
 
-Rules: a batch counts only if its checksum is right; what is not a batch is a hole, and the batch
-after a hole is found by the corrupt header's own length if that leads to one, else by searching
-for the magic at eight-byte steps. Pure functions over memoryviews; local variables instead of a
-generator and a tuple per batch, because one-record batches come by the hundred thousand.
+Rules: a batch counts only if its checksum is right; other bytes are a hole. The batch after a hole
+is found by the corrupt header's length if that leads to one, else by searching for the magic in
+steps of eight bytes. Pure functions over memoryviews. They use local variables instead of a
+generator and a tuple per batch, for reads of hundreds of thousands of one-record batches.
 """
 
 import struct
@@ -41,7 +41,7 @@ class Run(NamedTuple):
 
 
 def scan(view: memoryview, position: int, limit: int, *, below: int, verify: bool = True) -> Run:
-    """Walk intact whole batches from ``position`` up to ``limit``, base offsets under ``below``."""
+    """Scan intact whole batches from ``position`` to ``limit``, base offsets under ``below``."""
     unpack = _BEGINNING.unpack_from
     stop = limit - HEADER_BYTES
     last = base = -1
@@ -61,7 +61,7 @@ def scan(view: memoryview, position: int, limit: int, *, below: int, verify: boo
 
 
 def header_at(view: memoryview, position: int) -> BatchHeader | None:
-    """The sane header at ``position``, checksum not verified, or None."""
+    """Return the plausible header at ``position``, checksum not verified, or None."""
     try:
         return read_header(view, position)
     except CorruptBatchError:
@@ -69,7 +69,7 @@ def header_at(view: memoryview, position: int) -> BatchHeader | None:
 
 
 def intact_at(view: memoryview, position: int) -> BatchHeader | None:
-    """The header of the intact whole batch at ``position``, or None."""
+    """Return the header of the intact whole batch at ``position``, or None."""
     try:
         return check_batch(view, position)
     except CorruptBatchError:
@@ -77,13 +77,13 @@ def intact_at(view: memoryview, position: int) -> BatchHeader | None:
 
 
 def find_intact(view: memoryview, position: int, *, after: int, below: int) -> int:
-    """Position of the first intact batch beyond the corrupt one at ``position``, or -1.
+    """Return the position of the first intact batch after the corrupt one, or -1.
 
     Args:
         view: the bytes, eight-byte aligned with the file.
         position: where the corruption begins.
-        after: the batch's base offset must be greater than this one,
-        below: and lower than this one, lest the contents of a record pose as a batch.
+        after: the batch's base offset must be greater than this,
+        below: and lower than this, so that a record's contents cannot imitate a batch.
     """
     corrupt = header_at(view, position)
     if corrupt is not None and _fits(view, position + corrupt.length, after=after, below=below):

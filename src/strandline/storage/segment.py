@@ -1,9 +1,9 @@
 """One segment: consecutive batches of a log in one file, named after its first offset.
 
-Rules: an active segment grows at its end only and gathers batches in memory until it is told to
-write them (the journal has them already, and nobody has to wait for it); a sealed one is
-memory-mapped and never changes, but for corruption that is repaired. One thread appends;
-``segment_reads`` says what others may do meanwhile. Knows nothing of others.
+Rules: an active segment only grows at its end. It gathers batches in memory until its owner has
+them written; the journal already has them, so nobody waits. A sealed segment is memory-mapped and
+never changes, except to repair corruption. One thread appends; ``segment_reads`` has the rules for
+others. Must not know other segments.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,13 @@ from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, IndexFile
 from strandline.storage.segment_reads import (
     DOOMED_SUFFIX,
     INDEX_SUFFIX,
+    SUBJECTS_SUFFIX,
     TIMES_SUFFIX,
     SegmentReads,
 )
 
 PENDING_BYTES_MAX = 1 << 20
-"""What would be more than this is written at once."""
+"""More than this is written to the file at once."""
 WORTH_WRITING_BYTES = 32 << 10
 INDEX_LAG_BYTES = 1 << 20
 """So much of an active segment the index files may be behind: who opens it looks through that."""
@@ -39,7 +40,7 @@ class Segment(SegmentReads):
     def sealed_on_disk(
         cls, directory: Path, base_offset: int, *, disk: Disk, size: int, next_offset: int
     ) -> "Segment":
-        """A segment that will not change again; nothing is read before it is needed."""
+        """Return a segment that will not change again; nothing is read before it is needed."""
         segment = cls(directory, base_offset, disk=disk)
         segment.size = size
         segment.next_offset = next_offset
@@ -52,7 +53,7 @@ class Segment(SegmentReads):
         return segment
 
     def append(self, batch: Bytes, extent: BatchHeader | Extent) -> None:
-        """Add a batch at the end; in memory until enough has come together.
+        """Add a batch at the end; it stays in memory until enough has gathered.
 
         Raises:
             DiskFullError: no space; the segment is as before.
@@ -75,10 +76,10 @@ class Segment(SegmentReads):
         return self.size - self._tail[0]
 
     def write_pending(self) -> None:
-        """Hand what was gathered in memory to the system; not synced.
+        """Write the batches in memory to the file; not synced.
 
         Raises:
-            DiskFullError: no space; it stays gathered.
+            DiskFullError: no space; the batches stay in memory.
             LogPoisonedError: the write failed.
         """
         pending = self._tail[1]
@@ -96,54 +97,56 @@ class Segment(SegmentReads):
         self._tail = (written + sum(map(len, buffers)), [])
 
     def adopt(self, written: int) -> None:
-        """Let ``written`` bytes of the file be seen, whatever counts of them; while recovering."""
+        """Make ``written`` bytes of the file visible, counted or not; during recovery only."""
         self._tail = (written, [])
 
     def overwrite(self, batch: Bytes, position: int) -> None:
-        """Put a batch where recovery wants it, whatever is there; only while recovering."""
+        """Write a batch at a position, over any bytes there; during recovery only."""
         assert not self.sealed, "sealed segments do not change"
         self._disk.pwrite(self.file.fd, batch, position)
         self._tail = (max(self._tail[0], position + len(batch)), [])
 
     def advance(self, header: BatchHeader) -> None:
-        """Count the batch that lies at the end as part of the segment; only while recovering."""
+        """Count the batch at the end as part of the segment; during recovery only."""
         self.note(header, self.size)
         self.size += header.length
         self.next_offset = header.next_offset
 
     def put_back(self, batches: Bytes, position: int) -> None:
-        """Put batches where corruption is, durably; what is intact does not change.
+        """Overwrite corruption with batches, durably; intact batches do not change.
 
         Raises:
-            DiskFullError: no space for a copy, where the file system makes one.
+            DiskFullError: no space, on a file system that copies on write.
             LogPoisonedError: the write or its sync failed.
         """
-        fd = self._disk.open(self.path, write=True)  # our own is for reading once it is sealed
+        fd = self._disk.open(self.path, write=True)  # ours is read-only if sealed
         try:
             self._disk.pwrite(fd, batches, position)
             self._disk.fdatasync(fd)
         finally:
             self._disk.close(fd)
+        self.subjects = None  # there were records missing
 
-    def cut(self, position: int, next_offset: int) -> None:
-        """Forget the bytes from ``position`` on, durably if they were in the file.
+    def truncate(self, position: int, next_offset: int) -> None:
+        """Drop the bytes from ``position`` on, durably if they were in the file.
 
         Raises:
-            LogPoisonedError: the file could not be cut.
+            LogPoisonedError: the file could not be truncated.
         """
-        assert not self.sealed, "a sealed segment is replaced, not cut: readers have it mapped"
+        assert not self.sealed, "a sealed segment is replaced: readers have it mapped"
         written, pending = self._tail
         kept = memoryview(b"".join(pending))[: max(position - written, 0)]
         self.cuts += 1
         self.next_offset = next_offset
         self.size = position
         self._hints = {}
+        self.subjects = None
         self._tail = (min(written, position), [bytes(kept)] if kept else [])
         if position < self.indexed_bytes:
             self.indexed_bytes = -1
         if self.index is not None and self.times is not None:
-            self.index = self.index.cut(position)
-            self.times = self.times.cut(position)
+            self.index = self.index.before(position)
+            self.times = self.times.before(position)
         if position < written:
             file = self.file
             self._disk.truncate(file.fd, position)
@@ -152,24 +155,24 @@ class Segment(SegmentReads):
             self.written_back_bytes = min(self.written_back_bytes, position)
 
     def seal(self) -> None:
-        """No more appends; readers get it memory-mapped from here on."""
+        """End the appends; readers use a memory map from now on."""
         self.write_pending()
         self.sealed = True
 
     @property
     def can_write_back(self) -> bool:
-        """Whether ``WRITE_BACK_BYTES`` are in the file that were neither synced nor begun with."""
+        """Whether ``WRITE_BACK_BYTES`` are in the file and the disk has not begun to write them."""
         return self.written_bytes - self._begun_bytes >= WRITE_BACK_BYTES
 
     def write_back(self) -> None:
-        """Let the disk begin with so much more; may run on any thread."""
+        """Start writing that many more bytes to the disk; may run on any thread."""
         begun, file = self._begun_bytes, self.file
         self._disk.write_back(file.fd, begun, WRITE_BACK_BYTES)
         self.written_back_bytes = begun + WRITE_BACK_BYTES
 
     @property
     def _begun_bytes(self) -> int:
-        """The bytes of the file that the disk has, or has begun to write."""
+        """The bytes of the file that are on the disk, or being written to it."""
         return max(self.written_back_bytes, self.synced_bytes)
 
     def sync(self) -> None:
@@ -178,11 +181,11 @@ class Segment(SegmentReads):
         if written > self.synced_bytes:
             file = self.file
             self._disk.fdatasync(file.fd)
-            if self.cuts == cuts:  # else less is there, and what comes after is not synced yet
+            if self.cuts == cuts:  # else it was truncated, and later bytes are not synced yet
                 self.synced_bytes = written
 
     def drop_cache(self) -> None:
-        """Let the system use the memory that what was synced takes; may run on any thread."""
+        """Free the page cache of what was synced; may run on any thread."""
         file = self.file
         self._disk.drop_cache(file.fd)
 
@@ -199,22 +202,24 @@ class Segment(SegmentReads):
             (KIND_TIMES, TIMES_SUFFIX, times),
         ):
             about = IndexFile(kind, size, next_offset, self.max_timestamp)
-            self._disk.write_whole(self.path.with_suffix(suffix), entries.cut(size).encode(about))
+            self._disk.write_whole(
+                self.path.with_suffix(suffix), entries.before(size).encode(about)
+            )
         self.indexed_bytes = size
 
     def _may_indexes_lag(self, size: int) -> bool:
-        """Whether the files are right as far as they reach, if there are any, and near enough."""
+        """Whether the index files, if any, are right as far as they reach, and long enough."""
         is_unknown = self.indexed_bytes < 0
         if is_unknown and self._disk.exists(self.path.with_suffix(INDEX_SUFFIX)):
-            return False  # of what was here before
+            return False  # they describe an earlier file
         return size - max(self.indexed_bytes, 0) < INDEX_LAG_BYTES
 
     def successor(self) -> "Segment":
-        """An empty segment of the same name, for batches that will take this one's place."""
+        """Return an empty segment of the same name, whose batches will replace this one's."""
         return Segment(self.path.parent, self.base_offset, disk=self._disk)
 
     def finish_successor(self, size: int, next_offset: int) -> None:
-        """The new file is whole: ``size`` bytes, written and synced under a name to come."""
+        """Note that the successor's new file is complete and synced; it is renamed later."""
         self.size = self.synced_bytes = size
         self.has_durable_name = True
         self.next_offset = next_offset
@@ -222,23 +227,23 @@ class Segment(SegmentReads):
         self.sealed = True
 
     def remove_indexes(self) -> None:
-        """Take the names of the index files away; they can be rebuilt."""
-        for suffix in (INDEX_SUFFIX, TIMES_SUFFIX):
+        """Remove the index files; they can be rebuilt."""
+        for suffix in (INDEX_SUFFIX, TIMES_SUFFIX, SUBJECTS_SUFFIX):
             self._disk.unlink(self.path.with_suffix(suffix))
 
     def doom(self) -> None:
-        """Take the files their names, for ``remove_files`` to remove; a start would, too."""
+        """Rename the files for ``remove_files``; the next start would remove them, too."""
         if self.path.suffix == DOOMED_SUFFIX:
-            return  # the names may be another segment's by now
+            return  # the names may belong to another segment by now
         self.is_retired = True
         self.remove_indexes()
         doomed = self.path.with_suffix(DOOMED_SUFFIX)
         if self._disk.exists(self.path):
             self._disk.rename(self.path, doomed)
-        self.path = doomed  # without a file, too: the name may soon be another segment's
+        self.path = doomed  # even without a file: the name may soon belong to another segment
 
     def remove_files(self) -> None:
-        """Remove the files, and give their space back; what readers hold of them stays valid."""
+        """Remove the files and free their space; views that readers hold stay valid."""
         self.retire()
         self.doom()
         self._disk.remove_large(self.path)

@@ -1,10 +1,10 @@
-"""A segment as readers see it: its bytes, where an offset lies in them, and what is corrupt.
+"""The read side of a segment: its bytes, the positions of offsets, and its corruption.
 
-Rules: any number of threads may read while one appends, because what they need is swapped in one
-assignment, in this order: bytes, index, size, next offset. A sealed segment is memory-mapped, and
-needs no descriptor while nobody reads it. A retired segment, whose file was removed or replaced,
-holds no file: views that were handed out stay valid, and every other access raises
-``RetiredSegmentError``. Knows nothing of other segments.
+Rules: any number of threads may read while one appends, because each value that they need is
+replaced by one assignment, in this order: bytes, index, size, next offset. A sealed segment is
+memory-mapped, and needs no descriptor while nobody reads it. A retired segment, whose file was
+removed or replaced, holds no file: existing views stay valid, and every other access raises
+``RetiredSegmentError``. Must not know other segments.
 """
 
 import contextlib
@@ -35,19 +35,20 @@ from strandline.types import Offset, TimestampNs
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 TIMES_SUFFIX = ".timeindex"
+SUBJECTS_SUFFIX = ".subjects"
 DOOMED_SUFFIX = ".doomed"
 _WINDOW_BYTES = 64 << 10
 _HINTS_MAX = 64
 AHEAD_BYTES = 8 << 20
-"""Sequential readers get this much asked for ahead of them, and as much forgotten behind."""
+"""How much is read ahead for a sequential reader, and unmapped behind it, at a time."""
 
 
 class RetiredSegmentError(UnavailableError):
-    """A segment was removed or replaced while somebody read it: its log knows what is there now."""
+    """A segment was removed or replaced during a read; the log knows the present one."""
 
 
 class CorruptRange(NamedTuple):
-    """A stretch of a segment that holds no intact batch."""
+    """A range of a segment without an intact batch."""
 
     position: int
     first_offset: int
@@ -71,8 +72,8 @@ class SegmentReads:
     __slots__ = (
         "_disk", "_file", "_hints", "_map", "_pinned", "_tail", "base_offset", "cuts",
         "first_timestamp", "has_durable_name", "index", "indexed_bytes", "is_retired",
-        "max_timestamp", "next_offset", "path", "sealed", "size", "synced_bytes", "times",
-        "written_back_bytes",
+        "max_timestamp", "next_offset", "path", "sealed", "size", "subjects", "synced_bytes",
+        "times", "written_back_bytes",
     )  # fmt: skip
 
     def __init__(self, directory: Path, base_offset: int, *, disk: Disk) -> None:
@@ -93,6 +94,8 @@ class SegmentReads:
         self.indexed_bytes = -1
         self.index: SparseIndex | None = SparseIndex()
         self.times: SparseIndex | None = SparseIndex()
+        self.subjects: object | None = None
+        """The subject index, as far as ``log_subjects`` has it in memory."""
         self._file: OpenFile | None = None
         self._map: mmap.mmap | None = None
         self._tail: tuple[int, list[Bytes]] = (0, [])
@@ -100,9 +103,9 @@ class SegmentReads:
 
     @property
     def file(self) -> OpenFile:
-        """The open file, created if this is a new segment; hold it while its descriptor is used.
+        """Return the open file, created if the segment is new; hold it while using its descriptor.
 
-        Of a sealed segment that is synced it is open only as long as the caller holds it.
+        The file of a sealed and synced segment is closed when the caller releases it.
 
         Raises:
             RetiredSegmentError: the file was removed or replaced.
@@ -111,12 +114,12 @@ class SegmentReads:
         if file is not None:
             return file
         self._check_not_retired()
-        is_new = not self._tail[0]  # else its name is there
+        is_new = not self._tail[0]  # else its name exists
         is_kept = not (self.sealed and self.is_synced)
         try:
             file = OpenFile(self.path, disk=self._disk, write=not self.sealed, create=is_new)
         finally:
-            self._check_not_retired()  # its name may be gone by now, or mean another file
+            self._check_not_retired()  # its name may be gone, or another file's
         if is_kept:
             self._file = file
             if self.is_retired:
@@ -129,32 +132,32 @@ class SegmentReads:
 
     @property
     def inode(self) -> int:
-        """The number by which the system knows the file."""
+        """The system's number of the file."""
         file = self.file
         return self._disk.inode(file.fd)
 
     @property
     def is_synced(self) -> bool:
-        """Whether all of it survives a power loss, but for the name."""
+        """Whether all of it survives a power loss, except for the name."""
         return self.synced_bytes == self.size
 
     @property
     def is_durable(self) -> bool:
-        """Whether it is sealed, and all of it survives a power loss with its name."""
+        """Whether it is sealed, and all of it, with its name, survives a power loss."""
         return self.sealed and self.has_durable_name and self.is_synced
 
     @property
     def is_indexed(self) -> bool:
-        """Whether the index files tell of all of it."""
+        """Whether the index files cover all of it."""
         return self.indexed_bytes == self.size
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that are in the file, not only in memory."""
+        """The bytes that are in the file, not only in memory."""
         return self._tail[0]
 
     def note(self, extent: BatchHeader | Extent, position: int) -> None:
-        """Take a batch at ``position`` into the indexes and the timestamps."""
+        """Add a batch at ``position`` to the indexes and the timestamps."""
         index, times = self.index, self.times
         assert index is not None, "an active segment has its index in memory"
         assert times is not None, "and both of them"
@@ -167,7 +170,7 @@ class SegmentReads:
         self.max_timestamp = max(self.max_timestamp, extent.last_timestamp)
 
     def view(self, position: int, length: int) -> memoryview:
-        """The bytes from ``position``, at most ``length`` of them; sealed ones without a copy."""
+        """Return at most ``length`` bytes from ``position``; of sealed segments without a copy."""
         if self.sealed:
             return memoryview(self._mapped())[position : position + length]
         written, pending = self._tail
@@ -179,7 +182,7 @@ class SegmentReads:
         except LogPoisonedError:
             if not self.sealed:
                 raise
-            return self.view(position, length)  # sealed, and its name taken away, just now
+            return self.view(position, length)  # it was sealed, and its name removed, just now
         data = self._disk.pread(file.fd, from_file, position)
         self._check_not_retired()  # the file may have been emptied meanwhile
         return memoryview(data + b"".join(pending) if from_file < length else data)[:length]
@@ -193,8 +196,8 @@ class SegmentReads:
             except LogPoisonedError:
                 if self._pinned is None:
                     raise
-                return self._pinned  # the name means another file since just now
-            self._check_not_retired()  # before anybody looks at it: the file may be emptied
+                return self._pinned  # the name belongs to another file now
+            self._check_not_retired()  # before any access: the file may be emptied
             self._map = mapped
             MAPPED_SEGMENTS.note_use(self)
             if self.is_retired:
@@ -202,36 +205,36 @@ class SegmentReads:
         return mapped
 
     def pin(self) -> None:
-        """Map the contents, and keep the map: the name is about to mean another file."""
+        """Map the contents and keep the map, because the name will belong to another file."""
         if self.size:
             self._pinned = self._mapped()
 
     def retire(self) -> None:
-        """Let go of the file, which is about to be removed or was replaced; any thread."""
+        """Release the file, which will be removed or was replaced; any thread."""
         self.is_retired = True
-        self._file = self._map = self._pinned = None
+        self._file = self._map = self._pinned = self.subjects = None
         MAPPED_SEGMENTS.forget(self)
 
     def release(self) -> None:
-        """Let go of map, descriptor and indexes if it is sealed; all come back on demand."""
+        """Release map, descriptor and indexes of a sealed segment; they are reloaded on demand."""
         if self.sealed and self.is_synced:
             MAPPED_SEGMENTS.forget(self)
-            self._map = None
+            self._map = self.subjects = None
             self._file = None
             if self.is_indexed:
                 self.index = self.times = None
 
     def read_ahead(self, position: int, end: int) -> bool:
-        """Ask for what a sequential reader wants next and forget what it has passed; if sealed.
+        """Read ahead for a sequential reader, and unmap what it has passed; only if sealed.
 
-        Advice only: a file that cannot be opened is nobody's error before it is read.
+        Advice only: a file that cannot be opened raises when it is read.
 
         Args:
-            position: where its read began.
-            end: where it ended; the system is called only when this enters a new stretch.
+            position: the start of its read.
+            end: the end of its read; the system is called only at the start of a new stretch.
 
         Returns:
-            Whether it will want the next segment soon.
+            Whether it will need the next segment soon.
         """
         stretch = end // AHEAD_BYTES
         if position and position // AHEAD_BYTES == stretch:
@@ -239,7 +242,7 @@ class SegmentReads:
         ahead = (stretch + 1) * AHEAD_BYTES if position else end & -mmap.PAGESIZE
         if ahead < self.size and self.sealed and self._pinned is None:
             length = min(AHEAD_BYTES if position else 2 * AHEAD_BYTES, self.size - ahead)
-            with contextlib.suppress(StrandlineError):  # its name went away just now, perhaps
+            with contextlib.suppress(StrandlineError):  # its name may have been removed just now
                 file = self.file
                 self._disk.will_need(file.fd, ahead, length)
         if stretch >= 2:
@@ -247,9 +250,10 @@ class SegmentReads:
         return ahead >= self.size
 
     def read_past(self, position: int, length: int) -> None:
-        """Forget that a mapped range was read, so that this process' memory stays flat.
+        """Drop a mapped range from this process's memory.
 
-        Drops page table entries, not the page cache; whoever still looks there notices nothing.
+        It drops page table entries, not the page cache; other readers of the range are not
+        affected.
         """
         mapped = self._map
         if mapped is not None:
@@ -288,7 +292,7 @@ class SegmentReads:
         return None
 
     def _window(self, position: int, size: int) -> memoryview:
-        """Some bytes from ``position``: the whole batch at least, if one begins there."""
+        """Return some bytes from ``position``, at least the whole batch that begins there."""
         view = self.view(position, min(_WINDOW_BYTES, size - position))
         header = header_at(view, 0)
         if header is not None and len(view) < header.length <= size - position:
@@ -296,17 +300,17 @@ class SegmentReads:
         return view
 
     def forget(self, offset: int) -> None:
-        """The note about ``offset`` was of no use."""
+        """Drop the remembered position of ``offset``, which was wrong."""
         self._hints.pop(offset, None)
 
     def remember(self, offset: int, position: int) -> None:
-        """Note where ``offset`` begins: a sequential reader will ask for it next."""
+        """Remember the position of ``offset``, which a sequential reader will ask for next."""
         if len(self._hints) >= _HINTS_MAX:
             self._hints = {}
         self._hints[offset] = position
 
     def hole(self, position: int, expected: int) -> CorruptRange:
-        """The hole that begins at ``position``, where a batch from ``expected`` on was expected."""
+        """Return the hole at ``position``, where a batch from ``expected`` on was expected."""
         size, limit = self.size, self.next_offset
         boundary = self._offsets().beyond(position)
         end = size if boundary is None else boundary[1]
@@ -322,15 +326,15 @@ class SegmentReads:
         return CorruptRange(position, expected, limit, -1)
 
     def bytes_from(self, offset: int) -> int:
-        """Bytes from the last place known not to be after ``offset``."""
+        """Return the bytes from the last indexed position at or before ``offset``."""
         return self.size - self._offsets().floor(offset)[1] if offset < self.next_offset else 0
 
     def offset_near(self, position: int) -> int:
-        """An offset that no batch at or after ``position`` is below."""
+        """Return a lower bound for the offsets of batches at or after ``position``."""
         return max(self._offsets().offset_at(position), self.base_offset)
 
     def corrupt(self, hole: CorruptRange) -> CorruptBatchError:
-        """The error for a reader whose offset lies in ``hole``."""
+        """Return the error for a reader whose offset is in ``hole``."""
         return CorruptBatchError(
             f"records {hole.first_offset} to {hole.next_offset - 1} are corrupt;"
             f" reading can go on from offset {hole.next_offset}",
@@ -347,14 +351,14 @@ class SegmentReads:
         return self.load_indexes()[0] if index is None else index
 
     def timestamps(self) -> SparseIndex:
-        """The time index: before each position, no timestamp is larger than the key."""
+        """The time index: no timestamp before a position is larger than its key."""
         times = self.times
         return self.load_indexes()[1] if times is None else times
 
     def load_indexes(self) -> tuple[SparseIndex, SparseIndex]:
-        """Get both indexes from their files, and from the log where those do not reach.
+        """Load both indexes from their files, and the rest from the log.
 
-        Two threads may do it at once; both find the same.
+        Two threads may do it at once, with the same result.
         """
         index, times, position = SparseIndex(), SparseIndex(), 0
         offsets_file = self._read_index(INDEX_SUFFIX, KIND_OFFSETS)
@@ -379,10 +383,10 @@ class SegmentReads:
         return None if self.sealed and found[0].log_bytes != self.size else found
 
     def _index_rest(self, into: Self, position: int) -> None:
-        """Walk the batches from ``position`` to the end; corruption is stepped over.
+        """Index the batches from ``position`` to the end, skipping corruption.
 
-        Offsets are dense: only a header that does not go on where the one before ends may lie,
-        and is believed if its checksum is right.
+        Offsets are dense, so a header that continues the previous one is trusted. Any other counts
+        only if its checksum is right.
         """
         size, expected = self.size, -1
         while position < size:
@@ -404,5 +408,5 @@ class SegmentReads:
 
 
 def segment_path(directory: Path, base_offset: int) -> Path:
-    """The log file of the segment that begins at ``base_offset``."""
+    """Return the log file of the segment that begins at ``base_offset``."""
     return directory / f"{base_offset:020d}{LOG_SUFFIX}"

@@ -1,10 +1,10 @@
-"""Finding a record by its time.
+"""Search for a record by its time.
 
-The index of a segment pairs positions with the largest timestamp before them, so it works when
-clocks step back: everything before the last entry whose key is under the wanted time is too old.
+A segment's time index pairs positions with the largest timestamp before them, so it also works when
+clocks step back: everything before the last entry whose key is below the wanted time is too old.
 
-Rules: batches decide, the index only says where to begin; corruption is stepped over. Of the
-columns of a batch only the timestamps are decoded, and only if the batch spans the wanted time.
+Rules: batches decide; the index only gives the position to start from. Corruption is skipped. Only
+a batch's timestamps are decoded, and only if the batch spans the wanted time.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ from strandline.storage.segment import Segment
 from strandline.storage.walk import walk
 
 Opened = Callable[[Buffer], pa.Buffer]
-"""Batches as they were before they were sealed, if they are."""
+"""Decrypts batches, if they are encrypted."""
 
 
 def first_record_at(
     segment: Segment, timestamp_ns: int, *, start: int, opened: Opened
 ) -> int | None:
-    """Offset of the first record at or after ``timestamp_ns`` and ``start``, or None: not here."""
+    """Return the offset of the first record at or after both arguments; None: not here."""
     times = segment.timestamps()
     if segment.max_timestamp < timestamp_ns:
         return None
@@ -40,14 +40,14 @@ def first_record_at(
 def _offset_in_batch(
     view: memoryview, header: BatchHeader, wanted: int, *, start: int, opened: Opened
 ) -> int | None:
-    """The first record of a batch that is late enough, or None."""
+    """Return the offset of the batch's first record that is late enough, or None."""
     if header.first_timestamp >= wanted and header.base_offset >= start:
         return header.base_offset
     try:
         plain = opened(view)
     except (UnavailableError, DecryptionError):
-        # Whoever reads there is told. A broker has to start without the key, and to begin too
-        # early costs it nothing but time.
+        # Reading there raises the error. A broker has to start without the key, and starting too
+        # early only costs it time.
         return max(header.base_offset, start)
     for rows in decode_batches(plain, columns=["offset", "timestamp"]):
         times = rows.column(1).cast(pa.int64()).to_pylist()

@@ -1,8 +1,8 @@
 """The truncation marker of a log: its end when it was truncated.
 
-The journal and the checkpoint may still have what a truncation removed. A recovery that believed
-them would report it as lost, or write it over what came after. So before a log is truncated, a file
-in its directory gets the journal's sequence and the log's new state. Recovery ignores what the
+The journal and the checkpoint may still have what a truncation removed. A recovery that used them
+would report it as lost, or write it over newer batches. So before a log is truncated, the journal's
+sequence and the log's new end are written to a file in its directory. Recovery ignores what the
 journal and older checkpoints say of the log up to that sequence.
 """
 

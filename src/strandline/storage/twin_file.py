@@ -1,8 +1,8 @@
-"""Small files that are kept twice, so that one flipped bit costs nothing.
+"""Small files that are kept twice, so that one flipped bit loses nothing.
 
-Rules: the twin is written first, so that it is never older than the file: a file that is corrupt is
-rebuilt from its twin, and one that is intact counts. A twin that is newer belongs to a write that
-did not return. Who reads says what is corrupt; must not know what the files mean.
+Rules: the twin is written first, so it is never older than the file. An intact file counts; a
+corrupt one is rebuilt from its twin. A newer twin belongs to a write that did not return. The
+caller's decoder detects corruption; must not know what the files mean.
 """
 
 import logging
@@ -28,18 +28,18 @@ def write_with_twin(path: Path, data: Bytes, *, disk: Disk) -> None:
     """Replace a file and its twin; durable on return.
 
     Raises:
-        UnavailableError: one cannot be written; each is the old or the new one, whole.
+        UnavailableError: one cannot be written; each file is complete, either old or new.
     """
     disk.write_atomically(twin_of(path), data)
     disk.write_atomically(path, data)
 
 
 def read_with_twin(path: Path, decode: Callable[[bytes], T], *, disk: Disk) -> T | None:
-    """The contents of a file, or of its twin where it is corrupt or gone; None: neither is there.
+    """Return a file's contents, or its twin's if it is corrupt or missing; None if both are.
 
     Args:
         path: of the file.
-        decode: raises ``CorruptBatchError`` for what is corrupt.
+        decode: raises ``CorruptBatchError`` for corrupt contents.
         disk: the file system.
 
     Raises:
@@ -68,7 +68,7 @@ def read_with_twin(path: Path, decode: Callable[[bytes], T], *, disk: Disk) -> T
 
 
 def remove_with_twin(path: Path, *, disk: Disk) -> None:
-    """Remove a file and its twin; fine if they are not there.
+    """Remove a file and its twin; no error if they do not exist.
 
     Raises:
         LogPoisonedError: one could not be removed.

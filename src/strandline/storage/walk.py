@@ -1,7 +1,7 @@
-"""Walking a segment batch by batch, stepping over corruption; for everything that is not a read.
+"""Iteration over a segment's batches, skipping corruption; for everything but client reads.
 
-Rules: only intact batches are yielded; the walk goes through a window of the file, so it costs no
-more memory than the largest batch. ``Log.read`` has its own, faster way.
+Rules: only intact batches are yielded. It reads a window of the file at a time, so it needs no more
+memory than the largest batch. ``Log.read`` has a faster way.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,12 +30,12 @@ class FoundBatch(NamedTuple):
 def walk(
     segment: Segment, position: int = 0, *, on_hole: Callable[[CorruptRange], None] | None = None
 ) -> Iterator[FoundBatch]:
-    """The intact batches from ``position``, which is the beginning of one.
+    """Yield the intact batches from ``position``, where a batch begins.
 
     Args:
-        segment: as long as it is at the time of the call.
+        segment: read up to its size at the time of the call.
         position: in bytes.
-        on_hole: told about every stretch that is corrupt.
+        on_hole: called with every corrupt range.
     """
     size = segment.size
     expected = segment.offset_near(position)
@@ -61,7 +61,7 @@ def walk(
 
 
 def open_unindexed(directory: Path, base: int, *, disk: Disk, limit: int) -> Segment:
-    """A segment to be walked through, whose index files are not believed.
+    """Return a segment to iterate over, without using its index files.
 
     Args:
         directory: of the log.

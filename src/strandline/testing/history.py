@@ -3,11 +3,11 @@
 Rules: once an ack or a reader reports a record at an offset, that offset always has that record,
 and the record no other offset. A publisher's record comes after everything acknowledged to it
 before the record was sent. A reader proceeds from offset to offset, across any number of replicas,
-and reaches the end. Acknowledged records are in the log at the end, and records refused for certain
+and reaches the end. Acknowledged records are in the log at the end, and records certainly rejected
 are never seen. A consumer group processes every record at least once. ``ViolationError`` reports a
 violation. Must not know how a log is implemented.
 
-A publish has three outcomes: acknowledged; refused for certain, before anything was written (by a
+A publish has three outcomes: acknowledged; rejected for certain, before anything was written (by a
 broker that does not lead, or leads with too few replicas); unknown (no answer, a leader that lost
 its leadership after writing, a failed sync): then the record may be stored or not, and nothing is
 recorded here. Over NATS in a cluster no rejection is certain: every broker receives the message,
@@ -42,7 +42,7 @@ class PartitionHistory:
         """Record that a record was observed at an offset.
 
         Raises:
-            ViolationError: it contradicts an earlier observation, or the record was refused.
+            ViolationError: it contradicts an earlier observation, or the record was rejected.
         """
         if value in self._refused:
             raise ViolationError(f"{self.name}: {value!r} was refused, but is at {offset}")

@@ -24,7 +24,7 @@ class ReplicaReader:
         timeout_s: how long calls may take.
 
     Raises:
-        StrandlineError: from any method: the broker refuses, or cannot be reached.
+        StrandlineError: from any method: the broker rejects, or cannot be reached.
     """
 
     def __init__(self, address: str, *, timeout_s: float = TIMEOUT_S) -> None:

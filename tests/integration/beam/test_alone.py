@@ -73,7 +73,7 @@ def test_millions_of_compacted_offsets_are_sent_bit_by_bit(tmp_path, connected, 
 
         async def compact():
             partition.config = msgspec.structs.replace(partition.config, compact=True)
-            partition.committed._is_compacted = True
+            partition.committed._config = partition.config
             filler = encode_filler(1, 1 + skipped, leader_epoch=partition.leader_epoch)
             written = asyncio.get_running_loop().create_future()
             write = ReplicaWrite(partition.log_id, partition.log, [filler], written.set_result)

@@ -1,6 +1,6 @@
-"""A broker among others: what brings consensus, metadata, replication and the peer link together.
+"""A broker of a cluster: connects consensus, metadata, replication and the peer link.
 
-``broker.ClusterBroker`` is a broker whose streams come from the metadata log; its ``membership``
-owns what talks to the others: ``machine`` (the image), ``requests`` (who proposes where),
-``controller`` (decides while it leads the quorum), ``replicas`` and ``replica`` (the copies).
+``broker.ClusterBroker`` is a broker whose streams come from the metadata log. Its ``membership``
+owns the parts that communicate with other brokers: ``state_machine`` (the image), ``requests``
+(proposals), ``controller`` (decides while it leads the quorum), ``replicas`` and ``replica``.
 """

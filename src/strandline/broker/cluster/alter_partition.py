@@ -1,7 +1,7 @@
-"""The ISRs that leaders here want: proposed to metadata until it is known what became of them.
+"""ISR changes of leaders on this broker: proposed to metadata until their outcome is known.
 
-Rules: changes that are wanted at one time are proposed together; of those that join, only the runs
-of brokers that were heard count (KIP-903).
+Rules: changes that are pending at the same time are proposed together. A joining replica must
+belong to the broker's present run (KIP-903).
 """
 
 import asyncio
@@ -26,7 +26,7 @@ ISR_RETRY_S = 1.0
 
 
 class _WantedIsr(NamedTuple):
-    """An ISR that a leader here wants."""
+    """An ISR that a leader here proposes."""
 
     driver: ReplicaDriver
     proposal: ProposeIsr
@@ -36,8 +36,8 @@ class IsrProposals:
     """The ISR changes that leaders on this broker propose to the metadata.
 
     Args:
-        session: proposes.
-        image: what replicas were last told of.
+        session: sends the proposals.
+        image: returns the image that replicas were last assigned from.
 
     Attributes:
         me: this run of the broker; None before it is registered.
@@ -50,18 +50,18 @@ class IsrProposals:
         self._wanted: PendingProposals[_WantedIsr] = PendingProposals()
 
     def propose(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:
-        """Let metadata decide, however long it takes."""
-        self._wanted.put(driver.log_id, _WantedIsr(driver, proposal))  # any before is closed
+        """Propose a change, and repeat it until it is decided."""
+        self._wanted.put(driver.log_id, _WantedIsr(driver, proposal))  # replaces others
 
     async def run(self) -> None:
-        """Propose what leaders want, until cancelled."""
+        """Propose pending changes, until cancelled."""
         while True:
             possible = [each for each in await self._wanted.taken() if self._is_possible(each)]
             if possible:
                 await self._decide(possible)
 
     def _is_possible(self, wanted: _WantedIsr) -> bool:
-        """Whether those that join are the runs of brokers that were heard (KIP-903)."""
+        """Whether joining replicas belong to their brokers' present runs (KIP-903)."""
         driver, proposal = wanted
         if proposal.epoch != driver.replica.epoch:
             return False
@@ -73,7 +73,7 @@ class IsrProposals:
         return True
 
     async def _decide(self, wanted: list[_WantedIsr]) -> None:
-        """Propose ISRs until it is known what became of them."""
+        """Propose ISRs until their outcome is known."""
         assert self.me is not None, "begun before"
         changes = tuple(
             IsrChange(
@@ -87,9 +87,9 @@ class IsrProposals:
         try:
             outcome = await self._session.propose(command, timeout_s=ISR_TIMEOUT_S)
         except UnavailableError as error:
-            # Its number is passed with the next, so it will not be applied once that was. Leaders
-            # that still are wait for it to be decided, which is done anew.
-            logger.warning("no change of ISRs was decided, will try again: %s", error)
+            # The next command has a higher sequence, so this one is not applied after it. The
+            # leaders still wait for a decision, so propose the change again.
+            logger.warning("ISR changes were not decided, will retry: %s", error)
             for each in wanted:
                 self._wanted.put_back(each.driver.log_id, each)
             await asyncio.sleep(ISR_RETRY_S)
@@ -97,10 +97,10 @@ class IsrProposals:
         self._notify(wanted, outcome)
 
     def _notify(self, wanted: list[_WantedIsr], outcome: CommandOutcome) -> None:
-        """Tell leaders of rejections; what was applied they learn from the image.
+        """Notify leaders of rejections; they learn of applied changes from the image.
 
-        So they do where another version or leader was first: that may have been this very change,
-        proposed twice, and must not be taken for refused before the image shows it.
+        A rejection for an outdated version or leader is not passed on: the newer version may be
+        this very change, proposed twice. The image will show it.
         """
         reasons = {rejection.name: rejection.reason for rejection in outcome.rejected}
         for driver, proposal in wanted:

@@ -1,4 +1,4 @@
-"""A partition's assignment: from its metadata to the event that its replica takes."""
+"""A partition's assignment: converts its metadata to the event for its replica."""
 
 from strandline.core.metadata.image import MetadataImage, PartitionImage
 from strandline.core.replication import events as ev
@@ -15,7 +15,7 @@ def assignment(
         partition: of the image.
         image: of the metadata.
         name: of the partition.
-        is_older: the copy comes from before an unclean election.
+        is_older: the replica's log is from before an unclean election.
     """
     config = image.streams[name.stream].config
     return ev.Assigned(
@@ -26,14 +26,14 @@ def assignment(
         version=partition.version,
         min_isr=config.min_isr,
         unclean=is_older,
-        filling=partition.filling if config.compact else (),
+        filling=partition.filling if config.has_gaps else (),
     )
 
 
 def not_leader(
     image: MetadataImage, name: PartitionName, partition: PartitionImage | None
 ) -> NotLeaderError:
-    """Says who leads a partition, and where."""
+    """Return the error that names the partition's leader and its address."""
     if partition is None or partition.leader is None:
         return NotLeaderError(f"{name} has no leader now; retry", is_leaderless=True)
     leader = image.brokers[partition.leader]

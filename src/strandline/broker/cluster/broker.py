@@ -1,7 +1,8 @@
-"""A broker of a cluster: its life among the others, and what it asks of them.
+"""A broker of a cluster: its start and stop, and its commands to the cluster.
 
-Rules: recovery opens every log there is, because the image that says which streams exist lies in
-one of them. What clients order is proposed to the quorum, and known here when the order is done.
+Rules: recovery opens every log in the directory, because the metadata, which names the streams, is
+in one of them. Clients' commands are proposed to the quorum; they return when the result is applied
+here.
 """
 
 import asyncio
@@ -61,14 +62,14 @@ class ClusterBroker(MetadataApplier):
 
     _flight_address = ""
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
-        """Recover, and take part in the cluster; clients are served after ``announce``.
+        """Recover, and join the cluster; clients are served after ``announce``.
 
         Raises:
             InvalidConfigError: the data directory belongs to another broker.
-            StrandlineError: as ``Broker.start``, or the peer port cannot be had.
+            StrandlineError: as ``Broker.start``, or the peer port cannot be bound.
         """
         await super().start()
         self.is_ready = False
@@ -87,7 +88,7 @@ class ClusterBroker(MetadataApplier):
             raise
 
     def announce(self, flight_port: int) -> None:
-        """The front ends listen: let the cluster know where."""
+        """Register the addresses of this broker's listeners with the cluster."""
         host = self.config.cluster.client_host
         self._flight_address = f"{bracketed(host)}:{flight_port}"
         self.membership.announce(self._flight_address)
@@ -104,15 +105,15 @@ class ClusterBroker(MetadataApplier):
 
     @property
     def flight_addresses(self) -> tuple[str, ...]:
-        """The cluster's addresses; at least this broker's, so that clients know there is a cluster.
+        """The cluster's client addresses, at least this broker's.
 
         Raises:
-            UnavailableError: not even this broker's is known: its servers are starting.
+            UnavailableError: this broker's servers are still starting.
         """
         if found := super().flight_addresses:
             return found
         if not self._flight_address:
-            raise UnavailableError("this broker does not know yet where brokers are reached; retry")
+            raise UnavailableError("this broker does not know the brokers' addresses yet; retry")
         return (self._flight_address,)
 
     @property
@@ -128,7 +129,7 @@ class ClusterBroker(MetadataApplier):
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):
             raise InvalidConfigError(
-                f"{self.data_dir} was made by a broker that stood alone; a broker of a cluster "
+                f"{self.data_dir} belongs to a broker without a cluster; a broker of a cluster "
                 "needs a data directory of its own"
             )
         self._identity = self._begin_incarnation()
@@ -193,13 +194,13 @@ class ClusterBroker(MetadataApplier):
         self._retry = None
 
     async def prepare_stop(self) -> None:
-        """Hand over what this broker leads."""
+        """Hand over this broker's leaderships."""
         self._is_stopping, self.is_ready = True, False
         await self._leave_queue_groups()
         await self.membership.hand_over()
 
     async def _leave_queue_groups(self) -> None:
-        """Take what NATS gave to this broker alone before others lead, and then no more."""
+        """Leave NATS queue groups, and store what they delivered, before others lead."""
         leaving = [p for p in self.partitions() if p.is_led and p.config.queue_group]
         for partition in leaving:
             partition.set_led(is_led=False)
@@ -208,7 +209,7 @@ class ClusterBroker(MetadataApplier):
             await self._wait_until_bound(leaving[0].name.stream)
 
     async def stop(self) -> None:
-        """Hand partitions over, leave the cluster, and stop."""
+        """Hand over leaderships, leave the cluster, and stop."""
         self._is_stopping = True
         if self._retry is not None:
             self._retry.cancel()
@@ -218,7 +219,7 @@ class ClusterBroker(MetadataApplier):
         await super().stop()
 
     async def quiesce(self) -> None:
-        """Wait for the turn, and a while for what others have to confirm."""
+        """Wait for the group commit, and a limited time for other replicas' acks."""
         await super().quiesce()
         deadline_ms = self.clock.monotonic_ms() + COMMIT_WAIT_S * 1e3
         while self.membership.replicas.has_waiting and self.clock.monotonic_ms() < deadline_ms:  # noqa: ASYNC110  no bookkeeping in the hot path for this
@@ -242,7 +243,7 @@ class ClusterBroker(MetadataApplier):
         if self._is_stopping:
             return "stopping"
         if self.membership.why_refused:
-            return f"the cluster refuses this broker: {self.membership.why_refused}"
+            return f"the cluster rejects this broker: {self.membership.why_refused}"
         return (
             "it has not joined the cluster since its start: no broker that leads the metadata "
             "was reached. Are most of the cluster's brokers up?"
@@ -257,17 +258,17 @@ class ClusterBroker(MetadataApplier):
 
     def _on_poisoned(self, error: StrandlineError) -> None:
         for log in self._storage.logs.values():
-            log.poisoned = True  # what they hold is known only after reopening
+            log.poisoned = True  # their logs are known only after reopening
         self._watermarks.update(self.membership.replicas.high_watermarks())
         self._storage_watch.storage_failed()
         self.membership.fail(error)
         super()._on_poisoned(error)
 
     def _reopened(self) -> None:
-        """A new life on the logs as they were verified; replicas follow with the registration."""
+        """Start a new incarnation on the verified logs; replicas follow after registration."""
         logs = self._storage.logs
         self._identity = self._begin_incarnation()
-        self._followed = MetadataImage()  # every replica begins anew
+        self._followed = MetadataImage()  # every replica starts again
         self._store_of_quorum.log = logs[LOG_ID]
         for partition in self.partitions():
             if not isinstance(partition, RemotePartition):
@@ -281,7 +282,7 @@ class ClusterBroker(MetadataApplier):
     # Streams
 
     async def create_stream(self, config: StreamConfig) -> Stream:
-        """Let the cluster create a stream, and wait until it is known here.
+        """Have the cluster create a stream, and wait until it is open.
 
         Raises:
             InvalidRequestError: the settings are wrong or the name is taken.
@@ -303,7 +304,7 @@ class ClusterBroker(MetadataApplier):
     async def _until_open_everywhere(self, name: str, created_ns: int, partitions: int) -> None:
         """Wait until a stream is open here and at its leaders.
 
-        A publish or read right after the creation would find nobody there.
+        A publish or read right after the creation would find no leader otherwise.
         """
         found = self._image.streams.get(name)
         leaders = {each.leader for each in found.partitions if each.leader} if found else set()
@@ -315,7 +316,7 @@ class ClusterBroker(MetadataApplier):
         )
 
     async def _until_open(self, question: StreamOpenRequest) -> None:
-        """Wait until a stream is open here and publishes to it are received."""
+        """Wait until a stream is open here and its publishes are received."""
 
         def is_open() -> bool:
             stream = self._streams.get(question.name)
@@ -333,17 +334,17 @@ class ClusterBroker(MetadataApplier):
         return stream.created_ns if stream is not None else None
 
     async def skip_to(self, name: str, partition: int, offset: Offset) -> None:
-        """Delete all records, on every replica, and go on at ``offset`` beyond the end.
+        """Delete all records, on every replica, and continue at ``offset`` beyond the end.
 
         Raises:
             UnknownStreamError, UnknownPartitionError: no such partition.
-            NotLeaderError: another broker leads it; it is named.
-            OffsetOutOfRangeError: it is not beyond the end.
-            UnavailableError: it is being done already.
+            NotLeaderError: another broker leads it; the message names it.
+            OffsetOutOfRangeError: the offset is not beyond the end.
+            UnavailableError: such a request is in progress.
         """
         self._check_member()
         target = self.stream(name).partition(partition)
-        # Whoever asked may go away; it must not be left undecided for that.
+        # The caller may be cancelled; the outcome must still become known.
         skipping = asyncio.create_task(self.skips.skip(target, offset, quiesce=self.quiesce))
         self._tasks.add(skipping)
         skipping.add_done_callback(self._tasks.discard)
@@ -356,10 +357,10 @@ class ClusterBroker(MetadataApplier):
         await self._until(is_done)
 
     async def change(self, command: Command) -> None:
-        """Let the cluster do what a command says, and wait until it is done here.
+        """Have the cluster apply a command, and wait until it is applied here.
 
         Raises:
-            InvalidRequestError: it does not apply.
+            InvalidRequestError: the command does not apply.
             UnavailableError: the cluster cannot decide it now.
         """
         self._check_member()
@@ -368,10 +369,10 @@ class ClusterBroker(MetadataApplier):
         await self._until(lambda: self.membership.is_fresh)
 
     async def delete_stream(self, name: str) -> None:
-        """Let the cluster delete a stream and its records.
+        """Have the cluster delete a stream and its records.
 
         Raises:
-            UnknownStreamError: there is none.
+            UnknownStreamError: no such stream.
             UnavailableError: the cluster cannot decide it now.
         """
         self._check_member()
@@ -383,7 +384,7 @@ class ClusterBroker(MetadataApplier):
         await self._until(lambda: self._created_ns(name) != known)
 
     async def add_partitions(self, name: str, count: int) -> Stream:
-        """Let the cluster give a stream more partitions, and wait until they are known here.
+        """Have the cluster add partitions to a stream, and wait until they are known here.
 
         Raises:
             InvalidRequestError: no such stream, or too many partitions.
@@ -397,12 +398,12 @@ class ClusterBroker(MetadataApplier):
         return self.stream(name)
 
     async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
-        """Delete records below ``offset`` on every replica; returns the new log start offset.
+        """Delete records below ``offset`` on every replica; return the new log start offset.
 
         Raises:
             UnknownStreamError, UnknownPartitionError: no such partition.
             OffsetOutOfRangeError: beyond the high watermark.
-            NotLeaderError: another broker leads it, and knows what is committed.
+            NotLeaderError: another broker leads it.
             UnavailableError: the cluster cannot decide it now.
         """
         self._check_member()
@@ -412,7 +413,7 @@ class ClusterBroker(MetadataApplier):
         return target.log_start_offset
 
     def mark_remote(self, mark: SendMarker, done: MarkerDone) -> None:
-        """Have the broker that leads a partition write a marker."""
+        """Have the leader of a partition write a marker."""
         stream = self._image.streams.get(mark.place.stream)
         numbers = stream.partitions if stream is not None else ()
         leader = next((p.leader for p in numbers if p.log_id == mark.place.log_id), None)
@@ -422,7 +423,7 @@ class ClusterBroker(MetadataApplier):
             self.membership.markers.order(leader, mark, done)
 
     def _group_coordinator(self) -> BrokerId | None:
-        """Return who leads the stream of groups."""
+        """Return the broker that leads the internal stream of groups."""
         groups = self._image.streams.get(GROUPS_STREAM)
         return groups.partitions[0].leader if groups is not None else None
 
@@ -431,7 +432,7 @@ class ClusterBroker(MetadataApplier):
         command = AllocateProducerIds(PRODUCER_IDS, owner)
         outcome = await self.membership.admin.propose(command, timeout_s=CHANGE_TIMEOUT_S)
         outcome.raise_if_rejected()
-        if owner:  # the client comes back here at once, and has to be known
+        if owner:  # the client will use it here at once, so wait until it is applied
             await self._until(lambda: owner in self._image.producer_owners)
         return outcome.value
 
@@ -441,7 +442,7 @@ class ClusterBroker(MetadataApplier):
             raise UnavailableError("this broker has not joined the cluster yet; retry")
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait until what was decided is known here.
+        """Wait until a decision is applied here.
 
         Raises:
             RequestTimeoutError: it takes too long.
@@ -450,8 +451,10 @@ class ClusterBroker(MetadataApplier):
             async with asyncio.timeout(CHANGE_TIMEOUT_S):
                 while not condition():
                     self._has_moved_on.clear()
-                    # Some conditions come true without the image, such as deleted files.
+                    # Some conditions change without the image, such as deleted files.
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._has_moved_on.wait(), POLL_S)
         except TimeoutError:
-            raise RequestTimeoutError("it was decided, and is not known here yet") from None
+            raise RequestTimeoutError(
+                "it was decided, but is not applied on this broker yet"
+            ) from None

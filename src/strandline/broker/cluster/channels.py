@@ -2,8 +2,8 @@
 
 Channel 1 carries the consensus group's messages, channel 2 those of replicas (the log id, then the
 message; batches are attachments), channel 3 requests and their answers. Rules: a new field goes
-last, with a default, so that old and new brokers understand each other; what cannot be read is an
-error of the peer, never ours.
+last, with a default, so that old and new brokers understand each other. A message that cannot be
+decoded is the peer's error.
 """
 
 import struct
@@ -28,13 +28,13 @@ CONSENSUS: Final = 1
 REPLICATION: Final = 2
 REQUESTS: Final = 3
 TRACE: Final = 4
-"""Clocks, if a trace is wanted: see ``trace``."""
+"""Vector clocks, if a trace is written: see ``trace``."""
 _LOG_ID = struct.Struct("<Q")
 TIMEOUT_MS_MAX: Final = 60_000
 
 
 class Propose(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """To the leader of the quorum: let this entry be decided."""
+    """To the quorum's leader: propose this entry."""
 
     number: int
     entry: bytes
@@ -42,12 +42,12 @@ class Propose(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The answer: what became of the entry."""
+    """The answer: the outcome of the entry."""
 
     number: int
     outcome: CommandOutcome
     index: int = 0
-    """The image that has it, for the asker to wait for: an index of the quorum's log."""
+    """The index of the quorum's log that includes it, for the caller to wait for."""
 
 
 class Failed(msgspec.Struct, frozen=True, array_like=True, tag=3):
@@ -59,7 +59,7 @@ class Failed(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """To the leader of the quorum: this run of this broker is there."""
+    """To the quorum's leader: the heartbeat of a broker's run."""
 
     run: BrokerRun
     stored_index: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -67,7 +67,7 @@ class BrokerHeartbeat(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class WriteMarker(msgspec.Struct, frozen=True, array_like=True, tag=5):
-    """To the leader of a partition: store the beginning or the end of a transaction."""
+    """To a partition's leader: write the beginning or the end of a transaction."""
 
     number: int
     place: TransactionPartition
@@ -76,34 +76,34 @@ class WriteMarker(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class MarkerWritten(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The answer: it is committed or, if there is a failure, perhaps not."""
+    """The answer: the marker is committed; with a failure it may not be."""
 
     number: int
     failure: str
 
 
 class LogEndsRequest(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """From the controller: how far are your copies of these logs?"""
+    """From the controller: return the log end offsets of these logs' replicas."""
 
     number: int
     log_ids: tuple[LogId, ...]
 
 
 class LogEndsResponse(msgspec.Struct, frozen=True, array_like=True, tag=8):
-    """The answer: of those that there are, the epoch of the last batch and the log end offset."""
+    """The answer: of each log found, the epoch of the last batch and the log end offset."""
 
     number: int
     ends: tuple[tuple[LogId, tuple[LeaderEpoch, Offset]], ...]
 
 
 class ReadIndexRequest(msgspec.Struct, frozen=True, array_like=True, tag=9):
-    """To the leader of the quorum: how far is what was decided before now?"""
+    """To the quorum's leader: return the present commit index."""
 
     number: int
 
 
 class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=10):
-    """The answer: an index of the quorum's log or, if there is a failure, that it is not known."""
+    """The answer: an index of the quorum's log; with a failure it is unknown."""
 
     number: int
     index: int
@@ -111,7 +111,7 @@ class ReadIndexResponse(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
 
 class StreamOpenRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
-    """To a leader: do you receive what is published to this stream? Answered once it does."""
+    """To a leader: answer once this stream is open and its publishes are received."""
 
     number: int
     name: str
@@ -120,25 +120,25 @@ class StreamOpenRequest(msgspec.Struct, frozen=True, array_like=True, tag=11):
 
 
 class StreamOpened(msgspec.Struct, frozen=True, array_like=True, tag=12):
-    """The answer: it does."""
+    """The answer: it is open."""
 
     number: int
 
 
 class ConsumerRequest(msgspec.Struct, frozen=True, array_like=True, tag=13):
-    """To the group coordinator: keep a NATS consumer, forget it, or claim or list several."""
+    """To the group coordinator: store, delete, claim or list NATS consumers."""
 
     number: int
     what: Literal["keep", "new", "delete", "claim", "list"]
     group: str
-    """Its group's name, or the beginning of names."""
+    """Its group's name, or a prefix of names."""
     positions: dict[str, dict[int, int]] = {}
     consumer: str = ""
     epoch: int = 0
 
 
 class ConsumerResponse(msgspec.Struct, frozen=True, array_like=True, tag=14):
-    """The answer: what was asked for or, if there is a code, the error."""
+    """The answer: the result or, with a code, the error."""
 
     number: int
     consumers: dict[str, str] = {}
@@ -172,12 +172,12 @@ _decode_request = msgspec.msgpack.Decoder(Request).decode
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
-    """A message of the consensus group as a frame's header."""
+    """Encode a message of the consensus group as a frame's header."""
     return _encode(envelope)
 
 
 def decode_envelope(frame: Frame, sender: BrokerId, me: BrokerId) -> Envelope:
-    """The message of a frame, which must be from ``sender`` to ``me``.
+    """Decode a consensus message, which must be from ``sender`` to ``me``.
 
     Raises:
         InvalidRecordError: it is not.
@@ -192,15 +192,15 @@ def decode_envelope(frame: Frame, sender: BrokerId, me: BrokerId) -> Envelope:
 
 
 def encode_request(request: Request) -> bytes:
-    """A request or an answer as a frame's header."""
+    """Encode a request or an answer as a frame's header."""
     return _encode(request)
 
 
 def decode_request(frame: Frame) -> Request:
-    """The request of a frame.
+    """Decode the request or answer in a frame.
 
     Raises:
-        InvalidRecordError: it is none.
+        InvalidRecordError: the frame has none.
     """
     try:
         request: Request = _decode_request(frame.header)
@@ -210,7 +210,7 @@ def decode_request(frame: Frame) -> Request:
 
 
 def encode_replication(log_id: LogId, message: Message) -> bytes:
-    """A message between replicas as a frame's header."""
+    """Encode a message between replicas as a frame's header."""
     return _LOG_ID.pack(log_id) + messages.encode(message)
 
 
@@ -218,7 +218,7 @@ def decode_replication(frame: Frame, sender: BrokerId) -> tuple[LogId, Received]
     """Decode a replication frame into its log id and event.
 
     Raises:
-        InvalidRecordError: it is no message, or its batches are not what it says they are.
+        InvalidRecordError: it is not a message, or its batches do not match it.
         CorruptBatchError: a batch is corrupt.
     """
     if len(frame.header) < _LOG_ID.size:
@@ -232,8 +232,8 @@ def decode_replication(frame: Frame, sender: BrokerId) -> tuple[LogId, Received]
 
 
 def _check_batch(ref: messages.BatchRef, batch: memoryview) -> None:
-    """Refuse a batch that is not the one named; the frame's checksum has vouched for its bytes."""
+    """Check that a batch is the one named; the frame's checksum covers its bytes."""
     header = read_header(batch)
     found = header.base_offset, header.next_offset, header.leader_epoch, header.length
     if found != (ref.base_offset, ref.next_offset, ref.leader_epoch, len(batch)):
-        raise InvalidRecordError(f"batch {found} came in the place of {ref}")
+        raise InvalidRecordError(f"batch {found} was sent instead of {ref}")

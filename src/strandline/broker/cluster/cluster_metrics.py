@@ -1,6 +1,6 @@
 """The gauges and the readiness of a broker in a cluster.
 
-Rules: only looked at when somebody asks, on the loop, and changes nothing.
+Rules: computed on request only, on the loop; changes nothing.
 """
 
 from collections import defaultdict
@@ -14,7 +14,7 @@ from strandline.types import BrokerId
 
 
 def refresh(telemetry: Telemetry, membership: ClusterMembership) -> None:
-    """Bring the gauges of the cluster up to date."""
+    """Refresh the gauges of the cluster."""
     quorum, replicas = membership.quorum, membership.replicas
     telemetry.controller = int(membership.controller.is_held)
     telemetry.consensus_term = quorum.term
@@ -25,7 +25,7 @@ def refresh(telemetry: Telemetry, membership: ClusterMembership) -> None:
 
 
 def _offline(image: MetadataImage) -> int:
-    """Partitions that nobody leads, or that a broker out of service still does by name."""
+    """Count partitions without a leader, or with a leader that is fenced."""
     in_service = {b.id for b in image.brokers.values() if not b.is_fenced}
     return sum(partition.leader not in in_service for _, partition in image.partitions())
 
@@ -58,7 +58,7 @@ def behind(partition: PartitionImage) -> set[BrokerId]:
 
 
 def why_behind(replicas: Replicas) -> str:
-    """Why this broker does not do its part yet; empty: it does."""
+    """Return why this broker's replicas lag; empty if they do not."""
     me, late, to_lead, lost, too_few = replicas.me, 0, 0, 0, 0
     for log_id, driver in replicas.drivers.items():
         given = replicas.given(log_id)

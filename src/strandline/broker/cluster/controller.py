@@ -1,8 +1,8 @@
-"""The office of the controller: held by the broker that leads the metadata's quorum.
+"""Runs the controller on the broker that leads the metadata quorum.
 
-Rules: decisions are ``metadata.controller``'s, and who votes is decided by ``voters``; here they
-get their heartbeats and their time, and are proposed one after the other. Each names what it was
-decided on, so one that comes too late is refused and decided anew.
+Rules: ``core.metadata.controller`` and ``voters`` decide. This module passes them heartbeats and
+the time, and proposes their decisions one after another. Each command names the version it was
+decided on, so a late one is rejected and decided again.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ more; one that ended costs a second less, as its connections tell (``away_ms``).
 
 
 class ControllerRunner:
-    """Decides while this broker leads the quorum.
+    """Runs the controller while this broker leads the quorum.
 
     Args:
         quorum: this broker's member.
-        image: gives the newest image.
-        ask: how far the copies of logs are, as far as their brokers say so soon.
-        clock: dates heartbeats and decisions.
-        limits: how patient to be.
+        image: returns the newest image.
+        ask: requests replicas' log ends; brokers that do not answer soon are left out.
+        clock: the time of heartbeats and decisions.
+        limits: timeouts.
     """
 
     def __init__(
@@ -71,46 +71,46 @@ class ControllerRunner:
         self._changed.set()
 
     def heartbeat(self, run: BrokerRun, stored_index: int) -> None:
-        """A broker, perhaps this one, reports that it is there, and how much is on its disk."""
+        """Note a heartbeat of a broker, perhaps this one, with its last stored index."""
         if self._controller is not None:
             self._controller.heartbeat(run, self._clock.monotonic_ms(), stored_index)
 
     def peer_disconnected(self, broker: BrokerId) -> None:
-        """The connections with a broker broke."""
+        """Note that a broker is disconnected."""
         now_ms = self._clock.monotonic_ms()
         self._away[broker] = now_ms
         if self._controller is not None:
             self._controller.lost(broker, now_ms)
 
     def peer_connected(self, broker: BrokerId) -> None:
-        """They are back."""
+        """Note that a broker is connected again."""
         self._away.pop(broker, None)
         if self._controller is not None:
             self._controller.found(broker)
 
     def image_changed(self) -> None:
-        """There may be something to decide."""
+        """Decide soon, because the image changed."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Decide whenever something changed, and now and then, until cancelled."""
+        """Decide whenever something changed, and periodically, until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(INTERVAL_S):
                     await self._changed.wait()
             except TimeoutError:
-                pass  # time alone may bring a decision: somebody has been silent for too long
+                pass  # time alone may require a decision: a session may have timed out
             self._changed.clear()
             if self._controller is not None:
                 started_ms = self._clock.monotonic_ms()
                 await self._decide(self._controller)
-                # It looks at every partition: thousands of them must not keep this broker busy.
+                # It may look at every partition: thousands must not keep this broker busy.
                 took_s = (self._clock.monotonic_ms() - started_ms) / 1e3
                 await asyncio.sleep(min(INTERVAL_S, 4 * took_s))
 
     async def _decide(self, controller: Controller) -> None:
         try:
-            # Without it a new leader would decide on what its predecessor had told it last.
+            # Without it a new leader could decide on an outdated image.
             await self._quorum.barrier(timeout_s=PROPOSE_TIMEOUT_S)
             for command in await self._commands(controller):
                 outcome = await self._quorum.propose(
@@ -121,29 +121,29 @@ class ControllerRunner:
                 if outcome.is_applied:
                     logger.info("controller: %s", command)
                 else:
-                    logger.warning("controller: %s was refused: %s", name, outcome.message)
+                    logger.warning("controller: %s was rejected: %s", name, outcome.message)
             await self._adjust_members()
         except UnavailableError as error:
             logger.info("controller: nothing was decided: %s", error)
 
     async def _commands(self, controller: Controller) -> tuple[Command, ...]:
-        """Decide the next commands; the replica with the longest log replaces a lost leader."""
+        """Return the next commands; the replica with the longest log replaces a lost leader."""
         image, now_ms = self._image(), self._clock.monotonic_ms()
         commands = controller.decide(image, now_ms)
         wanted = brokers_to_ask(image, commands)
         if not wanted:
             return commands
         log_ends = await self._ask(wanted)
-        # As of the same moment: a machine that stood still meanwhile puts nothing off.
+        # With the same time, so that a pause of the process in between delays nothing.
         return controller.decide(self._image(), now_ms, log_ends)
 
     async def _adjust_members(self) -> None:
-        """Bring the quorum one step nearer to the brokers there are."""
+        """Change the quorum by one step towards the registered brokers."""
         quorum, image = self._quorum, self._image()
         for members in next_members(quorum.members, image):
             try:
                 if quorum.me not in members.voters:
-                    quorum.hand_over(successor(members, image))  # who leads next lets this one go
+                    quorum.hand_over(successor(members, image))  # the next leader removes this one
                     return
                 await quorum.change_members(members, timeout_s=PROPOSE_TIMEOUT_S)
             except UnavailableError as error:

@@ -1,10 +1,10 @@
 """The log start offsets of a partition's replicas: decided by metadata, followed here.
 
-Rules: a copy lets go of records when the image says so, never by itself, so that readers find the
-same at every replica, and at the next leader. What is deleted is committed, and only the leader
-surely knows what is: it decides, on the partition as it was told of it, so that nothing is decided
-about a stream made anew or a leader elected since. A copy that has not come so far waits; one that
-is behind what is left starts anew at the leader's log start (``replication``).
+Rules: a replica deletes records when the image says so, never by itself, so that every replica, and
+the next leader, has the same log start. Only committed records are deleted, and only the leader
+surely knows which are. It proposes the new start with the partition's version, so that a stream
+created again or a newer leader is not affected. A replica that is not that far yet waits; one whose
+log ends before the start begins again at the leader's log start (``replication``).
 """
 
 import logging
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 
 class LogStarts:
-    """The log starts of this broker's copies.
+    """The log start offsets of this broker's replicas.
 
     Args:
         replicas: of this broker.
-        operations: lets metadata decide.
+        operations: proposes to the metadata.
         reclaimer: removes records.
         telemetry: counters.
     """
@@ -52,7 +52,7 @@ class LogStarts:
         self._wanted: PendingProposals[LogStart] = PendingProposals()
 
     def follow(self, image: MetadataImage, partitions: Iterable[Partition]) -> None:
-        """Let go of what the image has given up, as far as it is known here to be committed."""
+        """Move log starts to the image's, as far as records are known here to be committed."""
         for partition in partitions:
             if partition.replica_hooks is None:
                 continue
@@ -67,7 +67,7 @@ class LogStarts:
                 self._given_up.put(partition.log_id, (partition, offset))
 
     async def shorten(self) -> None:
-        """Remove what the image has given up, until cancelled."""
+        """Remove records below the log starts, until cancelled."""
         while True:
             for partition, offset in await self._given_up.taken():
                 await self._shorten(partition, offset)
@@ -78,32 +78,32 @@ class LogStarts:
             with counted_removal(log, self._telemetry):
                 await self._reclaimer.truncate_before(log, min(offset, log.log_end_offset))
         except StrandlineError as error:
-            logger.warning("%s cannot be shortened, will try again: %s", partition.name, error)
+            logger.warning("records of %s cannot be removed, will retry: %s", partition.name, error)
         else:
             if partition.replica_hooks is not None and partition.log is log:
                 partition.replica_hooks.log_start_moved()
 
     def expired(self, partition: Partition, start: Offset) -> None:
-        """Retention gives up what is before ``start``; the leader's word counts."""
+        """Note that retention wants records before ``start`` deleted; counts on the leader only."""
         if self._leads(partition):
             self._wanted.put(partition.log_id, self._change(partition, start))
 
     async def run(self) -> None:
-        """Propose what retention gives up, until cancelled."""
+        """Propose what retention wants deleted, until cancelled."""
         while True:
             wanted = await self._wanted.taken()
             try:
-                # What is refused was overtaken by others; the next round of the cleaner sees to it.
+                # A rejected change is outdated; the next round of the cleaner proposes it again.
                 await self._operations.outcome(MoveLogStarts(tuple(wanted)))
             except StrandlineError as error:
-                logger.warning("retention could not be decided, will try again: %s", error)
+                logger.warning("retention could not be decided, will retry: %s", error)
 
     async def truncate(self, partition: Partition, offset: Offset) -> None:
-        """Let all copies delete the records before an offset.
+        """Have all replicas delete the records before an offset.
 
         Raises:
-            NotLeaderError: the leader knows whether they are committed; it is named.
-            OffsetOutOfRangeError: they are not.
+            NotLeaderError: another broker leads the partition; the message names it.
+            OffsetOutOfRangeError: the records are not committed.
             UnavailableError: the cluster cannot decide it now.
         """
 
@@ -121,10 +121,10 @@ class LogStarts:
         await self._operations.decide(decision)
 
     def led(self, partition: Partition) -> PartitionAt:
-        """The partition as metadata last told its leader here, for a decision about it.
+        """Return the partition as metadata last assigned it to its leader here, for a decision.
 
         Raises:
-            NotLeaderError: another broker leads it; it is named.
+            NotLeaderError: another broker leads it; the message names it.
         """
         if not self._leads(partition):
             raise self._replicas.not_leader(partition)
@@ -133,7 +133,7 @@ class LogStarts:
         return at(partition.name, given)
 
     def _leads(self, partition: Partition) -> bool:
-        """Whether this broker leads the partition, and metadata has nothing newer to say of it."""
+        """Whether this broker leads the partition according to the newest metadata."""
         driver = self._replicas.drivers.get(partition.log_id)
         given = self._replicas.given(partition.log_id)
         if driver is None or given is None or driver.replica.leader is None:

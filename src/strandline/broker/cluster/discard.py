@@ -1,8 +1,8 @@
-"""Discarding a broker's corrupt copy of the metadata, which the other brokers have.
+"""Discards a broker's corrupt copy of the metadata, which the other brokers have.
 
-Offline, on its data directory; records stay. Rule: the broker has forgotten its votes then, so it
-comes back as one that joins: the others must have withdrawn its vote (``replace-disk``), and they
-refuse it otherwise, because it comes with less than it had acknowledged.
+Offline, on its data directory; records are kept. Rule: the broker then has forgotten its votes, so
+it returns as one that joins. The others must have withdrawn its vote (``replace-disk``); otherwise
+they reject it, because it has less than it had acknowledged.
 """
 
 from pathlib import Path
@@ -23,7 +23,7 @@ from strandline.types import BrokerId
 def corrupt_metadata(
     error: CorruptBatchError, broker: BrokerId, data_dir: Path
 ) -> CorruptBatchError:
-    """The error with what to do about it."""
+    """Return the error with a remedy."""
     return CorruptBatchError(
         f"{error.message}: this broker's copy of the metadata is corrupt, and the others have it. "
         f"Run 'strandline cluster replace-disk {broker}' at another broker, then 'strandline "
@@ -33,10 +33,10 @@ def corrupt_metadata(
 
 
 def discard_metadata(data_dir: Path, *, disk: Disk) -> BrokerId:
-    """Remove a broker's copy of the metadata; it asks the others for it when it starts.
+    """Remove a broker's copy of the metadata; it fetches another from the others at its start.
 
     Returns:
-        Which broker it is.
+        The broker's id.
 
     Raises:
         InvalidConfigError: no broker of a cluster has used the directory.
@@ -44,7 +44,7 @@ def discard_metadata(data_dir: Path, *, disk: Disk) -> BrokerId:
         UnavailableError: a file cannot be read or written.
     """
     with opened_offline(data_dir, disk=disk) as (identity, storage):
-        # First: one that founded the cluster would take its empty log for the beginning.
+        # First: a founder of the cluster would start a new cluster with an empty log.
         save_identity(data_dir, msgspec.structs.replace(identity, founders=()), disk=disk)
         storage.logs.pop(LOG_ID).close()
         delete_log_directory(data_dir / QUORUM_NAME, disk=disk)

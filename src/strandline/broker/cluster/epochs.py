@@ -1,7 +1,7 @@
 """The leader epochs of a log, found in its batches.
 
-Epochs only grow along a log, so a few dozen headers tell all of them: no second file could ever
-disagree with the batches, and none has to be synced before a batch counts (ADR 0038).
+Epochs only grow along a log, so a binary search over a few dozen headers finds all of them. So
+there is no second file that could disagree with the batches or need a sync (ADR 0038).
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Entry = tuple[LeaderEpoch, Offset]
 
 
 def leader_epochs(log: Log) -> tuple[Entry, ...]:
-    """(epoch, start offset) of a log, in order; the first begins at the log start.
+    """Return (epoch, start offset) of a log, in order; the first begins at the log start.
 
     Raises:
         UnavailableError: the log cannot be read.
@@ -32,13 +32,13 @@ def leader_epochs(log: Log) -> tuple[Entry, ...]:
 
 
 def _is_after(log: Log, offset: Offset, *, epoch: LeaderEpoch) -> bool:
-    """Whether what is at ``offset`` or follows it is of a later epoch."""
+    """Whether the batch at ``offset``, or the next one, has a later epoch."""
     header = _header_from(log, offset)
     return header is None or header.leader_epoch > epoch
 
 
 def _first(low: Offset, high: Offset, holds: Callable[[Offset], bool]) -> Offset:
-    """The first offset in a range for which something holds from there on."""
+    """Return the first offset of a range from which on a condition holds."""
     while low < high:
         middle = Offset((low + high) // 2)
         if holds(middle):

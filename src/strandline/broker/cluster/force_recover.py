@@ -1,8 +1,8 @@
 """Forced recovery: make one surviving broker the only voter after most voters are lost.
 
 Offline, on its data directory. Rules: this broker's log of the metadata becomes the committed one,
-including entries the lost voters had not agreed to, and without entries that only they had. Records
-and replicas are not touched. The lost voters must never come back with their disks, since they
+including entries that the lost voters had not acknowledged, and without entries that only they had.
+Records and replicas are not changed. The lost voters must never return with their disks, since they
 would be a majority without this broker.
 """
 
@@ -43,7 +43,7 @@ def force_recover(data_dir: Path, *, disk: Disk) -> ForcedRecovery:
         InvalidConfigError: no broker of a cluster has used the directory.
         InvalidRequestError: it is the only voter already, or was never a voter.
         DataDirLockedError: the broker is running.
-        CorruptBatchError: what it has of the metadata is corrupt.
+        CorruptBatchError: its copy of the metadata is corrupt.
         UnavailableError: a file cannot be read or written; nothing changed.
     """
     with opened_offline(data_dir, disk=disk) as (identity, storage):
@@ -54,7 +54,7 @@ def force_recover(data_dir: Path, *, disk: Disk) -> ForcedRecovery:
 def _decide_alone(
     store: QuorumStore, me: BrokerId, *, founders: tuple[BrokerId, ...]
 ) -> ForcedRecovery:
-    """Put a snapshot of everything that is known here in the place of the log."""
+    """Replace the log by a snapshot of everything that is known here."""
     machine, members, index, term = remembered(store, Members(founders))
     if me not in members.voters:
         raise InvalidRequestError(
@@ -63,7 +63,7 @@ def _decide_alone(
     if members.voters == (me,):
         raise InvalidRequestError(f"broker {me} is the only voter already; start it")
     left = what_is_left(machine.image, me)
-    # Were they taken to be in service, this broker's next start would put it out of sync.
+    # If they counted as live, this broker's next start would remove it from ISRs.
     others = (broker for broker in machine.image.brokers.values() if broker.id != me)
     lost = Fence(tuple(BrokerRun(broker.id, broker.incarnation) for broker in others))
     fenced = machine.apply(encode_entry(lost))
@@ -75,7 +75,7 @@ def _decide_alone(
 def what_is_left(
     image: MetadataImage, me: BrokerId
 ) -> tuple[tuple[PartitionName, ...], tuple[PartitionName, ...]]:
-    """Partitions of which the copy here may lack records, and those that have none here."""
+    """Return partitions whose replica here may lack records, and those without a replica here."""
     in_doubt, without_copy = [], []
     for name, partition in image.partitions():
         if me not in partition.replicas:

@@ -1,8 +1,8 @@
 """Handing over partitions and the metadata leadership before a broker stops.
 
-Rules: the broker stops in any case; for what others cannot take over in time, an election follows.
-The metadata goes last, since handing over partitions needs a controller. It is handed to another
-broker directly, which saves an election timeout.
+Rules: the broker stops in any case; partitions that others cannot take over in time get an
+election. The metadata leadership goes last, since handing over partitions needs a controller. It is
+transferred to another broker directly, which saves an election timeout.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ async def hand_over(
     replicas: Replicas,
     session: Session,
 ) -> None:
-    """Let others lead what a broker leads, as far as they can and time allows.
+    """Transfer this broker's leaderships to others, as far as possible in the time allowed.
 
     Args:
         run: of the broker, which is registered.
-        quorum: its member.
+        quorum: this broker's member.
         machine: has the newest image.
         replicas: of its partitions.
-        session: proposes that it stops.
+        session: proposes the shutdown.
     """
     replicas.resign()
     await _wait(lambda: replicas.may_hand_over, STEP_S)
@@ -60,7 +60,7 @@ async def hand_over(
 
 
 def _has_successors(replicas: Replicas, image: MetadataImage, me: BrokerId) -> bool:
-    """Whether a broker leads anything of which another one that stays has a copy."""
+    """Whether the broker leads a partition that another live broker has a replica of."""
     return replicas.leads and any(
         any(image.brokers[broker].may_lead for broker in partition.replicas)
         for _, partition in image.partitions()
@@ -74,4 +74,4 @@ async def _wait(condition: Callable[[], bool], seconds: float) -> None:
             while not condition():  # noqa: ASYNC110  conditions of many partitions
                 await asyncio.sleep(POLL_S)
     except TimeoutError:
-        logger.warning("stopping before everything was handed over")
+        logger.warning("stopping before all leaderships were handed over")

@@ -1,8 +1,8 @@
 """The owner of a data directory: one broker of one cluster, permanently.
 
-A small file and its twin, replaced whole at each start, with the checksum in the first line. The
-directory's id is random, so that two brokers started with one number are told apart. The number of
-starts makes each incarnation of its replicas distinct.
+A small file and its twin, replaced at each start, with a checksum in the first line. The
+directory's id is random, so that two brokers started with the same id are distinguished. The count
+of starts makes each incarnation of its replicas distinct.
 """
 
 import logging
@@ -47,19 +47,19 @@ def begin_incarnation(
     disk: Disk,
     founders: tuple[BrokerId, ...] = (),
 ) -> DirectoryIdentity:
-    """Count a start of the broker; a directory that is new becomes the broker's.
+    """Count a start of the broker; a new directory becomes the broker's.
 
     Args:
         directory: of the broker's data.
-        cluster: its name.
-        broker: its number.
+        cluster: the cluster's name.
+        broker: the broker's id.
         disk: the file system.
-        founders: who votes at first, for a directory that has not noted it; none if it joins.
+        founders: the first voters, for a new directory; none if the broker joins a cluster.
 
     Raises:
         InvalidConfigError: the directory belongs to another broker.
         CorruptBatchError: the file is corrupt.
-        UnavailableError: it cannot be written, and the directory is new or the disk not just full.
+        UnavailableError: the file cannot be written; a full disk only counts for a new directory.
     """
     disk.make_directory(directory)
     known = load_identity(directory, disk=disk)
@@ -78,8 +78,8 @@ def begin_incarnation(
     except DiskFullError as error:
         if identity.starts == 1:
             raise
-        # A broker must start on a full disk, or nothing could be deleted. The number that is used
-        # twice then tells apart nothing that the new links do not tell apart as well.
+        # A broker must start on a full disk, or nothing could be deleted. The count is then used
+        # twice, which is safe: the new connections distinguish the two starts as well.
         logger.warning("this start is not counted: %s", error)
     return identity
 
@@ -105,10 +105,10 @@ def load_identity(directory: Path, *, disk: Disk) -> DirectoryIdentity | None:
 
 
 def save_identity(directory: Path, identity: DirectoryIdentity, *, disk: Disk) -> None:
-    """Note whose directory it is.
+    """Store a data directory's identity, in a file and its twin; durable on return.
 
     Raises:
-        UnavailableError: it cannot be written.
+        UnavailableError: a file cannot be written.
     """
     body = msgspec.json.encode(identity)
     write_with_twin(directory / FILE_NAME, b"%08x\n%b\n" % (crc32c(body), body), disk=disk)

@@ -1,8 +1,8 @@
 """Markers of transactions for partitions that other brokers lead.
 
-Rules: an order is given once; its answer, or the loss of the link, ends it. Orders and answers keep
-their order on a link, so the end of a transaction never overtakes its beginning on the way to one
-leader; between leaders the partition's own ledger tells what is too late.
+Rules: a request is sent once; its answer, or the loss of the link, ends it. Requests and answers
+stay in order on a link, so the end of a transaction never overtakes its beginning on the way to one
+leader. After a change of leaders, the partition's own transaction index rejects late markers.
 """
 
 import asyncio
@@ -17,22 +17,22 @@ from strandline.types import BrokerId
 
 
 class RemoteMarkers:
-    """Orders to other brokers, and theirs to this one.
+    """Marker requests to other brokers, and from them.
 
     Args:
-        questions: to other brokers and theirs.
+        rpc: requests to and from other brokers.
 
     Attributes:
         write_here: writes a marker of a partition that this broker leads.
     """
 
-    def __init__(self, questions: PeerRpc) -> None:
+    def __init__(self, rpc: PeerRpc) -> None:
         self.write_here: Callable[[SendMarker, MarkerDone], None] = _not_yet
-        self._questions = questions
+        self._rpc = rpc
 
     def order(self, leader: BrokerId, mark: SendMarker, done: MarkerDone) -> None:
         """Have ``leader`` write a marker; ``done`` is called once, perhaps at once."""
-        answer = self._questions.ask(
+        answer = self._rpc.ask(
             leader,
             lambda n: WriteMarker(n, mark.place, mark.producer, mark.kind),
             MarkerWritten,
@@ -43,25 +43,25 @@ class RemoteMarkers:
             answer.add_done_callback(lambda answer: done(_outcome(answer)))
 
     def serve(self, sender: BrokerId, order: WriteMarker) -> None:
-        """Write what another broker orders, and answer."""
+        """Write a marker for another broker, and answer."""
 
         def done(error: StrandlineError | None) -> None:
             failure = "" if error is None else error.message or error.code
-            self._questions.answer(sender, MarkerWritten(order.number, failure))
+            self._rpc.answer(sender, MarkerWritten(order.number, failure))
 
         self.write_here(SendMarker("", order.producer, order.place, order.kind), done)
 
 
 def _outcome(answer: asyncio.Future[MarkerWritten]) -> StrandlineError | None:
-    """Why an order was perhaps not carried out; None: it was."""
+    """Return why a marker may not be written; None if it is."""
     error = answer.exception()
     if error is None:
         failure = answer.result().failure
         return UnavailableError(failure) if failure else None
-    assert isinstance(error, StrandlineError), "what ends questions"
+    assert isinstance(error, StrandlineError), "the only errors of requests"
     return error
 
 
 def _not_yet(mark: SendMarker, done: MarkerDone) -> None:
-    """Before the broker has begun."""
+    """Fail: the broker has not started yet."""
     done(UnavailableError(f"no marker for {mark.place} yet: this broker begins"))

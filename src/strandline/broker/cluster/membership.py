@@ -1,7 +1,7 @@
-"""A broker's part in its cluster: links, quorum, controller, registration, replicas.
+"""A broker's membership in its cluster: links, quorum, controller, registration, replicas.
 
-Rules: everything runs on the loop. Images older than one already seen (a member that started again
-begins at its snapshot), or without this start's own registration, reach neither streams nor
+Rules: everything runs on the loop. Images older than one already applied (a member that restarted
+begins at its snapshot), or without this start's own registration, are not passed to streams or
 replicas. A malformed frame is dropped and never stops this broker.
 """
 
@@ -58,29 +58,29 @@ HEARTBEAT_S = 0.3
 REGISTER_TIMEOUT_S = 10.0
 REGISTER_RETRY_S = 1.0
 CUT_OFF_MS = 3_000.0
-"""Without a controller for longer, a broker takes it that it is cut off from the others."""
+"""A broker without a controller for longer considers itself isolated."""
 SESSIONS_PER_LIFE = 32
-"""Bits of a stream session that count within one life of the broker."""
+"""Bits of a replica's session number that count within one run of the broker."""
 
 
 class ClusterMembership:
-    """One broker's part in its cluster.
+    """One broker's membership in its cluster.
 
     Args:
-        config: of the broker.
+        config: the broker's settings.
         store: the quorum member's disk.
-        turn: writes everything.
+        committer: writes batches and entries.
         identity: of the data directory.
         clock: the time.
         telemetry: counters.
-        on_image: told of each image that streams and replicas may go by.
-        on_removed: told that the cluster has removed this broker.
+        on_image: called with each image that streams and replicas may use.
+        on_removed: called when the cluster has removed this broker.
         is_opening: whether logs of the image are being opened.
-        until_open: waits until a stream is open here and publishes to it are received.
+        until_open: waits until a stream is open here and its publishes are received.
     """
 
     why_refused = ""
-    """Why the cluster does not let this broker register; empty: it does, or nobody said so."""
+    """Why the cluster rejects this broker's registration; empty: it does not, as far as known."""
     is_removed = False
     """Whether the cluster has removed this broker."""
 
@@ -115,7 +115,7 @@ class ClusterMembership:
         self._identity = identity
         self._flight_address = ""
         self.grpc_address = self.beam_address = ""
-        """Where clients of Liftbridge and of Beam's log dial; set before ``announce``."""
+        """Addresses for Liftbridge and Beam clients; set before ``announce``."""
         self.machine = MetadataMachine(self._image_changed)
         self.quorum = Quorum(
             self.me,
@@ -127,19 +127,19 @@ class ClusterMembership:
             send=self._send_envelope,
         )
         machine, quorum, trace = self.machine, self.quorum, self.trace
-        self._neighbours = PeerRegistry(
+        self._peers = PeerRegistry(
             config, self, identity=identity, machine=machine, quorum=quorum, trace=trace
         )
-        self._links = self._neighbours.links
-        self._questions = questions = PeerRpc(self._send_request)
-        self._requests = Requests(self.quorum, questions)
+        self._links = self._peers.links
+        self._rpc = rpc = PeerRpc(self._send_request)
+        self._requests = Requests(self.quorum, rpc)
         self.admin = Session(self._requests)
         self.newest = MetadataReadBarrier(
-            self.quorum, questions, is_fresh=lambda: self.is_fresh and not is_opening()
+            self.quorum, rpc, is_fresh=lambda: self.is_fresh and not is_opening()
         )
-        self.opening = StreamOpening(questions, until_open)
-        self.markers = RemoteMarkers(questions)
-        self.consumers = RemoteConsumers(questions)
+        self.opening = StreamOpening(rpc, until_open)
+        self.markers = RemoteMarkers(rpc)
+        self.consumers = RemoteConsumers(rpc)
         self.replicas = Replicas(
             self._links,
             committer,
@@ -149,17 +149,17 @@ class ClusterMembership:
             move_rate=_move_rate(config),
         )
         self.replicas.trace = self.trace
-        self.replica_status = status = ReplicaStatusQuery(self.replicas, questions)
+        self.replica_status = status = ReplicaStatusQuery(self.replicas, rpc)
         self.controller = ControllerRunner(self.quorum, self._newest, status.ask, clock=clock)
         self.quorum.on_leadership.append(self._note_leadership)
 
-    # Life
+    # Start and stop
 
     async def start(self) -> None:
-        """Take part, without serving clients yet.
+        """Join the cluster, without serving clients yet.
 
         Raises:
-            UnavailableError: the peer port cannot be had.
+            UnavailableError: the peer port cannot be bound.
         """
         self._begin_incarnation()
         await self._links.start()
@@ -179,20 +179,20 @@ class ClusterMembership:
             self.trace.note("leads the quorum" + ("" if self.quorum.is_leading else " no more"))
 
     def renew_tls(self) -> None:
-        """Show other brokers the certificate that is in the files now.
+        """Reload the certificate for connections with other brokers.
 
         Raises:
-            InvalidConfigError: a file is of no use.
+            InvalidConfigError: a file cannot be used.
         """
         self._links.renew_tls()
 
     def announce(self, flight_address: str) -> None:
-        """The front ends listen: register with the cluster, and stay in touch."""
+        """Register with the cluster, and send heartbeats: the front ends are listening."""
         self._flight_address = flight_address
         self._registering = self._spawn(self._stay_in_touch(), "registration")
 
     def begin_again(self, identity: DirectoryIdentity) -> None:
-        """Storage was reopened: a new life, and a new registration.
+        """Start a new incarnation, because the storage was reopened.
 
         Raises:
             StrandlineError: the quorum's log cannot be read.
@@ -205,30 +205,30 @@ class ClusterMembership:
             self.announce(self._flight_address)
 
     def fail(self, error: StrandlineError) -> None:
-        """Storage has failed: say and vouch for nothing more until it was reopened."""
-        self.incarnation = ""  # no image speaks of this life any more
+        """Stop sending and acknowledging, because the storage failed, until it is reopened."""
+        self.incarnation = ""  # no image contains this incarnation any longer
         self.quorum.fail(error)
         self.replicas.drop_all(error)
 
     @property
     def is_impaired(self) -> bool:
-        """Whether the cluster takes it that this broker's disk takes no records."""
+        """Whether the cluster knows this broker's disk to reject writes."""
         known = self.machine.image.brokers.get(self.me)
         return known is not None and known.is_impaired
 
     async def report_storage(self, *, is_impaired: bool) -> None:
-        """Let the cluster know whether this broker's disk takes records.
+        """Report to the cluster whether this broker's disk accepts writes.
 
         Raises:
-            UnavailableError: nobody decides it now.
+            UnavailableError: the cluster cannot decide it now.
         """
         command = ReportStorage(self.run, is_impaired)
         outcome = await self._requests.propose(command, timeout_s=REGISTER_TIMEOUT_S)
         if not outcome.is_applied:
-            logger.warning("the state of the disk was not noted: %s", outcome.message)
+            logger.warning("the state of the disk was not recorded: %s", outcome.message)
 
     async def hand_over(self) -> None:
-        """Let others lead what this broker leads, as far as they can and time allows."""
+        """Transfer this broker's leaderships to others, as far as possible in the time allowed."""
         if self.is_registered:
             await hand_over(
                 self.run,
@@ -239,7 +239,7 @@ class ClusterMembership:
             )
 
     async def stop(self, error: StrandlineError) -> None:
-        """Leave the others."""
+        """Leave the cluster."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -261,17 +261,17 @@ class ClusterMembership:
 
     @property
     def run(self) -> BrokerRun:
-        """This run of this broker."""
+        """The present run of this broker."""
         return BrokerRun(self.me, self.incarnation)
 
     @property
     def is_registered(self) -> bool:
-        """Whether the image knows of this very life."""
+        """Whether the image has this incarnation."""
         known = self.machine.image.brokers.get(self.me)
         return known is not None and known.incarnation == self.incarnation != ""
 
     async def _stay_in_touch(self) -> None:
-        """Register, then say now and then that this broker is there, until cancelled."""
+        """Register, then send heartbeats, until cancelled."""
         await self._register()
         while not self.is_removed:
             leader = self.quorum.leader
@@ -279,33 +279,33 @@ class ClusterMembership:
                 self.controller.heartbeat(self.run, self.quorum.stored_index)
             elif leader is not None:
                 self._send_request(leader, BrokerHeartbeat(self.run, self.quorum.stored_index))
-            self._neighbours.link()  # who was removed is let go when the quorum has let it go
+            self._peers.link()  # removed ones stay until the quorum drops them
             self._look_for_controller()
             await asyncio.sleep(HEARTBEAT_S)
 
     def _look_for_controller(self) -> None:
-        """Note since when nobody is known who decides; an election takes less."""
+        """Note since when no controller is known; an ordinary election is shorter."""
         if self.quorum.leader is not None:
             self._controller_seen_ms = self._clock.monotonic_ms()
         self.replicas.note_cut_off(has_controller=self.has_controller)
 
     @property
     def has_controller(self) -> bool:
-        """Whether somebody was known to decide about metadata a moment ago; any thread."""
+        """Whether a controller was known a moment ago; any thread."""
         if self.quorum.leader is not None:
             return True
         return self._clock.monotonic_ms() - self._controller_seen_ms < CUT_OFF_MS
 
     @property
     def image_age_ms(self) -> int:
-        """For how long no controller was known that would change the image; 0: one is."""
+        """Return for how long no controller was known, in ms; 0 if one is."""
         if self.has_controller:
             return 0
         return int(self._clock.monotonic_ms() - self._controller_seen_ms)
 
     @property
     def image_index(self) -> int:
-        """The last entry of the metadata that streams and replicas go by; any thread."""
+        """The last metadata entry that streams and replicas use; any thread."""
         return self._image_index
 
     async def _register(self) -> None:
@@ -321,7 +321,7 @@ class ClusterMembership:
             rack=cluster.rack,
             beam_address=self.beam_address,
             stored_index=self.quorum.index_at_start,
-            partitions_max=current_shares().partitions - 1,  # one file is the metadata's own log
+            partitions_max=current_shares().partitions - 1,  # one file is the metadata log's
         )
         while not self.is_removed:
             try:
@@ -333,10 +333,10 @@ class ClusterMembership:
             if outcome.is_applied:
                 logger.info("broker %d is registered", self.me)
                 return
-            logger.critical("the cluster refuses this broker: %s", outcome.message)
+            logger.critical("the cluster rejects this broker: %s", outcome.message)
             self.why_refused = outcome.message
             if outcome.reason == "older_copy":
-                # It has forgotten votes that it gave: it must not give them again.
+                # It has forgotten its votes, so it must not vote again.
                 self.quorum.stop(UnavailableError(outcome.message))
                 return
             await asyncio.sleep(REGISTER_TIMEOUT_S)
@@ -362,7 +362,7 @@ class ClusterMembership:
         return not self._is_image_pending
 
     def _image_changed(self) -> None:
-        """Look at it once the entries at hand are applied."""
+        """Handle a new image once the entries at hand are applied."""
         if not self._is_image_pending:
             self._is_image_pending = True
             self._loop.call_soon(self._publish_image)
@@ -374,7 +374,7 @@ class ClusterMembership:
         self._seen_index = self.quorum.applied_index
         self.controller.image_changed()
         image = self.machine.image
-        self._neighbours.link()
+        self._peers.link()
         if self.me in image.removed:
             self._note_removal()
         elif self.is_registered:
@@ -385,15 +385,15 @@ class ClusterMembership:
         if not self.is_removed:
             self.is_removed = True
             logger.critical(
-                "broker %d was removed from the cluster: stop it; its data is of no use", self.me
+                "broker %d was removed from the cluster: stop it; its data is not used", self.me
             )
             self._on_removed()
-            self._neighbours.leave_all()
+            self._peers.leave_all()
 
     # PeerEvents
 
     def on_frame(self, peer: BrokerId, frame: Frame) -> None:
-        """A frame came."""
+        """Handle a frame of a peer."""
         try:
             if frame.channel == channels.TRACE:
                 if self.trace is not None:
@@ -425,17 +425,17 @@ class ClusterMembership:
             case StreamOpenRequest():
                 self.opening.serve(peer, request)
             case _:
-                self._questions.answered(peer, request)
+                self._rpc.answered(peer, request)
 
     def on_peer_back(self, peer: BrokerId) -> None:
-        """Frames flow both ways."""
+        """Note that a peer is connected."""
         self.controller.peer_connected(peer)
         self.replicas.peer_connected(peer)
 
     def on_peer_lost(self, peer: BrokerId) -> None:
-        """Pass on that a peer is disconnected: what was sent to it may not have arrived."""
+        """Note that a peer is disconnected: frames to it may be lost."""
         self.controller.peer_disconnected(peer)
-        self._questions.peer_disconnected(peer)
+        self._rpc.peer_disconnected(peer)
         self.replicas.peer_disconnected(peer)
 
     def _send_envelope(self, envelope: Envelope) -> None:
@@ -452,6 +452,6 @@ def _move_rate(config: BrokerConfig) -> ReplicationThrottle | None:
 
 
 def _report(task: "asyncio.Task[None]") -> None:
-    """A task that ends by itself has a bug: say so loudly."""
+    """Log a critical error if a task ends by itself, which is a bug."""
     if not task.cancelled() and task.exception() is not None:
         logger.critical("task %s died, please report", task.get_name(), exc_info=task.exception())

@@ -1,9 +1,9 @@
-"""Following the image: a broker's streams, partitions and replicas become what the metadata says.
+"""Applies the metadata image to a broker's streams, partitions and replicas.
 
-Rules: what exists is decided by the metadata; this broker follows the image, also when it was the
-one to propose the change. What the image shows to be deleted is removed, and what it has never
-heard of is left alone. A partition that cannot be opened here takes no other one with it: the rest
-of its stream goes on, opening it is tried again, and another replica leads it meanwhile.
+Rules: the metadata decides what exists; this broker follows the image, even after its own
+proposals. Logs that the image shows to be deleted are removed; logs with unknown ids are not
+touched. A partition that cannot be opened affects no other: the rest of its stream works, opening
+is retried, and another replica leads it meanwhile.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class MetadataApplier(Broker):
 
     membership: ClusterMembership
     operations: Operations
-    """Orders of operators."""
+    """Operators' commands."""
     log_starts: LogStarts
     _identity: DirectoryIdentity
     _store_of_quorum: QuorumStore
@@ -55,38 +55,38 @@ class MetadataApplier(Broker):
     _saved_watermarks: dict[LogId, Offset]
     _has_swept: bool
     _parted: set[LogId]
-    """Logs that were removed, and of which the journal still tells."""
+    """Removed logs that the journal still has entries of."""
     _has_followed: bool
-    """Whether the cluster has told this broker, since its start, which streams there are."""
+    """Whether the cluster has sent its streams since this broker's start."""
     _remembered: dict[str, Stream]
-    """Streams as the disk tells of them, for readers of copies while the cluster tells nothing."""
+    """Streams built from the disk, for readers until the cluster sends its metadata."""
     _unopened: dict[LogId, UnavailableError]
-    """Why partitions that this broker should keep cannot be opened."""
+    """Why partitions of this broker cannot be opened."""
     _is_releasing: bool
-    """Whether others are being asked to lead what is unopened."""
+    """Whether unopened partitions are being transferred to other leaders."""
     _is_stopping: bool
     _retry: asyncio.TimerHandle | None
     _followed: MetadataImage
-    """What streams and replicas were made to be."""
+    """The image that was last applied."""
     _has_moved_on: asyncio.Event
-    """Set when streams and replicas have followed an image."""
+    """Set when an image was applied."""
     _unsettled: set[str]
     """Streams with partitions that are being opened, or cannot be."""
     _opening: dict[LogId, None]
-    """Logs that are being opened, or are to be."""
+    """Logs that are being opened, or will be."""
     _to_open: list[LogToOpen]
-    """Those that are to be opened next."""
+    """Logs to open next."""
     _open_failures: dict[LogId, StrandlineError]
-    """Why logs could not be opened just now."""
+    """Why logs could not be opened in the last attempt."""
 
     @property
     def _image(self) -> MetadataImage:
         return self.membership.machine.image
 
-    # Following the image
+    # Applying the image
 
     def _follow(self, image: MetadataImage) -> None:
-        """Make streams and replicas what the image says."""
+        """Create, change and remove streams and replicas to match the image."""
         names, deleted = self._names_to_follow(image)
         streams = dict(self._streams)
         for name in deleted:
@@ -129,9 +129,9 @@ class MetadataApplier(Broker):
             self._retry = self._loop.call_later(RETRY_S, self._follow_again)
 
     def _names_to_follow(self, image: MetadataImage) -> tuple[list[str], set[str]]:
-        """Streams that may have to change here, and those that are to go.
+        """Return streams that may have to change here, and those to remove.
 
-        All of them cost as much as there are: they are looked at only if brokers have changed.
+        All streams are examined only if brokers have changed, since that costs time for each.
         """
         before, there = self._followed, image.streams
         if image.brokers is not before.brokers or self._is_stopping:
@@ -141,7 +141,7 @@ class MetadataApplier(Broker):
         return sorted(name for name in changed if name in there), gone
 
     def _note_unsettled(self, image: MetadataImage, names: Collection[str]) -> None:
-        """Remember what is to be looked at again though the image stays the same."""
+        """Remember streams to examine again even if the image does not change."""
         waiting = self._opening.keys() | self._unopened.keys()
         self._unsettled = {
             name
@@ -149,7 +149,7 @@ class MetadataApplier(Broker):
             if waiting and any(p.log_id in waiting for p in image.streams[name].partitions)
         }
 
-    # While the cluster tells nothing
+    # Before the cluster has sent its metadata
 
     @property
     def metadata_error(self) -> UnavailableError | None:
@@ -171,7 +171,7 @@ class MetadataApplier(Broker):
         return None
 
     def copy_of(self, name: str) -> Stream:
-        """Return a stream from the metadata, or from the local disk until the cluster has sent it.
+        """Return a stream from the metadata or, until the cluster has sent it, from the local disk.
 
         Raises:
             UnavailableError: the disk has no such stream, or cannot be read.
@@ -181,7 +181,7 @@ class MetadataApplier(Broker):
         return self.run_coroutine(self._remember(name)).result(REMEMBER_TIMEOUT_S)
 
     async def _remember(self, name: str) -> Stream:
-        """Make a stream of the copies here; only readers get it."""
+        """Build a stream from the replicas on this disk, for readers only."""
         if self._has_followed:
             return self.stream(name)
         known = self._remembered.get(name)
@@ -203,7 +203,7 @@ class MetadataApplier(Broker):
     def _remembered_copy(
         self, name: PartitionName, item: PartitionImage, image: MetadataImage
     ) -> Partition:
-        """A copy that nobody leads here and that has no replica, or the absence of one."""
+        """Return a partition without a known leader, with its local log if there is one."""
         config, log = image.streams[name.stream].config, self._storage.logs.get(item.log_id)
         if log is None or self.membership.me not in item.replicas:
             away = self._away(name, config, item)
@@ -225,7 +225,7 @@ class MetadataApplier(Broker):
         return copy
 
     def _forget_remembered(self) -> None:
-        """The cluster tells which streams there are: who reads copies begins anew."""
+        """Drop streams built from the disk, since the metadata is known now."""
         streams, self._remembered = self._remembered, {}
         for stream in streams.values():
             for partition in stream.partitions:
@@ -241,16 +241,16 @@ class MetadataApplier(Broker):
             self._follow(self._image)
 
     def _is_same(self, stream: Stream, wanted: StreamImage) -> bool:
-        """Whether a stream here is the one in the image, with the same copies on this broker."""
+        """Whether a stream here is the one in the image, with the same replicas on this broker."""
         if stream.config != wanted.config:
             return False
         have = [(p.log_id, not isinstance(p, RemotePartition)) for p in stream.partitions]
         return have == [(p.log_id, self.membership.me in p.replicas) for p in wanted.partitions]
 
     def _stream_here(self, image: StreamImage) -> Stream | None:
-        """The stream as the image has it: the one before, if nothing about it has changed.
+        """Return the stream of the image: the present object, if nothing about it has changed.
 
-        While logs of new partitions are being opened it is shown as it was before; None: not yet.
+        While logs of new partitions are being opened it is the previous stream, or None.
         """
         before = self._streams.get(image.config.name)
         if before is not None and self._is_same(before, image):
@@ -269,7 +269,7 @@ class MetadataApplier(Broker):
                 if found is None and item.log_id in self._opening and number >= len(shown):
                     is_whole = False
                     continue
-                if found is None:  # it will stand for the partition until that can be opened
+                if found is None:  # it replaces the partition until that can be opened
                     found = self._away(name, image.config, item)
             found.config = image.config
             partitions.append(found)
@@ -284,7 +284,7 @@ class MetadataApplier(Broker):
     def _try_partition(
         self, name: PartitionName, config: StreamConfig, image: PartitionImage
     ) -> Partition | None:
-        """The partition; None while its log is being opened, or cannot be."""
+        """Return the partition; None while its log is being opened, or cannot be."""
         try:
             return self._make_partition(name, config, image)
         except StrandlineError as error:
@@ -299,7 +299,7 @@ class MetadataApplier(Broker):
     def _note_unopened(
         self, name: PartitionName, log_id: LogId, error: StrandlineError
     ) -> UnavailableError:
-        """Remember why a partition cannot be opened, and log it when the reason is another one."""
+        """Record why a partition cannot be opened, and log it if the reason is new."""
         why = UnavailableError(
             f"broker {self.membership.me} cannot open its copy of {name}: {error.message}; it "
             "tries again, and another replica leads meanwhile if one is in sync; retry"
@@ -311,7 +311,7 @@ class MetadataApplier(Broker):
         return why
 
     def _release_unopened(self, image: MetadataImage) -> None:
-        """Let other replicas lead what this broker should lead and cannot open."""
+        """Let other replicas lead partitions that this broker should lead and cannot open."""
         led = [
             name
             for name, partition in image.partitions()
@@ -325,14 +325,14 @@ class MetadataApplier(Broker):
         try:
             await self.operations.release_leadership(names)
         except StrandlineError as error:
-            logger.warning("nobody else leads what cannot be opened here yet: %s", error)
+            logger.warning("partitions that cannot be opened here have no new leader: %s", error)
         finally:
             self._is_releasing = False
 
     def _make_partition(
         self, name: PartitionName, config: StreamConfig, image: PartitionImage
     ) -> Partition | None:
-        """A partition with the log it has here, or one that is elsewhere; None: it is opened."""
+        """Return a partition with its log here, or a remote one; None while it is opened."""
         if self.membership.me not in image.replicas:
             return self._away(name, config, image)
         plan = log_plan(self.data_dir, image.log_id, config)
@@ -356,7 +356,7 @@ class MetadataApplier(Broker):
         return made
 
     def _log_here(self, name: PartitionName, plan: LogPlan, image: PartitionImage) -> Log | None:
-        """The log of a partition; None while it is opened, beside the loop: directories are synced.
+        """Return a partition's log; None while it is opened on a thread, which syncs directories.
 
         Raises:
             StrandlineError: it cannot be opened.
@@ -375,20 +375,20 @@ class MetadataApplier(Broker):
             was_used = image.log_id in self._parted
             self._opening[image.log_id] = None
             self._to_open.append(LogToOpen(image.log_id, plan, log, start, was_used))
-            if len(self._opening) == 1:  # else whoever opens those before goes on with it
+            if len(self._opening) == 1:  # else the opening in progress continues with it
                 self._spawn(self._open_beside(), "open-logs")
         return None
 
     async def _open_beside(self) -> None:
-        """Open what is to be opened, and follow the image with it."""
+        """Open pending logs on a thread, then apply the image again."""
         while self._to_open:
             async with self._opening_lock:
                 storage = self._storage
                 queued, self._to_open = self._to_open, []
-                # A recovery may have opened some meanwhile, and closed what was there before.
+                # A recovery may have opened some meanwhile, and closed earlier ones.
                 wanted = [each for each in queued if each.log is storage.logs.get(each.log_id)]
                 try:
-                    # Only what the journal has of an older log of the same id has to be on disk.
+                    # Only journal entries of an older log with the same id have to be durable.
                     was_used = any(each.was_used for each in wanted)
                     sequence = await self.committer.sync() if was_used else 0
                     outcomes = await asyncio.to_thread(
@@ -406,7 +406,7 @@ class MetadataApplier(Broker):
             if self.membership.is_registered:
                 self._follow(self._image)
                 unwanted = outcomes.keys() - self.membership.replicas.drivers.keys()
-                if unwanted & storage.logs.keys():  # unless it is wanted all the same
+                if unwanted & storage.logs.keys():  # unless it is needed again
                     self._spawn(self._remove(unwanted), "remove-logs")
 
     def _noted(self, log_id: LogId, log: Log) -> Offset:
@@ -415,7 +415,7 @@ class MetadataApplier(Broker):
         return min(max(noted, log.log_start_offset), log.log_end_offset)
 
     def _attach_replicas(self, partitions: Iterable[Partition]) -> None:
-        """Make the replicas that are missing."""
+        """Create the missing replicas."""
         drivers = self.membership.replicas.drivers
         for partition in partitions:
             if isinstance(partition, RemotePartition) or partition.log_id in drivers:
@@ -426,13 +426,13 @@ class MetadataApplier(Broker):
             try:
                 self.membership.replicas.add(partition, noted)
             except StrandlineError as error:
-                # Without a replica it would commit by itself what it takes.
+                # Without a replica it would commit records by itself.
                 partition.refuse(self._note_unopened(partition.name, partition.log_id, error))
             else:
                 self._unopened.pop(partition.log_id, None)
 
     def _let_go(self, gone: list[Stream], image: MetadataImage) -> None:
-        """Close what is here no more, deleted or moved away, and remove its logs beside."""
+        """Close partitions that are deleted or moved away, and remove their logs on a thread."""
         if not gone:
             return
         kept = {partition for s in self._streams.values() for partition in s.partitions}
@@ -458,15 +458,15 @@ class MetadataApplier(Broker):
                 logger.info("stream %s was deleted", stream.name)
 
     def _log_ids_here(self, image: MetadataImage) -> set[LogId]:
-        """The logs that this broker keeps according to the image."""
+        """Return the ids of the logs that this broker has according to the image."""
         return {p.log_id for _, p in image.partitions() if self.membership.me in p.replicas}
 
     async def _remove(self, log_ids: set[LogId]) -> None:
-        """Remove logs that the metadata has given up, unless it has changed its mind.
+        """Remove logs that the metadata no longer places here, unless they have returned.
 
-        A copy that has moved away may move back, under the same log id. Once a checkpoint is past
-        the old log, a recovery takes nothing of it for the new one's; until then ``log_generation``
-        sees to that.
+        A replica that has moved away may return with the same log id. Once a checkpoint is past the
+        old log, a recovery does not confuse it with the new one; until then ``log_generation``
+        prevents that.
         """
         async with self._admin:
             await self.committer.passed()
@@ -485,7 +485,7 @@ class MetadataApplier(Broker):
                 logger.warning("no checkpoint after logs were removed: %s", error)
 
     def _describe(self, image: MetadataImage, names: Iterable[str]) -> set[str]:
-        """Tell partitions who leads and where Flight finds them; whose queue groups are moved."""
+        """Pass leaders and addresses to partitions; return streams whose queue groups moved."""
         moved = set[str]()
         for name, partition in image.partitions(names):
             stream = self._streams.get(name.stream)
@@ -517,14 +517,14 @@ class MetadataApplier(Broker):
         return moved
 
     def _sweep(self, image: MetadataImage) -> None:
-        """Once: remove logs of streams that were deleted while this broker was away."""
+        """Remove, once, logs of streams that were deleted while this broker was away."""
         if self._has_swept:
             return
         self._has_swept = True
         unknown = self._storage.logs.keys() - self._log_ids_here(image) - {LOG_ID}
         for log_id in sorted(unknown):
             if log_id >= image.next_log_id:
-                logger.error("log %d is of a stream nobody knows; it is left alone", log_id)
+                logger.error("log %d belongs to an unknown stream and is not touched", log_id)
         deleted = {log_id for log_id in unknown if log_id < image.next_log_id}
         if deleted:
             self._spawn(self._remove(deleted), "remove-logs")
@@ -532,11 +532,11 @@ class MetadataApplier(Broker):
     # Watermarks
 
     async def _keep_watermarks(self) -> None:
-        """Note now and then what is committed, until cancelled."""
+        """Store high watermarks from time to time, until cancelled."""
         while True:
             await asyncio.sleep(WATERMARK_INTERVAL_S)
             await self._note_watermarks()
-            # A copy that was behind may have come as far as what is to be deleted.
+            # A replica that was behind may have reached a log start that it waits for.
             self.log_starts.follow(self._image, self.partitions())
 
     async def _note_watermarks(self) -> None:
@@ -548,4 +548,4 @@ class MetadataApplier(Broker):
             await asyncio.to_thread(save_watermarks, self.data_dir, offsets, disk=self.disk)
             self._saved_watermarks = offsets
         except UnavailableError as error:
-            logger.warning("what is committed could not be noted: %s", error)
+            logger.warning("high watermarks could not be stored: %s", error)

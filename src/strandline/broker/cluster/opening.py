@@ -1,7 +1,7 @@
 """Opens every log in the data directory of a broker of a cluster.
 
-The image that says which streams exist lies in one of them, so all are recovered; what the image
-then shows to be deleted is removed by whoever follows it.
+The metadata, which names the streams, is in one of them, so all are recovered. The metadata applier
+then removes deleted ones.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ from strandline.types import LogId, Offset
 QUORUM_NAME = "quorum"
 QUORUM_SEGMENT_BYTES = 16 << 20
 ANY_CONFIG = StreamConfig(name="any", subject="any")
-"""Sizes of a log until its stream's are known; they matter only where it grows."""
+"""Size limits of a log until its stream's are known; they matter only when it grows."""
 
 
 def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:
@@ -33,7 +33,7 @@ def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:
 
     Raises:
         UnavailableError: a file cannot be read or written.
-        CorruptBatchError: something is corrupt that cannot be done without.
+        CorruptBatchError: a file that is needed is corrupt.
     """
     quorum = LogPlan(data_dir / QUORUM_NAME, QUORUM_SEGMENT_BYTES, ANY_CONFIG.segment_age_ms)
     plans = {LOG_ID: quorum}
@@ -50,7 +50,7 @@ def open_all_logs(data_dir: Path, *, disk: Disk, file_bytes: int) -> Recovered:
 def opened_offline(data_dir: Path, *, disk: Disk) -> Iterator[tuple[DirectoryIdentity, Recovered]]:
     """Lock and open the data directory of a stopped broker of a cluster; close it afterwards.
 
-    Yields whose directory it is, and its journal and logs.
+    Yields the directory's identity, and its journal and logs.
 
     Raises:
         InvalidConfigError: no broker of a cluster has used the directory.
@@ -76,13 +76,13 @@ def opened_offline(data_dir: Path, *, disk: Disk) -> Iterator[tuple[DirectoryIde
 
 
 class LogToOpen(NamedTuple):
-    """A log that this broker is to keep from now on.
+    """A log to be opened for a new replica.
 
     Attributes:
         log_id: of the log.
-        plan: where it is.
-        log: what is here, empty, and is to begin further on; None: nothing.
-        start: nothing before it will come any more.
+        plan: its directory and limits.
+        log: the open log, which is empty and has to start at ``start``; None: none is open.
+        start: the log start offset.
         was_used: whether an older log had this id, and the journal may still have its batches.
     """
 
@@ -96,10 +96,10 @@ class LogToOpen(NamedTuple):
 def open_logs(
     wanted: Iterable[LogToOpen], *, disk: Disk, synced_sequence: int
 ) -> dict[LogId, Log | StrandlineError]:
-    """Open logs, or say why one cannot be; beside the loop, since each syncs directories.
+    """Open logs, or return why one cannot be; on a thread, since each syncs directories.
 
     Args:
-        wanted: which.
+        wanted: the logs.
         disk: the file system.
         synced_sequence: as for ``write_generation``.
     """
@@ -124,7 +124,7 @@ def _opened(wanted: LogToOpen, disk: Disk, synced_sequence: int) -> Log:
         segment_age_ms=plan.segment_age_ms,
     )
     try:
-        # Its name must outlive a power loss: recovery knows logs by their directories.
+        # Its name must survive a power loss: recovery finds logs by their directories.
         disk.sync_directory(plan.directory.parent)
         if found.log_start_offset == found.log_end_offset < wanted.start:
             found.restart_at(wanted.start)

@@ -1,8 +1,8 @@
-"""Operators' commands to a cluster, sent to any of its brokers: each one or two metadata commands.
+"""Operators' commands to a cluster, on any of its brokers: each is one or two metadata commands.
 
-Rules: a command is decided here and returns; its long part (copying, above all) is carried on by
-the controller, whichever broker that is by then, since all of it is in the image. A decision on an
-image that has changed meanwhile is made again. Must not know who asks.
+Rules: a command returns when it is decided. The controller, on whichever broker, carries on the
+long part (copying, above all), since all of it is in the image. A decision on an outdated image is
+made again. Must not know who the caller is.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ CHANGE_TIMEOUT_S = 30.0
 ATTEMPTS_MAX = 20
 RETRY_S = 0.1
 REBALANCE_MOVES_MAX = 5
-"""Partitions that are copied at once to fill up a broker; whoever orders it orders it again."""
+"""Partitions that one rebalance command moves at once; the operator repeats the command."""
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
 
 class Operations:
-    """Orders to the cluster.
+    """Commands to the cluster.
 
     Args:
         membership: this broker's.
-        until: waits until something that was decided is known here.
+        until: waits until a decision is applied here.
     """
 
     def __init__(self, membership: ClusterMembership, until: Until) -> None:
@@ -60,16 +60,16 @@ class Operations:
     # Brokers
 
     async def admit(self, broker: BrokerId, peer_address: str) -> None:
-        """Expect a new broker at an address.
+        """Admit a new broker at an address.
 
         Raises:
-            InvalidRequestError: the number is used, or was.
-            UnavailableError: the cluster cannot decide it now; so with every order here.
+            InvalidRequestError: the id is, or was, used.
+            UnavailableError: the cluster cannot decide it now; so with every command here.
         """
         await self._propose(AdmitBroker(broker, peer_address))
 
     async def drain(self, broker: BrokerId, *, is_on: bool) -> None:
-        """Move everything off a broker, or stop doing so.
+        """Move all replicas off a broker, or stop doing so.
 
         Raises:
             InvalidRequestError: no such broker.
@@ -78,10 +78,10 @@ class Operations:
         logger.warning("broker %d is %s drained", broker, "being" if is_on else "no longer")
 
     async def remove(self, broker: BrokerId) -> None:
-        """Let go of a broker that keeps nothing; returns once the quorum does without it.
+        """Remove a broker without replicas; return once it has left the quorum.
 
         Raises:
-            InvalidRequestError: it is in use (the message says by what), or is this one.
+            InvalidRequestError: it is in use (the message says how), or it is this broker.
         """
         if broker == self._membership.me:
             raise InvalidRequestError(
@@ -93,26 +93,26 @@ class Operations:
         await self._until(lambda: broker not in self._membership.quorum.members.everybody)
 
     async def replace_disk(self, broker: BrokerId) -> None:
-        """Count nothing of what a stopped broker had; returns once it may come with another disk.
+        """Forget a stopped broker's disk; return once it may start with another one.
 
-        That is when its vote is withdrawn: it has forgotten whom it voted for.
+        That is when its vote is withdrawn, since it has forgotten its votes.
 
         Raises:
-            InvalidRequestError: it is not stopped, or has the only copy of something.
+            InvalidRequestError: it is not stopped, or has the only copy of a partition.
         """
         await self._propose(ForgetDirectory(broker))
-        logger.warning("what broker %d had is given up; it may come with another disk", broker)
+        logger.warning("the disk of broker %d is forgotten; it may start with another one", broker)
         await self._until(lambda: broker not in self._membership.quorum.members.voters)
 
     # Partitions
 
     async def reassign(self, stream: str, partition: int | None, to: Replicas) -> int:
-        """Move a partition, or all of a stream; returns how many have begun to move.
+        """Move a partition, or all of a stream; return how many have begun to move.
 
         Args:
-            stream: which.
-            partition: which; None for all.
-            to: brokers, preferred leader first; empty: as the rules for new streams have it.
+            stream: the stream's name.
+            partition: its number; None for all.
+            to: brokers, preferred leader first; empty: placed like a new stream's.
 
         Raises:
             InvalidRequestError: no such stream, partition or broker, or too few of these.
@@ -120,7 +120,7 @@ class Operations:
         return await self._begin_moves(lambda: _moves(self._image, stream, partition, to=to))
 
     async def rebalance(self) -> int:
-        """Begin to fill up brokers that keep less than their share; how many partitions move."""
+        """Begin to move replicas to brokers with fewer; return how many partitions move."""
         return await self._begin_moves(
             lambda: rebalance_plan(self._image, moves_max=REBALANCE_MOVES_MAX)
         )
@@ -130,15 +130,15 @@ class Operations:
         return len(command.moves) if isinstance(command, ReassignReplicas) else 0
 
     async def elect(self, name: PartitionName, leader: BrokerId, *, is_unclean: bool) -> None:
-        """Let a replica lead, and be preferred from now on, or leaders shared again would undo it.
+        """Elect a replica and make it the preferred leader, so that balancing does not undo it.
 
         Args:
             name: of the partition.
-            leader: who.
-            is_unclean: also if it may lack committed records, which are lost then.
+            leader: the new leader.
+            is_unclean: also if it may lack committed records, which are then lost.
 
         Raises:
-            InvalidRequestError: it keeps no copy, is not in service, or may lack records.
+            InvalidRequestError: it has no replica, is not in service, or may lack records.
         """
         copies = self._image.partition(*name).target
         if leader not in copies:
@@ -172,9 +172,10 @@ class Operations:
         await self.decide(prefer)
 
     async def release_leadership(self, names: Sequence[PartitionName]) -> None:
-        """Let others in sync lead partitions that this broker leads and cannot serve.
+        """Transfer partitions that this broker leads and cannot serve to others in sync.
 
-        It leaves their ISRs, so that no commit waits for it. What no other broker can take stays.
+        It leaves their ISRs, so that no commit waits for it. Partitions without another candidate
+        stay.
 
         Raises:
             UnavailableError: the cluster cannot decide it now.
@@ -196,7 +197,7 @@ class Operations:
         await self.decide(release)
 
     async def add_partitions(self, stream: str, count: int) -> None:
-        """Give a stream more partitions, placed as those of a new stream.
+        """Add partitions to a stream, placed like those of a new stream.
 
         Raises:
             InvalidRequestError: no such stream, or too many partitions.
@@ -208,14 +209,14 @@ class Operations:
     # Deciding
 
     async def decide(self, decision: Callable[[], Command | None]) -> Command | None:
-        """Propose what is decided on the newest image known here, again if that was not the newest.
+        """Propose a decision made on the newest image known here; repeat it if that was outdated.
 
         Returns:
-            What was accepted in the end; None if there was nothing to do.
+            The accepted command; None if there was nothing to do.
 
         Raises:
-            InvalidRequestError: refused; the message says why.
-            UnavailableError: others were quicker, again and again.
+            InvalidRequestError: it was rejected; the message has the reason.
+            UnavailableError: concurrent changes were always first.
         """
         for _ in range(ATTEMPTS_MAX):
             command = decision()
@@ -225,7 +226,7 @@ class Operations:
             if not _is_stale(outcome):
                 return command
             await asyncio.sleep(RETRY_S)
-        raise UnavailableError("the partition is changed by others all the time; retry")
+        raise UnavailableError("concurrent changes of the partition were first; retry")
 
     async def _propose(self, command: Command) -> None:
         outcome = await self.outcome(command)
@@ -244,10 +245,10 @@ class Operations:
 
 
 def _is_stale(outcome: CommandOutcome) -> bool:
-    """Whether a decision came too late for a partition, and for no other reason.
+    """Whether a decision was too late for a partition, and had no other fault.
 
     Raises:
-        InvalidRequestError: for another reason.
+        InvalidRequestError: it was rejected for another reason.
     """
     for rejection in outcome.rejected:
         if rejection.reason != "stale_partition":
@@ -261,7 +262,7 @@ def _is_stale(outcome: CommandOutcome) -> bool:
 def _moves(
     image: MetadataImage, stream: str, partition: int | None, *, to: Replicas
 ) -> tuple[Move, ...]:
-    """The moves that an order comes to; none for partitions that are where they should be.
+    """Return the reassignments that a command requires; none for partitions already in place.
 
     Raises:
         UnknownStreamError, UnknownPartitionError: no such partition.

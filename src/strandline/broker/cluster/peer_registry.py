@@ -1,4 +1,4 @@
-"""The brokers that this one connects to and those that it admits."""
+"""The peers: brokers that this one connects to and admits."""
 
 import secrets
 from pathlib import Path
@@ -21,15 +21,15 @@ FRAME_BYTES_MIN = 64 << 20
 
 
 class PeerRegistry:
-    """The other brokers, as settings, metadata and the quorum know them.
+    """The other brokers, from settings, metadata and the quorum.
 
     Args:
-        config: of this broker.
-        events: told what links bring.
+        config: this broker's settings.
+        events: the callbacks of the links.
         identity: of the data directory.
         machine: has the newest image.
         quorum: has the newest members.
-        trace: where frames are noted; None for nowhere.
+        trace: the trace of frames; None: none.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class PeerRegistry:
                 self.links.add_peer(BrokerId(number), Address(host, port))
 
     def link(self) -> None:
-        """Link with brokers that settings do not name, and no more with those that are gone.
+        """Connect to brokers of the metadata, and disconnect from removed ones.
 
-        Settings win where they name an address: they are newer than what a broker that has moved
-        could register, for want of a link.
+        Addresses in the settings have priority: a broker that has moved could not register its new
+        address without a link.
         """
         image, settings = self._machine.image, self._settings
         for broker in image.brokers.values():
@@ -79,18 +79,18 @@ class PeerRegistry:
                 host, _, port = broker.peer_address.rpartition(":")
                 self.links.add_peer(broker.id, Address(host.strip("[]"), int(port)))
         for removed in image.removed:
-            # It hears of its removal as long as it is a member.
+            # It stays connected while it is a member, so that it learns of its removal.
             if removed != self._me and removed not in self._quorum.members.everybody:
                 self.links.remove_peer(removed)
 
     def check_directory(self, hello: Hello) -> None:
-        """Refuse a broker that came back with another disk: it has forgotten whom it voted for.
+        """Reject a broker that returns with another disk: it has forgotten its votes.
 
-        As a member of the quorum it would vouch for entries that it has lost, before metadata could
-        refuse its registration.
+        As a member of the quorum it would acknowledge on behalf of entries that it has lost, before
+        metadata could reject its registration.
 
         Raises:
-            HandshakeError: saying what to do.
+            HandshakeError: with a remedy.
         """
         broker = BrokerId(hello.broker_id)
         known = self._machine.image.brokers.get(broker)
@@ -110,7 +110,7 @@ class PeerRegistry:
             )
 
     def leave_all(self) -> None:
-        """Link with nobody: they refuse the calls of one that was removed."""
+        """Disconnect from all peers: they reject a removed broker."""
         for broker in self._machine.image.brokers:
             self.links.remove_peer(broker)
 

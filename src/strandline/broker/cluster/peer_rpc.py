@@ -1,7 +1,7 @@
-"""Questions among brokers: each has a number, and one answer, or ends with its link.
+"""Requests between brokers: each has a number and one answer, or ends with its link.
 
-Rules: an answer counts if it comes from whom was asked, and is of the kind that was asked for; what
-nobody waits for any more is dropped. Who gives up cancels its question.
+Rules: an answer counts if it comes from the broker that was asked, and is of the expected kind.
+Answers that nobody awaits are dropped. A caller that gives up cancels its request.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ T = TypeVar("T", bound=Answer)
 
 
 class _Asked(NamedTuple):
-    """A question that is under way."""
+    """A request in flight."""
 
     to: BrokerId
     kind: type[msgspec.Struct]
@@ -33,7 +33,7 @@ class PeerRpc:
     """Requests to other brokers, matched with their answers; loop thread.
 
     Args:
-        send: hands a request to a broker; False if it is not there.
+        send: sends a request to a broker; False if it is disconnected.
     """
 
     def __init__(self, send: Callable[[BrokerId, Request], bool]) -> None:
@@ -44,16 +44,16 @@ class PeerRpc:
     def ask(
         self, to: BrokerId, question: Callable[[int], Request], kind: type[T]
     ) -> asyncio.Future[T] | None:
-        """Ask a broker.
+        """Send a request to a broker.
 
         Args:
-            to: whom.
-            question: made with the number of this question.
-            kind: of the answer that is waited for; ``Failed`` ends the wait, too.
+            to: the receiver.
+            question: builds the request from its number.
+            kind: of the expected answer; ``Failed`` ends the wait, too.
 
         Returns:
-            The answer to come, or an ``UnavailableError``: nobody knows what came of the question.
-            None: the broker is not there, and heard nothing.
+            A future of the answer, or of an ``UnavailableError`` if the outcome is unknown. None if
+            the broker is disconnected and received nothing.
         """
         self._last_number += 1
         number = self._last_number
@@ -66,11 +66,11 @@ class PeerRpc:
         return answer
 
     def answer(self, caller: BrokerId, answer: Answer) -> None:
-        """Answer another broker; lost with the link, of which the asker hears."""
+        """Answer another broker; if the link is lost, the caller is notified by that."""
         self._send(caller, answer)
 
     def answered(self, sender: BrokerId, answer: Answer) -> None:
-        """An answer came."""
+        """Handle an answer."""
         asked = self._asked.get(answer.number)
         if asked is None or asked.to != sender or asked.answer.done():
             return
@@ -80,7 +80,7 @@ class PeerRpc:
             asked.fail(UnavailableError(answer.message))
 
     def peer_disconnected(self, broker: BrokerId) -> None:
-        """It will not answer; what was asked of it may or may not happen."""
+        """Fail requests to a broker: their outcome is unknown."""
         for asked in self._asked.values():
             if asked.to == broker:
                 asked.fail(UnavailableError(f"the link to broker {broker} broke"))

@@ -1,6 +1,6 @@
-"""Reads of a partition for other brokers, and repair of corruption from their copies.
+"""Reads of a partition for other brokers, and repair of corruption from their replicas.
 
-Rules: reads and repairs run beside the loop. Must not know roles.
+Rules: reads and repairs run on a thread. Must not know roles.
 """
 
 import logging
@@ -33,7 +33,7 @@ class RangeServerHost(Protocol):
     telemetry: Telemetry
 
     def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
-        """Run something that reads files beside the loop, then ``done`` on it."""
+        """Run a function that reads files on a thread, then ``done`` on the loop."""
         ...
 
     def move_rate(self, log_id: LogId, follower: BrokerId) -> ReplicationThrottle | None:
@@ -42,13 +42,13 @@ class RangeServerHost(Protocol):
 
 
 class RangeServer:
-    """Reads and repairs one copy.
+    """Reads and repairs one replica's log.
 
     Args:
         partition: whose log it is.
-        state: the log as the replica knows it.
+        state: the replica's log state.
         host: the broker.
-        step: tells the replica what was read.
+        step: passes what was read to the replica.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class RangeServer:
         self._host = host
         self._step = step
         self.is_over = False
-        """Whether the replica was dropped, and wants nothing more."""
+        """Whether the replica was dropped."""
 
     def read_log(self, effect: fx.ReadLog) -> None:
-        """Read for a follower that is behind; for one that a move brings in, in its own time."""
+        """Read for a follower that is behind; throttled for a replica that a move adds."""
         reader = self._partition.log_id, effect.follower
         rate = self._host.move_rate(*reader)
         if rate is None:
@@ -79,12 +79,12 @@ class RangeServer:
     def _read_for(
         self, effect: fx.ReadLog, bytes_max: int, rate: ReplicationThrottle | None
     ) -> None:
-        """Read beside the loop."""
+        """Read on a thread."""
         if self.is_over:
             return
         found: list[tuple[BatchRef, Buffer]] = []
         log, asked = self._partition.log, effect.from_offset
-        end = self._log_state.log_end_offset  # what is behind it the journal has not taken yet
+        end = self._log_state.log_end_offset  # later batches are not in the journal yet
 
         def read() -> None:
             try:
@@ -103,7 +103,7 @@ class RangeServer:
         self._host.in_thread(read, done)
 
     def read_range(self, effect: fx.ReadRange) -> None:
-        """Read, beside the loop, for a replica that has lost a few batches; if they are here."""
+        """Read, on a thread, batches that another replica has lost, if they are here."""
         found: list[tuple[BatchRef, Buffer]] = []
         log, first, after = self._partition.log, effect.first_offset, effect.next_offset
 
@@ -113,7 +113,7 @@ class RangeServer:
             except CorruptBatchError as corruption:
                 self._partition.committed.report_corruption(corruption)
             except StrandlineError as error:
-                logger.error("%s: no batches to lend: %s", self._partition.name, error)  # noqa: TRY400  no trace
+                logger.error("%s: no batches for a repair: %s", self._partition.name, error)  # noqa: TRY400  no trace
 
         def done() -> None:
             if found:
@@ -123,10 +123,10 @@ class RangeServer:
         self._host.in_thread(read, done)
 
     def repair(self, effect: fx.Repair) -> None:
-        """Put back what another replica has sent, beside the loop."""
+        """Write batches from another replica over corruption, on a thread."""
         first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset
         name, telemetry = self._partition.name, self._host.telemetry
-        batches, is_compacted = list(map(bytes, effect.buffers)), self._partition.config.compact
+        batches, is_compacted = list(map(bytes, effect.buffers)), self._partition.config.has_gaps
         log, outcome = self._partition.log, list[bool | StrandlineError]()
 
         def work() -> None:

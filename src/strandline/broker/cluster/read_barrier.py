@@ -1,10 +1,10 @@
-"""Knowing what the cluster has decided: a broker asks the controller how far that is, and follows.
+"""The metadata read barrier: waits until a broker has applied everything decided so far.
 
-What is decided is told to the broker that asked for it, and known to the others moments later. Who
-is asked there for what it does not know makes sure first that it was not decided a moment ago.
+The broker that proposed a change knows its outcome at once, others moments later. Before a broker
+answers that something does not exist, it asks the controller for the commit index and waits for it.
 
-Rules: one question is under way at a time, whatever many wait for; who comes while it is under way
-waits for the next, since the answer may be older than what it wants to know.
+Rules: one request is in flight at a time, shared by all waiters. A caller that arrives meanwhile
+waits for the next one, since the answer may be older than its call.
 """
 
 import asyncio
@@ -25,27 +25,27 @@ POLL_S: Final = 0.005
 
 
 class MetadataReadBarrier:
-    """Questions to the controller, and others' to this broker.
+    """Commit index requests to the controller, and from other brokers.
 
     Args:
         quorum: this broker's member.
-        questions: to other brokers and theirs.
+        rpc: requests to and from other brokers.
         is_fresh: whether the broker uses the newest image that is applied here.
     """
 
-    def __init__(self, quorum: Quorum, questions: PeerRpc, *, is_fresh: Callable[[], bool]) -> None:
+    def __init__(self, quorum: Quorum, rpc: PeerRpc, *, is_fresh: Callable[[], bool]) -> None:
         self._quorum = quorum
-        self._questions = questions
+        self._rpc = rpc
         self._is_fresh = is_fresh
         self._round: asyncio.Task[None] | None = None
         self._next: asyncio.Task[None] | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
     async def know(self) -> None:
-        """Wait until this broker goes by everything that was decided before this call.
+        """Wait until everything that was decided before this call is applied here.
 
         Raises:
-            UnavailableError: nobody says how far that is, or it does not come; retry.
+            UnavailableError: the commit index is not known, or not reached in time; retry.
         """
         if self._next is None:
             self._next = asyncio.create_task(self._after(self._round), name="know-newest")
@@ -79,17 +79,17 @@ class MetadataReadBarrier:
             leader = self._quorum.leader
             return await self._index_from(leader) if leader is not None else None
         except UnavailableError:
-            return None  # another controller may know
+            return None  # another controller may answer
 
     async def _index_from(self, leader: BrokerId) -> int:
         """Ask the controller for its commit index.
 
         Raises:
-            UnavailableError: it does not answer, or does not know.
+            UnavailableError: it does not answer, or does not know its commit index.
         """
-        answer = self._questions.ask(leader, ReadIndexRequest, ReadIndexResponse)
+        answer = self._rpc.ask(leader, ReadIndexRequest, ReadIndexResponse)
         if answer is None:
-            raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
+            raise NotLeaderError(f"broker {leader} leads the metadata and cannot be reached")
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 response = await answer
@@ -99,10 +99,10 @@ class MetadataReadBarrier:
             raise UnavailableError(response.failure)
         return response.index
 
-    # What comes from others
+    # Requests of other brokers
 
     def serve(self, sender: BrokerId, question: ReadIndexRequest) -> None:
-        """Answer another broker, once it is sure that this one leads the metadata."""
+        """Answer another broker, once it is confirmed that this one leads the metadata."""
         task = asyncio.create_task(self._serve(sender, question), name="newest")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -113,10 +113,10 @@ class MetadataReadBarrier:
             answer = ReadIndexResponse(question.number, self._quorum.applied_index)
         except StrandlineError as error:
             answer = ReadIndexResponse(question.number, 0, error.message)
-        self._questions.answer(sender, answer)
+        self._rpc.answer(sender, answer)
 
     async def stop(self) -> None:
-        """Let go of what is under way."""
+        """Cancel requests in progress."""
         tasks = [task for task in (self._round, self._next, *self._serving) if task is not None]
         for task in tasks:
             task.cancel()

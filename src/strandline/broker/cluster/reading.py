@@ -1,7 +1,7 @@
-"""Reading a replica's log for other replicas: batches as they are, with what is said of them.
+"""Reads a replica's log for other replicas: stored batches and their references.
 
-Rules: runs beside the loop, changes nothing; a batch is read only if its checksum is right. Must
-not know who asks.
+Rules: runs on a thread and changes nothing; a batch is read only if its checksum is right. Must not
+know who asks.
 """
 
 from typing import Final
@@ -16,29 +16,29 @@ from strandline.storage.log import Log
 from strandline.types import Offset
 
 RANGE_BYTES_MAX: Final = 32 << 20
-"""Lent in one answer; half of what any frame may hold."""
+"""The most bytes of one answer; half of a frame's limit."""
 
 
 def split(
     found: list[tuple[BatchRef, Buffer]],
 ) -> tuple[tuple[BatchRef, ...], tuple[Buffer, ...]]:
-    """References and batches apart, as events have them."""
+    """Return references and batches separately, as events need them."""
     return tuple(ref for ref, _ in found), tuple(batch for _, batch in found)
 
 
 def read_batches(
     log: Log, offset: Offset, bytes_max: int, *, below: Offset
 ) -> list[tuple[BatchRef, Buffer]]:
-    """Whole batches of a log from ``offset`` on, checked, of which the last begins below an offset.
+    """Return whole, verified batches of a log from ``offset`` on that begin below an offset.
 
-    Compaction may have made one filler of what are several batches elsewhere, so that whoever ends
-    where one of those does, or has lost it, asks from within it: such a filler is cut to size. A
-    copy that begins where records were deleted may begin within a batch: it gets those that stay.
+    Compaction may have replaced several batches by one placeholder. A replica that ends at, or has
+    lost, one of those asks from inside the placeholder, and gets one that starts there. A replica
+    whose log starts inside a batch, since earlier records were deleted, gets the remaining records.
 
     Raises:
         CorruptBatchError: corruption, or records are missing: logs with several copies are dense.
         OffsetOutOfRangeError, UnavailableError: the log does not hold or cannot read it.
-        EncryptionKeyError, DecryptionError: a batch that has to be cut does not open.
+        EncryptionKeyError, DecryptionError: a batch that has to be split cannot be decrypted.
     """
     found: list[tuple[BatchRef, Buffer]] = []
     part = log.read_dense(offset, bytes_max, below=below)
@@ -59,7 +59,7 @@ def _with_ref(batch: Buffer) -> tuple[BatchRef, Buffer]:
 
 
 def _tail(log: Log, batch: Buffer, first: Offset) -> Buffer:
-    """A batch of what another one has from an offset on."""
+    """Return the part of a batch from an offset on."""
     header = header_of(batch)
     [rows] = decode_batches(log.opened(batch))
     rows = rows.filter(pc.greater_equal(rows.column("offset"), first))
@@ -71,10 +71,10 @@ def _tail(log: Log, batch: Buffer, first: Offset) -> Buffer:
 
 
 def read_range(log: Log, first: Offset, after: Offset) -> list[tuple[BatchRef, Buffer]]:
-    """All batches that hold records of a range; raises as ``read_batches``.
+    """Return all batches with records of a range; raises as ``read_batches``.
 
     Raises:
-        InvalidRequestError: they are too many for one answer.
+        InvalidRequestError: there are too many for one answer.
     """
     found: list[tuple[BatchRef, Buffer]] = []
     size = 0

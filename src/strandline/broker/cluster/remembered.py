@@ -1,7 +1,7 @@
-"""The metadata as far as one broker's disk tells, without asking the others.
+"""The metadata on one broker's disk, read without the others.
 
-It may lack what the others decided since, and hold what they never agreed to: enough to find the
-copies on this disk, and for an operator who lets this broker decide alone.
+It may lack newer decisions and have entries that were never committed. It is enough to find the
+replicas on this disk, and for an operator who makes this broker the only voter.
 """
 
 from typing import NamedTuple
@@ -13,11 +13,11 @@ from strandline.core.raft.messages import Index, Kind, Members, Term
 
 
 class LocalMetadata(NamedTuple):
-    """The metadata as it is on a broker's disk.
+    """The metadata on a broker's disk.
 
     Attributes:
         machine: with every entry on the disk applied.
-        members: of the quorum, as the last entry about them has it.
+        members: of the quorum, according to the last membership entry.
         last_index: of the last entry.
         term: of the last entry.
     """
@@ -29,10 +29,10 @@ class LocalMetadata(NamedTuple):
 
 
 def remembered(store: QuorumStore, founders: Members) -> LocalMetadata:
-    """Read the metadata from a broker's disk.
+    """Load the metadata from a broker's disk.
 
     Raises:
-        CorruptBatchError: what the disk has is corrupt.
+        CorruptBatchError: it is corrupt.
         UnavailableError: it cannot be read.
     """
     _, snapshot, entries = store.load(founders)

@@ -1,4 +1,4 @@
-"""Partitions that other brokers keep: known here by name, so that clients are sent there."""
+"""Partitions of other brokers: known here by name, so that clients are redirected."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -22,22 +22,22 @@ class NoLog(Log):
 
     @property
     def log_end_offset(self) -> Offset:
-        """Nothing is here."""
+        """Always 0."""
         return Offset(0)
 
     @property
     def size_bytes(self) -> int:
-        """Nothing is here."""
+        """Always 0."""
         return 0
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """Nothing is here."""
+        """Always empty."""
         return ()
 
 
 class RemotePartition(Partition):
-    """A partition without a replica on this broker: whoever wants it is told where it is."""
+    """A partition without a replica on this broker: every request is redirected to its leader."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class RemotePartition(Partition):
         self.describe(NotLeaderError(f"{name} is kept by other brokers"))
 
     def describe(self, error: StrandlineError) -> None:
-        """Say where it is from now on, or why it is nowhere."""
+        """Set the error that names its leader, or the reason why there is none."""
         self.remote_error = self._away = error
         self.refuse(error)
 
     def read(self, offset: Offset, bytes_max: int) -> NoReturn:  # noqa: ARG002  nothing to read
-        """Tell the reader where to go.
+        """Redirect the reader.
 
         Raises:
             NotLeaderError: always.
@@ -72,7 +72,7 @@ class RemotePartition(Partition):
         raise self._away
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> NoReturn:  # noqa: ARG002  nothing to look in
-        """Tell the reader where to go.
+        """Redirect the reader.
 
         Raises:
             NotLeaderError: always.

@@ -24,33 +24,33 @@ TIMEOUT_S: Final = 10.0
 
 
 class RemoteConsumers:
-    """The way to the group coordinator at another broker, and back.
+    """Requests to a group coordinator on another broker, and from other brokers.
 
     Args:
-        questions: to other brokers and theirs.
+        rpc: requests to and from other brokers.
 
     Attributes:
-        leader: returns who coordinates; None: nobody.
-        store: this broker's; None before it has begun.
+        leader: returns the coordinating broker; None: there is none.
+        store: this broker's; None before it has started.
     """
 
-    def __init__(self, questions: PeerRpc) -> None:
-        self._questions = questions
+    def __init__(self, rpc: PeerRpc) -> None:
+        self._rpc = rpc
         self.leader: Callable[[], BrokerId | None] = lambda: None
         self.store: ConsumerStore | None = None
         self._serving: set[asyncio.Task[None]] = set()
 
     async def ask(self, order: ConsumerOrder) -> dict[str, str]:
-        """Let the coordinator do something.
+        """Send a request to the coordinator.
 
         Raises:
-            NotLeaderError: nobody coordinates, or is not reached: nothing was done.
-            StrandlineError: as the coordinator has it; the outcome may be unknown.
+            NotLeaderError: no coordinator can be reached: nothing was done.
+            StrandlineError: as the coordinator raises it; the outcome may be unknown.
         """
         leader = self.leader()
         if leader is None:
             raise NotLeaderError("no broker coordinates groups now; retry")
-        answer = self._questions.ask(
+        answer = self._rpc.ask(
             leader,
             lambda number: ConsumerRequest(
                 number,
@@ -63,7 +63,7 @@ class RemoteConsumers:
             ConsumerResponse,
         )
         if answer is None:
-            raise NotLeaderError(f"broker {leader} coordinates groups and is not reached")
+            raise NotLeaderError(f"broker {leader} coordinates groups and cannot be reached")
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 found = await answer
@@ -74,7 +74,7 @@ class RemoteConsumers:
         return found.consumers
 
     def serve(self, sender: BrokerId, request: ConsumerRequest) -> None:
-        """Do what another broker asks for, and answer."""
+        """Execute a request of another broker, and answer."""
         task = asyncio.create_task(self._serve(sender, request), name="remote-consumer")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -95,16 +95,16 @@ class RemoteConsumers:
             answer = ConsumerResponse(request.number, found)
         except StrandlineError as error:
             answer = ConsumerResponse(request.number, {}, error.code, error.message)
-        self._questions.answer(sender, answer)
+        self._rpc.answer(sender, answer)
 
     async def stop(self) -> None:
-        """Let go of what is under way."""
+        """Cancel requests in progress."""
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
 
 def _error(answer: ConsumerResponse) -> StrandlineError:
-    """Return the error of an answer; of an unknown code it is unavailable."""
+    """Return the error of an answer; an unknown code counts as unavailable."""
     found = next((each for each in all_error_classes() if each.code == answer.code), None)
     return (found or UnavailableError)(answer.message)

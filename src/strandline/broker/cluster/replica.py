@@ -1,9 +1,9 @@
-"""The driver of one replica: carries its effects out on the log, the group committer and links.
+"""The driver of one replica: executes its effects on the log, the group committer and links.
 
 Rules:
 - replicated batches go through the group committer. A truncation or restart of the log waits for
-  the batches before it and runs beside the loop; later batches wait for it, and a new assignment
-  waits for all of them, so that a role begins with the log that the replica expects;
+  the batches before it and runs on a thread; later batches wait for it, and a new assignment waits
+  for all of them, so that a role begins with the log that the replica expects;
 - a sync counts only for the part of the log that is not about to be truncated, and for nothing
   before a reset.
 
@@ -32,8 +32,8 @@ from strandline.types import BrokerId, LogId, Offset
 
 logger = logging.getLogger(__name__)
 
-_Cut = fx.TruncateTo | fx.ResetTo
-_Change = fx.Append | _Cut
+_Truncation = fx.TruncateTo | fx.ResetTo
+_Change = fx.Append | _Truncation
 
 
 class ReplicaHost(range_server.RangeServerHost, replica_publishers.ReplicaPublisherHost, Protocol):
@@ -52,7 +52,7 @@ class ReplicaHost(range_server.RangeServerHost, replica_publishers.ReplicaPublis
         ...
 
     def propose_isr(self, driver: "ReplicaDriver", proposal: fx.ProposeIsr) -> None:
-        """Let metadata decide."""
+        """Propose an ISR to the metadata."""
         ...
 
 
@@ -60,8 +60,8 @@ class ReplicaDriver:
     """One partition's replica on this broker: drives its core.
 
     Args:
-        partition: whose log it keeps.
-        replica: its state machine, made from the log as it is.
+        partition: the replicated partition.
+        replica: its state machine, created from the present log.
         host: the broker.
     """
 
@@ -75,13 +75,13 @@ class ReplicaDriver:
         self._deferred: deque[_Change] = deque()
         self._parked: ev.Assigned | None = None
         self._early: dict[BrokerId, ev.Received] = {}
-        self._cut: _Cut | None = None
-        """What is being cut from the log, on a thread."""
+        self._truncation: _Truncation | None = None
+        """The truncation in progress on a thread."""
         self._synced_meanwhile = Offset(0)
-        """As far as syncs reached while cuts were still to be made."""
+        """The offset synced while truncations were pending."""
         self._dropped: StrandlineError | None = None
         self.may_hand_over = False
-        """Whether all that was taken is committed, after ``Resign``."""
+        """Whether all accepted records are committed, after ``Resign``."""
         self.publishers = replica_publishers.ReplicaPublishers(partition, replica, host)
         self._range_server = range_server.RangeServer(partition, replica.log, host, step=self.step)
         partition.attach_replica(self, replica.log.high_watermark)
@@ -98,7 +98,7 @@ class ReplicaDriver:
         return self.partition.log
 
     def step(self, event: Event) -> None:
-        """Take an event in and do what follows, in order; events met on the way come after it."""
+        """Handle an event and execute its effects in order; events meanwhile come after it."""
         if self._dropped is not None:
             return
         self._events.append(event)
@@ -113,11 +113,11 @@ class ReplicaDriver:
         self._host.touched(self)
 
     def _take(self, event: Event) -> None:
-        if isinstance(event, ev.Assigned) and (self._writes or self._cut is not None):
+        if isinstance(event, ev.Assigned) and (self._writes or self._truncation is not None):
             self._parked = event
             return
         if isinstance(event, ev.Received) and event.message.epoch > self.replica.epoch:
-            # Its sender has heard of a new leader a moment before us, and asks once in a while.
+            # Its sender knows of a new leader a moment before us, and repeats it from time to time.
             self._early[event.sender] = event
         for effect in self.replica.step(event, self._host.now_ms()):
             self._carry_out(effect)
@@ -128,13 +128,13 @@ class ReplicaDriver:
             self._events.extend(early.values())
 
     def flush(self) -> None:
-        """Let the replica say what has gathered."""
+        """Let the replica send what has gathered."""
         if self._dropped is None and not self._is_stepping:
             for effect in self.replica.step(ev.Flush(), self._host.now_ms()):
                 self._carry_out(effect)
 
     def drop(self, error: StrandlineError) -> None:
-        """Step nothing more: storage failed, the partition went away or the broker stops."""
+        """Handle no more events: storage failed, the partition moved away or the broker stops."""
         self._dropped = error
         self._range_server.is_over = True
         self.publishers.end(error)
@@ -159,10 +159,10 @@ class ReplicaDriver:
                 self.may_hand_over = True
             case fx.Halted():
                 logger.error(
-                    "the copy of %s here cannot go on: %s", self.partition.name, effect.trouble
+                    "replica of %s cannot continue here: %s", self.partition.name, effect.trouble
                 )
             case fx.RejectWrites() | fx.AskMetadata():
-                pass  # the rejection is looked at after each step; metadata comes by itself
+                pass  # the reject reason is checked after each step; metadata arrives by itself
             case fx.Repair():
                 self._range_server.repair(effect)
             case _:
@@ -171,16 +171,16 @@ class ReplicaDriver:
     # The log
 
     def _change(self, change: _Change) -> None:
-        """Change the log after what was to change before."""
-        is_cut = not isinstance(change, fx.Append)
-        if self._deferred or self._cut is not None or (self._writes and is_cut):
+        """Change the log after the changes before."""
+        is_truncation = not isinstance(change, fx.Append)
+        if self._deferred or self._truncation is not None or (self._writes and is_truncation):
             self._deferred.append(change)
         else:
             self._change_now(change)
 
     def _change_now(self, change: _Change) -> None:
         if not isinstance(change, fx.Append):
-            self._begin_cut(change)
+            self._begin_truncation(change)
             return
         self._writes += 1
         end = change.batches[-1].next_offset
@@ -190,73 +190,79 @@ class ReplicaDriver:
         )
         self._host.committer.catch_up.submit(write)
 
-    def _begin_cut(self, cut: _Cut) -> None:
-        """Cut the log beside the loop: large files and directory syncs take long."""
+    def _begin_truncation(self, change: _Truncation) -> None:
+        """Truncate the log on a thread: large files and directory syncs take long."""
         log, partition = self.log, self.partition
-        if isinstance(cut, fx.ResetTo) and cut.offset < log.log_start_offset:
-            logger.error("%s would have to go back to %d", partition.name, cut.offset)
+        if isinstance(change, fx.ResetTo) and change.offset < log.log_start_offset:
+            logger.error("%s cannot be truncated to %d", partition.name, change.offset)
             return
-        is_loss = cut.offset < partition.high_watermark
-        is_compacted = partition.config.compact
-        self._cut = cut
+        is_loss = change.offset < partition.high_watermark
+        is_compacted = partition.config.has_gaps
+        self._truncation = change
         ends: list[Offset] = []
 
         def work(synced_sequence: int) -> None:
-            if isinstance(cut, fx.ResetTo):
-                ends.append(_reset(log, cut.offset, synced_sequence))
+            if isinstance(change, fx.ResetTo):
+                ends.append(_reset(log, change.offset, synced_sequence))
                 return
-            end = log.truncate_to(cut.offset, synced_sequence=synced_sequence)
-            # An unclean election may cut committed records, for which compaction has removed older
-            # ones here: only the leader has those, so that a copy that was compacted begins anew.
-            if is_compacted and (is_loss or end < cut.offset):
+            end = log.truncate_to(change.offset, synced_sequence=synced_sequence)
+            # An unclean election may truncate committed records for which compaction has removed
+            # older ones here. Only the leader has those, so a compacted replica starts again.
+            if is_compacted and (is_loss or end < change.offset):
                 start = log.log_start_offset
                 end = log.truncate_to(start, synced_sequence=synced_sequence)
             ends.append(end)
 
         self._host.committer.catch_up.change(
-            log, work, lambda error: self._was_cut(cut, ends, error)
+            log, work, lambda error: self._truncated(change, ends, error)
         )
 
-    def _was_cut(self, cut: _Cut, ends: list[Offset], error: StrandlineError | None) -> None:
-        """The log was cut, or was not: then all is reopened, as the replica has gone on already."""
-        self._cut = None
+    def _truncated(
+        self, change: _Truncation, ends: list[Offset], error: StrandlineError | None
+    ) -> None:
+        """Continue after a truncation; if it failed, storage is reopened."""
+        self._truncation = None
         if self._dropped is not None:
             return
         if error is not None:
             if isinstance(error, (DiskFullError, LogPoisonedError)):
                 self._host.committer.poison(LogPoisonedError(error.message))
-            return  # else the broker stops
+            return  # else the broker is stopping
         [end] = ends
-        if isinstance(cut, fx.ResetTo):
+        if isinstance(change, fx.ResetTo):
             self._synced_meanwhile = Offset(0)
             self.partition.move(end)
             self.step(ev.Synced(end))
         else:
-            assert end == cut.offset or self.partition.config.compact, "leaders change at batches"
+            assert end == change.offset or self.partition.config.has_gaps, (
+                "leaders change at batches"
+            )
             self._synced_meanwhile = min(self._synced_meanwhile, end)
-            # The replica may have heard more meanwhile, which was not exposed.
+            # The high watermark may have risen meanwhile without being exposed.
             known = max(self.partition.high_watermark, self.replica.log.high_watermark)
             self.partition.move(min(known, end))
-            if end < cut.offset:
+            if end < change.offset:
                 self.step(ev.Undone(end))
-        if self._synced_meanwhile and not self._has_cuts:
+        if self._synced_meanwhile and not self._is_truncating:
             synced, self._synced_meanwhile = self._synced_meanwhile, Offset(0)
             self.step(ev.Synced(synced))
         self._go_on()
 
     @property
-    def _has_cuts(self) -> bool:
-        """Whether the log is longer than the replica believes."""
-        return self._cut is not None or any(not isinstance(c, fx.Append) for c in self._deferred)
+    def _is_truncating(self) -> bool:
+        """Whether truncations are pending, so the log is longer than the replica's state."""
+        return self._truncation is not None or any(
+            not isinstance(c, fx.Append) for c in self._deferred
+        )
 
     def _copied(self, copies: Sequence[Buffer], end: Offset, error: StrandlineError | None) -> None:
-        """The turn has written copies, or has not."""
+        """Handle the result of a group commit of replicated batches."""
         if error is None and self._dropped is None:
             self.partition.copied(copies)
         self._written(end, error)
 
     def _written(self, end: Offset, error: StrandlineError | None) -> None:
-        """Copies are on disk, or are not."""
+        """Handle the result of a write of replicated batches without the journal."""
         self._writes -= 1
         if self._dropped is not None:
             return
@@ -267,21 +273,21 @@ class ReplicaDriver:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Do what waited for the log."""
+        """Execute the changes that waited for the log."""
         self._change_deferred()
-        if not self._writes and self._cut is None and self._parked is not None:
+        if not self._writes and self._truncation is None and self._parked is not None:
             parked, self._parked = self._parked, None
             self.step(parked)
 
     def _notify_synced(self, end: Offset) -> None:
-        if self._has_cuts:
+        if self._is_truncating:
             self._synced_meanwhile = max(self._synced_meanwhile, end)
         else:
             self.step(ev.Synced(end))
 
     def _undone(self, error: StrandlineError) -> None:
-        """There was no room. What was to follow is void, unless it starts the log anew anyway."""
-        logger.warning("%s could not be copied, will try again: %s", self.partition.name, error)
+        """Take back batches that the full disk rejected, and changes that follow, up to a reset."""
+        logger.warning("%s could not be replicated, will retry: %s", self.partition.name, error)
         if isinstance(error, DiskFullError):
             self._host.telemetry.count_full_disk()
         while self._deferred and isinstance(self._deferred[0], fx.Append):
@@ -295,7 +301,7 @@ class ReplicaDriver:
             self.step(ev.Undone(end))
 
     def _change_deferred(self) -> None:
-        while self._deferred and self._cut is None:
+        while self._deferred and self._truncation is None:
             if self._writes and not isinstance(self._deferred[0], fx.Append):
                 return
             self._change_now(self._deferred.popleft())
@@ -303,45 +309,45 @@ class ReplicaDriver:
     # Corruption
 
     def corruption_found(self, first_offset: Offset, next_offset: Offset) -> None:
-        """Batches here cannot be read: get them from another replica."""
+        """Request a copy of corrupt batches from another replica."""
         self.step(ev.CorruptionFound(first_offset, next_offset))
 
     def _expose(self, offset: Offset) -> None:
-        """Records below ``offset`` are committed."""
-        if not self._has_cuts and offset <= self.log.log_end_offset:
-            self.publishers.expose(offset)  # else the log is being cut: that tells by itself
+        """Expose committed records below ``offset``."""
+        if not self._is_truncating and offset <= self.log.log_end_offset:
+            self.publishers.expose(offset)  # else a truncation exposes them
 
-    # The turn
+    # Group commit
 
     def journaled(self, chunk: Chunk, batch: bytearray) -> None:
-        """The turn wrote a chunk: followers may have it while our own sync runs."""
+        """Pass a journaled batch to followers, while our own sync runs."""
         header = header_of(batch)
         self.publishers.journaled(chunk, header.next_offset)
         ref = BatchRef(header.base_offset, header.next_offset, header.leader_epoch, len(batch))
         self.step(ev.Appended((ref,), (batch,)))
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
-        """The turn has synced a chunk."""
+        """Note that a batch is synced here."""
         self.publishers.synced(chunk, next_offset)
         self._notify_synced(next_offset)
 
     def log_start_moved(self) -> None:
-        """Retention has removed records."""
+        """Note that retention has removed records."""
         self.step(ev.LogStartMoved(self.log.log_start_offset))
 
     @property
     def is_gathering(self) -> bool:
-        """Whether what comes now is better gathered."""
+        """Whether new records should be gathered instead of sent at once."""
         return self.publishers.is_gathering
 
     @property
     def min_replica_offset(self) -> Offset:
-        """Records below are committed, and every replica has them."""
+        """The offset below which records are committed and every replica has them."""
         return self.replica.min_replica_offset
 
 
 def _reset(log: Log, offset: Offset, synced_sequence: int) -> Offset:
-    """Empty a log and go on at ``offset``; durable on return."""
+    """Empty a log and continue at ``offset``; durable on return."""
     if log.truncate_to(offset, synced_sequence=synced_sequence) < offset:
         log.restart_at(offset)
     else:

@@ -1,9 +1,9 @@
-"""Those who published to a partition and wait: each is answered once, or told that nobody knows.
+"""Publishers that wait for a replicated partition: each gets one answer.
 
-Rules: an answer comes when the record is as safe as it asked, or when this broker ceases to lead,
-or too few replicas are left; then nobody knows whether the record is committed. Records are refused
-as the replica refuses them, and while the broker is cut off from everybody who could commit them.
-Must not know how a log is copied.
+Rules: a publisher is answered when its record has the safety it asked for. If this broker stops
+leading, or too few replicas are left, the answer is an error: the outcome is unknown. Records are
+rejected while the replica rejects them, and while the broker is isolated from all that could commit
+them. Must not know how a log is replicated.
 """
 
 from collections import deque
@@ -24,7 +24,7 @@ from strandline.telemetry import Telemetry
 from strandline.types import LeaderEpoch, Offset
 
 CHUNKS_UNDER_WAY = 2
-"""One is on the disks while the other is on its way; with more, each turn has less to carry."""
+"""One is being synced while the other is being sent; with more, each group commit is smaller."""
 UNKNOWN = "retry with the same Nats-Msg-Id: whether the record is kept is not known"
 
 
@@ -34,19 +34,19 @@ class ReplicaPublisherHost(Protocol):
     telemetry: Telemetry
 
     def precise_ms(self) -> float:
-        """The time, to measure with."""
+        """Return the time, for measurements."""
         ...
 
     def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
-        """Tell publishers that their records are as safe as they asked."""
+        """Acknowledge records that are as safe as asked."""
         ...
 
     def committed(self, partition: Partition) -> None:
-        """More of its records are committed."""
+        """Note that more records are committed."""
         ...
 
     def not_leader(self, partition: Partition) -> NotLeaderError:
-        """Names who leads."""
+        """Return the error that names the leader."""
         ...
 
 
@@ -54,8 +54,8 @@ class ReplicaPublishers:
     """The publishers that wait for one replica.
 
     Args:
-        partition: they published to.
-        replica: commits, or refuses.
+        partition: the replicated partition.
+        replica: commits or rejects records.
         host: the broker.
     """
 
@@ -69,30 +69,30 @@ class ReplicaPublishers:
         self._reject_reason: RejectReason | None = None
         self._is_cut_off = False
         self._ending: StrandlineError | None = None
-        """What those are told who wait when the replica has been dropped; None: it is here."""
+        """The error for waiting publishers once the replica was dropped; None: it was not."""
 
     @property
     def has_waiting(self) -> bool:
-        """Whether anybody waits for records to be committed."""
+        """Whether any publisher waits for a commit."""
         return bool(self._uncommitted)
 
     @property
     def is_gathering(self) -> bool:
-        """Whether chunks are on their way to other replicas, and have not been for long."""
+        """Whether batches are in flight to other replicas, and not for long."""
         journaled = self._journaled
         if len(journaled) < CHUNKS_UNDER_WAY:
             return False
         return self._host.precise_ms() - journaled[0][1] < GATHERING_MS_MAX
 
     def end(self, error: StrandlineError) -> None:
-        """The replica is dropped: accept nothing more, and tell all who wait."""
+        """Accept nothing more and fail all waiting publishers, because the replica is dropped."""
         self._ending = UnavailableError(f"{error.message}; {UNKNOWN}")
         self._partition.refuse(error)
         self._partition.reject_from((), error)
         self.give_up(self._ending)
 
     def journaled(self, chunk: Chunk, next_offset: Offset) -> None:
-        """A chunk that ends at ``next_offset`` is written: some ask for no more."""
+        """Acknowledge records that only need the journal, after a batch was written."""
         is_early = self._partition.config.acks_in_force == "memory" and not chunk.is_transactional
         if is_early and chunk.waiting:
             self._host.answer(self._partition, chunk.waiting)
@@ -100,7 +100,7 @@ class ReplicaPublishers:
         self._journaled.append((next_offset, self._host.precise_ms()))
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
-        """A chunk is on this disk."""
+        """Acknowledge records that only need this disk, after a batch was synced."""
         if chunk.on_disk:
             self._host.answer(self._partition, chunk.on_disk)
             chunk.on_disk = []
@@ -109,7 +109,7 @@ class ReplicaPublishers:
             acks = self._partition.config.acks_in_force
             if acks != "replicated" and not chunk.is_transactional:
                 self._host.answer(self._partition, waiting)
-            elif self._ending is not None:  # dropped between the turn's write and its sync
+            elif self._ending is not None:  # dropped between the group commit's write and its sync
                 _reject(waiting, self._ending)
             elif self._reject_reason in (None, RejectReason.RESIGNING):
                 self._uncommitted.append((next_offset, waiting))
@@ -117,7 +117,7 @@ class ReplicaPublishers:
                 _reject(waiting, self._unknown())
 
     def expose(self, offset: Offset) -> None:
-        """Records below ``offset`` are committed."""
+        """Acknowledge committed records below ``offset``."""
         if offset <= self._partition.high_watermark:
             return
         self._partition.commit(offset)
@@ -128,7 +128,7 @@ class ReplicaPublishers:
             self._host.answer(self._partition, uncommitted.popleft()[1])
 
     def _measure(self, offset: Offset) -> None:
-        """Note how long what is committed now took."""
+        """Record how long the commit took."""
         journaled = self._journaled
         if journaled and journaled[0][0] <= offset:
             now_ms = self._host.precise_ms()
@@ -137,7 +137,7 @@ class ReplicaPublishers:
                 self._host.telemetry.commit_seconds.observe(seconds)
 
     def note_role(self) -> None:
-        """A leadership has begun: number what comes after the log by its epoch. Or it has ended."""
+        """Note the role: a new leader numbers later batches by its epoch."""
         replica, partition = self._replica, self._partition
         if replica.leader is None:
             partition.follow()
@@ -151,7 +151,7 @@ class ReplicaPublishers:
                 partition.lead_on(replica.epoch)
 
     def update_reject_reason(self) -> None:
-        """Accept records, or refuse them, as the replica does."""
+        """Accept or reject records, as the replica does."""
         reason = self._replica.reject_reason
         if reason is None and self._is_cut_off:
             reason = RejectReason.CUT_OFF
@@ -169,17 +169,17 @@ class ReplicaPublishers:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether records are refused because nobody who could decide anything is reached."""
+        """Whether records are rejected because no broker that could commit them is reached."""
         return self._is_cut_off
 
     def cut_off(self, *, is_cut_off: bool) -> None:
-        """Set whether records are refused because no quorum is reached that could commit them."""
+        """Set whether records are rejected because no quorum is reached that could commit them."""
         self._is_cut_off = is_cut_off
         if self._ending is None:
             self.update_reject_reason()
 
     def write_error(self) -> StrandlineError:
-        """Why records are refused now."""
+        """Return why records are rejected now; None if they are accepted."""
         name = self._partition.name
         if self._reject_reason is RejectReason.NOT_ENOUGH_REPLICAS:
             few = self._partition.config.min_isr
@@ -209,7 +209,7 @@ class ReplicaPublishers:
         return UnavailableError(f"the leader of {name} has changed; {UNKNOWN}")
 
     def give_up(self, error: StrandlineError) -> None:
-        """Tell everybody who waits for a commit that it is not known whether there will be one."""
+        """Fail all publishers that wait for a commit, whose outcome is unknown."""
         uncommitted, self._uncommitted = self._uncommitted, deque()
         for _, waiting in uncommitted:
             _reject(waiting, error)

@@ -1,8 +1,8 @@
 """Log ends of the replicas that may lead next, requested before one of them is elected.
 
-Rules: answers help to choose but are not needed. A broker that does not answer within ``ASK_S``
-counts as not asked, and no election waits longer. Only the controller asks, and only when a leader
-was lost, so that nothing is sent while all is well.
+Rules: answers improve the choice but are not required. A broker that does not answer within
+``ASK_S`` counts as not asked, and no election waits longer. Only the controller asks, and only when
+a leader was lost, so a healthy cluster sends nothing.
 """
 
 import asyncio
@@ -20,16 +20,16 @@ LocalLogEnds = tuple[tuple[LogId, LogEnd], ...]
 
 
 class ReplicaStatusQuery:
-    """Questions to other brokers, and theirs to this one.
+    """Requests for log ends to other brokers, and from them.
 
     Args:
         replicas: of this broker.
-        questions: to other brokers and theirs.
+        rpc: requests to and from other brokers.
     """
 
-    def __init__(self, replicas: Replicas, questions: PeerRpc) -> None:
+    def __init__(self, replicas: Replicas, rpc: PeerRpc) -> None:
         self._replicas = replicas
-        self._questions = questions
+        self._rpc = rpc
 
     async def ask(self, wanted: Mapping[BrokerId, tuple[LogId, ...]]) -> LogEnds:
         """Return the log ends that brokers report in time."""
@@ -52,7 +52,7 @@ class ReplicaStatusQuery:
     def _ask(
         self, broker: BrokerId, log_ids: tuple[LogId, ...]
     ) -> asyncio.Future[LogEndsResponse] | None:
-        return self._questions.ask(broker, lambda n: LogEndsRequest(n, log_ids), LogEndsResponse)
+        return self._rpc.ask(broker, lambda n: LogEndsRequest(n, log_ids), LogEndsResponse)
 
     def _ends(self, log_ids: tuple[LogId, ...]) -> LocalLogEnds:
         """Return the last epoch and the log end offset of replicas here."""
@@ -60,13 +60,11 @@ class ReplicaStatusQuery:
         logs = [(each, drivers[each].replica.log) for each in log_ids if each in drivers]
         return tuple((log_id, (log.last_epoch, log.log_end_offset)) for log_id, log in logs)
 
-    # What comes from others
+    # Requests of other brokers
 
     def serve(self, sender: BrokerId, question: LogEndsRequest) -> None:
         """Answer another broker."""
-        self._questions.answer(
-            sender, LogEndsResponse(question.number, self._ends(question.log_ids))
-        )
+        self._rpc.answer(sender, LogEndsResponse(question.number, self._ends(question.log_ids)))
 
 
 def _note(

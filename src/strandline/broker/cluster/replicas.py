@@ -1,8 +1,8 @@
-"""The replicas of this broker: made from the image, told what comes in, called when time passes.
+"""The replicas of this broker: created from the image, and driven by frames, commits and time.
 
-Rules: an idle partition costs nothing: only replicas that were touched are asked what they have to
-say, and only those with a deadline are looked at as time passes. Assignments are handed over only
-from an image that holds this start's own registration (``replication.events.Assigned``).
+Rules: an idle partition costs nothing: only replicas that were touched are flushed, and only those
+with a deadline are checked as time passes. Assignments are passed on only from an image that has
+this start's own registration (``replication.events.Assigned``).
 """
 
 import asyncio
@@ -37,7 +37,7 @@ from strandline.types import BrokerId, LogId, Offset
 
 TIMER_S = 0.05
 WATERMARK_DELAY_S = 0.005
-"""How long the high watermark waits for a batch to travel with: alone it wakes every follower."""
+"""How long the high watermark waits for a batch to carry it: alone it wakes every follower."""
 
 
 class Incarnation(NamedTuple):
@@ -46,7 +46,7 @@ class Incarnation(NamedTuple):
     Attributes:
         me: this broker.
         incarnation: as registered.
-        session: larger than any in an earlier life.
+        session: larger than any of an earlier run.
     """
 
     me: BrokerId
@@ -59,12 +59,12 @@ class Replicas:
 
     Args:
         links: to the other brokers.
-        turn: writes copies.
-        clock: for their patience.
+        committer: writes replicated batches.
+        clock: for their timeouts.
         telemetry: counters.
-        session: proposes changes of ISRs.
-        limits: how patient replicas are.
-        move_rate: of what moves bring in; None: as fast as it goes.
+        session: proposes ISR changes.
+        limits: the replicas' timeouts.
+        move_rate: the limit for replicas that a move adds; None: unlimited.
     """
 
     def __init__(
@@ -97,17 +97,17 @@ class Replicas:
         self._is_scheduled = False
         self._has_sent = False
         self.trace: Trace | None = None
-        """Told what replicas do, if anybody wants to know."""
+        """The trace of the replicas' events, if one is written."""
         self._loop = asyncio.get_running_loop()
         self._reading: set[asyncio.Future[None]] = set()
         self._outbox = committer.outbox
         self._outbox.add_frames(self.flush)
 
-    # Life
+    # Creation and assignment
 
     def begin(self, life: Incarnation) -> None:
-        """Make replicas for this life from now on."""
-        assert not self.drivers, "those of an earlier life were dropped"
+        """Create replicas for this incarnation from now on."""
+        assert not self.drivers, "replicas of an earlier incarnation were dropped"
         self._life = life
         self.isrs.me = BrokerRun(life.me, life.incarnation)
 
@@ -119,7 +119,7 @@ class Replicas:
             driver.drop(error)
 
     def add(self, partition: Partition, high_watermark: Offset) -> None:
-        """Make the replica of a partition from its log as it is.
+        """Create a partition's replica from its present log.
 
         Raises:
             UnavailableError: the log cannot be read.
@@ -140,14 +140,14 @@ class Replicas:
         self.drivers[partition.log_id] = ReplicaDriver(partition, replica, self)
 
     def drop(self, log_id: LogId, error: StrandlineError) -> None:
-        """End the replica of a partition that went away."""
+        """Drop the replica of a partition that was deleted or moved away."""
         self._given.pop(log_id, None)
         driver = self.drivers.pop(log_id, None)
         if driver is not None:
             driver.drop(error)
 
     def assign(self, image: MetadataImage, names: Iterable[str]) -> None:
-        """Hand over what the image says of streams to replicas that have not heard it yet."""
+        """Pass the image's assignments to replicas that do not have them yet."""
         self.image = image
         for name, partition in image.partitions(names):
             driver = self.drivers.get(partition.log_id)
@@ -162,18 +162,18 @@ class Replicas:
             driver.publishers.describe_leader()
 
     def _count_isr(self, before: PartitionImage, after: PartitionImage) -> None:
-        """Count who came into sync and who fell out; each is counted where the leader is."""
+        """Count brokers that joined and left ISRs, each on the leader."""
         if after.leader is not None and after.leader == self.me:
             self.telemetry.isr_shrinks += len(set(before.isr) - set(after.isr))
             self.telemetry.isr_expands += len(set(after.isr) - set(before.isr))
 
     def given(self, log_id: LogId) -> PartitionImage | None:
-        """Return the metadata that a log's replica took last."""
+        """Return the metadata of a log's last assignment."""
         return self._given.get(log_id)
 
     @property
     def me(self) -> BrokerId | None:
-        """This broker, while it lives."""
+        """This broker, while its replicas exist."""
         return self._life.me if self._life is not None else None
 
     @property
@@ -182,7 +182,7 @@ class Replicas:
         return any(driver.publishers.has_waiting for driver in self.drivers.values())
 
     def resign(self) -> None:
-        """Take no more records where we lead."""
+        """Accept no more records where this broker leads."""
         for driver in self.drivers.values():
             driver.step(ev.Resign())
 
@@ -193,18 +193,18 @@ class Replicas:
 
     @property
     def may_hand_over(self) -> bool:
-        """Whether everything that was taken by leaders that resigned is committed."""
+        """Whether all records accepted by resigning leaders are committed."""
         leading = (d for d in self.drivers.values() if d.replica.leader is not None)
         return all(driver.may_hand_over for driver in leading)
 
     def note_cut_off(self, *, has_controller: bool) -> None:
-        """Refuse records that cannot be committed until others are reached again.
+        """Reject records that cannot be committed while other brokers are not reached.
 
-        A leader that does not reach all of the ISR needs metadata to make it smaller. Without
-        either it would take records, and keep their publishers waiting in vain.
+        A leader that does not reach all of the ISR needs metadata to shrink it. Without either,
+        publishers would wait in vain.
         """
         if has_controller and self._has_controller:
-            return  # all is well, as always: nothing to look at
+            return  # the usual case: nothing to check
         self._has_controller = has_controller
         for driver in self.drivers.values():
             given = self._given.get(driver.log_id)
@@ -217,7 +217,7 @@ class Replicas:
             driver.publishers.cut_off(is_cut_off=is_cut_off)
 
     def has_way(self, log_id: LogId) -> bool:
-        """Whether records find their way to a copy; without a controller nobody else may lead."""
+        """Whether records can be committed; without a controller nobody else may lead."""
         driver, given = self.drivers[log_id], self._given.get(log_id)
         if self._has_controller or given is None:
             return True
@@ -229,13 +229,13 @@ class Replicas:
         """Return the high watermarks that are known here."""
         return {log_id: d.partition.high_watermark for log_id, d in self.drivers.items()}
 
-    # From the links
+    # Frames and links
 
     def received(self, sender: BrokerId, frame: Frame) -> None:
-        """A replica on another broker says something.
+        """Pass a message of another broker to its replica.
 
         Raises:
-            InvalidRecordError, CorruptBatchError: the frame is not what it should be.
+            InvalidRecordError, CorruptBatchError: the frame is malformed.
         """
         log_id, event = decode_replication(frame, sender)
         driver = self.drivers.get(log_id)
@@ -243,7 +243,7 @@ class Replicas:
             driver.step(event)
 
     def peer_connected(self, broker: BrokerId) -> None:
-        """Frames to and from a broker flow."""
+        """Notify replicas that a broker is connected."""
         for driver in list(self.drivers.values()):
             driver.step(ev.PeerConnected(broker))
 
@@ -252,24 +252,24 @@ class Replicas:
         for driver in list(self.drivers.values()):
             driver.step(ev.PeerDisconnected(broker))
 
-    # Surroundings of a replica
+    # Called by replicas
 
     def now_ms(self) -> int:
         """The time."""
         return int(self._clock.monotonic_ms())
 
     def precise_ms(self) -> float:
-        """The time, to measure with."""
+        """Return the time, for measurements."""
         return self._clock.monotonic_ms()
 
     def send(self, log_id: LogId, effect: Send) -> None:
-        """Send a message; it may be lost with the link, of which the replica hears."""
+        """Send a message; it may be lost with the link, and then the replica is notified."""
         header = encode_replication(log_id, effect.message)
         if self._links.send(effect.to, REPLICATION, header, attachments=effect.buffers):
             self._has_sent = True
 
     def touched(self, driver: ReplicaDriver) -> None:
-        """Let the replica say what it has to, at the latest when the loop comes round."""
+        """Flush the replica at the latest in the next iteration of the loop."""
         self._touched.add(driver)
         self._timed.add(driver)
         if not self._is_scheduled:
@@ -281,11 +281,11 @@ class Replicas:
         self._say()
 
     def flush(self) -> bool:
-        """The turn has written to the journal, or synced it; whether frames are about to leave."""
+        """Flush replicas after the journal write or sync; return whether frames will be sent."""
         return self._say()
 
     def _say(self) -> bool:
-        """Send what replicas that were touched have to say; whether there was anything."""
+        """Flush touched replicas; return whether they sent anything."""
         while self._touched:
             touched, self._touched = self._touched, set()
             for driver in touched:
@@ -317,41 +317,41 @@ class Replicas:
         self._outbox.acknowledge(partition.name, waiting)
 
     def committed(self, partition: Partition) -> None:
-        """Let a partition's gathered batches follow, since one was committed."""
+        """Send the partition's gathered records, since earlier ones are committed."""
         self.committer.append_queue.go_on_with(partition)
 
     def propose_isr(self, driver: ReplicaDriver, proposal: ProposeIsr) -> None:
-        """Let metadata decide, however long it takes."""
+        """Propose an ISR, and repeat it until it is decided."""
         self.isrs.propose(driver, proposal)
 
     def in_thread(self, work: Callable[[], None], done: Callable[[], None]) -> None:
-        """Read files beside the loop."""
+        """Read files on a thread."""
         reading = self._loop.run_in_executor(None, work)
         self._reading.add(reading)
 
         def read(future: asyncio.Future[None]) -> None:
             self._reading.discard(future)
             if not future.cancelled():
-                future.result()  # a bug is the loop's to report
+                future.result()  # a bug: the loop reports it
                 done()
 
         reading.add_done_callback(read)
 
     def move_rate(self, log_id: LogId, follower: BrokerId) -> ReplicationThrottle | None:
-        """Only replicas that are being added, and were not in sync yet, are slowed down."""
+        """Return the throttle of replicas that are being added and were never in sync."""
         given = self._given.get(log_id)
         is_new = given is not None and follower in given.adding and follower not in given.isr
         return self._move_rate if is_new else None
 
     def not_leader(self, partition: Partition) -> NotLeaderError:
-        """Names who leads, and where."""
+        """Return the error that names the leader and its address."""
         given = self._given.get(partition.log_id)
         return not_leader(self.image, partition.name, given)
 
     # Time
 
     async def run_timers(self) -> None:
-        """Let replicas with a deadline know when it has passed, until cancelled."""
+        """Step replicas whose deadline has passed, until cancelled."""
         while True:
             await asyncio.sleep(TIMER_S)
             now_ms = self.now_ms()

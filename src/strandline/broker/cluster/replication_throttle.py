@@ -1,8 +1,8 @@
 """A throttle for copying records to replicas that are being added.
 
-Rules: reads of all such replicas share one rate; each read waits until the previous ones have had
-their time. Existing replicas are not throttled, as they may lead next; publishers still come before
-them (``ReplicationLimits``). Runs on the loop.
+Rules: reads for all such replicas share one rate; each waits until the earlier ones have used their
+time. Existing replicas are not throttled, since they may lead next; ``ReplicationLimits`` gives
+publishers priority over them. Runs on the loop.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ class ReplicationThrottle:
         self._free_at_s = 0.0
         self._waiting: dict[Hashable, asyncio.TimerHandle] = {}
         self.slice_bytes = max(SLICE_BYTES_MIN, bytes_per_s // SLICES_PER_S)
-        """How much to read at once at most."""
+        """The most bytes to read at once."""
 
     def ask(self, reader: Hashable, read: Callable[[], None]) -> None:
-        """Read as soon as it may be; asked again, a reader that still waits waits once."""
+        """Read as soon as the rate allows; a reader that already waits is not queued twice."""
         waiting = self._waiting.pop(reader, None)
         if waiting is not None:
             waiting.cancel()
@@ -44,6 +44,6 @@ class ReplicationThrottle:
         read()
 
     def spent(self, size_bytes: int) -> None:
-        """So much was read."""
+        """Count bytes that were read."""
         free_s = max(self._free_at_s, self._loop.time())
         self._free_at_s = free_s + size_bytes / self._bytes_per_s

@@ -1,8 +1,8 @@
-"""Commands for the metadata from any broker: to the quorum's leader, wherever it is.
+"""Proposals to the metadata from any broker, sent to the quorum's leader.
 
-Rules: a command is proposed until it is decided or the time is over. It may be proposed twice, when
-an answer was lost; so whatever must happen at most once goes through a ``Session``, whose commands
-are numbered and applied once. Registrations and the like do no harm twice and need none.
+Rules: a command is proposed until it is decided or the deadline has passed. It may be proposed
+twice if an answer was lost. A command that must be applied at most once goes through a ``Session``,
+which numbers its commands. Registrations and other idempotent commands need none.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.05
 ATTEMPT_S = 5.0
-"""After so long without an answer the command is proposed again."""
+"""A command without an answer for this long is proposed again."""
 LEADERLESS_S = 8.0
 """So long nobody to propose it to is no election any more. Clients wait for an answer for 10 s, and
 would not learn why there is none, nor that nothing was done. Counted for all proposals together:
@@ -41,20 +41,20 @@ IN_VAIN_S = 0.05
 """So long takes even an answer that is known beforehand: who asks again and again, as registrations
 and leaders do, would else keep the loop from ever hearing of a controller."""
 PAUSE_S = 1.0
-"""After so long without a proposal nobody knows whether there was a leader meanwhile."""
+"""After this long without a proposal it is unknown whether there was a leader meanwhile."""
 
 
 class Requests:
-    """Proposes on behalf of this broker, and of others while this one leads.
+    """Proposals of this broker, and of others while this one leads.
 
     Args:
         quorum: this broker's member.
-        questions: to other brokers and theirs.
+        rpc: requests to and from other brokers.
     """
 
-    def __init__(self, quorum: Quorum, questions: PeerRpc) -> None:
+    def __init__(self, quorum: Quorum, rpc: PeerRpc) -> None:
         self._quorum = quorum
-        self._questions = questions
+        self._rpc = rpc
         self._serving: set[asyncio.Task[None]] = set()
         self._leaderless_since_s = self._in_vain_s = -math.inf
 
@@ -63,7 +63,7 @@ class Requests:
 
         Raises:
             RequestTimeoutError: not decided in time; it may be applied later.
-            UnavailableError: no leader was found to propose it to; it is not applied.
+            UnavailableError: no leader was found; it is not applied.
         """
         data = encode_entry(entry)
         loop = asyncio.get_running_loop()
@@ -85,7 +85,7 @@ class Requests:
                     ) from error
             except UnavailableError as error:
                 reason = error.message
-                is_open = True  # it may have been taken
+                is_open = True  # it may have been proposed
                 self._in_vain_s = -math.inf
             else:
                 self._in_vain_s = -math.inf
@@ -97,7 +97,7 @@ class Requests:
         )
 
     def _leaderless_s(self, now_s: float) -> float:
-        """For how long nobody to propose to was found, as none is now."""
+        """Return for how long no leader was found."""
         if now_s - self._in_vain_s > PAUSE_S:
             self._leaderless_since_s = now_s
         self._in_vain_s = now_s
@@ -107,7 +107,7 @@ class Requests:
         """Propose once.
 
         Raises:
-            UnavailableError: not decided; only NotLeaderError says that nothing was done.
+            UnavailableError: not decided; only NotLeaderError means that nothing was done.
         """
         leader = self._quorum.leader
         if leader is None:
@@ -117,24 +117,24 @@ class Requests:
             assert isinstance(outcome, CommandOutcome), "what the machine answers"
             return outcome
         timeout_ms = max(1, int(timeout_s * 1e3))
-        answer = self._questions.ask(leader, lambda n: Propose(n, data, timeout_ms), Decided)
+        answer = self._rpc.ask(leader, lambda n: Propose(n, data, timeout_ms), Decided)
         if answer is None:
-            raise NotLeaderError(f"broker {leader} leads the metadata and is not reached")
+            raise NotLeaderError(f"broker {leader} leads the metadata and cannot be reached")
         try:
             async with asyncio.timeout(timeout_s):
                 decided = await answer
-                # Whoever asked may look at once for what it changed.
-                # What was refused changed nothing, and an older copy never comes so far.
+                # The caller may look for the change at once.
+                # A rejected command changed nothing, and an outdated replica never applies it.
                 if decided.outcome.is_applied:
                     await self._quorum.applied(decided.index)
                 return decided.outcome
         except TimeoutError:
             raise RequestTimeoutError(f"broker {leader} did not answer") from None
 
-    # What comes from others
+    # Requests of other brokers
 
     def serve(self, sender: BrokerId, request: Propose) -> None:
-        """Propose what another broker asks for, and answer."""
+        """Propose a command for another broker, and answer."""
         task = asyncio.create_task(self._serve(sender, request), name="forwarded-proposal")
         self._serving.add(task)
         task.add_done_callback(self._serving.discard)
@@ -148,20 +148,20 @@ class Requests:
             answer = Decided(request.number, outcome, self._quorum.applied_index)
         except StrandlineError as error:
             answer = Failed(request.number, error.code, error.message)
-        self._questions.answer(sender, answer)
+        self._rpc.answer(sender, answer)
 
     async def stop(self) -> None:
-        """Let go of what is under way."""
+        """Cancel proposals in progress."""
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
 
 class Session:
-    """Commands that are applied once each, however often they had to be proposed.
+    """A session of numbered commands: each is applied once, however often it is proposed.
 
     Args:
-        requests: proposes them.
+        requests: sends the proposals.
     """
 
     def __init__(self, requests: Requests) -> None:
@@ -181,7 +181,7 @@ class Session:
                 opened = await self._requests.propose(OpenSession(), timeout_s=timeout_s)
                 opened.raise_if_rejected()
                 self._client_id, self._sequence = opened.value, 0
-            # One that was given up keeps its number: should it come late, it is refused.
+            # An abandoned command keeps its number, so that it is rejected if it arrives late.
             self._sequence += 1
             entry = Proposed(self._client_id, self._sequence, command)
             outcome = await self._requests.propose(entry, timeout_s=timeout_s)

@@ -1,9 +1,9 @@
-"""Giving up a partition's records and going on beyond their end, in a cluster: its leader decides.
+"""Drops a partition's records and continues beyond their end, in a cluster: its leader proposes.
 
-Rules: the partition takes no records from before the decision is asked for until it is known, or
-one that was acknowledged meanwhile might lie beyond the offset and be lost. So an answer that did
-not come is asked for again, as long as it takes: what was asked before is then refused, or was
-done. A change of the partition meanwhile, such as of its ISR, only means to decide again.
+Rules: the partition rejects records from before the proposal until its outcome is known. Otherwise
+a record acknowledged meanwhile might be beyond the offset and lost. So a proposal without an answer
+is repeated until there is one. If the partition changed meanwhile, such as its ISR, it is proposed
+again.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ class Skips:
     """The partitions that are about to continue at a later offset.
 
     Args:
-        log_starts: knows what is led here.
-        operations: lets metadata decide.
-        settle: lets every partition refuse, or take, records as it should now.
+        log_starts: knows the partitions led here.
+        operations: proposes to the metadata.
+        settle: updates which partitions reject records.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Skips:
         self._under_way: set[LogId] = set()
 
     def block_writes(self, partitions: Callable[[], Iterable[Partition]]) -> None:
-        """Let partitions that are about to go on elsewhere take no records."""
+        """Block writes of partitions that are about to skip."""
         if not self._under_way:
             return
         for partition in partitions():
@@ -51,16 +51,16 @@ class Skips:
     async def skip(
         self, target: Partition, offset: Offset, *, quiesce: Callable[[], Awaitable[None]]
     ) -> None:
-        """Let the partition go on at an offset beyond its end; returns once that is decided.
+        """Continue the partition at an offset beyond its end; return once that is decided.
 
         Raises:
-            NotLeaderError: another broker leads it; it is named.
-            OffsetOutOfRangeError: it is not beyond the end.
-            UnavailableError: it is being done already.
+            NotLeaderError: another broker leads it; the message names it.
+            OffsetOutOfRangeError: the offset is not beyond the end.
+            UnavailableError: such a request is in progress.
         """
         self._log_starts.led(target)
         if target.log_id in self._under_way:
-            raise UnavailableError(f"the records of {target.name} are being given up already")
+            raise UnavailableError(f"the records of {target.name} are being dropped already")
         self._under_way.add(target.log_id)
         self._settle()
         try:
@@ -73,13 +73,13 @@ class Skips:
             self._settle()
 
     async def _is_decided(self, target: Partition, offset: Offset) -> bool:
-        """Whether it is done; if not, the partition has changed, or the answer was lost.
+        """Whether it is decided; if not, the partition has changed, or the answer was lost.
 
         Raises:
             NotLeaderError, OffsetOutOfRangeError: as ``skip``.
         """
         command = SkipTo(self._log_starts.led(target), offset)
-        # Looked at each time: another leader, were there one meanwhile, would have taken records.
+        # Check again each time: another leader may have accepted records meanwhile.
         if offset <= target.log_end_offset:
             raise OffsetOutOfRangeError(
                 f"{target.name} ends at {target.log_end_offset}: {offset} is not beyond"
@@ -87,7 +87,7 @@ class Skips:
         try:
             outcome = await self._operations.outcome(command)
         except UnavailableError as error:
-            logger.warning("whether %s goes on elsewhere is not known: %s", target.name, error)
+            logger.warning("whether %s skips its records is not known: %s", target.name, error)
             return False
         if outcome.reason != "stale_partition":
             outcome.raise_if_rejected()

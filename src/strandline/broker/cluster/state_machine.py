@@ -1,7 +1,7 @@
 """The metadata image as the state machine of the consensus group.
 
-Rules: deterministic, whatever an entry holds: one that is no command known here is refused like any
-other that does not apply. Must not know who listens.
+Rules: deterministic for any entry: an unknown command is rejected like any other that does not
+apply. Must not know who is notified.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class MetadataMachine:
     """The newest image that is applied here.
 
     Args:
-        on_change: told after each change, of which there may be many in a row.
+        on_change: called after each change; there may be many in a row.
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
@@ -26,7 +26,7 @@ class MetadataMachine:
         self._on_change = on_change
 
     def apply(self, command: bytes) -> CommandOutcome:
-        """Apply an entry; what became of it."""
+        """Apply an entry; return its outcome."""
         try:
             entry = decode_entry(command)
         except InvalidRecordError as error:
@@ -38,11 +38,11 @@ class MetadataMachine:
         return outcome
 
     def snapshot(self) -> bytes:
-        """The image."""
+        """Return the encoded image."""
         return encode_image(self.image)
 
     def restore(self, data: bytes) -> None:
-        """Take the image of a snapshot; without data the empty one.
+        """Replace the image by a snapshot's; without data by the empty one.
 
         Raises:
             InvalidRecordError: a later version wrote it.

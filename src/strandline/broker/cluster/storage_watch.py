@@ -1,10 +1,9 @@
-"""Reports to the cluster that this broker's disk takes no records, and that it does again.
+"""Reports to the cluster whether this broker's disk accepts writes.
 
-Rules: a fault is what writes meet (no space) or what poisoned the storage; one refused write is no
-fault yet if a probe finds the disk to be well, but repeated ones are. A disk counts as well again
-when for ``HEALTHY_S`` no write failed and probes succeeded, so that leaderships do not go back and
-forth. While no fault was seen this costs a comparison now and then. Must not know who leads next:
-that is the controller's business.
+Rules: a fault is a failed write (no space) or a poisoned storage. A single failed write is no fault
+if a probe succeeds, but repeated ones are. A disk counts as healthy again when for ``HEALTHY_S`` no
+write failed and probes succeeded, so that leaderships do not move back and forth. Without a fault
+this costs a comparison from time to time. Must not know who leads next: the controller decides.
 """
 
 import asyncio
@@ -22,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 LOOK_S: Final = 0.5
 REPEATED_S: Final = 3.0
-"""Faults that are seen in two looks within this time are reported."""
+"""Faults found by two checks within this time are reported."""
 HEALTHY_S: Final = 30.0
 """How long a disk must have worked before its broker leads again."""
 PROBE_S: Final = 3.0
@@ -31,15 +30,15 @@ PROBE_NAME: Final = "disk-probe"
 
 
 class StorageWatch:
-    """Looks after one broker's disk.
+    """Watches one broker's disk.
 
     Args:
         directory: of the broker's data.
         disk: the file system.
         membership: the broker's.
-        telemetry: says when writes met a full disk, and is told when a probe did not.
+        telemetry: records writes that failed for lack of space, and successful probes.
         clock: the time.
-        free_bytes_min: with less space left the disk counts as full, once a write found it so.
+        free_bytes_min: once a write failed, less space than this counts as full.
     """
 
     def __init__(
@@ -83,7 +82,7 @@ class StorageWatch:
             await self._report(is_impaired=True)
 
     def storage_failed(self) -> None:
-        """A write or a sync has failed: the storage has to be reopened."""
+        """Note that a write or a sync failed: the storage has to be reopened."""
         self._has_failed = True
 
     def _has_met_full_disk(self) -> bool:
@@ -92,11 +91,11 @@ class StorageWatch:
 
     async def _look_whether_it_works(self, now_ms: float) -> None:
         if self._fault_ms is None:
-            self._fault_ms = now_ms  # flagged by an earlier run, which saw one
+            self._fault_ms = now_ms  # reported by an earlier run
         if now_ms - self._probed_ms >= PROBE_S * 1e3:
             self._probed_ms = now_ms
             if await self._probe():
-                self._telemetry.disk_full = 0  # an idle broker has no turn that would find out
+                self._telemetry.disk_full = 0  # an idle broker commits nothing
             else:
                 self._fault_ms = now_ms
         if self._seconds_since_fault(now_ms) >= HEALTHY_S:
@@ -106,7 +105,7 @@ class StorageWatch:
         return float("inf") if self._fault_ms is None else (now_ms - self._fault_ms) / 1e3
 
     async def _probe(self) -> bool:
-        """Whether the disk takes what is written now; beside the loop."""
+        """Whether the disk accepts a write now; on a thread."""
         return await asyncio.get_running_loop().run_in_executor(None, self._probe_now)
 
     def _probe_now(self) -> bool:
@@ -123,7 +122,7 @@ class StorageWatch:
 
     async def _report(self, *, is_impaired: bool) -> None:
         if not self._membership.is_registered:
-            return  # it leads nothing, and reports as soon as it is
+            return  # it leads nothing yet, and reports once registered
         if is_impaired:
             logger.error(
                 "the disk of %s takes no records: other brokers lead what they can, until it has "
@@ -136,4 +135,4 @@ class StorageWatch:
         try:
             await self._membership.report_storage(is_impaired=is_impaired)
         except StrandlineError as error:
-            logger.warning("the state of the disk was not reported, will try again: %s", error)
+            logger.warning("the state of the disk was not reported, will retry: %s", error)

@@ -1,7 +1,7 @@
 """Waiting until the leaders of a new stream serve it, before its creation is answered.
 
-Each broker opens the logs of a new stream beside its loop. Until a partition's leader has done so
-it does not receive what is published, and nobody else may answer for it.
+Each broker opens the logs of a new stream on a thread. Until a partition's leader has done so it
+does not receive publishes, and no other broker may acknowledge them.
 
 Rules: a leader that does not answer in time does not fail the creation, which was decided.
 """
@@ -22,17 +22,17 @@ PATIENCE_S: Final = 5.0
 
 
 class StreamOpening:
-    """Questions to leaders whether they serve a stream, and others' to this broker.
+    """Requests to leaders that serve a new stream, and from other brokers.
 
     Args:
-        questions: to other brokers and theirs.
-        until_open: waits until a stream is open here and publishes to it are received.
+        rpc: requests to and from other brokers.
+        until_open: waits until a stream is open here and its publishes are received.
     """
 
     def __init__(
-        self, questions: PeerRpc, until_open: Callable[[StreamOpenRequest], Awaitable[None]]
+        self, rpc: PeerRpc, until_open: Callable[[StreamOpenRequest], Awaitable[None]]
     ) -> None:
-        self._questions = questions
+        self._rpc = rpc
         self._until_open = until_open
         self._serving: set[asyncio.Task[None]] = set()
 
@@ -45,11 +45,11 @@ class StreamOpening:
             leaders: the brokers.
             name: the stream.
             created_ns: distinguishes streams recreated under the same name.
-            partitions: so many have to be open.
+            partitions: how many have to be open.
         """
         asked = []
         for broker in leaders:
-            answer = self._questions.ask(
+            answer = self._rpc.ask(
                 broker,
                 lambda number: StreamOpenRequest(number, name, created_ns, partitions),
                 StreamOpened,
@@ -64,7 +64,7 @@ class StreamOpening:
         except TimeoutError:
             logger.warning("a leader of stream %s has not opened it yet", name)
 
-    # What comes from others
+    # Requests of other brokers
 
     def serve(self, sender: BrokerId, question: StreamOpenRequest) -> None:
         """Answer another broker, once the stream is open here."""
@@ -77,11 +77,11 @@ class StreamOpening:
             async with asyncio.timeout(PATIENCE_S):
                 await self._until_open(question)
         except TimeoutError:
-            return  # nobody waits for longer
+            return  # the caller does not wait longer
         except StrandlineError as error:
-            self._questions.answer(sender, Failed(question.number, error.code, error.message))
+            self._rpc.answer(sender, Failed(question.number, error.code, error.message))
         else:
-            self._questions.answer(sender, StreamOpened(question.number))
+            self._rpc.answer(sender, StreamOpened(question.number))
 
     async def stop(self) -> None:
         """Stop serving."""

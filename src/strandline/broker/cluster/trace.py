@@ -1,8 +1,8 @@
-"""A broker's trace: its file, and links that carry clocks ahead of what they carry anyway.
+"""A broker's trace: its file, and links that send a vector clock before each frame.
 
-Rules: only a broker that was asked for a trace sends clocks; one that was not ignores them. A
-clock is a frame of its own right before the frame it belongs to: links keep the order, so no other
-format changes. See docs/traces.md.
+Rules: only a broker that writes a trace sends clocks; others ignore them. A clock is a frame of its
+own right before the frame it belongs to: links keep the order, so no other format changes. See
+docs/traces.md.
 """
 
 import os
@@ -22,7 +22,7 @@ _decode = msgspec.msgpack.Decoder(dict[str, int]).decode
 
 
 def open_trace(path: str, host: str) -> Trace | None:
-    """The trace of one life of a broker, at the end of a file; None without a path.
+    """Open the trace of one run of a broker, at the end of a file; None without a path.
 
     Raises:
         InvalidConfigError: the file cannot be written.
@@ -38,10 +38,10 @@ def open_trace(path: str, host: str) -> Trace | None:
 
 
 def take_clock(trace: Trace, frame: Frame) -> None:
-    """The clock of the frame that follows.
+    """Decode the clock of the next frame.
 
     Raises:
-        InvalidRecordError: it is none.
+        InvalidRecordError: the frame is not a clock.
     """
     try:
         trace.received(_decode(frame.header))
@@ -50,7 +50,7 @@ def take_clock(trace: Trace, frame: Frame) -> None:
 
 
 class TracedLinks(PeerLinks):
-    """Links that send our clock before every frame; ``trace`` is set before the first."""
+    """Links that send our clock before every frame; set ``trace`` before the first."""
 
     trace: Trace
 

@@ -2,13 +2,13 @@
 
 Rules:
 - an admitted or registered broker becomes a learner, which gets the log and has no vote;
-- a learner in service becomes a voter, up to ``VOTERS_MAX``; the quorum itself refuses until it has
+- a learner in service becomes a voter, up to ``VOTERS_MAX``; the quorum itself rejects until it has
   caught up;
 - a voter that was removed, or lost its disk and so its votes, leaves, but only if most of the
   remaining voters are in service: otherwise the quorum could no longer decide. One that lost its
   disk then begins as a learner, and nothing is assumed of its former log.
 
-Pure; must not know who carries a change out, or when.
+Pure; must not know who executes a change, or when.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,11 @@ from strandline.core.raft.messages import Members
 from strandline.types import BrokerId
 
 VOTERS_MAX = 7
-"""More make every change slower, and three losses are more than anybody plans for."""
+"""More make every change slower."""
 
 
 def next_members(members: Members, image: MetadataImage) -> Iterator[Members]:
-    """Memberships that the present one may become; the first that is possible now is the next."""
+    """Return memberships to propose; the first that is possible now is the next."""
     voters, learners = members.voters, _learners(members, image)
     if learners != members.learners:
         yield Members(voters, learners)
@@ -36,28 +36,28 @@ def next_members(members: Members, image: MetadataImage) -> Iterator[Members]:
 
 
 def _learners(members: Members, image: MetadataImage) -> tuple[BrokerId, ...]:
-    """The learners as they should be, as far as no voter is concerned."""
+    """Return the learners that there should be, apart from changes of voters."""
     known = {*members.learners, *image.brokers} - set(image.removed) - set(members.voters)
     return tuple(sorted(known))
 
 
 def may_vote(broker: BrokerId, image: MetadataImage) -> bool:
-    """Whether a learner is to become a voter."""
+    """Whether a learner should become a voter."""
     known = image.brokers.get(broker)
     return known is not None and bool(known.directory_id) and known.may_take_replicas
 
 
 def must_not_vote(broker: BrokerId, image: MetadataImage) -> bool:
-    """Whether a voter is gone for ever, or has forgotten its votes.
+    """Whether a voter was removed, or has forgotten its votes.
 
-    One that never registered is neither: it founded the cluster and is to come.
+    One that never registered is neither: it is a founder that has not started yet.
     """
     known = image.brokers.get(broker)
     return broker in image.removed or (known is not None and not known.directory_id)
 
 
 def most_serve(voters: tuple[BrokerId, ...], image: MetadataImage) -> bool:
-    """Whether these could decide anything now."""
+    """Whether most of these voters are in service."""
     return len(_serving(voters, image)) > len(voters) // 2
 
 

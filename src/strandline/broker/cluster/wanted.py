@@ -9,24 +9,24 @@ T = TypeVar("T")
 
 
 class PendingProposals(Generic[T]):
-    """The newest wish of each log: a command that names a partition twice is refused whole."""
+    """The newest proposal of each log: a command that names a partition twice is rejected whole."""
 
     def __init__(self) -> None:
         self._wishes: dict[LogId, T] = {}
         self._is_there = asyncio.Event()
 
     def put(self, log_id: LogId, wish: T) -> None:
-        """Want this, and nothing else of before."""
+        """Set a log's proposal, in place of an earlier one."""
         self._wishes[log_id] = wish
         self._is_there.set()
 
     def put_back(self, log_id: LogId, wish: T) -> None:
-        """Want this still, unless something newer is wanted by now."""
+        """Put a proposal back, unless there is a newer one."""
         self._wishes.setdefault(log_id, wish)
         self._is_there.set()
 
     async def taken(self) -> list[T]:
-        """All that is wanted, when there is anything."""
+        """Wait for proposals; return and remove all."""
         await self._is_there.wait()
         self._is_there.clear()
         wishes, self._wishes = self._wishes, {}

@@ -1,7 +1,7 @@
 """The high watermarks of all partitions, in one small file per broker.
 
-Rules: an old value is safe, because leaders and followers find out again. So the file is written
-occasionally, never synced for its own sake, and a corrupt one counts as missing.
+Rules: an old value is safe, because leaders and followers determine it again. So the file is
+written occasionally, without a sync of its own, and a corrupt one counts as missing.
 """
 
 import logging
@@ -24,7 +24,7 @@ def save_watermarks(directory: Path, offsets: Mapping[LogId, Offset], *, disk: D
     """Replace the file.
 
     Raises:
-        UnavailableError: it cannot be written; the old one stands.
+        UnavailableError: it cannot be written; the old one stays.
     """
     body = msgspec.msgpack.encode(dict(offsets))
     disk.write_atomically(directory / FILE_NAME, b"%08x\n%b" % (crc32c(body), body))
@@ -40,6 +40,6 @@ def load_watermarks(directory: Path, *, disk: Disk) -> dict[LogId, Offset]:
         if int(crc, 16) == crc32c(body):
             return msgspec.msgpack.decode(body, type=dict[LogId, Offset])
     except UNDECODABLE:
-        pass  # as good as missing, which the next line says
-    logger.warning("%s is corrupt and not used; what is committed is found out again", FILE_NAME)
+        pass  # counts as missing, see below
+    logger.warning("%s is corrupt and not used; high watermarks are determined again", FILE_NAME)
     return {}

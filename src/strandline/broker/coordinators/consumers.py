@@ -1,8 +1,8 @@
 """Keeps the state of NATS consumers at the group coordinator, here or at another broker.
 
 Rules: a consumer is its group's only member. The broker that leads its partition claims it under
-its leader epoch and keeps its state here; who led before keeps nothing any more. Must not know what
-the state means.
+its leader epoch and stores its state here; from then on the previous leader is rejected. Must not
+know what the state means.
 """
 
 from typing import Literal, NamedTuple, Protocol
@@ -19,14 +19,14 @@ class ConsumerOrder(NamedTuple):
 
     what: What
     group: str
-    """Of the consumer; or how the names of several begin."""
+    """The consumer's group, or a prefix of several."""
     positions: Positions | None = None
     consumer: str = ""
     epoch: int = 0
 
 
 class CoordinatorElsewhere(Protocol):
-    """The way to a coordinator at another broker."""
+    """Requests to a coordinator at another broker."""
 
     async def ask(self, order: ConsumerOrder) -> dict[str, str]:
         """Do as ``ConsumerStore.carry_out`` does, there."""
@@ -34,7 +34,7 @@ class CoordinatorElsewhere(Protocol):
 
 
 class ConsumerStore:
-    """The states of consumers, by the names of their groups.
+    """The states of NATS consumers, by the names of their groups.
 
     Args:
         groups: this broker's coordinator.
@@ -50,11 +50,11 @@ class ConsumerStore:
     async def keep(
         self, group: str, positions: Positions, consumer: str, *, epoch: int, is_new: bool = False
     ) -> None:
-        """Keep a state; done when every in-sync replica has it.
+        """Store a consumer's state; return when every in-sync replica has it.
 
         Raises:
             UnknownGroupError: the consumer was deleted.
-            GroupInUseError: it is new, and there is a group of its name.
+            GroupInUseError: it is new, and a group of its name exists.
             StaleMemberError: another broker leads its partition.
             UnavailableError: not now; the outcome may be unknown.
         """
@@ -62,16 +62,16 @@ class ConsumerStore:
         await self._do(ConsumerOrder(what, group, positions, consumer, epoch))
 
     async def delete(self, group: str) -> None:
-        """Forget a consumer.
+        """Delete a consumer.
 
         Raises:
-            UnknownGroupError: there is none.
+            UnknownGroupError: it does not exist.
             UnavailableError: not now; the outcome may be unknown.
         """
         await self._do(ConsumerOrder("delete", group))
 
     async def claim(self, prefix: str, epoch: int) -> dict[str, str]:
-        """Return the states of the consumers whose groups' names begin like this.
+        """Claim the consumers with this prefix for an epoch; return their states.
 
         Raises:
             StaleMemberError: another broker leads their partition.
@@ -80,7 +80,7 @@ class ConsumerStore:
         return await self._do(ConsumerOrder("claim", prefix, epoch=epoch))
 
     async def list(self, prefix: str) -> list[str]:
-        """Return the names of the groups of consumers that begin like this.
+        """Return the names of the consumers' groups with this prefix.
 
         Raises:
             UnavailableError: not now.
@@ -96,11 +96,11 @@ class ConsumerStore:
         return await self.elsewhere.ask(order)
 
     async def carry_out(self, order: ConsumerOrder) -> dict[str, str]:
-        """Do something at this broker's coordinator; return what was asked for, if anything.
+        """Execute a request at this broker's coordinator; return its result.
 
         Raises:
             NotLeaderError: another broker coordinates.
-            StrandlineError: as the coordinator has it.
+            StrandlineError: as the coordinator raises it.
         """
         what, group, positions, consumer, epoch = order
         match what:

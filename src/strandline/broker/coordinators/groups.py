@@ -3,11 +3,11 @@
 ``Broker.groups`` is a ``GroupCoordinatorService``; every method is a coroutine on the broker's
 loop, and any server may call it:
 
-- ``join``, ``heartbeat``, ``leave``: be a member of a group (``strandline.core.groups.events``);
+- ``join``, ``heartbeat``, ``leave``: membership of a group (``strandline.core.groups.events``);
 - ``commit(group, positions)``: commit offsets, stream → partition → offset of the next record to
-  consume; done when every in-sync replica has them. A consumer without a member, such as a cursor
-  of Liftbridge's, commits for a group that has no members;
-- ``positions(group)``: the committed offsets, empty for an unknown group;
+  consume; returns when every in-sync replica has them. A consumer that is not a member, such as a
+  Liftbridge cursor, commits for a group without members;
+- ``committed_offsets(group)``: the committed offsets, empty for an unknown group;
 - ``groups()``, ``describe(group)``, ``delete(group)``.
 
 All raise ``NotLeaderError`` if another broker coordinates, which is the leader of partition 0 of
@@ -49,10 +49,10 @@ logger = logging.getLogger(__name__)
 
 
 class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
-    """Consumer groups, coordinated here or elsewhere.
+    """Consumer groups: requests to the group coordinator, here or on another broker.
 
     Args:
-        broker: whose.
+        broker: this broker.
     """
 
     def __init__(self, broker: CoordinatorHost) -> None:
@@ -72,7 +72,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         keeps: bool = False,
         owner: str = "",
     ) -> GroupAssignment:
-        """Become a member; see ``events.Join``.
+        """Join a group; see ``events.Join``.
 
         Raises:
             UnknownStreamError: one of the streams does not exist.
@@ -95,10 +95,10 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         instance: str = "",
         owner: str = "",
     ) -> GroupAssignment:
-        """Say that a member is still there; see ``events.Heartbeat``.
+        """Renew a member's session; see ``events.Heartbeat``.
 
         Raises:
-            UnknownMemberError, MemberFencedError: it is none (any more).
+            UnknownMemberError, MemberFencedError: it is not, or no longer, a member.
             NotAllowedError: it belongs to another principal.
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
@@ -108,7 +108,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         return assigned
 
     async def leave(self, group: str, member: str, *, owner: str = "") -> None:
-        """Be a member no more.
+        """Leave a group.
 
         Raises:
             NotAllowedError: the member belongs to another principal.
@@ -116,7 +116,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         """
         await self._ask(lambda token: ev.Leave(token, group, member, owner))
 
-    # Positions
+    # Committed offsets
 
     async def commit(
         self,
@@ -129,24 +129,24 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         transaction: PendingOffsets | None = None,
         owner: str = "",
     ) -> None:
-        """Note positions; done when every in-sync replica has them.
+        """Commit offsets; return when every in-sync replica has them.
 
         Args:
-            group: whose.
+            group: the group's name.
             positions: offsets of the next records to consume.
-            member: who consumed up to there; empty: nobody.
+            member: the member that consumed; empty: none.
             epoch: of the member's last answer.
-            number: of the commit among those of the member, from 1, the same in a repeat; 0: it
+            number: counts the member's commits from 1, and is the same in a repeat; 0: the commit
                 is never repeated.
-            transaction: they count when it is committed.
+            transaction: the offsets count when it commits.
             owner: the principal that commits; empty where access is not checked.
 
         Raises:
             NotAllowedError: the member belongs to another principal.
-            UnknownMemberError, StaleMemberError: it is not the member's to commit.
-            GroupInUseError: there are members, and this is none.
-            UnstableOffsetCommitError: a transaction is about to commit some of these positions.
-            ProducerFencedError: the transaction is over, or was not let in.
+            UnknownMemberError, StaleMemberError: the partition is not assigned to the member.
+            GroupInUseError: the group has members, and this is not one.
+            UnstableOffsetCommitError: a transaction is about to commit some of these offsets.
+            ProducerFencedError: the transaction is over, or has not begun here.
             StrandlineError: as ``CoordinatorRuntime.request``; the outcome may be unknown.
         """
         await self._ask(
@@ -172,11 +172,11 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
     async def keep_consumer(
         self, group: str, positions: Positions, consumer: str, *, epoch: int, is_new: bool = False
     ) -> None:
-        """Keep a consumer's state; done when every in-sync replica has it.
+        """Store a consumer's state; return when every in-sync replica has it.
 
         Raises:
-            UnknownGroupError: it was deleted.
-            GroupInUseError: it is new, and there is a group of its name.
+            UnknownGroupError: the consumer was deleted.
+            GroupInUseError: it is new, and a group of its name exists.
             StaleMemberError: another broker leads its partition.
             StrandlineError: as ``CoordinatorRuntime.request``; the outcome may be unknown.
         """
@@ -188,7 +188,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         self.broker.telemetry.group_commits += 1
 
     async def claim_consumers(self, prefix: str, epoch: int) -> dict[str, str]:
-        """Let consumers work under a leader epoch; return their states, by group.
+        """Claim consumers for a leader epoch; return their states, by group.
 
         Raises:
             StaleMemberError: another broker leads their partition.
@@ -200,7 +200,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         return found
 
     async def consumers(self, prefix: str) -> list[str]:
-        """Return the names of the groups of consumers that begin like this.
+        """Return the names of the consumers' groups with this prefix.
 
         Raises:
             StrandlineError: as ``CoordinatorRuntime.request``.
@@ -217,10 +217,10 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
     # Transactions
 
     async def prepare_place(self) -> None:
-        """See to it that there is the stream that transactions name as the place of positions.
+        """Create, if necessary, the internal stream that stands for committed offsets.
 
         Raises:
-            StrandlineError: it cannot be made now.
+            StrandlineError: it cannot be created now.
         """
         await self.home()
 
@@ -230,12 +230,12 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         mark: TransactionMark,
         done: Callable[[StrandlineError | None], None],
     ) -> None:
-        """Let a transaction commit positions, or let count what waits for it.
+        """Begin a transaction here, or end it with its outcome.
 
         Args:
-            transaction: which.
-            mark: what becomes of it.
-            done: called once, later: None when it is stored, else why it may not be.
+            transaction: the transaction.
+            mark: its beginning or outcome.
+            done: called once, later: with None when it is stored, else with the error.
         """
 
         async def ask() -> None:
@@ -273,16 +273,16 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         ]
 
     async def describe(self, group: str, *, must_be_decided: bool = False) -> ConsumerGroup:
-        """A group as it is now, a copy.
+        """Return a copy of a group's present state.
 
         Args:
             group: its name.
-            must_be_decided: whether to answer only when no positions wait for transactions: who
-                begins where they say must not be behind one that is committed.
+            must_be_decided: fail if offsets wait for transactions, for a caller that starts to read
+                at the committed offsets.
 
         Raises:
-            UnknownGroupError: there is none.
-            UnstableOffsetCommitError: positions wait for transactions.
+            UnknownGroupError: no such group.
+            UnstableOffsetCommitError: offsets wait for transactions.
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
 
@@ -302,21 +302,22 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         if must_be_decided and found.undecided:
             names = ", ".join(sorted({str(each.transaction) for each in found.undecided.values()}))
             raise UnstableOffsetCommitError(
-                f"transactions are about to commit positions of group {group!r}: {names}; end "
+                f"transactions are about to commit offsets of group {group!r}: {names}; end "
                 "them, or retry when they are over"
             )
         return found
 
     async def delete(self, group: str) -> None:
-        """Forget a group without members, and its positions.
+        """Delete a group without members, and its committed offsets.
 
         Raises:
-            UnknownGroupError, GroupInUseError: as they say.
+            UnknownGroupError: no such group.
+            GroupInUseError: it has members.
             StrandlineError: as ``CoordinatorRuntime.request``.
         """
         await self._ask(lambda token: ev.Delete(token, group))
 
-    # The office
+    # The coordinator
 
     def maker(self) -> Callable[[Iterable[bytes], int], GroupCoordinator]:
         """Return the factory of the coordinator's state machine."""
@@ -337,23 +338,23 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
         return make
 
     def begun(self, term: CoordinatorTerm[GroupCoordinator]) -> None:
-        """Begin a term; streams may have changed in the meantime."""
+        """Update the streams, which may have changed before this term."""
         partitions, created = self._streams()
         self._step(term, ev.StreamsChanged(partitions, created))
 
     def stored(self, term: CoordinatorTerm[GroupCoordinator], sequence: int) -> None:
-        """Entries up to here are stored."""
+        """Note that entries up to here are stored."""
         self._step(term, EntriesStored(sequence))
 
     def tick(self, term: CoordinatorTerm[GroupCoordinator]) -> None:
-        """Look at the clock."""
+        """Pass the time to the coordinator."""
         self._step(term, Tick())
         groups = term.machine.state.groups
         self.broker.telemetry.groups = len(groups)
         self.broker.telemetry.group_members = sum(len(each.members) for each in groups.values())
 
     def ended(self) -> None:
-        """Others count now."""
+        """Reset the metrics: another broker counts now."""
         self.broker.telemetry.groups = self.broker.telemetry.group_members = 0
 
     def _streams_changed(self, names: Collection[str]) -> None:
@@ -363,10 +364,10 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             self._step(term, ev.StreamsChanged(partitions, created, names))
 
     def _streams(self, names: Collection[str] | None = None) -> tuple[dict[str, int], ...]:
-        """Return the number of partitions and the creation time of streams groups can consume.
+        """Return the partition count and creation time of streams that groups can consume.
 
         Args:
-            names: of the streams; None: all. The internal one is not among them.
+            names: of the streams; None: all. Internal streams are not included.
         """
         found = [each for each in self.broker.streams(names) if each.name != GROUPS_STREAM]
         partitions = {stream.name: len(stream.partitions) for stream in found}
@@ -390,7 +391,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
                 case fx.Expired(group, member):
                     self.broker.telemetry.group_members_expired += 1
                     logger.warning(
-                        "member %s of group %s was not heard of and is removed", member, group
+                        "member %s of group %s sent no heartbeat and is removed", member, group
                     )
                 case decision:
                     self.carry_out(term, decision)
@@ -400,5 +401,5 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
 
 
 def _copy(group: ConsumerGroup) -> Positions:
-    """Positions that do not change while they are looked at."""
+    """Copy a group, since its state may change while it is read."""
     return {stream: dict(offsets) for stream, offsets in group.positions.items()}

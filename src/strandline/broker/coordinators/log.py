@@ -1,4 +1,4 @@
-"""A coordinator's log: its decisions, read back from the partition that stores them.
+"""A coordinator's log: reads its entries from the partition that stores them.
 
 Rules: any thread. A corrupt entry was a decision that a client may have acted on, so the
 coordinator does not start without it unless the operator allows that.
@@ -17,16 +17,16 @@ READ_BYTES = 4 << 20
 
 
 def read_entries(partition: Partition, end: Offset, *, skips_corrupt: bool) -> list[bytes]:
-    """The values of a partition's records below ``end``.
+    """Return the values of a partition's records below ``end``.
 
     Args:
         partition: of the coordinator.
-        end: where its next term begins.
-        skips_corrupt: go on without what cannot be read, and say so.
+        end: the offset at which the next term begins.
+        skips_corrupt: continue without corrupt entries, and log that.
 
     Raises:
-        CorruptBatchError: some are corrupt.
-        StrandlineError: they cannot be read.
+        CorruptBatchError: an entry is corrupt.
+        StrandlineError: the log cannot be read.
     """
     found: list[bytes] = []
     offset = first = partition.log_start_offset
@@ -42,7 +42,7 @@ def read_entries(partition: Partition, end: Offset, *, skips_corrupt: bool) -> l
             continue
         for batch in decode_batches(part.buffer, columns=["offset", "value"]):
             offsets, values = (column.to_pylist() for column in batch.columns)
-            # The first batch may begin with entries that were forgotten.
+            # The first batch may begin with entries that were deleted.
             found += [value for at, value in zip(offsets, values, strict=True) if at >= first]
         offset = part.next_offset
     return found

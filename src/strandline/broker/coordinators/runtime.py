@@ -1,16 +1,17 @@
-"""The office of a coordinator: lets a state machine decide on this broker while it may.
+"""Runs a coordinator's state machine on the broker that leads its internal stream.
 
-The machine's entries are the records of an internal stream of one partition. Whoever leads that
-partition holds the office, so the partition's replicas are the machine's, and the leader epoch is
-the machine's term.
+The machine's entries are the records of an internal stream with one partition. The leader of that
+partition runs the machine, so the partition's replicas are the machine's, and the leader epoch is
+its term.
 
 Rules:
-- everything runs on the loop but the beginning of a term, which reads the log and makes the
-  machine; the sequence of an entry is the offset
-  of its record, since nobody else writes there;
-- an entry that was not stored, or a change of leaders, ends the term: who waits is told to try
-  again, and the next term begins from what is committed;
-- who comes while a new term reads the log waits for a moment and is then told so.
+- everything runs on the loop except the beginning of a term, which reads the log and creates the
+  machine on a thread. The sequence of an entry is the offset of its record, since nobody else
+  writes there;
+- an entry that was not stored, or a change of leaders, ends the term: waiting requests fail with an
+  error that can be retried, and the next term begins from the committed entries;
+- a request that arrives while a new term reads the log waits for a moment, then fails with
+  ``StillLoadingError``.
 
 Must not know what is decided.
 """
@@ -40,7 +41,7 @@ from strandline.types import LeaderEpoch, Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 4 << 20
-"""Whole segments are deleted when the state was written anew."""
+"""Whole segments are deleted once the state was rewritten."""
 LOAD_WAIT_S = 1.0
 TICK_S = 0.1
 POLL_S = 0.005
@@ -61,19 +62,19 @@ class CoordinatorHost(Protocol):
         ...
 
     def on_streams_changed(self, callback: Callable[[Collection[str]], None]) -> None:
-        """Call back with the names of streams that were created, deleted or grew."""
+        """Register a callback with the names of streams that were created, deleted or extended."""
         ...
 
     def stream(self, name: str) -> Stream:
-        """The stream of this name, or ``UnknownStreamError``."""
+        """Return the stream of this name, or raise ``UnknownStreamError``."""
         ...
 
     def streams(self, names: Iterable[str] | None = None) -> list[Stream]:
-        """All streams, or those of these that there are."""
+        """Return all streams, or those of the given that exist."""
         ...
 
     async def create_internal_stream(self, config: StreamConfig) -> None:
-        """Make a stream with as many copies as the cluster affords, if nobody has yet."""
+        """Create an internal stream, unless it exists."""
         ...
 
     async def truncate_before(self, name: str, partition: int, offset: Offset) -> Offset:
@@ -86,7 +87,7 @@ Token = object
 
 
 class CoordinatorTerm(Generic[MachineT]):
-    """One life of the machine, and who waits for its answers."""
+    """One term of the machine, and the requests that wait for its answers."""
 
     def __init__(self, machine: MachineT, epoch: LeaderEpoch) -> None:
         self.machine = machine
@@ -96,13 +97,13 @@ class CoordinatorTerm(Generic[MachineT]):
 
 
 class CoordinatorRuntime(ABC, Generic[MachineT]):
-    """Requests, answered by the machine if it is here.
+    """Requests to a coordinator, answered by the machine if it runs here.
 
     Args:
-        broker: whose.
+        broker: this broker.
         stream: name of the internal stream.
-        title: of who holds the office, for messages.
-        encode: an entry as it is stored.
+        title: the coordinator's name, for messages.
+        encode: encodes an entry for storage.
     """
 
     def __init__(
@@ -123,29 +124,29 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         self._not_before_ms = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # What each office adds
+    # Implemented by each coordinator
 
     @abstractmethod
     def maker(self) -> Callable[[Iterable[bytes], int], MachineT]:
-        """Return a function that makes the machine from stored entries and the next sequence.
+        """Return a function that creates the machine from stored entries and the next sequence.
 
-        It is called on a thread, since there may be many entries: what it needs of the broker is
-        taken before. It raises InvalidRecordError if one of the entries is none.
+        It is called on a thread, since there may be many entries, so it takes what it needs of the
+        broker before. It raises InvalidRecordError if an entry is malformed.
         """
 
     def begun(self, term: CoordinatorTerm[MachineT]) -> None:
-        """A term has begun: do what is owed from the last one."""
+        """Resume work that was pending in the last term."""
 
     def ended(self) -> None:
-        """A term has ended."""
+        """Handle the end of a term."""
 
     @abstractmethod
     def stored(self, term: CoordinatorTerm[MachineT], sequence: int) -> None:
-        """Tell the machine that entries up to here are stored."""
+        """Notify the machine that entries up to here are stored."""
 
     @abstractmethod
     def tick(self, term: CoordinatorTerm[MachineT]) -> None:
-        """Tell the machine that time has passed."""
+        """Pass the time to the machine."""
 
     # Requests
 
@@ -153,13 +154,13 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         """Send a request to the state machine and return its answer.
 
         Args:
-            ask: hands the request over, with its token.
+            ask: passes the request, with its token, to the machine.
 
         Raises:
             NotLeaderError: another broker coordinates; the message names it.
             StillLoadingError: this broker coordinates and is still loading.
             RequestTimeoutError: no answer in time; whether it was decided is unknown.
-            StrandlineError: the machine refuses.
+            StrandlineError: the machine rejects the request.
         """
         try:
             async with asyncio.timeout(REQUEST_TIMEOUT_S):
@@ -178,7 +179,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             ) from None
 
     def carry_out(self, term: CoordinatorTerm[MachineT], decision: Decision[Any]) -> None:
-        """Do what every machine may want done."""
+        """Execute an effect that all machines share."""
         match decision:
             case Store(sequence, entry):
                 self._store(term, sequence, self._encode(entry))
@@ -194,16 +195,16 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
                 self.spawn(self._forget(Offset(before)), "forget")
 
     def is_current(self, term: CoordinatorTerm[MachineT]) -> bool:
-        """Whether a term goes on: an effect of one that has ended is void."""
+        """Whether a term has not ended; effects of ended terms are ignored."""
         return term is self.term
 
     # The term
 
     async def _open(self) -> CoordinatorTerm[MachineT]:
-        """The term under way; begins one if that is due.
+        """Return the present term; begin one if necessary.
 
         Raises:
-            StrandlineError: the office is not here, or not now.
+            StrandlineError: another broker coordinates, or this one is not ready.
         """
         partition = await self.home()
         term = self._term_in(partition)
@@ -222,7 +223,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         )
 
     def _term_in(self, partition: Partition) -> CoordinatorTerm[MachineT] | None:
-        """The term, if it has not ended with the leadership."""
+        """Return the term, if it has not ended with the leadership."""
         term = self.term
         if term is None:
             return None
@@ -233,10 +234,10 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         return self.term
 
     async def home(self) -> Partition:
-        """The partition whose records are the entries; makes the stream if there is none.
+        """Return the partition that stores the entries; create the stream if it does not exist.
 
         Raises:
-            StrandlineError: it cannot be made now, or is not known here yet.
+            StrandlineError: it cannot be created now, or is not known here yet.
         """
         try:
             return self.broker.stream(self.stream_name).partition(0)
@@ -256,7 +257,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             ) from None
 
     def _begin_soon(self, partition: Partition) -> asyncio.Task[None]:
-        """Begin a term beside the loop; one that is beginning is waited for."""
+        """Begin a term on a thread, unless one is beginning."""
         if self._beginning is None:
             self._beginning = self.spawn(self._begin(partition), "begin")
             self._beginning.add_done_callback(self._has_begun)
@@ -266,7 +267,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         self._beginning = None
 
     async def _begin(self, partition: Partition) -> None:
-        """Begin a term from what is committed, once everything that may be in force is."""
+        """Begin a term from the committed entries, once the high watermark covers them all."""
         try:
             epoch = partition.leader_epoch
             while partition.high_watermark < partition.next_offset:
@@ -287,26 +288,26 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             assert partition.next_offset == end, "only who holds the office writes here"
             term = self.term = CoordinatorTerm(machine, epoch)
             self._failure = None
-            logger.info("the %s is here, from %d entries", self._title, entries)
+            logger.info("the %s runs here, from %d entries", self._title, entries)
             self.begun(term)
         except StrandlineError as error:
             self._failure = error
             self._not_before_ms = self.broker.clock.monotonic_ms() + RETRY_S * 1e3
-            logger.warning("the %s cannot begin, will try again: %s", self._title, error)
+            logger.warning("the %s cannot start, will retry: %s", self._title, error)
 
     def _resign(self, error: StrandlineError) -> None:
-        """End the term: what was not answered may or may not be decided."""
+        """End the term: the outcome of unanswered requests is unknown."""
         term, self.term = self.term, None
         if term is None:
             return
-        logger.info("the %s is not here any more: %s", self._title, error.message)
+        logger.info("the %s no longer runs here: %s", self._title, error.message)
         for answer in term.waiting.values():
             if not answer.done():
                 answer.set_exception(error)
         self.ended()
 
     async def run(self) -> None:
-        """Hold the office whenever it is here, until cancelled."""
+        """Run the coordinator whenever this broker leads its stream, until cancelled."""
         while True:
             await asyncio.sleep(TICK_S)
             try:
@@ -323,14 +324,14 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
                 self._begin_soon(partition)
 
     async def stop(self) -> None:
-        """Let go of what runs beside."""
+        """Cancel background tasks."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._resign(UnavailableError("the broker is stopping; retry"))
 
     def spawn(self, coroutine: Any, what: str) -> asyncio.Task[None]:
-        """Run something beside until the stop."""
+        """Run a background task until the stop."""
         task: asyncio.Task[None] = asyncio.create_task(coroutine, name=f"{self.stream_name}-{what}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -339,10 +340,10 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
     # Entries
 
     def _store(self, term: CoordinatorTerm[MachineT], sequence: int, entry: bytes) -> None:
-        """Append an entry; ``stored`` is called when it and those before it are."""
+        """Append an entry; ``stored`` is called when it and all earlier ones are stored."""
         partition = self.broker.stream(self.stream_name).partition(0)
         if not self.is_current(term) or partition.leader_epoch != term.epoch:
-            return  # the term has ended: what it still wanted to decide is void
+            return  # the term has ended: later decisions are ignored
         if partition.write_error is None:
             assert partition.next_offset == sequence, "only who holds the office writes here"
         partition.append(entry, subject=self.stream_name, ack_sink=self, token=(term, sequence))
@@ -355,7 +356,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
         *,
         duplicate: bool,  # noqa: ARG002 - there are none
     ) -> None:
-        """An entry is stored, and so are those before it."""
+        """Handle a stored entry: all earlier ones are stored, too."""
         term, sequence = cast("tuple[CoordinatorTerm[MachineT], int]", token)
         if sequence > term.stored:
             term.stored = sequence
@@ -366,7 +367,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             self.stored(term, sequence)
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """An entry was not stored, or nobody knows: begin anew from what is."""
+        """End the term, because an entry was not stored, or may not be."""
         term, _ = cast("tuple[CoordinatorTerm[MachineT], int]", token)
         asyncio.get_running_loop().call_soon(self._resign_from, term, error)
 
@@ -375,7 +376,7 @@ class CoordinatorRuntime(ABC, Generic[MachineT]):
             self._resign(error)
 
     async def _forget(self, before: Offset) -> None:
-        """Delete entries that were written anew."""
+        """Delete entries that were rewritten."""
         try:
             await self.broker.truncate_before(self.stream_name, 0, before)
         except StrandlineError as error:

@@ -38,14 +38,14 @@ from strandline.types import Offset, PartitionName
 logger = logging.getLogger(__name__)
 
 LABELS_MAX = 100
-"""Names of timed-out transactions told apart in metrics; more are counted together."""
+"""Names of timed-out transactions with their own metric; others are counted together."""
 
 MarkerDone = Callable[[StrandlineError | None], None]
-"""Told None once a marker is committed, or is owed to nobody; else why it may not be."""
+"""Called with None once a marker is committed or not needed; else with the error."""
 
 
 class Positions(Protocol):
-    """The group coordinator as far as transactions use it to commit offsets."""
+    """The group coordinator's part in transactions: commits offsets."""
 
     def mark(self, transaction: GroupTransaction, mark: TransactionMark, done: MarkerDone) -> None:
         """Write the end of a transaction to a group, then call ``done``."""
@@ -59,20 +59,20 @@ class TransactionCoordinatorHost(CoordinatorHost, Protocol):
     groups: "Positions"
 
     async def new_producer_id(self, owner: str) -> int:
-        """An id for a principal that nobody gets again."""
+        """Return a new producer id for a principal."""
         ...
 
     def is_gone(self, place: TransactionPartition) -> bool:
-        """Whether a partition that is not here was deleted, for certain."""
+        """Whether a partition that is not here was certainly deleted."""
         ...
 
     def mark_remote(self, mark: fx.SendMarker, done: MarkerDone) -> None:
-        """Have the broker that leads a partition write a marker."""
+        """Have the leader of a partition write a marker."""
         ...
 
 
 class MarkerWriter:
-    """Has partitions that are led here write markers, and tells when they are committed."""
+    """Writes markers to partitions that are led here, and reports when they are committed."""
 
     def write(self, mark: fx.SendMarker, partition: Partition, done: MarkerDone) -> None:
         """Write a marker; ``done`` is called once, later."""
@@ -90,15 +90,15 @@ class MarkerWriter:
         asyncio.get_running_loop().call_soon(cast("MarkerDone", token), None)
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Report that the marker was refused, or that its outcome is unknown."""
+        """Report that the marker was rejected, or that its outcome is unknown."""
         asyncio.get_running_loop().call_soon(cast("MarkerDone", token), error)
 
 
 class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
-    """Transactions, coordinated here or elsewhere.
+    """Transactions: requests to the transaction coordinator, here or on another broker.
 
     Args:
-        broker: whose.
+        broker: this broker.
     """
 
     broker: TransactionCoordinatorHost
@@ -121,21 +121,21 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
     async def begin_transaction(
         self, make: Callable[[Token, int], ev.Begin], *, owner: str = ""
     ) -> fx.Begun:
-        """Begin a transaction; a fresh producer id is at hand in case it needs one.
+        """Begin a transaction, with a fresh producer id in case it needs one.
 
         Args:
-            make: makes the request.
-            owner: the principal who begins; empty where access is not checked.
+            make: builds the request.
+            owner: the principal that begins it; empty where access is not checked.
         """
         fresh_id = await self.broker.new_producer_id(owner)
         begun: fx.Begun = await self.ask(lambda token: make(token, fresh_id))
         return begun
 
     def places(self, names: Iterable[tuple[str, int]]) -> list[TransactionPartition]:
-        """The partitions of these names as they are now.
+        """Return the partitions of these names as they are now.
 
         Raises:
-            UnknownStreamError, UnknownPartitionError: there is none.
+            UnknownStreamError, UnknownPartitionError: no such partition.
         """
         return [
             TransactionPartition(
@@ -145,7 +145,7 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
         ]
 
     def mark_here(self, mark: fx.SendMarker, done: MarkerDone) -> None:
-        """Write a marker that a coordinator, here or elsewhere, wants; ``done`` is called once."""
+        """Write a marker for a coordinator, here or elsewhere; ``done`` is called once."""
         try:
             partition = self._partition(mark.place)
         except StrandlineError as error:
@@ -159,14 +159,14 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
             self._markers.write(mark, partition, done)
 
     def _partition(self, place: TransactionPartition) -> Partition:
-        """The partition of a place, which may have been deleted and made again since.
+        """Return the partition of a marker; a stream created again under its name does not count.
 
         Raises:
-            UnknownStreamError, UnknownPartitionError: there is none.
+            UnknownStreamError, UnknownPartitionError: no such partition.
         """
         partition = self.broker.stream(place.stream).partition(place.partition)
         if partition.log_id != place.log_id:
-            raise UnknownStreamError(f"{place} was deleted, and is another one now")
+            raise UnknownStreamError(f"{place} was deleted and created again")
         return partition
 
     # The coordinator
@@ -189,11 +189,11 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
         """Do nothing when a term ends."""
 
     def stored(self, term: CoordinatorTerm[Coordinator], sequence: int) -> None:
-        """Tell the coordinator that its entries up to ``sequence`` are stored."""
+        """Note that entries up to ``sequence`` are stored."""
         self._step(term, EntriesStored(sequence))
 
     def tick(self, term: CoordinatorTerm[Coordinator]) -> None:
-        """Tell the coordinator that time passed."""
+        """Pass the time to the coordinator."""
         self._step(term, Tick())
 
     def _step(self, term: CoordinatorTerm[Coordinator], event: ev.Event) -> None:
@@ -216,26 +216,26 @@ class TransactionCoordinatorService(CoordinatorRuntime[Coordinator]):
         return 0 if self.term is None else self.term.machine.undecided
 
     def _mark(self, term: CoordinatorTerm[Coordinator], mark: fx.SendMarker) -> None:
-        """Have a marker written, here or where the partition is led."""
+        """Have a marker written, here or by the partition's leader."""
         is_begin = mark.kind is fx.MarkerKind.BEGIN
 
         def done(error: StrandlineError | None) -> None:
             if error is not None:
-                logger.debug("marker for %s, will try again: %s", mark.place, error)
+                logger.debug("marker for %s was not written, will retry: %s", mark.place, error)
             kind = ev.Marked if error is None else ev.NotMarked
             self._step(term, kind(mark.id, mark.producer, mark.place, is_begin))
 
         try:
             is_here = self._partition(mark.place).unavailable_reason is None
         except StrandlineError:
-            is_here = True  # gone, perhaps: it is found out the same way
+            is_here = True  # perhaps deleted: the retry finds out
         if is_here:
             self.mark_here(mark, done)
         else:
             self.broker.mark_remote(mark, done)
 
     def _count_timeout(self, name: str) -> None:
-        logger.warning("transaction %r was aborted: its time was over", name)
+        logger.warning("transaction %r was aborted after its timeout", name)
         counts = self.broker.telemetry.transactions_timed_out
         counts[name if name in counts or len(counts) < LABELS_MAX else "others"] += 1
 

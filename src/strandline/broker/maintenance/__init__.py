@@ -1,1 +1,1 @@
-"""Work in the background: checkpoints, retention, compaction, scrubbing, removal of files."""
+"""Background work: checkpoints, retention, compaction, scrubbing, removal of files."""

@@ -1,18 +1,18 @@
 """The schedule of checkpoints: often enough for a short recovery, and rarely enough to be cheap.
 
 ``storage.recovery.Checkpointer`` writes them; only its middle step waits for the disk, and that one
-runs beside the loop. A checkpoint is due when a journal file is full, since that file becomes the
+runs on a thread. A checkpoint is due when a journal file is full, since that file becomes the
 spare that the next roll needs; if none is in time, a file is created here, so that no group commit
 waits for one. It is also due when segments received many bytes that no journal has.
 
-Segments are written back a little at a time: syncing everything at a checkpoint would keep the disk
-from the journal, and group commits waiting, for a tenth of a second and more (docs/adr/0031).
+Segments are written back a little at a time: syncing everything at a checkpoint would block the
+journal, and so group commits, for a tenth of a second and more (docs/adr/0031).
 
-A broker that has refused records for lack of space is not ready, so perhaps no publish arrives to
-find out that there is space again: it is checked here.
+A broker that has rejected records for lack of space is not ready, so it may receive no publish that
+would show that there is space again. So it is checked here.
 
-Rule: what runs beside the loop holds ``lock``. Who holds it may cancel ``run``, reopen the journal
-or release the data directory: no thread is still writing to it.
+Rule: work on a thread holds ``lock``. The holder may cancel ``run``, reopen the journal or release
+the data directory: no thread is still writing to it.
 """
 
 import asyncio
@@ -37,16 +37,16 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.05
 PENDING_STEP_BYTES = 512 << 10
 WRITE_BACK_BYTES = 4 << 20
-"""How much is written between two looks at what can be written back."""
+"""How much is written between two checks of what can be written back."""
 WRITE_BACK_PAUSE_S = 0.004
 WRITE_BACK_PARTS_MAX = 16
 BULK_BYTES_MAX = 256 << 20
-"""What recovery may have to look through that is in segments only."""
+"""The most bytes in no journal that recovery may have to scan in segments."""
 LOGS_PER_FILE = 256
 """A checkpoint syncs each log: where there are more, more files may be full before it is due."""
 SPACE_INTERVAL_MS = 5_000
 SPACE_BYTES = 1 << 20
-"""As much as a log may hold in memory: who finds less will soon refuse records again."""
+"""As much as a log may hold in memory: with less space, records would soon be rejected again."""
 SPACE_NAME = "space"
 
 
@@ -54,10 +54,10 @@ class CheckpointSchedule:
     """Takes checkpoints when enough was written or enough time has passed.
 
     Args:
-        config: how much and how long.
+        config: limits of size and time.
         clock: for the time between checkpoints.
         telemetry: counters.
-        on_poisoned: told when a sync of a segment failed.
+        on_poisoned: called when a sync of a segment failed.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class CheckpointSchedule:
         self._on_poisoned = on_poisoned
         self._storage: Recovered | None = None
         self.lock = asyncio.Lock()
-        """Held while a thread writes; whoever deletes, reopens or closes logs holds it too."""
+        """Held while a thread writes, and while logs are deleted, reopened or closed."""
         self._last_ms = clock.monotonic_ms()
         self._last_sequence = -1
         self._last_bulk_bytes = 0
@@ -90,7 +90,7 @@ class CheckpointSchedule:
         self._written_back_bytes = storage.journal.written_bytes
 
     async def run(self) -> None:
-        """Check for ever; what cannot be done now is tried again at the next interval."""
+        """Check for ever; a step that fails is retried at the next interval."""
         while True:
             await asyncio.sleep(POLL_S)
             storage = self._storage
@@ -106,7 +106,7 @@ class CheckpointSchedule:
                 await self._attempt("space for records", self._look_for_space)
 
     async def _attempt(self, what: str, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Do one of the four; one that fails does not keep the others from being done."""
+        """Run one of the four steps; a failure does not prevent the others."""
         now_ms = self._clock.monotonic_ms()
         if now_ms < self._retry_ms.get(what, now_ms):
             return
@@ -122,7 +122,7 @@ class CheckpointSchedule:
             self._failures.forget(what)
 
     async def _allocate_spare(self) -> None:
-        """Make a file, unless logs wait for the space: only what they have is checkpointed."""
+        """Create a journal file, unless logs wait for the space."""
         async with self.lock:
             storage = self._storage
             assert storage is not None, "attached at start"
@@ -131,7 +131,7 @@ class CheckpointSchedule:
                 await asyncio.to_thread(storage.journal.allocate_spare)
 
     async def _write_back(self) -> None:
-        """Let the disk begin with segments, with pauses in which it can sync the journal."""
+        """Start writing segments to the disk, with pauses in which it can sync the journal."""
         async with self.lock:
             storage = self._storage
             assert storage is not None, "attached at start"
@@ -140,14 +140,14 @@ class CheckpointSchedule:
                 await write_back(log, pause_s=WRITE_BACK_PAUSE_S, parts_max=WRITE_BACK_PARTS_MAX)
 
     def _is_space_wanted(self) -> bool:
-        """Whether records were refused for a while, and none was stored since."""
+        """Whether records were rejected for a while, and none was stored since."""
         now_ms = self._clock.monotonic_ms()
         if not self._telemetry.disk_full:
             self._full_since_ms = now_ms
         return now_ms - self._full_since_ms >= SPACE_INTERVAL_MS
 
     async def _look_for_space(self) -> None:
-        """Do what the next record would be refused for, and say so if it can be done."""
+        """Try what the next record would need; log it if that works."""
         async with self.lock:
             storage = self._storage
             assert storage is not None, "attached at start"
@@ -158,7 +158,7 @@ class CheckpointSchedule:
             logger.info("there is space for records again")
 
     def _is_due(self, storage: Recovered) -> bool:
-        """Whether journal files are full, or something was written and enough time has passed."""
+        """Whether a journal file is full, or something was written and enough time has passed."""
         journal = storage.journal
         if journal.full_files and journal.full_files * LOGS_PER_FILE >= len(storage.logs):
             return True
@@ -171,10 +171,10 @@ class CheckpointSchedule:
         return is_changed and (is_old or _has_many_unsynced(storage))
 
     async def checkpoint(self) -> None:
-        """Take one now.
+        """Take a checkpoint now.
 
         Raises:
-            DiskFullError: no space; the one before stands and the journal keeps everything.
+            DiskFullError: no space; the previous one stays and the journal keeps everything.
             LogPoisonedError: a segment could not be synced.
         """
         async with self.lock:
@@ -192,16 +192,16 @@ class CheckpointSchedule:
 
 
 def _has_many_unsynced(storage: Recovered) -> bool:
-    """Whether so many sealed segments wait for a sync that they take the descriptors of others."""
+    """Whether so many sealed segments wait for a sync that they use others' descriptors."""
     unsynced = STORAGE_DESCRIPTORS.held - len(MAPPED_SEGMENTS) - len(storage.logs)
     return unsynced > current_shares().unsynced
 
 
 def _try_space(journal: Journal) -> None:
-    """Make a file, of a size that records may need at once; one for the journal if it has none.
+    """Create a file of the size that records may need, or a journal file if there is no spare.
 
     Raises:
-        DiskFullError: no space; nothing is left behind.
+        DiskFullError: no space; no file is left behind.
         LogPoisonedError: the disk fails.
     """
     if journal.needs_spare:
@@ -212,11 +212,11 @@ def _try_space(journal: Journal) -> None:
 
 
 async def _write_pending(logs: Iterable[Log]) -> None:
-    """Write what logs have in memory only, a little at a time: turns come in between.
+    """Write batches that logs have in memory only, in small parts between group commits.
 
     Raises:
         DiskFullError: no space.
-        LogPoisonedError: now or earlier a write failed.
+        LogPoisonedError: a write failed, now or earlier.
     """
     room = PENDING_STEP_BYTES
     for log in list(logs):

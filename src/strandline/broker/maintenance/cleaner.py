@@ -1,10 +1,9 @@
-"""Retention and compaction of every partition, on a timer.
+"""Retention, compaction and subject indexes of every partition, on a timer.
 
-Rules: the loop decides what goes and changes the log in memory, in microseconds; everything that
-reads or writes files runs beside it. Segments are rewritten one partition at a time, and never
-while a stream is being deleted.
-What is removed is gone durably, so the records that it goes for are made durable before, also those
-that were acked from memory.
+Rules: the loop decides what is removed and changes the log in memory, in microseconds; everything
+that reads or writes files runs on a thread. Segments are rewritten one partition at a time, and
+never while a stream is being deleted. Removal is durable, so the newer records that replace the
+removed ones are made durable before, also those that were acked from memory.
 """
 
 import asyncio
@@ -19,6 +18,7 @@ from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock, SteadyTime
 from strandline.config import StreamConfig
 from strandline.errors import StrandlineError, UnavailableError
+from strandline.record.subjects import has_wildcard
 from strandline.storage.compaction import Compactor
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
@@ -35,18 +35,18 @@ logger = logging.getLogger(__name__)
 
 
 class Cleaner:
-    """Removes what streams need not keep.
+    """Removes records that streams need not keep.
 
     Args:
-        partitions: asked at every round for the partitions there are.
-        turn_passed: waits for the turn under way, whose records may yet be undone.
-        sync: as ``commit_finished``, and then makes durable what no turn has synced.
+        partitions: called in every round for the present partitions.
+        commit_finished: waits for the group commit in progress, which may still be undone.
+        sync: as ``commit_finished``, and then makes durable what no group commit has synced.
         reclaimer: removes records.
-        lock: held while a partition is compacted; whoever deletes streams holds it too.
-        disk: where compacted segments are written.
+        lock: held while a partition is compacted, and while streams are deleted.
+        disk: the file system for compacted segments.
         clock: for the age of records.
         telemetry: counters.
-        interval_ms: between two rounds.
+        interval_ms: the time between two rounds.
     """
 
     def __init__(
@@ -77,23 +77,27 @@ class Cleaner:
         self._compactors: dict[Log, Compactor] = {}
         self._steady = SteadyTime(clock)
         self._write_times: dict[Log, WriteTimes] = {}
+        self._indexed: dict[Log, int] = {}
+        """As far as the subjects of each log are indexed."""
 
     async def run(self) -> None:
-        """Clean for ever; what fails is logged and tried again in the next round."""
+        """Clean for ever; failures are logged and retried in the next round."""
         while True:
             await asyncio.sleep(self._interval_s)
             await self.clean()
 
     async def clean(self) -> None:
-        """One round."""
+        """Run one round."""
         for partition in self._partitions():
             await self._commit_finished()
             if partition.closed or partition.remote_error is not None:
                 continue
             try:
                 await self._retain(partition)
-                if partition.config.compact:
+                if partition.config.has_gaps:
                     await self._compact(partition)
+                if has_wildcard(partition.config.subject) and partition.key_error is None:
+                    await self._index(partition.log)
             except UnavailableError as error:
                 logger.warning("cleaning %s, will try again: %s", partition.name, error)
             except StrandlineError as error:
@@ -101,9 +105,10 @@ class Cleaner:
         live = {partition.log for partition in self._partitions()}
         self._compactors = {log: c for log, c in self._compactors.items() if log in live}
         self._write_times = {log: t for log, t in self._write_times.items() if log in live}
+        self._indexed = {log: o for log, o in self._indexed.items() if log in live}
 
     async def _retain(self, partition: Partition) -> None:
-        """Delete what is too old or too much, of what is committed."""
+        """Delete committed records that exceed the limits of age, size or number."""
         policy = retention_policy(partition.config)
         if not any(policy):
             return
@@ -138,9 +143,10 @@ class Cleaner:
                 tombstone_delay_ms=partition.config.tombstone_delay_ms,
                 ids_ms=partition.config.dedup_window_ms,
                 numbers_ms=PRODUCER_MEMORY_S * 1000,
+                records_per_subject=partition.config.max_records_per_subject,
             )
             self._compactors[log] = compactor
-        # Null values that were kept too short cannot be brought back: take the earlier time.
+        # Null values that are removed too early cannot be restored: use the earlier time.
         now_ns = min(self._clock.now_ns(), self._steady.now_ns())
         if not compactor.is_due(now_ns=now_ns, tombstones_below=_seen_by_all(partition)):
             return
@@ -157,15 +163,20 @@ class Cleaner:
                 counts=lambda header: is_visible(partition.transaction_index, header),
             )
             if partition.log is not log:
-                return  # it was reopened meanwhile, and what was prepared is gone
+                return  # the log was reopened meanwhile, and the prepared files are gone
             await asyncio.to_thread(compactor.apply, prepared)
+            self._indexed.pop(log, None)
         self._telemetry.compaction_records += prepared.records_removed
         seconds = (self._clock.monotonic_ms() - started_ms) / 1e3
         self._telemetry.compaction_seconds.observe(seconds)
 
+    async def _index(self, log: Log) -> None:
+        """Index the subjects of what is sealed."""
+        self._indexed[log] = await asyncio.to_thread(log.index_subjects, self._indexed.get(log, 0))
+
 
 def _seen_by_all(partition: Partition) -> Offset:
-    """Null values below are on the disk of every replica."""
+    """Return the offset below which null values are on the disk of every replica."""
     replica_hooks = partition.replica_hooks
     return (
         partition.last_stable_offset if replica_hooks is None else replica_hooks.min_replica_offset

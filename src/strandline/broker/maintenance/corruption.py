@@ -1,7 +1,7 @@
-"""Corruption that a reader met: logged and counted once, and given to the replica that can repair.
+"""Reports of corruption that a reader found: logged and counted once, and passed to the replica.
 
-Rules: a reader of a log reports what it met here, from any thread, and goes on; what follows
-happens on the loop. The replica gets each report, and asks for a copy once.
+Rules: a reader of a log reports corruption here, from any thread, and continues; the rest happens
+on the loop. The replica gets each report, and requests a copy once.
 """
 
 import logging
@@ -18,7 +18,7 @@ class CorruptionReports:
     """The known corrupt ranges.
 
     Args:
-        call_soon: runs something on the loop, from any thread.
+        call_soon: runs a function on the loop, from any thread.
         telemetry: counters.
     """
 
@@ -40,8 +40,8 @@ class CorruptionReports:
         Args:
             name: of the partition.
             log_id: of its log.
-            error: says where.
-            repair: called on the loop with the range, if it is known.
+            error: has the file and position.
+            repair: called on the loop with the range of offsets, if it is known.
         """
         self._call_soon(lambda: self._note(name, log_id, error, repair=repair))
 
@@ -62,5 +62,5 @@ class CorruptionReports:
             repair(Offset(error.first_offset), Offset(error.next_offset))
 
     def forget(self) -> None:
-        """Log and count again what is still corrupt: a new scan begins."""
+        """Log and count known corruption again: a new scan begins."""
         self._logged.clear()

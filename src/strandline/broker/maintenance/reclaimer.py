@@ -1,7 +1,7 @@
-"""Removes records and their files beside the loop: a file system takes long to free gigabytes.
+"""Removes records and their files on a thread: a file system takes long to free gigabytes.
 
 Rules: the loop decides what is removed and changes the logs in memory; one thread removes the
-files, in the order given. What it has not removed at the stop, the next start does.
+files, in the order given. The next start removes what is left at the stop.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ logger = logging.getLogger(__name__)
 
 
 class SpaceReclaimer:
-    """The thread that removes files; everything but ``run`` is for the loop's thread."""
+    """The thread that removes files; all methods but ``run`` are for the loop's thread."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="strandline-reclaim")
 
     def run(self, removal: Callable[[], None]) -> None:
-        """Remove something soon; a failure is logged, and left to the next start."""
+        """Schedule a removal; a failure is logged, and left to the next start."""
         self._thread.submit(_logged, removal)
 
     async def drained(self) -> None:
-        """Wait until everything is removed that was to be removed so far."""
+        """Wait until everything scheduled so far is removed."""
         await asyncio.wrap_future(self._thread.submit(_nothing))
 
     async def truncate_before(self, log: Log, offset: int) -> None:
@@ -52,15 +52,15 @@ class SpaceReclaimer:
         log.drop_before(offset)
 
     def delete(self, logs: Iterable[Log]) -> None:
-        """Delete logs that nobody writes any more; their files follow (``drained``).
+        """Delete logs that are no longer written; their files follow (``drained``).
 
-        On the event loop their directories only get another name, unsynced.
+        On the event loop their directories are only renamed, without a sync.
         """
         for log in logs:
             _logged(log.delete)
 
     def close(self) -> None:
-        """Finish the removal that is under way."""
+        """Finish the removal in progress."""
         self._thread.shutdown(cancel_futures=True)
 
 
@@ -68,10 +68,10 @@ def _logged(removal: Callable[[], None]) -> None:
     try:
         removal()
     except StrandlineError as error:
-        logger.warning("what is to be removed is left to the next start: %s", error)
+        logger.warning("the next start removes the rest: %s", error)
     except Exception:
         logger.exception("files could not be removed, please report")
 
 
 def _nothing() -> None:
-    """Comes after what was submitted before."""
+    """Mark a place in the queue."""

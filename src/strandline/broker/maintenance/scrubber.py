@@ -1,8 +1,8 @@
-"""Reads every log again from time to time, so that corruption is found while others have a copy.
+"""Reads every log from time to time, to find corruption while other replicas have a copy.
 
-Rules: slowly, beside the loop, one log at a time; a broker whose recovery met corruption looks at
-once, another when it has run for a while. What is found is only reported. A log that is closed,
-reopened or cut meanwhile is left to the next round.
+Rules: it reads slowly, on a thread, one log at a time. A broker whose recovery found corruption
+starts at once, another one after a while. Corruption is only reported. A log that is closed,
+reopened or truncated meanwhile is left to the next round.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ STEP_BYTES = 1 << 20
 
 
 class Scrubber:
-    """Looks for corruption in all logs.
+    """Searches all logs for corruption.
 
     Args:
-        partitions: asked at every round for the partitions there are.
-        reports: told of corruption.
+        partitions: called in every round for the present partitions.
+        reports: receives the corruption found.
         telemetry: counters.
-        interval_ms: between two rounds.
-        bytes_per_s: how much is read, at most.
+        interval_ms: the time between two rounds.
+        bytes_per_s: the highest rate of reading.
     """
 
     def __init__(
@@ -50,11 +50,11 @@ class Scrubber:
         self._is_urgent = asyncio.Event()
 
     def hurry(self) -> None:
-        """Begin a round soon: there is reason to expect corruption."""
+        """Begin a round soon, because corruption is likely."""
         self._is_urgent.set()
 
     async def run(self) -> None:
-        """Round after round, for ever."""
+        """Run rounds for ever."""
         await self._pause(min(FIRST_AFTER_S, self._interval_s))
         while True:
             self._reports.forget()
@@ -70,7 +70,7 @@ class Scrubber:
         self._is_urgent.clear()
 
     async def scrub(self) -> None:
-        """One round."""
+        """Run one round."""
         for partition in self._partitions():
             try:
                 await self._scrub(partition, partition.log)
@@ -78,14 +78,14 @@ class Scrubber:
                 logger.debug("scrubbing %s ends: %s", partition.name, error)
 
     async def _scrub(self, partition: Partition, log: Log) -> None:
-        """Read one log as far as it goes now.
+        """Read one log up to its present end.
 
         Raises:
-            OffsetOutOfRangeError: it was cut behind us.
+            OffsetOutOfRangeError: it was truncated meanwhile.
             UnavailableError: it was closed.
         """
         offset, end = log.log_start_offset, log.log_end_offset
-        may_have_gaps = partition.config.compact and partition.replica_hooks is None
+        may_have_gaps = partition.config.has_gaps and partition.replica_hooks is None
         read = log.read if may_have_gaps else log.read_dense
         while offset < end and partition.log is log and not partition.closed:
             size = 0
@@ -94,12 +94,12 @@ class Scrubber:
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:
                     raise
-                offset = log.log_start_offset  # retention was quicker
+                offset = log.log_start_offset  # retention removed it first
             except CorruptBatchError as corruption:
                 partition.committed.report_corruption(corruption)
                 offset = Offset(max(corruption.next_offset, offset + 1))
             else:
                 size, offset = len(found.buffer), found.next_offset
-                del found  # or the segment stays mapped
+                del found  # else the segment stays mapped
             self._telemetry.scrubbed_bytes += size
             await asyncio.sleep(size / self._bytes_per_s)

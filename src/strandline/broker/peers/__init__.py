@@ -1,6 +1,6 @@
-"""The peer link: how the brokers of a cluster talk to each other.
+"""The peer link: the connections between the brokers of a cluster.
 
-``link.PeerLinks`` is what the rest of the broker sees. ``frame``, ``handshake`` and ``session`` are
-pure; ``connection``, ``peer`` and ``link`` put them on sockets. What the frames mean is the
-business of the cores above; nothing here looks into a header or an attachment.
+``link.PeerLinks`` is its interface. ``frame``, ``handshake`` and ``session`` are pure;
+``connection``, ``peer`` and ``link`` connect them with sockets. Nothing here interprets a frame's
+header or attachments.
 """

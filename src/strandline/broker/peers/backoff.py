@@ -1,16 +1,15 @@
-"""The wait before a peer is called again. Pure: randomness is an argument."""
+"""The wait before reconnecting to a peer. Pure: randomness is an argument."""
 
 
 class ReconnectBackoff:
-    """Doubles from ``min_s`` to ``max_s``; each wait is half to all of that.
+    """A wait that doubles from ``min_s`` to ``max_s``, shortened by a random part of up to half.
 
-    The random half keeps brokers that lost each other at one moment from calling in step. A
-    connection that did not last does not reset it, or a peer that accepts and hangs up would be
-    called without end at full speed.
+    The random part prevents brokers from reconnecting at the same moments. A short connection does
+    not reset the wait, since a peer that accepts and closes would be called at full speed.
 
     Args:
-        min_s: the first wait, at most.
-        max_s: the longest, and how long a connection must have lasted to begin from ``min_s``.
+        min_s: the longest first wait.
+        max_s: the longest wait, and how long a connection must last to reset it to ``min_s``.
     """
 
     def __init__(self, min_s: float, max_s: float) -> None:
@@ -20,11 +19,11 @@ class ReconnectBackoff:
         self._next_s = min_s
 
     def next_s(self, random: float, *, lasted_s: float = 0.0) -> float:
-        """Seconds to wait now.
+        """Return the seconds to wait now.
 
         Args:
             random: from 0 up to 1.
-            lasted_s: how long the connection that ended had been up.
+            lasted_s: how long the last connection was up.
         """
         if lasted_s >= self._max_s:
             self._next_s = self._min_s

@@ -1,9 +1,9 @@
 """One TCP connection between two brokers: sockets to frames and back.
 
-Rules: a connection carries frames one way, from the broker that made it; the other way there is the
-answer to the handshake and nothing after it. Writing never waits: frames queue up to a limit, and
-who exceeds it is cut off. What the end of a connection means is for ``session`` to say; every end,
-ours too, is told once, from the loop and never from inside a call of ours.
+Rules: a connection carries frames one way, from the broker that opened it; the other way carries
+the answer to the handshake only. Writing never waits: frames queue up to a limit, beyond which the
+connection is closed. ``session`` decides what the end of a connection means. Every end, ours too,
+is reported once, by the loop and never from inside a call of ours.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ class PeerConnection(asyncio.BufferedProtocol):
     """The part of a peer connection that both ends share.
 
     Args:
-        limits: caps and times.
-        on_begin: told at the beginning, which with TLS is after its own handshake.
-        on_end: told once, after the end.
+        limits: sizes and timeouts.
+        on_begin: called at the beginning, with TLS after its handshake.
+        on_end: called once, after the end.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class PeerConnection(asyncio.BufferedProtocol):
         )
         self.is_open = False
         self.peer: BrokerId | None = None
-        """The other end: whom we called, or who it said it is."""
+        """The peer: the one we connected to, or the one named in the handshake."""
         self.incarnation = ""
         """Of the peer; set by the handshake."""
         self.failure = ""
-        """Why we ended it, if we did."""
+        """Why we closed it, if we did."""
         self.closed: asyncio.Future[str] = self._loop.create_future()
-        """Why it ended."""
+        """Completed with the reason when the connection ends."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin; who does not say who it is in time is cut off."""
+        """Begin; close the connection if no handshake arrives in time."""
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=self._limits.write_high_bytes)
         tune(self._transport.get_extra_info("socket"), self._limits)
@@ -84,7 +84,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._on_begin(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Tell whoever waits."""
+        """Report the end."""
         self.is_open = False
         self.handshake_done()
         reason = self.failure or (describe(exc) if exc else "closed by the other end")
@@ -97,7 +97,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         return self._decoder.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Take the frames that are complete."""
+        """Decode the frames that are complete."""
         if not self.is_open:
             return
         try:
@@ -117,11 +117,11 @@ class PeerConnection(asyncio.BufferedProtocol):
         return len(frames) == 1 and self._decoder.is_between_frames
 
     def take(self, frame: Frame) -> None:
-        """A frame came; the first is the handshake and came alone."""
+        """Handle a frame; the first is the handshake."""
         raise NotImplementedError
 
     def handshake_done(self) -> None:
-        """Its time limit counts no more."""
+        """End the time limit of the handshake."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -131,21 +131,21 @@ class PeerConnection(asyncio.BufferedProtocol):
         return certified_brokers(self._live().get_extra_info("ssl_object"))
 
     def close(self, reason: str) -> None:
-        """Close after what was written went out."""
+        """Close after everything queued was sent."""
         if self.is_open:
             self.is_open = False
             self.failure = self.failure or reason
             self._live().close()
 
     def abort(self, reason: str) -> None:
-        """Close at once; what was written may be lost. Also ends a close that takes too long."""
+        """Close at once; queued frames may be lost. Also ends a close that takes too long."""
         self.is_open = False
         self.failure = self.failure or reason
         if self._transport is not None:
             self._transport.abort()
 
     def _put(self, buffers: Iterable[Data]) -> None:
-        """Hand buffers to the transport, unless it is on its way out: uvloop's would raise."""
+        """Write buffers, unless the transport is closing: uvloop's would raise."""
         if not self._live().is_closing():
             self._live().writelines(buffers)
 
@@ -155,14 +155,14 @@ class PeerConnection(asyncio.BufferedProtocol):
 
 
 class Incoming(PeerConnection):
-    """A connection that a peer made: frames come in.
+    """A connection that a peer opened: it receives frames.
 
     Args:
-        limits: caps and times.
-        on_frame: takes frames once the peer is up.
-        on_hello: takes the first frame.
-        on_begin: told at the beginning.
-        on_end: told once, after the end.
+        limits: sizes and timeouts.
+        on_frame: receives frames once the peer is up.
+        on_hello: receives the first frame.
+        on_begin: called at the beginning.
+        on_end: called once, after the end.
     """
 
     def __init__(
@@ -181,12 +181,12 @@ class Incoming(PeerConnection):
         self._is_held = True
 
     def take(self, frame: Frame) -> None:
-        """Hand a frame up, or keep it until the peer is up."""
+        """Pass a frame on, or keep it until the peer is up."""
         if self.peer is None:
             self._on_hello(self, frame)
         elif self._is_held:
-            # The peer believes itself up already: its answer to us is under way. Reading went on
-            # so far, because who does not read does not notice the end of a connection either.
+            # The peer is up on its side; our own connection's answer is still in flight. Reading
+            # went on so far, since without reading the end of a connection is not noticed.
             self._held.append(frame)
             if not self._live().is_closing():  # uvloop raises otherwise
                 self._live().pause_reading()
@@ -194,7 +194,7 @@ class Incoming(PeerConnection):
             self._on_frame(self.peer, frame)
 
     def accept(self, hello: Hello, me: PeerIdentity) -> None:
-        """Answer; frames are held until the peer is up."""
+        """Answer the handshake; frames are held until the peer is up."""
         self.handshake_done()
         self.peer = BrokerId(hello.broker_id)
         self.incarnation = hello.incarnation
@@ -205,12 +205,12 @@ class Incoming(PeerConnection):
         self._put(encode_hello(me, self.peer))
 
     def refuse(self, error: HandshakeError) -> None:
-        """Say why not, and close."""
+        """Send the rejection and close."""
         self._put(encode_rejection(error))
-        self.close(f"refused: {error}")
+        self.close(f"rejected: {error}")
 
     def release(self) -> None:
-        """The peer is up: hand up what was held, and read on."""
+        """Pass on the held frames and continue reading: the peer is up."""
         assert self.peer is not None, "released before its handshake"
         self._is_held = False
         held, self._held = self._held, []
@@ -222,15 +222,15 @@ class Incoming(PeerConnection):
 
 
 class Outgoing(PeerConnection):
-    """A connection that we made: frames go out.
+    """A connection that we opened: it sends frames.
 
     Args:
-        limits: caps and times.
-        me: who we are.
-        to: whom we call.
-        on_answer: told after the handshake.
-        on_begin: told at the beginning.
-        on_end: told once, after the end.
+        limits: sizes and timeouts.
+        me: this broker.
+        to: the broker to connect to.
+        on_answer: called after the handshake.
+        on_begin: called at the beginning.
+        on_end: called once, after the end.
     """
 
     def __init__(
@@ -254,17 +254,17 @@ class Outgoing(PeerConnection):
         self.queued_bytes = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Say who we are."""
+        """Send our handshake."""
         super().connection_made(transport)
         self._put(encode_hello(self._me, self._to))
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Drop what is queued: it has nowhere to go."""
+        """Drop queued frames."""
         self._drop_queue()
         super().connection_lost(exc)
 
     def take(self, frame: Frame) -> None:
-        """The answer; there is no second frame."""
+        """Handle the handshake's answer; there is no second frame."""
         if self.incarnation:
             self.abort(MORE_THAN_HANDSHAKE)
             return
@@ -280,7 +280,7 @@ class Outgoing(PeerConnection):
     # Sending
 
     def send(self, buffers: list[Data]) -> bool:
-        """Queue a frame; those of one loop iteration go out together. False if it is cut off."""
+        """Queue a frame; those of one loop iteration are sent together. False if it is closed."""
         if not self.is_open:
             return False
         size = sum(map(len, buffers))
@@ -298,7 +298,7 @@ class Outgoing(PeerConnection):
         return True
 
     def finish(self, reason: str) -> None:
-        """Write everything, then close."""
+        """Send everything, then close."""
         if self.is_open:
             rest = list(self._queue)
             self._drop_queue()
@@ -306,16 +306,16 @@ class Outgoing(PeerConnection):
             self.close(reason)
 
     def pause_writing(self) -> None:
-        """The transport holds enough: frames wait in our queue, which is counted."""
+        """Queue frames: the transport's buffer is full."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """The transport has room."""
+        """Write queued frames: the transport has room."""
         self._is_paused = False
         self.flush()
 
     def flush(self) -> None:
-        """Hand the queue to the transport until that has enough."""
+        """Write the queue until the transport's buffer is full."""
         self._is_flush_due = False
         while self._queue and self.is_open and not self._is_paused:
             self._write(self._take_slice())
@@ -334,7 +334,7 @@ class Outgoing(PeerConnection):
         return buffers
 
     def _write(self, buffers: list[Data]) -> None:
-        """One write: joined if small, so that the kernel gets few long pieces."""
+        """Write once, joined if small, so that the kernel gets few long pieces."""
         size = sum(map(len, buffers))
         if size <= JOIN_BYTES or size < len(buffers) * JOIN_MEAN_BYTES:
             buffers = [b"".join(buffers)]
@@ -346,12 +346,12 @@ class Outgoing(PeerConnection):
 
 
 def describe(error: Exception) -> str:
-    """For the log; some errors of sockets have no words."""
+    """Return an error for the log; some socket errors have no text."""
     return str(error) or type(error).__name__
 
 
 class Tunable(Protocol):
-    """A socket, or uvloop's stand-in for one."""
+    """A socket, or uvloop's substitute for one."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
         """Set a socket option, like ``socket.setsockopt``."""

@@ -9,11 +9,11 @@ from enum import StrEnum
 
 
 class PeerFrameError(Exception):
-    """Bytes that are no frame, or one over a limit; the stream cannot be read on."""
+    """Bytes that are not a frame, or a frame over a limit; nothing more can be decoded."""
 
 
 class HandshakeRejection(StrEnum):
-    """Why a broker does not want to talk; crosses the wire, so names are not changed."""
+    """Why a broker rejects a handshake; sent to the peer, so names are stable."""
 
     NOT_A_PEER = "not_a_peer"
     VERSION = "version"
@@ -26,11 +26,11 @@ class HandshakeRejection(StrEnum):
 
 
 class HandshakeError(Exception):
-    """The other end is refused.
+    """The peer is rejected.
 
     Args:
-        reason: for programs.
-        message: for people; names what is wrong and what was expected.
+        reason: a stable code.
+        message: for people: what is wrong, and what was expected.
     """
 
     def __init__(self, reason: HandshakeRejection, message: str) -> None:

@@ -1,19 +1,19 @@
-"""Frames of the peer link: messages cut out of a byte stream. Pure; little-endian.
+"""Frames of the peer link: messages in a byte stream. Pure; little-endian.
 
      0  length u32 (bytes from 8 on)    4  crc32c u32 (of the bytes from 8 on)
      8  channel u8    9  header bytes u32    13  number of attachments u32
     17  bytes of each attachment, u32 each
-        header (msgpack, made by the caller)
-        attachments, one after the other
+        header (msgpack, encoded by the caller)
+        attachments, one after another
 
-Rules: no length is believed before it was compared with its limit and with the lengths around it,
-and nothing is allocated for it earlier. A stream that had a bad frame cannot be read on, because
-nobody knows where the next one begins. What a ``Frame`` holds is its own: no later read changes it.
+Rules: a length is used only after it was compared with its limit and with the lengths around it;
+nothing is allocated before. After a bad frame the stream cannot be decoded further, because the
+start of the next frame is unknown. A ``Frame`` owns its bytes: no later read changes them.
 
-The decoder is filled in place (``buffer``, ``received``), as asyncio's BufferedProtocol does it. A
-frame that fits into the receive buffer is copied out of it once, so that a small attachment does
-not keep a large buffer alive; a larger one gets memory of its own, into which the socket reads, and
-its attachments are views of that: no copy at all.
+The decoder is filled in place (``buffer``, ``received``), as asyncio's BufferedProtocol requires. A
+frame that fits into the receive buffer is copied once, so that a small attachment does not keep a
+large buffer alive. A larger frame gets memory of its own, which the socket reads into, and its
+attachments are views of that, without a copy.
 """
 
 import struct
@@ -32,7 +32,7 @@ BODY: Final = struct.Struct("<BII")
 HEAD: Final = struct.Struct("<IIBII")
 LENGTH_BYTES: Final = 4
 RECEIVE_BYTES: Final = 256 << 10
-"""What one read takes at most while frames are small; measured, more gains nothing."""
+"""The most that one read takes while frames are small; more gained nothing when measured."""
 
 
 class Frame(NamedTuple):
@@ -45,7 +45,7 @@ class Frame(NamedTuple):
 
 
 def encode_frame(channel: int, header: bytes, attachments: Sequence[Data] = ()) -> list[Data]:
-    """A frame as buffers to be written one after the other; attachments are not copied."""
+    """Return a frame as buffers to write in order; attachments are not copied."""
     if not attachments:
         body = BODY.pack(channel, len(header), 0) + header
         return [PREFIX.pack(len(body), crc32c(body)) + body]
@@ -61,7 +61,7 @@ def encode_frame(channel: int, header: bytes, attachments: Sequence[Data] = ()) 
 
 
 class FrameDecoder:
-    """Finds frames in what is received.
+    """Decodes frames from received bytes.
 
     Invariants: the receive buffer begins at the beginning of a frame; while ``_large`` is set the
     receive buffer is empty; a frame in ``_large`` is longer than the receive buffer.
@@ -85,7 +85,7 @@ class FrameDecoder:
 
     @property
     def is_between_frames(self) -> bool:
-        """Whether nothing of an unfinished frame was received."""
+        """Whether no part of a frame is buffered."""
         return self._filled == 0 and self._large is None
 
     def buffer(self) -> memoryview:
@@ -95,10 +95,10 @@ class FrameDecoder:
         return self._view[self._filled :]
 
     def received(self, size: int) -> list[Frame]:
-        """Take note of ``size`` bytes in ``buffer()``; returns the frames they complete.
+        """Decode ``size`` bytes in ``buffer()``; return the frames they complete.
 
         Raises:
-            PeerFrameError: what was received is no frame; the decoder is of no use any more.
+            PeerFrameError: the bytes are not a frame; the decoder cannot be used any longer.
         """
         if self._large is not None:
             return self._received_large(self._large, size)
@@ -112,16 +112,16 @@ class FrameDecoder:
                     self._begin_large(start, total)
                     return frames
                 break
-            frames.append(_cut(self._view[start : start + total], is_own=False))
+            frames.append(_decoded(self._view[start : start + total], is_own=False))
             start += total
         if start:
-            # The rest goes to the front: a frame that fits into the buffer is always whole in it.
+            # Move the rest to the front, so that a frame that fits is always contiguous.
             self._view[: end - start] = self._view[start:end]
             self._filled = end - start
         return frames
 
     def feed(self, data: Data) -> list[Frame]:
-        """Copy ``data`` in, for those who have bytes and no socket; as ``received``."""
+        """Copy ``data`` in, for callers without a socket; else as ``received``."""
         frames: list[Frame] = []
         rest = memoryview(data)
         while rest:
@@ -133,23 +133,23 @@ class FrameDecoder:
         return frames
 
     def _check_head(self, start: int) -> int:
-        """Bytes of the frame that begins at ``start``, if its head may be believed."""
+        """Return the length of the frame at ``start`` after checking its head."""
         length, _, _, header_bytes, count = HEAD.unpack_from(self._view, start)
         total: int = PREFIX.size + length
         if total > self._frame_bytes_max:
             raise PeerFrameError(
-                f"a frame of {total} bytes; at most {self._frame_bytes_max} are taken"
+                f"a frame of {total} bytes; at most {self._frame_bytes_max} are accepted"
             )
         if count > self._attachments_max:
             raise PeerFrameError(
-                f"a frame of {count} attachments; at most {self._attachments_max} are taken"
+                f"a frame of {count} attachments; at most {self._attachments_max} are accepted"
             )
         if BODY.size + count * LENGTH_BYTES + header_bytes > length:
-            raise PeerFrameError("a frame that is longer inside than outside")
+            raise PeerFrameError("a frame whose parts are longer than the frame")
         return total
 
     def _begin_large(self, start: int, total: int) -> None:
-        """Receive the rest of a frame where it will stay."""
+        """Receive the rest of a frame into memory of its own."""
         large = memoryview(bytearray(total))
         self._large_filled = self._filled - start
         large[: self._large_filled] = self._view[start : self._filled]
@@ -161,15 +161,15 @@ class FrameDecoder:
         if self._large_filled < len(large):
             return []
         self._large = None
-        return [_cut(large, is_own=True)]
+        return [_decoded(large, is_own=True)]
 
 
-def _cut(view: memoryview, *, is_own: bool) -> Frame:
-    """The frame that ``view`` is; its head has been checked.
+def _decoded(view: memoryview, *, is_own: bool) -> Frame:
+    """Return the frame in ``view``, whose head has been checked.
 
     Args:
-        view: prefix to last byte.
-        is_own: whether the memory belongs to this frame alone, so that it need not be copied.
+        view: the whole frame.
+        is_own: whether the memory belongs to this frame only, so that it need not be copied.
     """
     _, crc, channel, header_bytes, count = HEAD.unpack_from(view)
     if crc32c(view[PREFIX.size :]) != crc:

@@ -1,9 +1,9 @@
-"""The first frame each way: who speaks, and to whom. Pure.
+"""The handshake: the first frame each way identifies the sender and the receiver. Pure.
 
-The broker that connects says ``Hello``; the other answers with a ``Hello`` of its own, or with
-``Rejected`` and closes. Rules: both check the other; magic and version are checked first, so that a
-later version may change the rest; a frame before the answer is a violation. A
-broker restarts with a new incarnation, by which ``session`` tells its old connections from its new.
+The connecting broker sends ``Hello``; the other answers with a ``Hello`` of its own, or with
+``Rejected`` and closes. Rules: both check the other. Magic and version are checked first, so that a
+later version may change the rest. A frame before the answer is a violation. A broker restarts with
+a new incarnation, by which ``session`` distinguishes its old connections from its new ones.
 """
 
 from collections.abc import Container
@@ -20,7 +20,7 @@ from strandline.types import BrokerId
 MAGIC: Final = "strandline-peer"
 VERSION: Final = 1
 HANDSHAKE_CHANNEL: Final = 0
-"""Never the caller's."""
+"""Reserved for the handshake."""
 TEXT_MAX: Final = 512
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -36,18 +36,18 @@ class PeerIdentity:
     incarnation: str
     """Random, new at each start of the process."""
     directory_id: str = ""
-    """Random, made with the data directory: on another disk it is another one."""
+    """Random, created with the data directory: different on another disk."""
 
 
 class _Opening(msgspec.Struct, frozen=True):
-    """The fields with which every version of the protocol begins."""
+    """The fields that every version of the protocol begins with."""
 
     magic: str
     version: int
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
-    """The first message of a connection: the sender, and the broker it expects at the other end."""
+    """The first message of a connection: the sender, and the broker it expects to reach."""
 
     magic: str = MAGIC
     version: int = VERSION
@@ -59,7 +59,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello", tag_field="k
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True, tag="rejected", tag_field="kind"):
-    """Why there will be no talk. The reason is a plain string: later versions may have more."""
+    """The answer that rejects a connection. The reason is a string: later versions may add some."""
 
     magic: str = MAGIC
     version: int = VERSION
@@ -72,7 +72,7 @@ _decode_answer = msgspec.msgpack.Decoder(Hello | Rejected).decode
 
 
 def encode_hello(me: PeerIdentity, to: BrokerId) -> list[Data]:
-    """The frame that opens or answers."""
+    """Encode the frame that opens a connection, or answers."""
     hello = Hello(
         cluster_id=me.cluster_id,
         broker_id=me.broker_id,
@@ -84,7 +84,7 @@ def encode_hello(me: PeerIdentity, to: BrokerId) -> list[Data]:
 
 
 def encode_rejection(error: HandshakeError) -> list[Data]:
-    """The frame that refuses."""
+    """Encode the frame that rejects."""
     refused = Rejected(reason=error.reason.value, text=str(error)[:TEXT_MAX])
     return encode_frame(HANDSHAKE_CHANNEL, msgspec.msgpack.encode(refused))
 
@@ -96,22 +96,20 @@ def accept_hello(
     *,
     certified: frozenset[BrokerId] | None,
 ) -> Hello:
-    """The hello of a broker that connected to us.
+    """Return the hello of a broker that connected to us.
 
     Args:
-        frame: its first frame.
-        me: who we are.
+        frame: the first frame.
+        me: this broker.
         known: brokers of the cluster.
-        certified: whom its certificate names; None without TLS.
+        certified: the brokers that its certificate names; None without TLS.
 
     Raises:
-        HandshakeError: we do not talk to it.
+        HandshakeError: we reject it.
     """
     hello = _decode(frame)
     if isinstance(hello, Rejected):
-        raise HandshakeError(
-            HandshakeRejection.NOT_A_PEER, "a rejection of something that was not asked"
-        )
+        raise HandshakeError(HandshakeRejection.NOT_A_PEER, "a rejection without a request")
     _check(hello, me, certified)
     if hello.to != me.broker_id:
         raise HandshakeError(
@@ -132,10 +130,10 @@ def accept_hello(
 def accept_answer(
     frame: Frame, me: PeerIdentity, expected: BrokerId, *, certified: frozenset[BrokerId] | None
 ) -> Hello:
-    """The answer of a broker that we connected to.
+    """Return the answer of a broker that we connected to.
 
     Raises:
-        HandshakeError: it refused us, or we do not talk to it.
+        HandshakeError: it rejected us, or we reject it.
     """
     hello = _decode(frame)
     if isinstance(hello, Rejected):
@@ -144,7 +142,7 @@ def accept_answer(
             if hello.reason in list(HandshakeRejection)
             else HandshakeRejection.NOT_A_PEER
         )
-        raise HandshakeError(reason, f"refused by broker {expected}: {hello.text[:TEXT_MAX]}")
+        raise HandshakeError(reason, f"rejected by broker {expected}: {hello.text[:TEXT_MAX]}")
     _check(hello, me, certified)
     if hello.broker_id != expected:
         raise HandshakeError(
@@ -156,7 +154,7 @@ def accept_answer(
 
 def _decode(frame: Frame) -> Hello | Rejected:
     if frame.channel != HANDSHAKE_CHANNEL or frame.attachments:
-        raise HandshakeError(HandshakeRejection.NOT_A_PEER, "the first frame is no handshake")
+        raise HandshakeError(HandshakeRejection.NOT_A_PEER, "the first frame is not a handshake")
     try:
         opening = _decode_opening(frame.header)
         if opening.magic != MAGIC:
@@ -176,7 +174,7 @@ def _decode(frame: Frame) -> Hello | Rejected:
 
 
 def _check(hello: Hello, me: PeerIdentity, certified: frozenset[BrokerId] | None) -> None:
-    """Run the checks that both sides make of each other."""
+    """Check what both sides check of each other."""
     if hello.cluster_id != me.cluster_id:
         raise HandshakeError(
             HandshakeRejection.OTHER_CLUSTER,

@@ -1,4 +1,4 @@
-"""Caps and times of the peer link, in one place."""
+"""The sizes and timeouts of the peer link, in one place."""
 
 from dataclasses import dataclass
 
@@ -41,7 +41,7 @@ class LinkLimits:
     """How long a stop waits for queued frames to go out."""
 
     def __post_init__(self) -> None:
-        """Limits that contradict each other are our own bug."""
+        """Assert that the limits do not contradict each other."""
         assert 0 < self.handshake_bytes_max <= self.frame_bytes_max
         assert 0 < self.backoff_min_s <= self.backoff_max_s
         assert self.attachments_max >= 0

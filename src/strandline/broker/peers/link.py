@@ -2,8 +2,8 @@
 
 Rules: one event loop, no threads; every method is called on the loop. ``send`` never waits and
 never calls back. Between ``on_peer_back`` and ``on_peer_lost`` frames arrive in order and without
-gaps, in both directions; whenever one may be missing, both brokers hear of a loss. Nothing is sent
-again by the link: that is for the cores, which know what still matters.
+gaps, in both directions; whenever one may be missing, both brokers get ``on_peer_lost``. The link
+repeats nothing: the cores do, since they know what is still needed.
 """
 
 import asyncio
@@ -30,13 +30,13 @@ class PeerLinks:
     """The links of one broker.
 
     Args:
-        me: who we are.
-        events: called back, on the loop.
-        listen: where peers reach us; port 0 picks a free one.
-        admits: raises ``HandshakeError`` for a peer that is known and still must not be let in.
+        me: this broker.
+        events: called on the loop.
+        listen: the address for peers; port 0 selects a free one.
+        admits: raises ``HandshakeError`` for a known peer that must be rejected.
         tls: files for mutual TLS; None for plain TCP.
-        limits: caps and times.
-        rng: spreads calls in time; tests give a seeded one.
+        limits: sizes and timeouts.
+        rng: randomizes the waits between calls; tests pass a seeded one.
 
     Raises:
         InvalidConfigError: the TLS files cannot be used.
@@ -71,25 +71,25 @@ class PeerLinks:
         self.port = 0
         """Where it listens, once started."""
 
-    # Life
+    # Start and stop
 
     def renew_tls(self) -> None:
-        """Show the certificate that is in the files now, to whoever connects from now on.
+        """Reload the certificate files, for new connections.
 
         Raises:
-            InvalidConfigError: a file is of no use; nothing changed.
+            InvalidConfigError: a file cannot be used; nothing changed.
         """
         if self._tls is None or self._accepting is None or self._calling is None:
             return
-        listening_context(self._tls)  # tried out apart: half of a pair would spoil those in use
+        listening_context(self._tls)  # test them first: half a pair would break it
         load(self._accepting, self._tls)
         load(self._calling, self._tls)
 
     async def start(self) -> None:
-        """Begin to listen, and to call the peers added so far.
+        """Listen, and connect to the peers added so far.
 
         Raises:
-            UnavailableError: the address cannot be had.
+            UnavailableError: the address cannot be bound.
         """
         try:
             self._server = await asyncio.get_running_loop().create_server(
@@ -106,7 +106,7 @@ class PeerLinks:
             self._call(peer)
 
     async def stop(self) -> None:
-        """Send what is queued, close everything; nothing is called back from now on."""
+        """Send what is queued and close everything; no callbacks from now on."""
         if self._server is None:
             return
         self._server.close()
@@ -129,7 +129,7 @@ class PeerLinks:
         await self._all_closed()
 
     async def _all_closed(self) -> None:
-        """Wait for the end of every connection, but not for ever."""
+        """Wait for the end of every connection, for a limited time."""
         closing = [each.closed for each in self._connections]
         if closing:
             await asyncio.wait(closing, timeout=self._limits.close_timeout_s)
@@ -137,7 +137,7 @@ class PeerLinks:
     # Peers
 
     def add_peer(self, broker: BrokerId, address: Address) -> None:
-        """Link with a broker, from now on or from the start on; a new address replaces the old."""
+        """Connect to a broker, once started; a new address replaces the old one."""
         assert broker != self.me.broker_id, "a broker is no peer of its own"
         known = self._peers.get(broker)
         if known is not None:
@@ -161,7 +161,7 @@ class PeerLinks:
             self._call(peer)
 
     def remove_peer(self, broker: BrokerId) -> None:
-        """Forget a broker: its connections end, and nothing more is told of it."""
+        """Forget a broker: close its connections and report nothing more of it."""
         if broker in self._peers:
             self._retire(broker)
         for connection in self._connections:
@@ -180,12 +180,12 @@ class PeerLinks:
             call.cancel()
 
     def is_up(self, broker: BrokerId) -> bool:
-        """Whether frames to and from the broker flow."""
+        """Whether frames are exchanged with the broker."""
         peer = self._peers.get(broker)
         return peer is not None and peer.is_up
 
     def queued_bytes(self, broker: BrokerId) -> int:
-        """Bytes that wait for the broker to take more."""
+        """Return the bytes that wait to be sent to the broker."""
         peer = self._peers.get(broker)
         return peer.queued_bytes if peer is not None else 0
 
@@ -197,14 +197,14 @@ class PeerLinks:
         """Queue a frame for a broker; returns at once.
 
         Args:
-            broker: to whom.
-            channel: 1 to 255; what it means is the owners' agreement.
-            header: opaque here.
+            broker: the receiver.
+            channel: 1 to 255; its meaning is defined by the caller.
+            header: not interpreted here.
             attachments: not copied: they must not change while the peer is up.
 
         Returns:
-            False if the broker is not there and the frame is dropped: ``on_peer_back`` will come.
-            True is no promise of arrival; that ``on_peer_lost`` has not come yet is all it says.
+            False if the broker is disconnected and the frame is dropped: ``on_peer_back`` follows.
+            True means only that ``on_peer_lost`` was not called yet; the frame may still be lost.
         """
         assert HANDSHAKE_CHANNEL < channel <= 0xFF, "channels are one byte, and 0 is ours"
         assert len(attachments) <= self._limits.attachments_max, "the caller keeps to the limit"
@@ -214,7 +214,7 @@ class PeerLinks:
         return peer.send(encode_frame(channel, header, attachments))
 
     def flush(self) -> None:
-        """Let what was sent leave in this round of the loop: its caller is about to block."""
+        """Send queued frames in this loop iteration, because the caller is about to block."""
         for peer in self._peers.values():
             peer.flush()
 
@@ -235,22 +235,22 @@ class PeerLinks:
             return
         self._strangers[connection] = None
         if len(self._strangers) > self._limits.strangers_max:
-            # The oldest: who means it needs milliseconds, and must not be locked out by who waits.
+            # Close the oldest: a peer's handshake takes milliseconds, and others must not block it.
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]
             oldest.abort("too many connections that do not say who they are")
 
     def _on_hello(self, connection: Incoming, frame: Frame) -> None:
-        """Let a peer in, or tell it why not."""
+        """Accept a peer, or reject it with the reason."""
         self._strangers.pop(connection, None)
         try:
             hello = accept_hello(frame, self.me, self._peers, certified=connection.certified())
             if self._admits is not None:
                 self._admits(hello)
         except HandshakeError as error:
-            # Who is refused calls each second, for ever.
+            # A rejected peer calls again each second.
             if self._rejections.is_due(str(error), asyncio.get_running_loop().time()):
-                logger.warning("refused a connection: %s", error)
+                logger.warning("rejected a connection: %s", error)
             connection.refuse(error)
             return
         connection.accept(hello, self.me)

@@ -1,7 +1,8 @@
-"""One other broker: calls it, keeps the session with it, and tells the owner what became of it.
+"""One peer: connects to it, keeps the session with it, and notifies the owner of changes.
 
-Rules: there is one attempt at a time, and always one while there is no outgoing connection. The
-session decides, this carries out. Callbacks run on the loop, never inside a call of the owner.
+Rules: there is one connection attempt at a time, and always one while there is no outgoing
+connection. The session decides; this module executes. Callbacks run on the loop, never inside a
+call of the owner.
 """
 
 import asyncio
@@ -33,37 +34,37 @@ class Address(NamedTuple):
 
 
 class PeerEvents(Protocol):
-    """The owner of the link. For each peer: back, frames, lost, back, frames, lost and so on.
+    """The callbacks of a link's owner: for each peer back, frames, lost, and so on.
 
-    These must not raise: an exception is a bug, which the loop logs, and ends the connection.
+    They must not raise: an exception is a bug; it is logged and ends the connection.
     """
 
     def on_frame(self, peer: BrokerId, frame: Frame) -> None:
-        """A frame came, in the order sent."""
+        """Handle a frame; frames arrive in the order sent."""
         ...
 
     def on_peer_back(self, peer: BrokerId) -> None:
-        """Frames flow both ways."""
+        """The peer is connected: frames pass in both directions."""
         ...
 
     def on_peer_lost(self, peer: BrokerId) -> None:
-        """Report a disconnected peer: frames may be lost in both directions."""
+        """The peer is disconnected: frames may be lost in both directions."""
         ...
 
 
 class Peer:
-    """The session with one broker, and the calls that keep it.
+    """The session with one broker, and the connection attempts that keep it.
 
     Args:
-        broker: which one.
-        address: where it listens.
-        me: who we are.
-        limits: caps and times.
+        broker: the peer's id.
+        address: the peer's address.
+        me: this broker.
+        limits: sizes and timeouts.
         events: the owner.
         tls: None for plain TCP.
-        rng: spreads the calls.
-        on_begin: told of each connection we made.
-        on_end: told of each connection that ended; passes it to ``ended``.
+        rng: randomizes the waits between calls.
+        on_begin: called for each connection that we opened.
+        on_end: called for each connection that ended; it calls ``ended``.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Peer:
 
     @property
     def is_up(self) -> bool:
-        """Whether frames flow."""
+        """Whether frames are exchanged."""
         return self._session.is_up
 
     @property
@@ -109,25 +110,25 @@ class Peer:
         return self._out.queued_bytes if self._out is not None else 0
 
     def send(self, buffers: list[Data]) -> bool:
-        """Queue a frame; False if the peer is not there."""
+        """Queue a frame; False if the peer is disconnected."""
         return self._session.is_up and self._out is not None and self._out.send(buffers)
 
     def flush(self) -> None:
-        """Hand what is queued to the socket at the end of this round of the loop, not the next."""
+        """Write the queue to the socket in this iteration of the loop."""
         if self._out is not None:
             self._out.flush()
 
     def retire(self) -> None:
-        """Tell the owner nothing more."""
+        """Stop notifying the owner."""
         self._is_retired = True
 
     def hang_up(self, reason: str) -> None:
-        """End the outgoing connection, and so the session; ``run`` calls again."""
+        """Close the outgoing connection, and so the session; ``run`` connects again."""
         if self._out is not None:
             self._out.abort(reason)
 
     async def run(self) -> None:
-        """Call the peer, and call again when the connection ends, until cancelled."""
+        """Connect, and again whenever the connection ends, until cancelled."""
         self._quiet_until_s = asyncio.get_running_loop().time() + self._limits.patience_s
         while True:
             self._lasted_s = 0.0
@@ -136,7 +137,7 @@ class Peer:
             await asyncio.sleep(wait_s)
 
     async def _call(self) -> str:
-        """Connect and stay connected; returns why that came to its end."""
+        """Connect and stay connected; return the reason for the end."""
         loop = asyncio.get_running_loop()
         host, port = self.address
         timeout_s = self._limits.connect_timeout_s
@@ -154,7 +155,7 @@ class Peer:
             return f"no connection within {timeout_s:g} s"
         except OSError as error:
             return describe(error)
-        # Not `await connection.closed`: a cancelled call would cancel the future of the connection.
+        # Not `await connection.closed`: cancelling this task would cancel the connection's future.
         await asyncio.wait([connection.closed])
         return connection.closed.result()
 
@@ -168,20 +169,20 @@ class Peer:
             on_end=self._on_end,
         )
 
-    # What happens to connections
+    # Connection events
 
     def _answered(self, connection: Outgoing) -> None:
-        """Our call was answered."""
+        """Note that the peer accepted our connection."""
         self._out = connection
         self._carry_out(self._session.opened("out", connection), "it was started anew")
 
     def called(self, connection: Incoming) -> None:
-        """The peer called, and was accepted."""
+        """Note that the peer connected, and was accepted."""
         self._in = connection
         self._carry_out(self._session.opened("in", connection), "it called anew")
 
     def ended(self, connection: PeerConnection) -> None:
-        """A connection with this peer ended; perhaps one of an earlier session."""
+        """Note that a connection with this peer ended, perhaps one of an earlier session."""
         if connection is self._out:
             self._out = None
         if connection is self._in:
@@ -204,7 +205,7 @@ class Peer:
         assert self._in is not None, "the session has both connections"
         self._logged, self._quiet_until_s = (logging.NOTSET, ""), 0.0
         self._up_since_s = asyncio.get_running_loop().time()
-        logger.info("broker %d is there, at %s", self.broker, self.address)
+        logger.info("broker %d is connected, at %s", self.broker, self.address)
         self._events.on_peer_back(self.broker)
         self._in.release()
 
@@ -213,7 +214,7 @@ class Peer:
         self._events.on_peer_lost(self.broker)
 
     def _log_reason(self, reason: str) -> None:
-        """Log why there is no connection: once, not at each of many calls in vain."""
+        """Log why there is no connection, once and not at each attempt."""
         is_early = asyncio.get_running_loop().time() < self._quiet_until_s
         entry = (logging.INFO if is_early else logging.WARNING, reason)
         if entry != self._logged:
@@ -224,7 +225,7 @@ class Peer:
 
 
 class TlsTimes(TypedDict):
-    """Arguments of asyncio's, which must be None where there is no TLS."""
+    """Timeouts for asyncio, which must be None without TLS."""
 
     ssl_handshake_timeout: float | None
     ssl_shutdown_timeout: float | None

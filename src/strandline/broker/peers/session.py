@@ -1,16 +1,17 @@
 """The state of a peer: the two connections with it, as a pure state machine.
 
-Frames to a peer go over the connection we made to it (``out``), frames from it come over the one it
-made to us (``in``). A peer is *up* while both are open and were made by one incarnation of it.
+Frames to a peer use the connection that we opened (``out``), frames from it the one that it opened
+(``in``). A peer is *up* while both are open and belong to one incarnation of it.
 
-Rules: frames are sent, and handed up, only while the peer is up. While it is up, the end of one
-connection ends both. So whenever a frame is lost, both brokers hear that the other was lost, and
-their cores begin anew; an answer cannot vanish between two connections unnoticed. While it is not
-up no frame is lost by the end of one connection, and the other may stay.
+Rules: frames are sent, and passed on, only while the peer is up. While it is up, the end of one
+connection ends both. So whenever a frame is lost, both brokers are notified that the other is
+disconnected, and their cores start again; an answer cannot be lost unnoticed between two
+connections. While the peer is not up, the end of one connection loses no frame, and the other stays
+open.
 
 Invariants: ``Back`` and ``Lost`` alternate, ``Back`` first. A connection that leaves the session
-was closed, or is told to close. The later handshake wins: an earlier connection of the same
-direction, or of another incarnation, belongs to a process or a session that is gone.
+is closed, or gets ``Close``. The later handshake wins: an earlier connection of the same direction,
+or of another incarnation, belongs to a process or a session that has ended.
 """
 
 from dataclasses import dataclass
@@ -21,27 +22,27 @@ OTHER: Final[dict[Direction, Direction]] = {"in": "out", "out": "in"}
 
 
 class Half(Protocol):
-    """A connection, after its handshake."""
+    """One of the two connections, after its handshake."""
 
     @property
     def incarnation(self) -> str:
-        """Of the peer."""
+        """The peer's incarnation."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Back:
-    """Tell the owner that the peer is there."""
+    """Notify the owner that the peer is connected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Tell the owner that the peer is gone; what was sent may not have arrived."""
+    """Notify the owner that the peer is disconnected; frames may not have arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """Close a connection, which is in the session no more."""
+    """Close a connection, which has left the session."""
 
     half: Half
 
@@ -57,11 +58,11 @@ class PeerSession:
 
     @property
     def is_up(self) -> bool:
-        """Whether frames flow."""
+        """Whether frames are exchanged."""
         return len(self._halves) == len(OTHER)
 
     def opened(self, direction: Direction, half: Half) -> list[Effect]:
-        """A handshake was completed."""
+        """Handle a completed handshake."""
         effects = self._drop(direction) if direction in self._halves else []
         other = self._halves.get(OTHER[direction])
         if other is not None and other.incarnation != half.incarnation:
@@ -72,14 +73,14 @@ class PeerSession:
         return effects
 
     def closed(self, half: Half) -> list[Effect]:
-        """A connection ended; perhaps one that left the session long ago."""
+        """Handle the end of a connection, perhaps one that left the session long ago."""
         for direction, each in self._halves.items():
             if each is half:
                 return [effect for effect in self._drop(direction) if effect != Close(half)]
         return []
 
     def _drop(self, direction: Direction) -> list[Effect]:
-        """Take a connection out, and the other with it if frames flow."""
+        """Remove a connection, and the other one, too, if the peer is up."""
         if not self.is_up:
             return [Close(self._halves.pop(direction))]
         closing: list[Effect] = [Close(each) for each in self._halves.values()]

@@ -1,9 +1,9 @@
 """Mutual TLS between brokers: each shows a certificate that names its broker id.
 
-Rules: TLS 1.3 only; both ends must show a certificate of the cluster's authority. Host names are
-not checked, because brokers move between machines: what counts is the subject alternative name
-``broker-<id>`` (DNS, or URI with or without ``strandline://``), compared with the id in the
-handshake. Without files there is no TLS, and the link belongs on a network of its own.
+Rules: TLS 1.3 only; both ends must present a certificate of the cluster's authority. Host names are
+not checked, because brokers move between machines. Instead the subject alternative name
+``broker-<id>`` (DNS, or URI with or without ``strandline://``) is compared with the id in the
+handshake. Without files there is no TLS, and the link needs a private network.
 """
 
 import re
@@ -23,7 +23,7 @@ _PATTERNS: Final = {"DNS": _DNS_NAME, "URI": _URI_NAME}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsFiles:
-    """PEM files; read when the link starts, and when it is told that they have changed."""
+    """PEM files; read when the link starts, and when it is notified that they have changed."""
 
     certificate: Path
     """This broker's, followed by what leads to the authority."""
@@ -33,32 +33,32 @@ class TlsFiles:
 
 
 def listening_context(files: TlsFiles) -> ssl.SSLContext:
-    """For connections that brokers make to us.
+    """Return the context for connections that brokers open to us.
 
     Raises:
-        InvalidConfigError: a file is missing or is not what it should be.
+        InvalidConfigError: a file is missing or invalid.
     """
     return load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
 
 
 def calling_context(files: TlsFiles) -> ssl.SSLContext:
-    """For connections that we make.
+    """Return the context for connections that we open.
 
     Raises:
-        InvalidConfigError: a file is missing or is not what it should be.
+        InvalidConfigError: a file is missing or invalid.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = False  # broker ids are checked instead, in the handshake
+    context.check_hostname = False  # the handshake checks broker ids instead
     return load(context, files)
 
 
 def load(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
-    """The context with what the files hold now; connections that it made stay as they are.
+    """Load the present files into a context; existing connections stay as they are.
 
-    An authority that it trusted before is still trusted: ``ssl`` takes none away.
+    An authority that it trusted before is still trusted: ``ssl`` cannot remove one.
 
     Raises:
-        InvalidConfigError: a file is missing or is not what it should be.
+        InvalidConfigError: a file is missing or invalid.
     """
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
@@ -88,7 +88,7 @@ def certified_brokers(connection: ssl.SSLObject | None) -> frozenset[BrokerId] |
 
 
 def named_brokers(names: Iterable[tuple[str, str]]) -> frozenset[BrokerId]:
-    """Broker ids among subject alternative names, as ``ssl`` gives them."""
+    """Return the broker ids among subject alternative names, as ``ssl`` returns them."""
     found = set()
     for kind, name in names:
         match = _PATTERNS[kind].fullmatch(name) if kind in _PATTERNS else None

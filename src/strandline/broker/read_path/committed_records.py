@@ -6,13 +6,18 @@ may see, once a transaction has been used.
 Rules: any thread may read, watch and look at offsets; the rest is for the loop's.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
 from strandline.broker.maintenance.corruption import CorruptionReports
+from strandline.broker.read_path.subject_retention import RetainedSearch, retention_of, search_of
+from strandline.broker.read_path.subject_search import SubjectSearch
 from strandline.broker.read_path.transaction_visibility import PartitionTransactions
 from strandline.broker.read_path.visible import read_visible, stored_time
+from strandline.clock import Clock
+from strandline.config import StreamConfig
 from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
 from strandline.record.visible import always_counts
 from strandline.storage.log import Log
@@ -42,7 +47,8 @@ class CommittedRecords:
         name: of the partition.
         log: which holds them.
         log_id: of the log.
-        is_compacted: whether the log may have gaps.
+        config: of the stream.
+        clock: for the age of records.
         corruption: gets reports of corrupt batches; None: only their readers see them.
         repair: is asked to repair them.
     """
@@ -53,19 +59,23 @@ class CommittedRecords:
         log: Log,
         *,
         log_id: LogId,
-        is_compacted: bool,
+        config: StreamConfig,
+        clock: Clock,
         corruption: CorruptionReports | None,
         repair: CorruptRanges,
     ) -> None:
         self._name = name
         self._log_id = log_id
-        self._is_compacted = is_compacted
+        self._config = config
+        self._clock = clock
         self._corruption = corruption
         self._repair = repair
         self.log = log
         self.high_watermark = log.log_end_offset
         self.transaction_index: PartitionTransactions | None = None
         """None until a transaction is used."""
+        self.retention = retention_of(log, config, clock)
+        """Of a stream that keeps so many records of each subject."""
         self.waiters: list[Waiter] = []
         self._is_closed = False
 
@@ -108,6 +118,7 @@ class CommittedRecords:
             UnavailableError: the log cannot be read.
         """
         self.log = log
+        self.retention = retention_of(log, self._config, self._clock)
         self.high_watermark = high_watermark
         if self.transaction_index is not None:
             self.keep_transaction_index(log.log_start_offset)
@@ -171,9 +182,11 @@ class CommittedRecords:
                 f"{end} ({name})"
             )
         try:
+            if self.retention is not None:
+                return self.retention.read(offset, bytes_max, below=end)
             if index is not None:
                 seen = index.readable(offset, bytes_max, below=end)
-            elif self._is_compacted:
+            elif self._config.has_gaps:
                 seen = read_visible(log, offset, bytes_max, below=end, counts=always_counts)
             else:
                 seen = log.read_dense(offset, bytes_max, below=end).buffer
@@ -181,6 +194,10 @@ class CommittedRecords:
         except CorruptBatchError as error:
             self.report_corruption(error)
             raise
+
+    def find_runs(self, patterns: Sequence[str]) -> SubjectSearch | RetainedSearch | None:
+        """Return who knows where records with matching subjects are; None: nobody; any thread."""
+        return search_of(self.log if self.retention is None else self.retention, patterns)
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
         """The first offset stored at or after a time; the stable offset if there is none."""

@@ -1,8 +1,8 @@
 """Waiting until a new leader's high watermark covers everything that was acknowledged.
 
-A new leader may learn how far its predecessor had committed only from its followers' acks, moments
-after the election. A request for the end waits for that, so that no answer is older than an
-acknowledged record. Must not know what is requested.
+A new leader learns its predecessor's high watermark from its followers' acks, moments after the
+election. A request for the end waits for that, so that its answer includes every acknowledged
+record. Must not know what is requested.
 """
 
 import asyncio
@@ -19,8 +19,8 @@ async def wait_until_caught_up(*partitions: Partition, patience_s: float = PATIE
     """Wait until everything that may have been acknowledged here is known to be committed.
 
     Args:
-        *partitions: where; of one that this broker does not lead nothing is waited for.
-        patience_s: how long, for all of them.
+        *partitions: the partitions; those that this broker does not lead are skipped.
+        patience_s: the longest wait, for all of them.
 
     Raises:
         UnavailableError: not yet; retry.
@@ -43,7 +43,7 @@ async def _know_end(partition: Partition, deadline_s: float) -> None:
         if partition.transaction_index is not None:
             partition.transaction_index.check_loaded()
         raise UnavailableError(
-            f"the new leader of {partition.name} does not know yet how far it is committed; retry"
+            f"the new leader of {partition.name} does not know its high watermark yet; retry"
         ) from None
     finally:
         partition.unwatch(changed)

@@ -1,12 +1,12 @@
-"""A partition's transactions: an index beside its log, fed with every batch.
+"""A partition's transactions: an index beside its log, updated with every batch.
 
 Rules:
-- batches are noted when they are in the log, and count when they are committed; what is truncated
-  before that is forgotten, so the index itself never goes back;
-- records of a transaction are accepted only while it is open here, and none from the moment its end
-  was accepted: so no record can follow the end of its transaction;
-- the log holds everything, and a new index reads it back: headers only, without checksums, as
-  ``producer_state`` does. Until then nothing is stable, and no transaction begins or ends.
+- batches are noted when they are in the log, and indexed when they are committed; batches truncated
+  before that are dropped, so the index itself never goes back;
+- records of a transaction are accepted only while it is open here, and none after its end was
+  accepted: so no record follows the end of its transaction;
+- a new index is built from the log: headers only, without checksums, as in ``producer_state``.
+  Until then no offset is stable, and no transaction begins or ends.
 
 Threads: the loop's, except ``read_back``, ``readable``, and ``last_stable_offset``, which is read
 on any.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Final, NamedTuple
 
 from strandline.broker.read_path.visible import read_visible
-from strandline.broker.write_path.log_replay import LogReplay
+from strandline.broker.write_path.state_loader import StateLoader
 from strandline.core.transactions.effects import MarkerKind
 from strandline.core.transactions.hidden import HiddenOffsets
 from strandline.core.transactions.index import Aborted, TransactionIndex
@@ -55,7 +55,7 @@ _ENDS: Final = (MarkerKind.COMMIT, MarkerKind.ABORT)
 
 
 class Noted(NamedTuple):
-    """A batch of a transaction that is in the log; ``kind`` None: records."""
+    """A batch of a transaction in the log; ``kind`` None: records."""
 
     offset: Offset
     offsets: int
@@ -78,7 +78,7 @@ def _kind_of(attributes: int) -> MarkerKind | None:
 
 
 def _noted_in(batches: Buffer) -> Iterator[Noted]:
-    """Those of whole batches that belong to a transaction, or begin or end one."""
+    """Return those batches that belong to a transaction, or begin or end one."""
     unpack, size, position = _PARTS.unpack_from, len(batches), 0
     while position < size:
         length, attributes, base, last, producer_id, epoch = unpack(batches, position)
@@ -89,7 +89,7 @@ def _noted_in(batches: Buffer) -> Iterator[Noted]:
 
 
 def has_transactions(batches: Buffer) -> bool:
-    """Whether any of whole batches belongs to a transaction, or begins or ends one."""
+    """Whether any batch belongs to a transaction, or begins or ends one."""
     unpack, size, position = _PARTS.unpack_from, len(batches), 0
     while position < size:
         length, attributes, *_ = unpack(batches, position)
@@ -107,12 +107,12 @@ def is_visible(index: "PartitionTransactions | None", header: BatchHeader) -> bo
 
 
 class PartitionTransactions:
-    """Transactions of one partition.
+    """The transactions of one partition.
 
     Args:
         log: of the partition.
-        start: no batch below belongs to a transaction, as far as anybody knows.
-        high_watermark: as far as it is committed.
+        start: no batch below this offset belongs to a transaction.
+        high_watermark: the partition's.
     """
 
     def __init__(self, log: Log, *, start: Offset, high_watermark: Offset) -> None:
@@ -133,11 +133,11 @@ class PartitionTransactions:
         self._hidden = HiddenOffsets()
         self._undecided: dict[int, list[Noted]] = {}
         """Committed records of open transactions, by producer id."""
-        self._replay: LogReplay[list[Noted]] | None = None
+        self._replay: StateLoader[list[Noted]] | None = None
 
     @classmethod
     def loaded(cls, log: Log, *, start: Offset, high_watermark: Offset) -> "PartitionTransactions":
-        """Create an index that has read its log back.
+        """Return an index that was built from its log.
 
         Raises:
             UnavailableError: the log cannot be read.
@@ -147,11 +147,11 @@ class PartitionTransactions:
         return made
 
     def load(self, name: PartitionName, loaded: Callable[[], None]) -> None:
-        """Read the log back, beside the loop if that is much; try again until it works.
+        """Build the index from the log, on a thread if that is large; retry until it works.
 
         Args:
             name: of the partition, for messages.
-            loaded: called on the loop when it is done.
+            loaded: called on the loop when the index is complete.
         """
 
         def take(noted: list[Noted]) -> None:
@@ -160,27 +160,27 @@ class PartitionTransactions:
 
         def read() -> None:
             if self._replay is replay:
-                with contextlib.suppress(StillLoadingError):  # a reader meanwhile gets this error
+                with contextlib.suppress(StillLoadingError):  # readers get this error meanwhile
                     replay.read(self.read_back, size_bytes=lambda: self._log.bytes_from(self.start))
 
         def failed(error: StrandlineError) -> None:
-            logger.warning("%s: transactions cannot be read back, will retry: %s", name, error)
+            logger.warning("%s: transactions cannot be loaded, will retry: %s", name, error)
             asyncio.get_running_loop().call_later(RETRY_S, read)
 
-        replay = self._replay = LogReplay(take, what=f"transactions of {name}", failed=failed)
+        replay = self._replay = StateLoader(take, what=f"transactions of {name}", failed=failed)
         read()
 
     def close(self) -> None:
-        """Stop reading the log back."""
+        """Stop loading."""
         replay, self._replay = self._replay, None
         if replay is not None:
             replay.cancel()
 
     def read_back(self, is_wanted: Callable[[], bool] = lambda: True) -> list[Noted]:
-        """Read the log's transactions back; any thread, a third of a microsecond for each batch.
+        """Read the log's transactions; any thread; takes a third of a microsecond for each batch.
 
         Args:
-            is_wanted: gives up when it turns False.
+            is_wanted: the load stops when this returns False.
 
         Raises:
             UnavailableError: the log cannot be read.
@@ -190,12 +190,12 @@ class PartitionTransactions:
         while offset < end and is_wanted():
             try:
                 found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
-            except CorruptBatchError as corruption:  # a marker in it is given again by nobody
+            except CorruptBatchError as corruption:  # nobody repeats a marker that is in there
                 offset = Offset(max(corruption.next_offset, offset + 1))
                 continue
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:
-                    break  # it was cut meanwhile
+                    break  # it was truncated meanwhile
                 offset = log.log_start_offset
                 continue
             noted += _noted_in(found.buffer)
@@ -205,14 +205,14 @@ class PartitionTransactions:
         return noted
 
     def take(self, noted: Iterable[Noted]) -> None:
-        """Go on from what was read back; what came meanwhile is known, and follows."""
+        """Continue from the loaded transactions, with those noted meanwhile."""
         kept = [each for each in noted if each.offset < self._kept_to]
         self._ending.update(each.producer for each in kept if each.kind in _ENDS)
         self._noted.extendleft(reversed(kept))
         self.is_loading = False
         self.commit(self._high_watermark)
 
-    # What happens to the log
+    # Changes of the log
 
     def written(self, batches: Buffer) -> None:
         """Note whole batches that were added to the log."""
@@ -221,18 +221,18 @@ class PartitionTransactions:
                 self._noted_to = Offset(noted.offset + 1)
                 self._noted.append(noted)
                 if noted.kind in _ENDS:
-                    # Not committed yet, as a new leader may find it: nothing gets behind it.
+                    # An end marker that a new leader finds uncommitted: no record may follow it.
                     self._ending.add(noted.producer)
 
     def forget_from(self, offset: Offset) -> None:
-        """Batches at ``offset`` and after were cut off; they were not committed."""
+        """Forget uncommitted batches at ``offset`` and after, which were truncated."""
         while self._noted and self._noted[-1].offset >= offset:
             self._noted.pop()
         self._noted_to = min(self._noted_to, offset)
         self._kept_to = min(self._kept_to, offset)
 
     def commit(self, high_watermark: Offset) -> None:
-        """Batches below ``high_watermark`` are committed."""
+        """Index batches below ``high_watermark``, which are committed."""
         self._high_watermark = high_watermark
         if self.is_loading:
             return
@@ -252,11 +252,11 @@ class PartitionTransactions:
         index.next_offset = high_watermark
         index.forget_below(self._log.log_start_offset)
         self._hidden.forget_below(self._log.log_start_offset)
-        # Last: who reads up to here must find what was aborted below.
+        # Last: a reader up to here must find the transactions aborted below.
         self._stable_offset = index.last_stable_offset(high_watermark)
 
     def _hide_aborted(self, producer_id: int) -> None:
-        """After a marker: count out the records of a producer that an abort ended."""
+        """Hide the records of a producer that an abort marker ended."""
         still_open = []
         for each in self._undecided.pop(producer_id, ()):
             if self._index.is_aborted(producer_id, each.offset):
@@ -272,38 +272,38 @@ class PartitionTransactions:
 
     @property
     def last_stable_offset(self) -> Offset:
-        """The end for readers: the high watermark, or the first open transaction kept."""
+        """The end for readers: the high watermark, or the first open transaction's offset."""
         return max(self._stable_offset, self._log.log_start_offset)
 
     def is_stale(self, high_watermark: Offset) -> bool:
-        """Whether the log was restarted elsewhere: what was taken for committed is not in it."""
+        """Whether the log was restarted elsewhere, so that indexed batches are not in it."""
         known = self._index.next_offset
         return known > high_watermark or known < self._log.log_start_offset
 
     def check_loaded(self) -> None:
-        """Refuse what needs to know all transactions; any thread.
+        """Check that the index is complete; any thread.
 
         Raises:
-            StillLoadingError: the log is still read back.
+            StillLoadingError: it is still being loaded.
         """
         if (why := self.why_loading) is not None:
             raise why
 
     @property
     def why_loading(self) -> StillLoadingError | None:
-        """Why it cannot tell yet what is stable; None: it can. Any thread."""
+        """Return the error while the index is being loaded; None once complete. Any thread."""
         if not self.is_loading:
             return None
         return StillLoadingError("transactions are still read back from the log; retry")
 
-    # Who may write
+    # Writers
 
     def check(self, producer: TransactionalProducer) -> None:
-        """Let records of a transaction in.
+        """Check that the producer's transaction is open here.
 
         Raises:
-            ProducerFencedError: it is not open here.
-            StillLoadingError: that is not known yet.
+            ProducerFencedError: it is not.
+            StillLoadingError: the index is still being loaded.
         """
         self.check_loaded()
         if producer in self._ending or not self._index.is_open(producer):
@@ -313,7 +313,7 @@ class PartitionTransactions:
             )
 
     def needs(self, kind: MarkerKind, producer: TransactionalProducer) -> bool:
-        """Whether a marker is still to be written; from now on nothing gets behind an end."""
+        """Whether a marker must still be written; after an end marker, records are rejected."""
         if kind is MarkerKind.BEGIN:
             return producer not in self._ending and self._index.may_begin(producer)
         if self._index.has_ended(producer):
@@ -329,7 +329,7 @@ class PartitionTransactions:
     # Reading
 
     def counts(self, producer_id: int, offset: int) -> bool:
-        """Whether records of a transaction count; they are below the stable offset."""
+        """Whether a transaction's batch below the stable offset is committed."""
         return not self._index.is_aborted(producer_id, offset)
 
     def aborted(self, start: int, stop: int) -> tuple[Aborted, ...]:

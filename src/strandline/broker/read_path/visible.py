@@ -1,7 +1,6 @@
-"""Reading a log as readers may see it: without markers, fillers, and what was aborted.
+"""Reads the batches that readers may see: no markers, placeholders or aborted transactions.
 
-Rules: any thread; batches as they are in the log, whole and in order, perhaps with gaps between
-them.
+Rules: any thread; batches are as stored, whole and in order, perhaps with gaps between them.
 """
 
 from strandline.errors import StrandlineError
@@ -20,9 +19,9 @@ def read_visible(
     Args:
         log: of the partition.
         offset: of the first record wanted.
-        bytes_max: about so many.
+        bytes_max: about how many bytes to return.
         below: a stable offset.
-        counts: asked of the batches of transactions.
+        counts: whether a transaction's batch is committed.
 
     Returns:
         Whole batches in order, perhaps with gaps between them; empty if nothing is left.
@@ -47,6 +46,6 @@ def stored_time(log: Log, offset: Offset | int, *, below: Offset) -> TimestampNs
     try:
         found = log.read(offset, HEADER_BYTES, below=below, verify=False).buffer
     except StrandlineError:
-        return None  # a reader of the records gets the reason
+        return None  # reading the records raises the error
     header = header_at(found, 0)
     return None if header is None else header.first_timestamp

@@ -15,7 +15,6 @@ from typing import Any, Final, NamedTuple
 
 from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.dedup import DedupWindow, ends_with_ids, load_window
-from strandline.broker.write_path.log_replay import IsWanted, LogReplay
 from strandline.broker.write_path.pending import AckSink
 from strandline.broker.write_path.producer_state import (
     NotedMeanwhile,
@@ -24,6 +23,7 @@ from strandline.broker.write_path.producer_state import (
     note_batches,
     producers_from,
 )
+from strandline.broker.write_path.state_loader import IsWanted, StateLoader
 from strandline.errors import StillLoadingError, StrandlineError
 from strandline.record.batch import Buffer
 from strandline.storage.log import Log
@@ -123,10 +123,10 @@ class Duplicates:
         self.window: DedupWindow | None = None
         self.producers: ProducerStates | None = None
         """Both None until they are needed, and while only the log knows."""
-        self._window_replay: LogReplay[DedupWindow | None] = LogReplay(
+        self._window_replay: StateLoader[DedupWindow | None] = StateLoader(
             self._take_window, what=f"message ids of {name}", failed=self._window_failed
         )
-        self._producers_replay: LogReplay[ProducerStates] = LogReplay(
+        self._producers_replay: StateLoader[ProducerStates] = StateLoader(
             self._take_producers, what=f"producers of {name}"
         )
         self._noted_meanwhile = NotedMeanwhile(log.log_end_offset)

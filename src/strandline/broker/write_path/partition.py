@@ -21,6 +21,8 @@ from functools import partial
 import pyarrow as pa
 
 from strandline.broker.read_path.committed_records import CommittedRecords, Waiter
+from strandline.broker.read_path.subject_retention import RetainedSearch, SubjectRetention
+from strandline.broker.read_path.subject_search import SubjectSearch
 from strandline.broker.read_path.transaction_visibility import (
     PartitionTransactions,
     has_transactions,
@@ -43,7 +45,10 @@ from strandline.broker.write_path.pending import (
     Waiting,
     extra_bytes,
     reject_waiting,
+    waiters_at,
 )
+from strandline.broker.write_path.repeat_answers import RepeatAnswers
+from strandline.broker.write_path.subject_sequences import SubjectSequences
 from strandline.config import Acks, StreamConfig
 from strandline.core.transactions.effects import MarkerKind
 from strandline.core.transactions.state import TransactionalProducer
@@ -95,7 +100,8 @@ class Partition:
             name,
             log,
             log_id=log_id,
-            is_compacted=config.compact,
+            config=config,
+            clock=admission.clock,
             corruption=admission.corruption,
             repair=self._repair,
         )
@@ -104,13 +110,9 @@ class Partition:
         self.next_offset = log.log_end_offset
         self.pending = PendingQueue()
         self._is_dirty = False
-        self._late: list[tuple[Offset, AckWaiter]] = []
-        """Repeats of what is written and not committed, with the last offset of it."""
-        self.duplicates = Duplicates(
-            name,
-            log,
-            admission=admission,
-        )
+        self._repeats = RepeatAnswers(self, admission)
+        self.duplicates = Duplicates(name, log, admission=admission)
+        self.sequences = SubjectSequences(self, self.duplicates.held)
         self.times = BatchTimes()
         self.closed_by: StrandlineError | None = None
         """Why it is closed: the stream was deleted or the broker stops; None: it is open."""
@@ -154,6 +156,11 @@ class Partition:
     def last_stable_offset(self) -> Offset:
         """The end for readers: the high watermark, or the first open transaction below it."""
         return self.committed.last_stable_offset
+
+    @property
+    def retention(self) -> SubjectRetention | None:
+        """What readers see of each subject, of a stream that keeps so many records of each."""
+        return self.committed.retention
 
     @property
     def transaction_index(self) -> PartitionTransactions | None:
@@ -215,6 +222,7 @@ class Partition:
         token: object = None,
         message_id: str | None = None,
         expected_last: int | None = None,
+        expected_subject_last: int | None = None,
         acks: Acks | None = None,
     ) -> None:
         """Accept a record; the outcome reaches ``ack_sink``, never the caller.
@@ -228,6 +236,7 @@ class Partition:
             token: handed back to the responder.
             message_id: deduplicates within the stream's window.
             expected_last: reject unless the last record's sequence (offset + 1) is this.
+            expected_subject_last: as ``expected_last``, of the last record of the subject.
             acks: less than the stream's, to be told sooner.
         """
         admission = self._admission
@@ -245,19 +254,18 @@ class Partition:
             rejection = self.key_error or admission.record_error(size)
         held = self.duplicates.held
         is_held = bool(held.waiting)
-        is_judged = message_id is not None or expected_last is not None
+        is_judged = not (message_id is expected_last is expected_subject_last is None)
         if rejection is None and is_judged and not is_held:
-            # A repeat is recognised first: what it expected was true when it was stored.
             try:
-                if message_id is not None:
-                    known = self.duplicates.find_message(message_id, self.config.dedup_window_ms)
-                    if known is not None:
-                        self._answer_repeat(known, ack_sink, token, last=known)
-                        return
-                if expected_last is not None and expected_last != self.next_offset:
-                    raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
-                if message_id is not None:  # the record is certain of its offset now
-                    self.duplicates.note_message(message_id, self.next_offset)
+                known = self._judge(
+                    subject,
+                    message_id,
+                    expected_last=expected_last,
+                    expected_subject_last=expected_subject_last,
+                )
+                if known is not None:
+                    self._repeats.answer(known, ack_sink, token, last=known)
+                    return
             except StillLoadingError:
                 is_held = True
             except StrandlineError as error:
@@ -265,7 +273,12 @@ class Partition:
         if rejection is None and is_held:
             again = partial(self.append, value, subject=subject, key=key, headers=headers)
             again = partial(again, ack_sink=ack_sink, token=token, acks=acks)
-            again = partial(again, message_id=message_id, expected_last=expected_last)
+            again = partial(
+                again,
+                message_id=message_id,
+                expected_last=expected_last,
+                expected_subject_last=expected_subject_last,
+            )
             rejection = held.add(HeldAppend(again, ack_sink, token, size))
             if rejection is None:
                 return
@@ -279,11 +292,40 @@ class Partition:
         if ack_sink is not None:
             waiting = chunk.waiting if acks is None else self._waiting(chunk, acks)
             waiting.append(AckWaiter(ack_sink, token, self.next_offset))
+        if self.committed.retention is not None:
+            self.sequences.note((subject,), self.next_offset, headers)
         chunk.size += size
         admission.pending_bytes += size
         self.next_offset = Offset(self.next_offset + 1)
         if not self._is_dirty:
             self._enqueue()
+
+    def _judge(
+        self,
+        subject: str,
+        message_id: str | None,
+        *,
+        expected_last: int | None,
+        expected_subject_last: int | None,
+    ) -> Offset | None:
+        """Check what a publisher asks of a record; return where it is stored, if it is a repeat.
+
+        Raises:
+            StillLoadingError: what it asks is still read back.
+            StrandlineError: it is not to be stored.
+        """
+        # A repeat is recognised first: what it expected was true when it was stored.
+        if message_id is not None:
+            known = self.duplicates.find_message(message_id, self.config.dedup_window_ms)
+            if known is not None:
+                return known
+        if expected_last is not None and expected_last != self.next_offset:
+            raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
+        if expected_subject_last is not None:
+            self.sequences.check(subject, expected_subject_last)
+        if message_id is not None:  # the record is certain of its offset now
+            self.duplicates.note_message(message_id, self.next_offset)
+        return None
 
     def append_many(
         self,
@@ -319,6 +361,8 @@ class Partition:
         chunk.add_many(values, subjects)
         if tokens.count(None) < count:
             chunk.waiting.append(AckRun(ack_sink, tokens, self.next_offset))
+        if self.committed.retention is not None:
+            self.sequences.note(chunk.subjects[-count:], self.next_offset)
         chunk.size += size
         admission.pending_bytes += size
         self.next_offset = Offset(self.next_offset + count)
@@ -359,6 +403,7 @@ class Partition:
         if rejection is None and producer is not None:
             try:
                 if is_transactional:
+                    self.sequences.check_transactional()
                     if self.transaction_index is None:
                         raise ProducerFencedError(f"no transaction is open in {self.name}")
                     transactional = TransactionalProducer(producer.producer_id, producer.epoch)
@@ -366,7 +411,7 @@ class Partition:
                 known = self.duplicates.find_batch(producer, batch.num_rows)
                 if known is not None:
                     last = Offset(known + batch.num_rows - 1)
-                    self._answer_repeat(known, ack_sink, token, last=last)
+                    self._repeats.answer(known, ack_sink, token, last=last)
                     return
             except StrandlineError as error:
                 rejection = error
@@ -381,6 +426,7 @@ class Partition:
             self.pending.add(chunk)
             self.next_offset = Offset(self.next_offset + piece.num_rows)
             self._admission.pending_bytes += chunk.size
+        self.sequences.note_batch(batch, first, self.config.subject)
         if ack_sink is not None:
             waiting = self._waiting(chunk, None if is_transactional else acks)
             waiting.append(AckWaiter(ack_sink, token, first))
@@ -406,6 +452,10 @@ class Partition:
         self.needs_sync = True
         stamp = ProducerStamp(producer.producer_id, producer.epoch, -1)
         chunk = PendingMarker(self.next_offset, stamp, marker_attributes(kind))
+        self.add_marker(chunk, ack_sink, token)
+
+    def add_marker(self, chunk: PendingMarker, ack_sink: AckSink, token: object) -> None:
+        """Accept a batch that readers do not see; told when it is committed."""
         chunk.waiting.append(AckWaiter(ack_sink, token, self.next_offset))
         self.pending.add(chunk)
         self.next_offset = Offset(self.next_offset + 1)
@@ -419,29 +469,8 @@ class Partition:
 
     def _waiting(self, chunk: Chunk, acks: Acks | None) -> list[Waiting]:
         """Return the waiters that are notified at the level ``acks`` of a batch."""
-        if acks == "memory":
-            return chunk.early
-        is_less = (
-            acks == "disk"
-            and self.replica_hooks is not None
-            and self.config.acks_in_force == "replicated"
-        )
-        return chunk.on_disk if is_less else chunk.waiting
-
-    def _answer_repeat(
-        self, known: Offset, ack_sink: AckSink | None, token: object, *, last: Offset
-    ) -> None:
-        """Tell who repeats what is, or will be, from ``known`` to ``last``, once that is safe."""
-        self._admission.duplicates += 1
-        if ack_sink is None:
-            return
-        waiting = AckWaiter(ack_sink, token, known, duplicate=True)
-        if last < self.high_watermark:
-            self._admission.outbox.acknowledge(self.name, [waiting])
-        elif last < self.log_end_offset:
-            self._late.append((last, waiting))
-        else:
-            self.pending.holder_of(last).waiting.append(waiting)
+        full = "disk" if self.replica_hooks is None else self.config.acks_in_force
+        return waiters_at(chunk, acks, full)
 
     # The group commit
 
@@ -478,10 +507,7 @@ class Partition:
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""
         self.committed.commit(offset)
-        if self._late:
-            due: list[Waiting] = [late for last, late in self._late if last < offset]
-            self._late = [each for each in self._late if each[0] >= offset]
-            self._admission.outbox.acknowledge(self.name, due)
+        self._repeats.committed(offset)
 
     def journaled(self, chunk: Chunk, batch: bytearray) -> None:
         """A batch is in the journal, not synced."""
@@ -507,17 +533,16 @@ class Partition:
             How many records that are.
         """
         before = self.next_offset
-        late, self._late = self._late, []
         pending = self.pending.clear()
         self._admission.pending_bytes -= sum(chunk.size for chunk in pending)
         self.next_offset = self.log_end_offset
         self.duplicates.forget_from(self.next_offset)
+        self.sequences.forget_from(self.next_offset)
         if self.transaction_index is not None:
             self.transaction_index.forget_from(self.next_offset)
         reject_waiting((*chunks, *pending), error)
         self.duplicates.held.reject(error)
-        for _, each in late:
-            each.rejected(error)
+        self._repeats.reject(error)
         self._admission.outbox.deliver_soon()
         return before - (chunks[0].base_offset if chunks else self.next_offset)
 
@@ -535,6 +560,7 @@ class Partition:
         self.log = log
         self._led_from = Offset(0) if self.replica_hooks is None else None  # who leads next says so
         self.duplicates.rebind(log)
+        self.sequences.start_over(log.log_end_offset)
         self.next_offset = log.log_end_offset
         if self.replica_hooks is None:
             self.preload_ids()
@@ -564,6 +590,7 @@ class Partition:
         self.leader_epoch = leader_epoch
         self.duplicates.forget_messages()  # the leader before knew other ids
         self.next_offset = self._led_from = self.log_end_offset
+        self.sequences.start_over(self.next_offset)
         self.preload_ids()
         self.committed.wake()
 
@@ -641,6 +668,10 @@ class Partition:
     def hidden_between(self, start: int, stop: int) -> int:
         """Count committed offsets of markers and aborted transactions; any thread."""
         return self.committed.hidden_between(start, stop)
+
+    def find_runs(self, *patterns: str) -> SubjectSearch | RetainedSearch | None:
+        """Return who knows where records with matching subjects are; None: nobody; any thread."""
+        return self.committed.find_runs(patterns) if self.remote_error is None else None
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
         """The first offset stored at or after a time; the stable offset if there is none."""

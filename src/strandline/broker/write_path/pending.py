@@ -4,13 +4,16 @@ A chunk is either records that came one by one or an Arrow batch that came whole
 order in which the partition accepted them.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from strandline.config import Acks
 from strandline.errors import StrandlineError
+from strandline.record.batch import Attributes
 from strandline.record.codec import (
     BATCH_RECORDS_MAX,
     NOBODY,
@@ -20,6 +23,7 @@ from strandline.record.codec import (
     encode_one,
     encode_records,
 )
+from strandline.storage.subject_history import format_purge
 from strandline.types import Offset, PartitionName, ProducerStamp, TimestampNs
 
 CHUNK_BYTES_MAX = 4 << 20
@@ -49,6 +53,38 @@ class AckSink(Protocol):
     def rejected(self, token: object, error: StrandlineError) -> None:
         """The append did not happen or, after a failed write or sync, may not have happened."""
         ...
+
+
+class CommitWaiter:
+    """An ack sink that waits for one append."""
+
+    def __init__(self) -> None:
+        self._stored: asyncio.Future[Offset] = asyncio.get_running_loop().create_future()
+
+    def acked(
+        self,
+        token: object,  # noqa: ARG002  the ack sink's signature
+        partition: PartitionName,  # noqa: ARG002  see above
+        offset: Offset,
+        *,
+        duplicate: bool,  # noqa: ARG002  see above
+    ) -> None:
+        """Complete with the offset."""
+        if not self._stored.done():
+            self._stored.set_result(offset)
+
+    def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  see above
+        """Complete with the error."""
+        if not self._stored.done():
+            self._stored.set_exception(error)
+
+    async def wait(self) -> Offset:
+        """Return the record's offset when it is as safe as was asked.
+
+        Raises:
+            StrandlineError: it was refused, or may not be stored.
+        """
+        return await self._stored
 
 
 class ChunkAckSink(AckSink, Protocol):
@@ -270,6 +306,22 @@ class PendingMarker:
         return encode_records([b""], [MARKER_SUBJECT], stamp)
 
 
+class PendingPurge(PendingMarker):
+    """The removal of the records of a pattern of subjects below an offset."""
+
+    __slots__ = ("_below", "_pattern")
+
+    def __init__(self, base_offset: Offset, pattern: str, below: Offset) -> None:
+        super().__init__(base_offset, NOBODY, int(Attributes.PURGE))
+        self._pattern = pattern
+        self._below = below
+
+    def encode(self, stamp: Stamp) -> bytearray:
+        """The removal as a batch."""
+        stamp = stamp._replace(attributes=self.attributes)
+        return encode_records([format_purge(self._below)], [self._pattern], stamp)
+
+
 Chunk = PendingRecords | PendingArrowBatch | PendingMarker
 
 
@@ -362,6 +414,13 @@ def extra_bytes(key: bytes | None, headers: Headers | None) -> int:
     for name, value in headers or ():
         size += len(name) + len(value)
     return size
+
+
+def waiters_at(chunk: Chunk, acks: Acks | None, full: Acks) -> list[Waiting]:
+    """Return the waiters of a batch that are notified at a level; ``full`` is the most there is."""
+    if acks == "memory":
+        return chunk.early
+    return chunk.on_disk if acks == "disk" and full == "replicated" else chunk.waiting
 
 
 def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:

@@ -100,7 +100,7 @@ class Consumer:
 
     Raises:
         UnknownStreamError: there is no such stream.
-        StrandlineError: the coordinator refuses, or cannot be reached.
+        StrandlineError: the coordinator rejects, or cannot be reached.
     """
 
     def __init__(

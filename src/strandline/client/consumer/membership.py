@@ -112,7 +112,7 @@ class GroupMembership:
 
         Raises:
             UnknownStreamError: there is no such stream.
-            StrandlineError: the coordinator refuses, or cannot be reached.
+            StrandlineError: the coordinator rejects, or cannot be reached.
         """
         self._join()
         self._thread.start()

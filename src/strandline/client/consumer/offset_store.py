@@ -2,7 +2,7 @@
 
 A store keeps for each group and partition the offset of the next record to consume and the epoch
 under which it was committed. Group epochs only grow, and each new owner first *claims* a partition,
-so that a store can refuse a member that has lost it.
+so that a store can reject a member that has lost it.
 
 Rules: an offset is durable once ``commit`` has returned; ``commit`` and ``claim`` may be repeated.
 """
@@ -40,7 +40,7 @@ class OffsetStore(Protocol):
     def claim(
         self, group: str, partitions: Collection[PartitionName], owner: Owner
     ) -> dict[PartitionName, int]:
-        """Return the committed offsets for a new owner, and refuse commits of earlier owners.
+        """Return the committed offsets for a new owner, and reject commits of earlier owners.
 
         Raises:
             UnavailableError: the store cannot be read now; retry.

@@ -4,7 +4,7 @@ While members are restarted one by one, some use the old store alone and some bo
 of the new ones goes to both:
 
 1. every member uses ``DualOffsetStore(old, new, reads="old")``: the new store fills up;
-2. every member uses ``DualOffsetStore(old, new, reads="new")``: step 1 is still the way back;
+2. every member uses ``DualOffsetStore(old, new, reads="new")``: step 1 is still possible;
 3. every member uses ``new`` alone.
 
 Rules: offsets that only the old store has are taken from there. A claim makes both stores equal. A
@@ -50,7 +50,7 @@ class DualOffsetStore:
 
     def commit(self, group: str, offsets: Offsets, owner: Owner) -> None:
         """Commit offsets to both; see ``OffsetStore``."""
-        # The one that counts comes last: it never knows more than the way back does.
+        # The store that counts comes last, so it is never ahead of the other.
         first, last = (self._new, self._old) if self._reads == "old" else (self._old, self._new)
         first.commit(group, offsets, owner)
         last.commit(group, offsets, owner)

@@ -154,7 +154,7 @@ class ZooKeeperOffsetStore:
         """Return a call's result with a timeout, which kazoo's own calls lack.
 
         Raises:
-            KazooException, KazooTimeoutError: ZooKeeper refuses, or does not answer.
+            KazooException, KazooTimeoutError: ZooKeeper rejects, or does not answer.
         """
         return call.get(timeout=self._timeout_s)
 
@@ -170,7 +170,7 @@ class ZooKeeperOffsetStore:
 
 def _znode(text: str) -> str:
     """Return the name of a znode for any text; ``unquote`` gives the text back."""
-    # ZooKeeper refuses these two, which "quote" leaves as they are.
+    # ZooKeeper rejects these two, which "quote" leaves as they are.
     return text.replace(".", "%2E") if text in (".", "..") else quote(text, safe="")
 
 

@@ -79,7 +79,7 @@ class Prefetcher:
     def wake(self) -> None:
         """Let ``take`` return, from any thread."""
         self._awake.set()
-        with contextlib.suppress(queue.Full):  # full: nobody waits
+        with contextlib.suppress(queue.Full):  # full: no poll is waiting
             self._inbox.put_nowait(None)
 
     def awoken(self) -> None:
@@ -186,14 +186,14 @@ class Prefetcher:
             fetch = self._fetches.pop(name, None)
             if fetch is not None:
                 fetch.wanted.discard(name.partition)
-                # Most of what it reads is for nobody, or it has failed.
+                # Most of what it reads is no longer wanted, or it has failed.
                 if 2 * len(fetch.wanted) < fetch.begun_with or fetch in self._failed:
                     worn.add(fetch)
         for fetch in worn:
             self._begin_rest(fetch)
 
     def _begin_rest(self, fetch: Fetcher) -> None:
-        """Read what is still wanted of a read without the others."""
+        """Read the partitions of a read that are still wanted, without the others."""
         fetch.cancel()
         self.begin([PartitionName(fetch.stream, number) for number in fetch.wanted])
 

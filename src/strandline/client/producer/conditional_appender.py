@@ -114,7 +114,7 @@ class ConditionalAppender:
         if ack is None:
             connection.reset()
             if isinstance(failure, InvalidRequestError):
-                raise failure  # the broker refused the call and stored nothing
+                raise failure  # the broker rejected the call and stored nothing
             why = "closed the call" if failure is None else f"did not answer: {failure.message}"
             raise DisconnectedError(f"{address} {why}; {UNKNOWN}")
         if ack.error is not None:

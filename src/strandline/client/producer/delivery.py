@@ -362,7 +362,7 @@ class ProducerDelivery:
                     self._resolving.append(threading.get_ident())
                 self._leave_silent(now_s)
                 self._log_delay(now_s)
-                if self._in_flight.next_number > looked:  # an idle producer asks nobody
+                if self._in_flight.next_number > looked:  # an idle producer looks up nothing
                     looked = self._in_flight.next_number
                     self._leaders.refresh_partitions(now_s)
                 self._note_end()

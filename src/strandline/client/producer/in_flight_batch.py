@@ -71,9 +71,9 @@ class InFlightBatch(Generic[BatchT]):
         self.sender: SenderRef | None = None
         self.in_doubt = False
         self.is_written = False
-        """Whether any of it may have gone to a broker, under these numbers."""
+        """Whether any of it may have been sent to a broker under this sequence."""
         self.is_void = False
-        """Whether it is never stored under the numbers it was sent with."""
+        """Whether it cannot be stored under the sequence it was sent with."""
         self.error: StrandlineError | None = None
         """The last rejection."""
 
@@ -122,11 +122,11 @@ class PartitionQueue(Generic[BatchT]):
         self.epoch = epoch
         self.sequence = 0
         self.has_gap = False
-        """Whether what gets its numbers in this epoch is behind a gap."""
+        """Whether new sequences of this epoch come after a gap."""
         self.has_unnumbered = False
-        """Whether any lot went out without numbers, so that they do not tell the order."""
+        """Whether any batch was sent without a sequence, so sequences do not give the order."""
         self.waits = False
-        """Whether an epoch is to begin."""
+        """Whether a new epoch must begin."""
 
     def begin_epoch(self, epoch_max: int) -> None:
         """Restart the sequence in the next epoch, or under a new producer id after the last."""

@@ -7,11 +7,11 @@ Rules: pure; the caller passes the time, holds the lock, and does the I/O.
 - Batches of one partition are sent in the order in which they were put, by one sender at a time;
   the batches of a lost sender are queued again in that order.
 - A batch without a sequence, and one behind it, names the batch in flight before it: a broker that
-  refuses that one temporarily refuses both.
+  rejects that one temporarily rejects both.
 - A batch keeps its sequence while it may be stored under it. It gets a new one, in the next epoch,
-  only when it is known not to be: a broker that refuses a sequence lacks what went before.
+  only when it is known not to be: a broker that rejects a sequence lacks what went before.
 - A numbered batch that is given up and never stored leaves a gap, and later sequences are void.
-  Batches keep them until a broker refuses the sequence: one epoch per rejection would soon use them
+  Batches keep them until a broker rejects the sequence: one epoch per rejection would soon use them
   up.
 - A batch with a final rejection is never stored, unless it is in doubt: then an earlier attempt may
   be stored, or still arrive. Invalid records were invalid then, too, but a full disk may be new.
@@ -261,7 +261,7 @@ class InFlightBatches(Generic[BatchT]):
         return entry.batch, error
 
     def _goes_back(self, entry: InFlightBatch[BatchT], error: StrandlineError) -> bool:
-        """Return whether a refused batch is sent again."""
+        """Return whether a rejected batch is sent again."""
         partition = self._partitions[entry.batch.partition]
         if error.passes_soon:
             if not error.is_rejection:
@@ -325,7 +325,7 @@ class InFlightBatches(Generic[BatchT]):
         return ExpiredBatch(entry.batch, is_sent, entry.in_doubt, entry.error)
 
     def refused(self, sender: SenderRef) -> None:
-        """Note that the broker refused the whole call: unanswered batches of it were not stored."""
+        """Note that the broker rejected the whole call: its unanswered batches were not stored."""
         window = self._windows.get(sender)
         for number in window.numbers if window is not None else ():
             self._held[number].is_written = False

@@ -53,7 +53,7 @@ def compact_batches(
     Args:
         batches: with a column ``key``.
         schema: of the batches.
-        fold_bytes: size of the records gathered before they are merged into what is kept.
+        fold_bytes: size of the records gathered before they are merged into the view.
     """
     kept = schema.empty_table()
     waiting: list[pa.RecordBatch] = []

@@ -48,7 +48,7 @@ def begin_read(
         is_small: whether the partitions are known to be small, so that files are not worth a call.
 
     Raises:
-        StrandlineError: the broker refuses it, or cannot be reached.
+        StrandlineError: the broker rejects it, or cannot be reached.
     """
     if is_small or not (_is_long(request) and _is_here(connection.address) and _can_decode()):
         return BatchStream(connection, request)
@@ -133,7 +133,7 @@ class LocalStream(BatchStream):
         """Yield a partition's batches from files, then through the broker."""
         reader = _reader()
         cursor = reader.local_cursor(self._request, part, self.schema.names)
-        # What cannot be read here the broker knows more of: it goes on from where the cursor is.
+        # The read continues through the broker from the cursor's position.
         with contextlib.suppress(UnavailableError, CorruptBatchError, DataLossError):
             yield from reader.local_batches(cursor)
         if cursor.position >= part.stop:

@@ -233,7 +233,7 @@ class ReadCalls(ABC):
 
 
 def check_subscribe_options(options: Mapping[str, Any]) -> None:
-    """Refuse options that ``subscribe`` does not have.
+    """Reject options that ``subscribe`` does not have.
 
     Raises:
         InvalidRequestError: one is an option of ``read`` alone.

@@ -39,7 +39,7 @@ def numbers_of(request: ReadRequest, known: list[int]) -> list[int]:
 
 
 def check_offsets(request: ReadRequest, numbers: list[int]) -> None:
-    """Refuse an absolute offset for several partitions, with the broker's message.
+    """Reject an absolute offset for several partitions, with the broker's message.
 
     Raises:
         InvalidRequestError: there is one.

@@ -169,7 +169,7 @@ class BatchStream:
         request: what to read.
 
     Raises:
-        StrandlineError: the broker refuses it, or cannot be reached.
+        StrandlineError: the broker rejects it, or cannot be reached.
     """
 
     resumes = False

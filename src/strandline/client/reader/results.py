@@ -79,7 +79,7 @@ class AckFuture(Future[R]):
         self.seen = False
 
     def cancel(self) -> bool:
-        """Refuse: the record may already be stored."""
+        """Reject: the record may already be stored."""
         return False
 
     def result(self, timeout: float | None = None) -> R:

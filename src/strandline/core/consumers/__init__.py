@@ -1,1 +1,1 @@
-"""Consumers that acknowledge each record: who gets what, when again, and what is done."""
+"""Consumers that acknowledge each record: deliveries, redeliveries and acknowledgement floor."""

@@ -1,21 +1,22 @@
-"""A pull consumer: waiting pulls, records that wait for an acknowledgement, and what comes next.
+"""A pull consumer: its waiting pulls, its pending records, and which record it delivers next.
 
 Rules:
-- waiting pulls are served in turn, a record each; what is due again comes before new records;
-- a record that is not acknowledged in time is delivered again, until it was delivered as often as
-  the policy allows: then it waits for no acknowledgement any more, and the floor passes it with a
-  later one;
-- with a policy of no acknowledgements what is delivered is acknowledged;
-- a redelivery is a new delivery with a number of its own; the record keeps its sequence;
+- waiting pulls are served round-robin, one record each; records due for redelivery come before new
+  records;
+- a record that is not acknowledged in time is delivered again, up to the policy's limit. After the
+  last delivery it no longer waits for an acknowledgement, and the floor moves past it with a later
+  record;
+- with the policy "none", a record counts as acknowledged when it is delivered;
+- a redelivery has a delivery number of its own; the record keeps its sequence;
 - a late or repeated acknowledgement changes nothing. Acknowledgements name the record by its
   sequence in the stream, so those of a delivery before a restart count.
 
 Invariants: those of ``ConsumerState``; no record is both due again and not pending; the number of
 pending records does not exceed the policy's limit. ``check`` asserts them.
 
-It reads no records and knows no clock: the caller finds the record that ``wanted`` names, says how
-large it is (``deliver``) or that there is none (``skip``, ``exhausted``), and sends the effects
-when the state is stored.
+It reads no records and has no clock. The caller finds the record that ``wanted`` names, reports its
+size (``deliver``) or that it does not exist (``skip``, ``exhausted``), and sends the effects after
+the state is stored.
 """
 
 import heapq
@@ -33,39 +34,39 @@ COMPLETED: Final = "409 Batch Completed"
 TOO_MANY: Final = "409 Exceeded MaxWaiting"
 
 TIMERS_MIN: Final = 1_000
-"""So many timers may be out of date, or as many as are not."""
+"""Outdated timers are removed once there are this many, and more than valid ones."""
 
 AckKind = Literal["ack", "nak", "term", "progress"]
 
 
 class ConsumerPolicy(NamedTuple):
-    """The rules of a consumer that decide about deliveries; 0 of a limit: none."""
+    """The consumer's settings that affect deliveries; a limit of 0 means no limit."""
 
     acks: Literal["none", "all", "explicit"] = "explicit"
     ack_wait_ms: int = 30_000
     backoff_ms: tuple[int, ...] = ()
-    """Takes the place of ``ack_wait_ms``: after the first delivery, the second, and so on."""
+    """Replaces ``ack_wait_ms``: the wait after the first delivery, the second, and so on."""
     max_deliver: int = 0
     max_ack_pending: int = 1_000
     max_waiting: int = 512
 
     def wait_ms(self, deliveries: int) -> int:
-        """Return for how long an acknowledgement is waited for after so many deliveries."""
+        """Return how long to wait for an acknowledgement after this many deliveries, in ms."""
         if not self.backoff_ms:
             return self.ack_wait_ms
         return self.backoff_ms[min(deliveries, len(self.backoff_ms)) - 1]
 
 
 class Pull:
-    """A request for records that waits for them.
+    """A request for records that waits until they are there.
 
     Args:
-        token: names it in effects.
-        batch: how many records it wants.
+        token: identifies the pull in effects.
+        batch: how many records it asks for.
         expires_ms: when it ends; None: never.
         no_wait: whether it ends when there are no more records.
-        bytes_max: how many bytes it takes; 0: any number.
-        heartbeat_ms: after how long a silence it wants to be told that it is served; 0: never.
+        bytes_max: the limit of its records' bytes; 0: none.
+        heartbeat_ms: the longest silence before a heartbeat is sent to it; 0: send none.
     """
 
     __slots__ = (
@@ -102,12 +103,12 @@ class Pull:
         self.served = 0
 
     def end(self, status: str) -> EndPull:
-        """Return the effect that ends it."""
+        """Return the effect that ends the pull."""
         return EndPull(self.token, status, self.left, self.bytes_left)
 
 
 class Wanted(NamedTuple):
-    """The record that is to be delivered next."""
+    """The record to deliver next."""
 
     sequence: int
     is_again: bool
@@ -115,12 +116,12 @@ class Wanted(NamedTuple):
 
 
 class PullConsumer:
-    """Decides what a consumer's pulls get.
+    """Decides which records a consumer's pulls receive.
 
     Args:
-        policy: its rules.
+        policy: its settings.
         state: how far it has come; changed in place.
-        now_ms: every pending record has its whole time again from here on.
+        now_ms: the time; every pending record's acknowledgement wait starts again here.
     """
 
     def __init__(self, policy: ConsumerPolicy, state: ConsumerState, now_ms: float) -> None:
@@ -130,20 +131,20 @@ class PullConsumer:
         """Whether the state has changed since the caller last reset this."""
         self.pulls: deque[Pull] = deque()
         self._due: dict[int, float] = {}
-        """Of pending records: when they are delivered again."""
+        """By sequence of pending records: when they are delivered again."""
         self._timers: list[tuple[float, int]] = []
-        """The same as a heap, with entries that are out of date."""
+        """The same as a heap, which may have outdated entries."""
         self._again: deque[int] = deque()
-        """Pending records that are due, oldest first."""
+        """Pending records that are due for redelivery, oldest first."""
         for sequence, record in state.pending.items():
             self._expect_ack(sequence, now_ms + policy.wait_ms(record.deliveries))
 
     # Pulls
 
     def pull(self, pull: Pull, now_ms: float) -> list[Effect]:
-        """Take a pull in."""
+        """Add a waiting pull."""
         if self.policy.max_waiting and len(self.pulls) >= self.policy.max_waiting:
-            # One with a heartbeat notices by its absence that it is not served.
+            # A pull with heartbeats needs no answer: its client notices that none arrive.
             return [] if pull.heartbeat_ms else [EndPull(pull.token, TOO_MANY)]
         pull.beat_due_ms = now_ms + pull.heartbeat_ms
         self.pulls.append(pull)
@@ -162,7 +163,7 @@ class PullConsumer:
     # Deliveries
 
     def wanted(self) -> Wanted | None:
-        """Return what to deliver next; None: nothing can be delivered now."""
+        """Return the record to deliver next; None if nothing can be delivered now."""
         if not self.pulls:
             return None
         if self._again:
@@ -177,15 +178,15 @@ class PullConsumer:
         return bool(limit and self.policy.acks != "none" and len(self.state.pending) >= limit)
 
     def deliver(self, sequence: int, size: int, now_ms: float) -> list[Effect]:
-        """Deliver the record that was wanted to the pull whose turn it is.
+        """Deliver the wanted record to the next pull.
 
         Args:
-            sequence: the record's; of a new one it may be larger than what was wanted.
-            size: how many bytes it counts for a pull's limit.
+            sequence: the record's; for a new record it may be larger than the wanted one.
+            size: the bytes that count against a pull's limit.
             now_ms: the time.
 
         Returns:
-            The delivery, and ends of pulls; without a delivery the record is still wanted.
+            The delivery, and the ends of pulls; without a delivery the record is still wanted.
         """
         effects: list[Effect] = []
         while self.pulls and self.pulls[0].has_limit and size > self.pulls[0].bytes_left:
@@ -228,14 +229,14 @@ class PullConsumer:
         return DeliverRecord(pull.token, sequence, state.delivered_consumer, record.deliveries)
 
     def skip(self, sequence: int) -> None:
-        """The pending record is gone: nobody can get it again."""
+        """Drop a pending record that no longer exists."""
         if self.state.pending.pop(sequence, None) is not None:
             self._forget(sequence)
             self._settle()
             self.is_changed = True
 
     def pass_over(self, sequence: int) -> None:
-        """No record up to this sequence passes the filters."""
+        """Note that no record up to this sequence passes the filters."""
         state = self.state
         if sequence > state.delivered_stream:
             state.delivered_stream = sequence
@@ -243,7 +244,7 @@ class PullConsumer:
                 state.floor_stream = sequence
 
     def exhausted(self) -> list[Effect]:
-        """There are no new records now: end the pulls that do not wait."""
+        """End the pulls that do not wait: there are no new records now."""
         waiting = [pull for pull in self.pulls if not self._is_over_at_end(pull)]
         ended = [pull for pull in self.pulls if self._is_over_at_end(pull)]
         self.pulls = deque(waiting)
@@ -252,7 +253,7 @@ class PullConsumer:
 
     @staticmethod
     def _is_over_at_end(pull: Pull) -> bool:
-        """Return whether a pull ends when there is nothing: the first record it may wait for."""
+        """Whether a pull ends when there is no record: it may still wait for its first one."""
         return pull.no_wait and (pull.served > 0 or pull.expires_ms is None)
 
     # Acknowledgements
@@ -266,14 +267,14 @@ class PullConsumer:
         now_ms: float,
         delay_ms: int = 0,
     ) -> None:
-        """Take an acknowledgement in; one of nothing that is pending changes nothing.
+        """Handle an acknowledgement; it has no effect if the record is not pending.
 
         Args:
-            kind: acknowledged, not, never again, or still at work.
+            kind: acknowledged, rejected, terminated, or still in progress.
             sequence: of the record.
-            consumer_sequence: of its delivery; counts with a policy of acknowledging all before.
+            consumer_sequence: of its delivery; used with the policy that acknowledges all before.
             now_ms: the time.
-            delay_ms: after how long it is to be delivered again, if it was not acknowledged.
+            delay_ms: the delay before a rejected record is delivered again.
         """
         record = self.state.pending.get(sequence)
         if kind in ("ack", "term") and self.policy.acks == "all":
@@ -325,7 +326,7 @@ class PullConsumer:
     # Time
 
     def tick(self, now_ms: float) -> list[Effect]:
-        """Look at the clock."""
+        """Redeliver, expire and send heartbeats as the time requires."""
         self._collect_due(now_ms)
         effects: list[Effect] = []
         waiting: deque[Pull] = deque()
@@ -346,7 +347,7 @@ class PullConsumer:
 
     @property
     def next_due_ms(self) -> float | None:
-        """When ``tick`` has something to do next; None: not before something happens."""
+        """Return when ``tick`` has something to do next; None: not before another event."""
         due = [pull.expires_ms for pull in self.pulls if pull.expires_ms is not None]
         due += [pull.beat_due_ms for pull in self.pulls if pull.heartbeat_ms]
         while self._timers and self._due.get(self._timers[0][1]) != self._timers[0][0]:
@@ -359,21 +360,21 @@ class PullConsumer:
         self._due[sequence] = due_ms
         heapq.heappush(self._timers, (due_ms, sequence))
         if len(self._timers) > TIMERS_MIN + 2 * len(self._due):
-            # Most of what was acknowledged is still in there: its time is far away.
+            # Acknowledged records stay in the heap until their time; drop them if they are most.
             self._timers = [(due_ms, sequence) for sequence, due_ms in self._due.items()]
             heapq.heapify(self._timers)
 
     def _forget(self, sequence: int) -> None:
-        """Do not deliver it again for what was decided before."""
+        """Cancel the redelivery of a record."""
         if self._due.pop(sequence, None) is None:
             self._again = deque(each for each in self._again if each != sequence)
 
     def _collect_due(self, now_ms: float) -> None:
-        """Let records be delivered again whose time is over."""
+        """Queue records for redelivery whose acknowledgement wait is over."""
         while self._timers and self._timers[0][0] <= now_ms:
             due_ms, sequence = heapq.heappop(self._timers)
             if self._due.get(sequence) != due_ms:
-                continue  # acknowledged, or given more time
+                continue  # acknowledged, or its wait was extended
             del self._due[sequence]
             record = self.state.pending[sequence]
             if self.policy.max_deliver and record.deliveries >= self.policy.max_deliver:
@@ -382,11 +383,11 @@ class PullConsumer:
             else:
                 self._again.append(sequence)
 
-    # Facts
+    # Counters and checks
 
     @property
     def redelivered(self) -> int:
-        """How many pending records were delivered more than once."""
+        """The number of pending records that were delivered more than once."""
         return sum(record.deliveries > 1 for record in self.state.pending.values())
 
     def check(self) -> None:

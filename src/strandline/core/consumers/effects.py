@@ -22,13 +22,13 @@ class DeliverRecord:
 
 @dataclass(frozen=True, slots=True)
 class EndPull:
-    """Tell a pull that it is over, and why.
+    """Send a pull its final status.
 
     Attributes:
         token: of the pull.
         status: the code and text that clients know.
-        messages_left: how many records it has not got; None: not said.
-        bytes_left: how many bytes of its limit.
+        messages_left: how many records it did not get; None: do not report it.
+        bytes_left: how many bytes of its limit are unused.
     """
 
     token: object
@@ -39,7 +39,7 @@ class EndPull:
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeat:
-    """Tell a pull that it is still served."""
+    """Send a heartbeat to a waiting pull."""
 
     token: object
     consumer_sequence: int

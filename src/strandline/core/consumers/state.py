@@ -1,6 +1,6 @@
-"""The state of a consumer that has to survive: how far it has come, and what is not acknowledged.
+"""The durable state of a consumer: how far it has come, and which records are pending.
 
-Rules: sequences count from 1, as clients know them; those of the stream are offsets plus one. Pure.
+Rules: sequences count from 1, as NATS clients expect; a stream sequence is an offset plus one.
 """
 
 import msgspec
@@ -9,10 +9,10 @@ from strandline.errors import UNDECODABLE, InvalidRecordError
 
 
 class PendingRecord(msgspec.Struct, array_like=True):
-    """A record that was delivered and is not acknowledged."""
+    """A record that was delivered and is not acknowledged yet."""
 
     consumer_sequence: int
-    """Of its first delivery."""
+    """The number of its first delivery."""
     deliveries: int
 
 
@@ -24,9 +24,9 @@ class ConsumerState(msgspec.Struct, kw_only=True, omit_defaults=True):
     """
 
     delivered_stream: int = 0
-    """The last sequence that was delivered or passed over."""
+    """The last sequence that was delivered or skipped."""
     delivered_consumer: int = 0
-    """How many deliveries there were."""
+    """The number of deliveries."""
     floor_stream: int = 0
     """Everything up to here is acknowledged."""
     floor_consumer: int = 0
@@ -39,15 +39,15 @@ _decode = msgspec.json.Decoder(ConsumerState).decode
 
 
 def encode_state(state: ConsumerState) -> bytes:
-    """Return a state as it is stored."""
+    """Encode a consumer's state for storage."""
     return _encode(state)
 
 
 def decode_state(data: bytes) -> ConsumerState:
-    """Return a stored state.
+    """Decode a stored state.
 
     Raises:
-        InvalidRecordError: it is none.
+        InvalidRecordError: the bytes are not a consumer's state.
     """
     try:
         return _decode(data)

@@ -1,8 +1,8 @@
 """Consumer groups as pure state machines.
 
-Who reads which partition (``assignment``), what is kept of it and of the positions reached
-(``state``), and who decides (``coordinator``).
+``assignment`` distributes partitions over members, ``state`` holds members, assignments and
+committed offsets, and ``coordinator`` decides.
 
 Rules: no I/O, no clock, no randomness; time is an argument. Nothing here knows logs, brokers or
-wires; ``broker.groups`` brings them together.
+network protocols; ``broker.coordinators.groups`` connects them.
 """

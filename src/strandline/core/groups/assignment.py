@@ -1,8 +1,8 @@
 """The assignment of partitions to the members of a consumer group.
 
-Rules: every partition that a member subscribes to has exactly one reader, who subscribes to it; no
-single move between two members would make their numbers more even; and a partition stays where it
-is unless moving it makes the numbers more even. The same input gives the same answer.
+Rules: every subscribed partition has exactly one reader, which subscribes to it. No single move
+between two members would make their counts more even. A partition stays where it is unless moving
+it makes the counts more even. The same input gives the same assignment.
 
 Must not know epochs or time.
 """
@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from strandline.types import PartitionName
 
 Readers = dict[str, set[PartitionName]]
-"""Member → what it reads."""
+"""Member → its partitions."""
 
 
 def assign(
@@ -22,12 +22,12 @@ def assign(
     partitions: Mapping[str, int],
     current: Mapping[str, Collection[PartitionName]],
 ) -> Readers:
-    """Return which member reads which partitions.
+    """Return the partitions of each member.
 
     Args:
         subscriptions: streams by member.
-        partitions: how many each stream has; one that is missing has none.
-        current: who reads what, or was to, so far.
+        partitions: how many each stream has; a missing stream has none.
+        current: the assignment so far.
     """
     readers: Readers = {member: set() for member in subscriptions}
     subscribers: dict[str, list[str]] = defaultdict(list)
@@ -54,7 +54,7 @@ def assign(
 def _hand_out(
     free: Collection[PartitionName], readers: Readers, subscribers: Mapping[str, list[str]]
 ) -> None:
-    """Give each free partition to the subscriber that has the fewest; among equals the first."""
+    """Give each free partition to the subscriber with the fewest; on a tie to the first."""
     heaps = {
         stream: [(len(readers[member]), member) for member in members]
         for stream, members in subscribers.items()
@@ -63,7 +63,7 @@ def _hand_out(
         heapq.heapify(heap)
     for name in sorted(free):
         heap = heaps[name.stream]
-        # Numbers only grow here: one that is out of date is too small, and comes up by itself.
+        # Counts only grow here, so a stale heap entry is too small and surfaces by itself.
         while heap[0][0] != len(readers[heap[0][1]]):
             heapq.heapreplace(heap, (len(readers[heap[0][1]]), heap[0][1]))
         member = heap[0][1]
@@ -72,13 +72,13 @@ def _hand_out(
 
 
 def _even_out(readers: Readers, subscribers: Mapping[str, list[str]]) -> bool:
-    """Let each, who has most first, give one partition to who has at least two fewer.
+    """Move one partition from each member, fullest first, to one with at least two fewer.
 
-    One at a time: who gives many at once falls below others, who would then give to it. Each move
-    makes the sum of the squares of the numbers smaller, so this comes to an end.
+    One at a time: a member that gave several at once would fall below others, which would then
+    give to it. Each move lowers the sum of the squared counts, so this terminates.
 
     Returns:
-        whether any moved.
+        whether any partition moved.
     """
     has_moved = False
     for giver in sorted(readers, key=lambda member: (-len(readers[member]), member)):

@@ -1,25 +1,26 @@
-"""The coordinator of consumer groups: who is a member, who reads what, and where each has come to.
+"""The coordinator of consumer groups: members, assignments and committed offsets.
 
 Rules:
-- a decision counts when its entry is stored, and nobody hears of it before (``DecisionLog``);
-- a partition has one holder. Who is to lose it is told so with its next heartbeat, and somebody
-  else gets it when it has confirmed with a later one, has left or has expired: so a member whose
-  partitions do not move is never stopped, and the last position of the one before is known;
-- every change moves the epoch, which no two changes share even in different groups, and a member
-  commits only under the epoch at which its partitions changed last: what was delayed on its way
-  changes nothing any more, and stores outside can tell who came later;
-- a position may wait for a transaction (KIP-98): it counts when that is committed, whoever is a
-  member by then. Until it is decided nobody is given the partition who does not have it, and
-  nobody else commits there: where the next one begins is not known before (KIP-447);
-- how many partitions a stream has when a group first consumes it, or has a position in it, is kept
-  with the group: what is added later was there for nobody to skip. A stream that is made anew under
-  its name is another one;
-- a member belongs to the principal that joined: no other one commits, heartbeats or leaves for it,
-  nor takes its static name while it is a member;
-- the group of a NATS consumer has no members, and nobody else commits for it: its state is kept
-  beside its position, in one entry;
-- a member that is not heard of for its session is removed. Whoever takes a static member's name
-  takes its partitions at once, and the one before is fenced off.
+- a decision takes effect when its entry is stored; nobody is notified before (``DecisionLog``);
+- a partition has one holder. A member that is to give it up is notified in its next heartbeat
+  answer. Another member receives it after the holder has confirmed in a later heartbeat, has left
+  or has expired. So a member keeps consuming partitions that do not move, and the previous holder's
+  last committed offset is known;
+- every change raises the epoch, which is unique across all groups. A member commits only under the
+  epoch at which its partitions last changed, so a delayed request changes nothing, and external
+  offset stores can order commits;
+- an offset may wait for a transaction (KIP-98): it counts when the transaction commits, even if the
+  members have changed. Until then no other member is given the partition or commits there, because
+  the position to start from is not known (KIP-447);
+- the group stores how many partitions a stream had when the group first consumed it or committed in
+  it. Partitions added later are read from their beginning. A stream that is deleted and created
+  again counts as a new one;
+- a member belongs to the principal that joined. No other principal commits, heartbeats or leaves
+  for it, or takes over its instance name while it is a member;
+- the group of a NATS consumer has no members, and nobody else commits for it: its state is stored
+  beside its offsets, in one entry;
+- a member without a heartbeat for its session timeout is removed. A new member with the instance
+  name of a static member takes over its partitions at once, and the old one is fenced.
 
 Invariants: no partition is held by two members; ``_targets`` has every member of every group.
 """
@@ -67,7 +68,7 @@ NOTHING: Partitions = frozenset()
 
 
 class _Begun(NamedTuple):
-    """Streams that a group begins with: how many partitions they have, and when they were made."""
+    """Streams that a group starts to consume: their partition counts and creation times."""
 
     partitions: dict[str, int]
     created: dict[str, int]
@@ -77,12 +78,12 @@ class GroupCoordinator:
     """Decides about consumer groups.
 
     Args:
-        state: as the stored entries say.
+        state: built from the stored entries.
         partitions: how many each stream has.
-        created: when each was made.
-        now_ms: every member has its whole session again from here on.
+        created: when each was created.
+        now_ms: the time; every member's session timeout starts again here.
         sequence: of the next entry.
-        entries: how many were stored already.
+        entries: how many are stored already.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class GroupCoordinator:
                 self._renew_session(name, member)
 
     def step(self, event: ev.Event, now_ms: int) -> list[Effect]:
-        """Take an event in; returns what follows, in order."""
+        """Handle an event; return the effects, in order."""
         self._now_ms = now_ms
         match event:
             case EntriesStored():
@@ -136,7 +137,7 @@ class GroupCoordinator:
         """Return the answer to a request.
 
         Raises:
-            StrandlineError: it is refused.
+            StrandlineError: the request is rejected.
         """
         match request:
             case ev.Join():
@@ -182,7 +183,7 @@ class GroupCoordinator:
                 session_ms=request.session_ms,
                 epoch=epoch,
                 owner=request.owner,
-                # What a static member was giving up is free: whoever consumed it is fenced off.
+                # What a static member was giving up is free: its old process is fenced.
                 assigned=NOTHING
                 if predecessor is None
                 else predecessor.assigned.difference(group.undecided),
@@ -208,7 +209,7 @@ class GroupCoordinator:
         return self._reconciled(request.group, member, held=NOTHING)
 
     def _begun(self, group: ConsumerGroup, streams: Iterable[str]) -> _Begun:
-        """Those of the streams that are new to the group."""
+        """Return those of the streams that the group has not consumed before."""
         new = [s for s in streams if s in self._partitions and not self._knows(group, s)]
         return _Begun(
             {stream: self._partitions[stream] for stream in new},
@@ -216,9 +217,9 @@ class GroupCoordinator:
         )
 
     def _knows(self, group: ConsumerGroup, stream: str) -> bool:
-        """Whether a group has begun with a stream, and that was not made anew since."""
+        """Whether a group has begun with a stream that was not created again since."""
         created = self._created[stream]
-        # Of groups of before this was noted nobody can tell.
+        # Older entries do not hold the creation time.
         return stream in group.began_with and group.created.get(stream, created) == created
 
     def _check_join(self, request: ev.Join) -> None:
@@ -240,7 +241,7 @@ class GroupCoordinator:
         _check_owner(request, member)
         self._renew_session(request.group, member)
         if request.epoch == member.epoch and not member.revoking <= request.held:
-            # Under an older epoch it may not have heard yet what it is to give up.
+            # With an older epoch it may not know yet which partitions it is to give up.
             member = msgspec.structs.replace(member, revoking=member.revoking & request.held)
             self._log.store(GroupEntry(group=request.group, members=(member,)))
         return self._reconciled(request.group, member, held=request.held)
@@ -313,14 +314,15 @@ class GroupCoordinator:
             if group.consumer_epoch < request.epoch:
                 self._log.store(GroupEntry(group=name, consumer_epoch=request.epoch))
         if not found:
-            self._log.store(GroupEntry())  # an answer from memory may be another coordinator's
+            self._log.store(GroupEntry())  # proves that we still coordinate
         return {name: group.consumer for name, group in found.items()}
 
     def _check_transaction(self, group: ConsumerGroup, request: ev.Commit) -> None:
-        """Refuse to commit for a transaction that is over, or in the way of another one.
+        """Check that the transaction of a commit is open and conflicts with no other.
 
         Raises:
-            ProducerFencedError, UnstableOffsetCommitError: as they say.
+            ProducerFencedError: the transaction is over, or has not begun.
+            UnstableOffsetCommitError: another transaction's offset is pending.
         """
         ours = request.transaction
         if ours is not None and not self.state.transactions.is_open(ours):
@@ -386,7 +388,7 @@ class GroupCoordinator:
         self._deadlines[group, member.id] = self._now_ms + member.session_ms
 
     def _remove(self, name: str, member: str) -> None:
-        """Take a member out; what it held is free."""
+        """Remove a member; its partitions become free."""
         group = self.state.groups[name]
         del self._deadlines[name, member]
         self._log.store(GroupEntry(group=name, epoch=self.state.epoch + 1, gone=(member,)))
@@ -400,13 +402,13 @@ class GroupCoordinator:
         self._targets.pop(name, None)
 
     def _succeed(self, name: str, old: str, new: str) -> None:
-        """A member takes the place of another one."""
+        """Replace a member by its successor with the same instance name."""
         del self._deadlines[name, old]
         targets = self._targets[name]
         targets[new] = targets.pop(old)
 
     def _retarget(self, name: str) -> None:
-        """Work out who is to read what, beginning with who was to, or else with who does."""
+        """Compute the group's target assignment, starting from the previous one."""
         members = self.state.groups[name].members
         before = self._targets.get(name, {})
         current = {id_: before.get(id_, member.assigned) for id_, member in members.items()}
@@ -414,17 +416,17 @@ class GroupCoordinator:
         self._targets[name] = assign(subscriptions, self._partitions, current)
 
     def _reconciled(self, name: str, member: GroupMember, *, held: Partitions) -> GroupAssignment:
-        """Bring a member closer to what it is to read, as far as others let go; what it has then.
+        """Move a member towards its target, as far as others have released; return what it has.
 
         Args:
             name: of the group.
             member: as it is.
-            held: what it says it consumes: it knows where it is there.
+            held: the partitions it reports to consume, whose positions it knows.
         """
         target = frozenset(self._targets[name][member.id])
         if target != member.assigned:
             others = self.state.groups[name].members.values()
-            # What it is giving up it gets again only when it has: it may have stopped half-way.
+            # A partition that it is releasing comes back only after that: it may have stopped it.
             taken = member.revoking.union(*(m.held for m in others if m.id != member.id))
             taken |= self.state.groups[name].undecided.keys() - member.assigned
             assigned = target - taken
@@ -434,7 +436,7 @@ class GroupCoordinator:
                 member = self._change(name, member)
         group, fresh = self.state.groups[name], member.assigned - held
         begun = self._begun(group, {each.stream for each in fresh})
-        if begun.partitions:  # a stream that was made anew while it had its readers
+        if begun.partitions:  # a stream was created again while the group had members
             entry = GroupEntry(group=name, began_with=begun.partitions, created=begun.created)
             self._log.store(entry)
         streams = sorted({each.stream for each in fresh})
@@ -447,16 +449,16 @@ class GroupCoordinator:
         )
 
     def _change(self, name: str, member: GroupMember) -> GroupMember:
-        """Store a member as it is from now on, under a new epoch."""
+        """Store a member's new state under a new epoch."""
         epoch = self.state.epoch + 1
         member = msgspec.structs.replace(member, epoch=epoch)
         self._log.store(GroupEntry(group=name, epoch=epoch, members=(member,)))
         return member
 
-    # The world
+    # Streams and time
 
     def _streams_changed(self, event: ev.StreamsChanged) -> None:
-        """Members hear of what they gain and lose with their next heartbeats."""
+        """Compute new targets; members learn of them with their next heartbeats."""
         names = {*self._partitions, *event.partitions} if event.names is None else event.names
         changed = set[str]()
         for name in names:
@@ -481,10 +483,10 @@ class GroupCoordinator:
 def _check_owner(
     request: ev.Join | ev.Heartbeat | ev.Leave | ev.Commit, *members: GroupMember | None
 ) -> None:
-    """Refuse to speak for members that another principal joined as.
+    """Check that no other principal joined as these members.
 
     Raises:
-        NotAllowedError: one of them is.
+        NotAllowedError: another principal joined as one of them.
     """
     for member in members:
         if member is not None and member.owner != request.owner:
@@ -496,7 +498,7 @@ def _check_owner(
 
 
 def _check_no_consumer(name: str, group: ConsumerGroup) -> None:
-    """Refuse members and commits of a NATS consumer's group.
+    """Reject members and commits in a NATS consumer's group.
 
     Raises:
         GroupInUseError: it is one.
@@ -506,7 +508,7 @@ def _check_no_consumer(name: str, group: ConsumerGroup) -> None:
 
 
 def _check_epoch(name: str, group: ConsumerGroup, epoch: int) -> None:
-    """Refuse who leads a consumer's partition no longer.
+    """Reject a NATS consumer whose broker no longer leads the partition.
 
     Raises:
         StaleMemberError: another broker leads it.
@@ -518,7 +520,7 @@ def _check_epoch(name: str, group: ConsumerGroup, epoch: int) -> None:
 
 
 def _gone(name: str, group: ConsumerGroup, instance: str) -> StrandlineError:
-    """Why somebody is not a member."""
+    """Return the error for a request of somebody who is not a member."""
     if group.by_instance(instance) is not None:
         return MemberFencedError(
             f"another consumer has joined group {name!r} as instance {instance!r}; end this one, "

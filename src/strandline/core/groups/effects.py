@@ -9,7 +9,7 @@ from strandline.core.groups.state import GroupEntry, Partitions, Positions
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """A member was removed because it was not heard of; worth a line in the log."""
+    """A member was removed because its session timed out; to be logged."""
 
     group: str
     member: str
@@ -23,10 +23,10 @@ class GroupAssignment(NamedTuple):
 
     epoch: int
     partitions: Partitions
-    """All of them; what the member holds beyond them it is to give up."""
+    """All partitions of the member; it must release any others that it still consumes."""
     positions: Positions
-    """Where to begin in those that it did not hold, if anything was committed."""
+    """The committed offsets of partitions that are new to the member, if there are any."""
     began_with: dict[str, int]
-    """How many partitions the streams of those had when the group began with them."""
+    """How many partitions those streams had when the group first consumed them."""
     is_waiting: bool = False
-    """More is meant for it, which others have not given up yet: it had better ask again soon."""
+    """Other members have not released all of its partitions yet: it should ask again soon."""

@@ -13,17 +13,17 @@ from strandline.core.groups.transactions import PendingOffsets, TransactionMark
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """Become a member, or change what one subscribes to. Answered with ``effects.GroupAssignment``.
+    """Join the group, or change the subscription. Answered with ``effects.GroupAssignment``.
 
     Attributes:
-        member: an id that the member made up, another one in each life of it; asking again with
-            the same id changes nothing.
-        instance: name of a static member, which takes the place of the member of that name; empty
-            for others.
-        session_ms: it is removed when it was not heard of for so long.
-        keeps: the group stays when its last member has left, though it has no positions here.
-        owner: the principal that joins, which alone may speak for the member; empty where access
-            is not checked.
+        member: an id that the member chose, a new one for each start; joining again with the same
+            id changes nothing.
+        instance: name of a static member, which replaces the member of that name; empty for
+            others.
+        session_ms: the member is removed after this long without a heartbeat.
+        keeps: keep the group when its last member has left, even without committed offsets.
+        owner: the principal that joins, which alone may act for the member; empty where access is
+            not checked.
     """
 
     token: object
@@ -38,11 +38,11 @@ class Join:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Still here. Answered with ``effects.GroupAssignment``.
+    """Renew the session. Answered with ``effects.GroupAssignment``.
 
     Attributes:
         epoch: of the last answer.
-        held: what the member consumes, or has not given up yet.
+        held: the partitions that the member consumes, or has not released yet.
         owner: the principal that asks.
     """
 
@@ -57,7 +57,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Be a member no more. Answered with None, also if it is none."""
+    """Leave the group. Answered with None, also if it is not a member."""
 
     token: object
     group: str
@@ -68,14 +68,14 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Note positions. Answered with None.
+    """Commit offsets. Answered with None.
 
     Attributes:
-        member: who consumed up to there; empty: nobody, which only a group without members allows.
+        member: the member that consumed; empty: none, which only a group without members allows.
         epoch: of the member's last answer.
-        number: of the commit among those of the member, from 1, the same in a repeat; 0: it is
+        number: counts the member's commits from 1, and is the same in a repeat; 0: the commit is
             never repeated.
-        transaction: the positions count when it is committed; it has to be open here.
+        transaction: the offsets count when it commits; it has to be open here.
         owner: the principal that asks.
     """
 
@@ -91,9 +91,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class MarkTransaction:
-    """Let a transaction commit positions, or let those count that wait for it. Answered with None.
+    """Begin or end a transaction here: pending offsets count, or are dropped. Answered with None.
 
-    Never refused, and nothing the second time: whoever decides repeats it until it is answered.
+    It is never rejected, and a repeat has no effect: the transaction coordinator repeats it until
+    it is answered.
     """
 
     token: object
@@ -103,7 +104,7 @@ class MarkTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Forget a group without members and its positions. Answered with None."""
+    """Delete a group without members, and its committed offsets. Answered with None."""
 
     token: object
     group: str
@@ -111,12 +112,12 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class KeepConsumer:
-    """Keep the state of a NATS consumer, and its position. Answered with None.
+    """Store the state of a NATS consumer, and its offsets. Answered with None.
 
     Attributes:
-        positions: the offsets after the last one below which everything is acknowledged.
-        consumer: settings and state, which mean nothing here.
-        is_new: whether the consumer begins with this; else its group has to be there.
+        positions: the offsets below which everything is acknowledged.
+        consumer: settings and state, not interpreted here.
+        is_new: whether this creates the consumer; else its group must exist.
         epoch: the leader epoch of the partition under which the consumer works.
     """
 
@@ -130,9 +131,9 @@ class KeepConsumer:
 
 @dataclass(frozen=True, slots=True)
 class ClaimConsumers:
-    """Let consumers work under a leader epoch. Answered with their states by group.
+    """Claim consumers for a leader epoch. Answered with their states by group.
 
-    From then on nothing is kept that was decided under an older one.
+    From then on, updates under an older epoch are rejected.
 
     Attributes:
         prefix: how the names of their groups begin.
@@ -146,10 +147,10 @@ class ClaimConsumers:
 
 @dataclass(frozen=True, slots=True)
 class QueryGroups:
-    """Ask something. Answered with what ``question`` gives.
+    """Query the state. Answered with the result of ``question``.
 
     Attributes:
-        must_confirm: first make sure, by storing an entry, that nobody else coordinates now.
+        must_confirm: store an entry first, which proves that no other coordinator has taken over.
     """
 
     token: object
@@ -172,12 +173,12 @@ Request = (
 
 @dataclass(frozen=True, slots=True)
 class StreamsChanged:
-    """These are the streams there are now.
+    """The streams changed.
 
     Attributes:
-        partitions: how many each has.
-        created: when each was made.
-        names: streams that may have changed, those that are gone included; None: any may have.
+        partitions: how many each stream has now.
+        created: when each was created.
+        names: streams that may have changed, including deleted ones; None: any may have.
     """
 
     partitions: Mapping[str, int]

@@ -1,10 +1,10 @@
 """State of the group coordinator, and the entries that change it.
 
-The state is exactly what its entries say, applied in the order in which they were stored, so a
-coordinator that begins anew knows what the one before it knew: members, what each may consume, and
-the positions that were committed. Who was heard of when is not kept.
+The state is the result of applying its entries in the order in which they were stored. So a new
+coordinator knows what its predecessor knew: members, their partitions, and the committed offsets.
+Times of heartbeats are not kept.
 
-Rules: entries carry results, not requests, so that applying them decides nothing. Pure.
+Rules: entries carry results, not requests, so applying them decides nothing. Pure.
 """
 
 from collections.abc import Iterator
@@ -22,32 +22,32 @@ Partitions = frozenset[PartitionName]
 
 
 class GroupMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A consumer of a group, as long as it is heard of."""
+    """A consumer of a group, until it leaves or its session times out."""
 
     id: str
-    """Made by the member, another one for each life of it."""
+    """Chosen by the member, a new one for each start."""
     instance: str = ""
-    """A static member's name, the same in each life of it; empty for others."""
+    """A static member's name, the same after each start; empty for others."""
     streams: tuple[str, ...]
     session_ms: int
-    """It is removed when it was not heard of for so long."""
+    """The member is removed after this long without a heartbeat."""
     epoch: int
-    """The group's when this member's partitions changed last."""
+    """The epoch at which this member's partitions last changed."""
     assigned: Partitions = frozenset()
-    """What it may consume."""
+    """The partitions that it may consume."""
     revoking: Partitions = frozenset()
-    """What it was told to give up and may still be consuming: nobody else gets it before."""
+    """Partitions that it must release and may still consume; no other member gets them yet."""
     owner: str = ""
-    """The principal that joined, which alone may speak for it; empty: access was not checked."""
+    """The principal that joined, which alone may act for it; empty: access was not checked."""
 
     @property
     def held(self) -> Partitions:
-        """Return the partitions that nobody else may consume now."""
+        """The partitions that nobody else may consume now."""
         return self.assigned | self.revoking
 
 
 class Undecided(NamedTuple):
-    """A position that counts when a transaction is committed."""
+    """An offset that counts when a transaction commits."""
 
     transaction: PendingOffsets
     offset: int
@@ -56,30 +56,30 @@ class Undecided(NamedTuple):
 class GroupEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One atomic change of one group, or the beginning or end of a transaction.
 
-    Without either it moves the epoch at most.
+    An entry without either raises the epoch at most.
     """
 
     group: str = ""
     epoch: int = 0
     members: tuple[GroupMember, ...] = ()
-    """New, or as they are from now on."""
+    """New and changed members."""
     gone: tuple[str, ...] = ()
     positions: Positions = {}
     committed: dict[str, int] = {}
     """Member → number of its last commit."""
     is_deleted: bool = False
     transaction: PendingOffsets | None = None
-    """Which begins or ends; or for which the positions wait."""
+    """The transaction that begins or ends, or that the offsets wait for."""
     mark: TransactionMark | None = None
-    """What becomes of the transaction."""
+    """The beginning or the outcome of the transaction."""
     ended: tuple[PendingOffsets, ...] = ()
-    """Have ended, whatever became of them."""
+    """Transactions that have ended with any outcome."""
     began_with: dict[str, int] = {}
-    """Stream → how many partitions it had when the group began with it."""
+    """Stream → how many partitions it had when the group first consumed it."""
     created: dict[str, int] = {}
-    """Stream → when that was made; another one of its name is begun with anew."""
+    """Stream → its creation time, which distinguishes a stream created again under the name."""
     keeps: bool = False
-    """The group stays without members and positions: it has those elsewhere."""
+    """Keep the group without members and offsets: its offsets are stored elsewhere."""
     consumer: str = ""
     """The settings and the state of the NATS consumer whose group it is, as that wrote them."""
     consumer_epoch: int = 0
@@ -91,15 +91,15 @@ _decode = msgspec.json.Decoder(GroupEntry).decode
 
 
 def encode_entry(entry: GroupEntry) -> bytes:
-    """The entry as a record's value."""
+    """Encode an entry as a record's value."""
     return _encode(entry)
 
 
 def decode_entry(value: bytes) -> GroupEntry:
-    """The entry in a record.
+    """Decode the entry in a record.
 
     Raises:
-        InvalidRecordError: there is none.
+        InvalidRecordError: the value is not an entry.
     """
     try:
         return _decode(value)
@@ -122,26 +122,26 @@ class ConsumerGroup:
         self.created: dict[str, int] = {}
         """When the streams of ``began_with`` were made: another one of the name is another one."""
         self.keeps = False
-        """Whether it has positions elsewhere, and so stays."""
+        """Whether its offsets are stored elsewhere, so that it is kept."""
         self.undecided: dict[PartitionName, Undecided] = {}
-        """Positions that wait for transactions: nobody else begins there before."""
+        """Offsets that wait for transactions; until then no other member gets the partitions."""
         self.consumer = ""
         """Of a NATS consumer, which is then the only one that reads for the group; empty: none."""
         self.consumer_epoch = 0
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody misses it."""
+        """Whether the group can be deleted: nothing is kept in it."""
         return not (self.members or self.positions or self.undecided or self.keeps or self.consumer)
 
     def by_instance(self, instance: str) -> GroupMember | None:
-        """The static member of that name."""
+        """Return the static member of that name."""
         if not instance:
             return None
         return next((m for m in self.members.values() if m.instance == instance), None)
 
     def position(self, partition: PartitionName) -> int | None:
-        """The offset of the next record to consume; None if none was committed."""
+        """Return the committed offset, the next to consume; None if there is none."""
         return self.positions.get(partition.stream, {}).get(partition.partition)
 
     def positions_of(self, partitions: Partitions) -> Positions:
@@ -155,7 +155,7 @@ class ConsumerGroup:
 
 
 class GroupsState:
-    """Everything that entries have said so far."""
+    """The state of all groups."""
 
     def __init__(self) -> None:
         self.groups: dict[str, ConsumerGroup] = {}
@@ -164,7 +164,7 @@ class GroupsState:
         self.transactions = Transactions()
 
     def apply(self, entry: GroupEntry) -> None:
-        """Take a change over."""
+        """Apply an entry."""
         self.epoch = max(self.epoch, entry.epoch)
         for transaction in entry.ended:
             self._end(transaction, is_commit=False)
@@ -201,7 +201,7 @@ class GroupsState:
             self._end(transaction, is_commit=mark is TransactionMark.COMMIT)
 
     def _wait(self, name: str, positions: Positions, transaction: PendingOffsets) -> None:
-        """Positions count when the transaction is committed."""
+        """Hold offsets until the transaction commits."""
         self.transactions.wait(transaction, name)
         if not self.transactions.is_open(transaction):
             return
@@ -211,7 +211,7 @@ class GroupsState:
                 undecided[PartitionName(stream, number)] = Undecided(transaction, offset)
 
     def _end(self, transaction: PendingOffsets, *, is_commit: bool) -> None:
-        """Positions that waited count from now on, or are forgotten."""
+        """Let a transaction's pending offsets count, or drop them."""
         for name in self.transactions.end(transaction):
             group = self.groups.get(name)
             if group is None:
@@ -223,10 +223,10 @@ class GroupsState:
                     group.positions.setdefault(at.stream, {})[at.partition] = offset
 
     def entries(self, per_entry: int) -> Iterator[GroupEntry]:
-        """The whole state anew, as entries of a limited number of items; nothing else is needed.
+        """Return the whole state as new entries of a limited number of items.
 
-        Entries that are older and still there do no harm: whatever they say of a member or a
-        position was overruled among them, or is said here again.
+        Older entries that are still in the log do no harm: what they say of a member or an offset
+        was replaced by a later one of them, or is repeated here.
         """
         yield GroupEntry(epoch=self.epoch)
         ended = self.transactions.ended()

@@ -1,10 +1,10 @@
 """The transactions that may commit offsets: those that have begun here and have not ended.
 
 Rules: a transaction begins once and ends once, however late or often its events arrive. A later
-transaction of the same producer ends it. So offsets that arrive late are refused, and nothing waits
-for an end that has passed.
+transaction of the same producer ends it. So offsets that arrive late are rejected, and nothing
+waits for an end that has passed.
 
-Must not know what decides a transaction; events report it.
+Must not know who decides a transaction; events report the outcome.
 """
 
 import enum
@@ -17,7 +17,7 @@ comes from the coordinator of transactions alone and at once, so that none is me
 
 
 class PendingOffsets(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A transaction, as its producer: the epoch is another one in each."""
+    """A transaction, named by its producer; the epoch differs in each."""
 
     producer_id: int
     epoch: int
@@ -27,25 +27,25 @@ class PendingOffsets(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class TransactionMark(enum.Enum):
-    """The decision about a transaction."""
+    """The beginning or the outcome of a transaction."""
 
     BEGIN = "begin"
-    """Positions are taken from here on, and wait for the end."""
+    """Offsets are accepted from here on, and wait for the end."""
     COMMIT = "commit"
     ABORT = "abort"
 
 
 class _OpenOffsets:
-    """A transaction without its end."""
+    """A transaction that has not ended."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self.groups: set[str] = set()
-        """Whose positions wait for it."""
+        """Groups with offsets that wait for it."""
 
 
 class Transactions:
-    """The transactions that are known here."""
+    """The transactions known to the group coordinator."""
 
     def __init__(self) -> None:
         self._open: dict[int, _OpenOffsets] = {}
@@ -67,24 +67,24 @@ class Transactions:
         return self._ended.get(transaction.producer_id, -1) >= transaction.epoch
 
     def begin(self, transaction: PendingOffsets) -> None:
-        """It has begun."""
+        """Note that a transaction has begun."""
         if self.may_begin(transaction):
             self._open[transaction.producer_id] = _OpenOffsets(transaction.epoch)
 
     def wait(self, transaction: PendingOffsets, group: str) -> None:
-        """Positions of a group wait for its end."""
-        self.begin(transaction)  # of which the entry may be gone already
+        """Note that a group has offsets that wait for the transaction's end."""
+        self.begin(transaction)  # its entry may be deleted already
         if self.is_open(transaction):
             self._open[transaction.producer_id].groups.add(group)
 
     def waiting(self, transaction: PendingOffsets) -> frozenset[str]:
-        """The groups whose positions wait for its end."""
+        """Return the groups whose offsets wait for its end."""
         if not self.is_open(transaction):
             return frozenset()
         return frozenset(self._open[transaction.producer_id].groups)
 
     def end(self, transaction: PendingOffsets) -> frozenset[str]:
-        """It has ended; the groups whose positions waited for it."""
+        """Note that a transaction has ended; return the groups whose offsets waited for it."""
         last = self._ended.pop(transaction.producer_id, -1)
         self._ended[transaction.producer_id] = max(last, transaction.epoch)
         if len(self._ended) > ENDED_MAX:
@@ -96,9 +96,9 @@ class Transactions:
         return waiting
 
     def opened(self) -> list[PendingOffsets]:
-        """Those that have begun and not ended."""
+        """Return the transactions that have begun and not ended."""
         return [PendingOffsets(producer_id, each.epoch) for producer_id, each in self._open.items()]
 
     def ended(self) -> list[PendingOffsets]:
-        """The last that ended of each producer that is remembered."""
+        """Return the last transaction that ended of each known producer."""
         return [PendingOffsets(*each) for each in self._ended.items()]

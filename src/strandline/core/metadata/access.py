@@ -1,7 +1,7 @@
-"""Rules and tokens in the image.
+"""Access rules and tokens in the image.
 
-Invariants: a rule is there once, and rules are in ascending order, so that every broker lists them
-alike; a token's id never passes to another principal while it is there.
+Invariants: each rule exists once, and rules are in ascending order, so that every broker lists them
+alike; a token's id never passes to another principal while the token exists.
 """
 
 import msgspec
@@ -22,9 +22,7 @@ def grant(image: MetadataImage, command: Grant) -> MetadataImage:
         check_rule(rule)
     rules = {*image.rules, *command.rules}
     if len(rules) > RULES_MAX:
-        raise CommandRejectedError(
-            "limit", f"there can be {RULES_MAX} rules; a pattern may replace many"
-        )
+        raise CommandRejectedError("limit", f"there are {RULES_MAX} rules, the most; remove some")
     return _with_rules(image, rules)
 
 
@@ -46,7 +44,7 @@ def _with_rules(image: MetadataImage, rules: set[Rule]) -> MetadataImage:
 
 
 def add_token(image: MetadataImage, command: AddToken) -> MetadataImage:
-    """Keep a token."""
+    """Add a token."""
     token = command.token
     check_token(token)
     known = image.tokens.get(token.id)
@@ -60,7 +58,7 @@ def add_token(image: MetadataImage, command: AddToken) -> MetadataImage:
 
 
 def revoke_token(image: MetadataImage, command: RevokeToken) -> MetadataImage:
-    """Forget a token."""
+    """Revoke a token."""
     if command.id not in image.tokens:
         raise CommandRejectedError(
             "unknown_token",

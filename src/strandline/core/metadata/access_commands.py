@@ -1,7 +1,7 @@
 """Commands about who may do what; part of ``commands``.
 
-Rules: as there. Of a token the hash alone is here, so that neither the metadata's log nor its
-snapshots hold anything to show.
+Rules: as there. Only a token's hash is stored, so neither the metadata log nor its snapshots hold
+anything secret.
 """
 
 import msgspec
@@ -11,24 +11,24 @@ from strandline.security.tokens import Token
 
 
 class Grant(msgspec.Struct, frozen=True, tag=True):
-    """Allow something; a rule that is there already is left alone."""
+    """Add rules; a rule that exists is left as it is."""
 
     rules: tuple[Rule, ...]
 
 
 class Revoke(msgspec.Struct, frozen=True, tag=True):
-    """Take rules back, all of them or, if one is not there, none."""
+    """Remove rules: all of them, or none if one does not exist."""
 
     rules: tuple[Rule, ...]
 
 
 class AddToken(msgspec.Struct, frozen=True, tag=True):
-    """Let a token stand for a principal, in place of its earlier one of the same id."""
+    """Add a token for a principal, in place of its earlier one of the same id."""
 
     token: Token
 
 
 class RevokeToken(msgspec.Struct, frozen=True, tag=True):
-    """Let a token be worth nothing."""
+    """Revoke a token."""
 
     id: str

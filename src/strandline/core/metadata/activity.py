@@ -1,10 +1,10 @@
-"""Events: what happened to streams and groups, kept until the activity stream has them.
+"""Events about streams and groups, kept in the image until the activity stream has stored them.
 
-A change and its event are one entry of the metadata log: neither is without the other, whoever dies
-in between. Whoever leads the stream stores the events in the order of their ids, and then lets
-them be forgotten; who leads next finds the last id in the stream, and goes on after it.
+A change and its event are one entry of the metadata log, so a crash cannot separate them. The
+leader of the activity stream stores the events in the order of their ids, then has them forgotten.
+The next leader finds the last id in the stream and continues after it.
 
-Rules: ids grow by one and are never used again; nothing is kept while there is no such stream.
+Rules: ids grow by one and are never used again; no event is kept while the stream does not exist.
 """
 
 from typing import Final
@@ -27,18 +27,18 @@ EVENTS_MAX: Final = 1_000
 
 
 def noted(before: MetadataImage, image: MetadataImage, command: Command) -> MetadataImage:
-    """The image after a command, with the event that tells of it."""
+    """Return the image after a command, with the command's event."""
     if not isinstance(command, Told):
         return image
     if ACTIVITY_STREAM not in image.streams:
         return msgspec.structs.replace(image, events=()) if image.events else image
     if isinstance(command, CreateStream):
-        # Where copies are is large, and nobody's news; keys are nobody's business.
+        # Assignments are large and of no interest to readers; keys must not be published.
         command = msgspec.structs.replace(command, assignment=(), keys=())
     elif isinstance(command, SetReadonly | PausePartitions):
         numbers = affected(before, command)
         if not numbers:
-            return image  # it was resumed already
+            return image  # resumed already
         command = msgspec.structs.replace(command, partitions=numbers)
     event = Event(image.next_event_id, command)
     return msgspec.structs.replace(
@@ -47,6 +47,6 @@ def noted(before: MetadataImage, image: MetadataImage, command: Command) -> Meta
 
 
 def forget_events(image: MetadataImage, command: ForgetEvents) -> MetadataImage:
-    """Let go of events that are stored."""
+    """Forget events that are stored."""
     kept = tuple(event for event in image.events if event.id > command.through)
     return msgspec.structs.replace(image, events=kept)

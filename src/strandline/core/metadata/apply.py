@@ -1,12 +1,12 @@
 """``apply_entry(image, entry)``: the deterministic state machine of the metadata.
 
-The same entry on the same image gives the same image and the same outcome on every broker, whatever
-the entry says: a command that does not apply is an outcome like any other.
+The same entry on the same image gives the same image and the same outcome on every broker. A
+command that does not apply is an outcome like any other.
 
-Rules of sessions: a proposer opens a session, then gives its commands growing sequences, one under
-way at a time. Each is applied once; proposing it again gives the recorded outcome. Sessions that
-were not used for longest are forgotten; their ids are never given out again, so that a late retry
-is refused, not applied again.
+Rules of sessions: a proposer opens a session and numbers its commands with growing sequences, one
+in flight at a time. Each command is applied once; a repeat returns the recorded outcome. The least
+recently used sessions are forgotten. Their ids are never reused, so a late retry is rejected, not
+applied again.
 """
 
 from collections.abc import Callable
@@ -96,7 +96,7 @@ _WHOLE: dict[type[Any], Callable[[MetadataImage, Any], MetadataImage]] = {
     SetQuota: quotas.set_quota,
     RemoveQuota: quotas.remove_quota,
 }
-"""Commands that are applied or refused whole."""
+"""Commands that are applied or rejected as a whole."""
 
 _ANSWERING: dict[
     type[Any], Callable[[MetadataImage, Any], tuple[MetadataImage, CommandOutcome]]
@@ -107,18 +107,18 @@ _ANSWERING: dict[
     FinishReassignment: changes.finish,
     MoveLogStarts: changes.move_log_starts,
 }
-"""Commands that have more to say than whether they applied."""
+"""Commands whose outcome has a value."""
 
 
 def apply(image: MetadataImage, command: Command) -> MetadataImage:
-    """The image after the command: for a broker alone, which asks first and stores then.
+    """Return the image after the command, for a broker alone, which checks first and stores then.
 
     Raises:
-        StreamExistsError: the name is taken.
+        StreamExistsError: a stream of that name exists.
         UnknownStreamError: no such stream.
         InvalidConfigError: a setting is out of range.
-        InvalidSubjectError: the stream's subject is not one.
-        InvalidRequestError: another command does not apply.
+        InvalidSubjectError: the stream's subject is not a NATS subject.
+        InvalidRequestError: a command of another kind does not apply.
     """
     try:
         after, outcome = _run(image, command)
@@ -129,7 +129,7 @@ def apply(image: MetadataImage, command: Command) -> MetadataImage:
 
 
 def apply_entry(image: MetadataImage, entry: Entry) -> tuple[MetadataImage, CommandOutcome]:
-    """The image after an entry of the metadata log, and what is answered to who proposed it."""
+    """Return the image after a metadata entry, and the outcome for the proposer."""
     if not isinstance(entry, Proposed):
         return _outcome(image, entry)
     session = image.sessions.get(entry.client_id)
@@ -152,7 +152,7 @@ def was_seen(session: SessionImage, entry: Proposed) -> bool:
 
 
 def recorded_outcome(session: SessionImage, entry: Proposed) -> CommandOutcome:
-    """Return the recorded outcome of a command that was applied or passed over before."""
+    """Return the recorded outcome of a command that was applied or skipped before."""
     if entry.sequence == session.sequence and entry.sequence > 0:
         return session.outcome
     why = f"sequence {entry.sequence} is not above {session.sequence}, the last one"
@@ -160,7 +160,7 @@ def recorded_outcome(session: SessionImage, entry: Proposed) -> CommandOutcome:
 
 
 def _recorded(image: MetadataImage, entry: Proposed, outcome: CommandOutcome) -> MetadataImage:
-    """Remember what became of a session's command, be it applied or refused."""
+    """Record the outcome of a session's command, applied or rejected."""
     used = image.proposals + 1
     session = SessionImage(used=used, sequence=entry.sequence, outcome=outcome)
     sessions = {**image.sessions, entry.client_id: session}
@@ -168,7 +168,7 @@ def _recorded(image: MetadataImage, entry: Proposed, outcome: CommandOutcome) ->
 
 
 def _outcome(image: MetadataImage, command: Command) -> tuple[MetadataImage, CommandOutcome]:
-    """Run a command; a rejection leaves the image as it was."""
+    """Apply a command; a rejection leaves the image unchanged."""
     try:
         return _run(image, command)
     except (CommandRejectedError, StrandlineError) as error:
@@ -208,7 +208,7 @@ def _allocate_producer_ids(
 
 
 def _open_session(image: MetadataImage) -> tuple[MetadataImage, CommandOutcome]:
-    """A session under a new id; the one not used for longest makes room for it."""
+    """Open a session under a new id, and forget the least recently used if there are too many."""
     client_id, used = image.next_client_id, image.proposals + 1
     sessions = dict(image.sessions)
     if len(sessions) >= SESSIONS_MAX:

@@ -1,14 +1,14 @@
-"""Brokers coming and going: admission, registration, fencing, draining, removal.
+"""Membership of brokers: admission, registration, fencing, draining, removal.
 
 Rules:
-- a broker is known by its id and its data directory. Another directory under a known id is refused:
-  two brokers would take each other's place. A lost disk is told apart by an operator, by name;
-- a start has an incarnation. What an earlier one asks for, or is suspected of, does not apply;
-- a broker comes in fenced, also after a restart: it led with a memory that is gone, so its
+- a broker is identified by its id and its data directory. Another directory under a known id is
+  rejected: two brokers would replace each other. An operator declares a lost disk by name;
+- each start has an incarnation. A request by, or a report about, an earlier one does not apply;
+- a broker registers fenced, also after a restart: the memory it led with is lost, so its
   leaderships end first;
-- a fenced broker leads nothing and is in no ISR, but where the ISR has nobody left;
-- the id of a removed broker is never used again: what is still under way to or from it, or stands
-  in somebody's settings, must not be taken for another's.
+- a fenced broker leads nothing and is in no ISR, unless the ISR would become empty;
+- the id of a removed broker is never used again: messages in flight and other brokers' settings
+  may still name it.
 
 Every function takes an image and returns the next, or raises ``CommandRejectedError``.
 """
@@ -49,10 +49,10 @@ _TEXTS = (
 
 
 def known_broker(image: MetadataImage, broker: BrokerId) -> BrokerImage:
-    """The broker of an id.
+    """Return the broker with this id.
 
     Raises:
-        CommandRejectedError: there is none.
+        CommandRejectedError: no such broker is registered.
     """
     if broker not in image.brokers:
         known = ", ".join(str(b) for b in sorted(image.brokers)) or "none"
@@ -63,7 +63,7 @@ def known_broker(image: MetadataImage, broker: BrokerId) -> BrokerImage:
 
 
 def known_run(image: MetadataImage, run: BrokerRun) -> BrokerImage:
-    """The broker of a run that is its latest.
+    """Return the broker of a run, if that is its latest run.
 
     Raises:
         CommandRejectedError: no such broker, or it was started again since.
@@ -78,18 +78,18 @@ def known_run(image: MetadataImage, run: BrokerRun) -> BrokerImage:
 
 
 def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
-    """Expect a new broker at an address."""
+    """Admit a new broker at an address."""
     known = image.brokers.get(command.broker)
     if known is not None and known.directory_id:
         raise CommandRejectedError(
             "duplicate_broker",
             f"broker {known.id} exists ({known.state}, at {known.peer_address or 'no address'}); "
-            "give the new one another id",
+            "give the new broker another id",
         )
     host, _, port = command.peer_address.rpartition(":")
     is_address = host and port.isdecimal() and 0 < int(port) <= PORT_MAX
     if not is_address or len(command.peer_address) > TEXT_MAX or command.broker < 1:
-        raise CommandRejectedError("limit", "a broker has an id above 0 and an address HOST:PORT")
+        raise CommandRejectedError("limit", "a broker needs an id above 0 and an address HOST:PORT")
     _check_id(image, command.broker)
     expected = BrokerImage(
         id=command.broker, directory_id="", incarnation="", peer_address=command.peer_address
@@ -98,7 +98,7 @@ def admit(image: MetadataImage, command: AdmitBroker) -> MetadataImage:
 
 
 def _check_id(image: MetadataImage, broker: BrokerId) -> None:
-    """Refuse an id that may not be used (again), or for which there is no room."""
+    """Reject an id that was used by a removed broker, or one too many."""
     if broker in image.removed:
         raise CommandRejectedError(
             "removed_broker",
@@ -110,7 +110,7 @@ def _check_id(image: MetadataImage, broker: BrokerId) -> None:
 
 
 def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
-    """Take a broker in, or take note that it started again."""
+    """Register a new broker, or one that has restarted."""
     _check_registration(image, command)
     known = image.brokers.get(command.broker)
     reported = {name: getattr(command, name) for name in (*_TEXTS, "partitions_max")}
@@ -127,7 +127,7 @@ def register(image: MetadataImage, command: RegisterBroker) -> MetadataImage:
 def _check_registration(image: MetadataImage, command: RegisterBroker) -> None:
     if command.broker < 1 or not command.directory_id or not command.incarnation:
         raise CommandRejectedError(
-            "limit", "a broker has an id above 0, a directory and an incarnation"
+            "limit", "a broker needs an id above 0, a directory and an incarnation"
         )
     if max(len(getattr(command, name)) for name in _TEXTS) > TEXT_MAX:
         raise CommandRejectedError(
@@ -144,10 +144,10 @@ def _check_registration(image: MetadataImage, command: RegisterBroker) -> None:
 
 
 def check_directory(known: BrokerImage, command: RegisterBroker) -> None:
-    """Refuse a second broker of one id.
+    """Reject a second broker with a known id.
 
     Raises:
-        CommandRejectedError: the directory is another one.
+        CommandRejectedError: the data directory differs.
     """
     if known.directory_id not in ("", command.directory_id):
         raise CommandRejectedError(
@@ -159,16 +159,16 @@ def check_directory(known: BrokerImage, command: RegisterBroker) -> None:
 
 
 def check_not_older(known: BrokerImage, command: RegisterBroker) -> None:
-    """Refuse a broker that has forgotten what it acknowledged: its votes, and perhaps records.
+    """Reject a broker that has lost what it acknowledged: its votes, and perhaps records.
 
     Raises:
         CommandRejectedError: its data directory is an older copy.
     """
-    # Why a broker with its own directory is never refused. ``known.stored_index`` was reported by
+    # Why a broker with its own directory is never rejected. ``known.stored_index`` was reported by
     # an earlier run of this broker: an entry that was on its disk (synced, not only sent or
     # written), and committed. What was acknowledged and is not committed does not count, since
     # another leader may rightly overwrite it. What is committed does: every later leader has it,
-    # so nobody ever makes this broker cut it off its log (Raft, 5.4), and a snapshot that replaces
+    # so nobody ever makes this broker truncate it (Raft, 5.4), and a snapshot that replaces
     # it counts as its last entry. So each later start finds it again, and ``command.stored_index``,
     # the last entry that was found at the start of the run that registers, is no smaller.
     #
@@ -188,13 +188,13 @@ def check_not_older(known: BrokerImage, command: RegisterBroker) -> None:
 
 
 def _with_stored(broker: BrokerImage, stored: tuple[int, ...], number: int) -> BrokerImage:
-    """The broker, of which it is known how much is on its disk; that only grows."""
+    """Return the broker with its last stored index raised; it never goes back."""
     index = stored[number] if number < len(stored) else 0
     return msgspec.structs.replace(broker, stored_index=max(index, broker.stored_index))
 
 
 def fence_brokers(image: MetadataImage, command: Fence) -> MetadataImage:
-    """Take brokers out of service, together: the ISR of each partition shrinks once."""
+    """Fence brokers together, so that the ISR of each partition shrinks once."""
     found = [
         _with_stored(known_run(image, run), command.stored, number)
         for number, run in enumerate(command.runs)
@@ -209,7 +209,7 @@ def fence_brokers(image: MetadataImage, command: Fence) -> MetadataImage:
 
 def _without_service(image: MetadataImage, gone: Collection[BrokerId]) -> MetadataImage:
     """End the leaderships and ISR memberships of brokers."""
-    # Those fenced before count as gone too: an ISR of which nobody is in service stays as it was.
+    # Brokers fenced before count as gone too: an ISR without a live member stays as it was.
     out = {*gone, *(b.id for b in image.brokers.values() if b.is_fenced)}
     changed = {}
     for name, partition in image.partitions():
@@ -221,7 +221,7 @@ def _without_service(image: MetadataImage, gone: Collection[BrokerId]) -> Metada
 
 
 def unfence_brokers(image: MetadataImage, command: Unfence) -> MetadataImage:
-    """Take brokers into service; leaders and ISRs follow by commands of their own."""
+    """Unfence brokers; separate commands change leaders and ISRs."""
     brokers = dict(image.brokers)
     for number, run in enumerate(command.runs):
         found = _with_stored(known_run(image, run), command.stored, number)
@@ -240,22 +240,22 @@ def begin_shutdown(image: MetadataImage, command: BeginShutdown) -> MetadataImag
 
 
 def drain(image: MetadataImage, command: Drain) -> MetadataImage:
-    """Note that everything is to be moved off a broker, or no more."""
+    """Mark a broker as being drained, or no longer."""
     found = known_broker(image, command.broker)
     return image.with_broker(msgspec.structs.replace(found, is_draining=command.is_on))
 
 
 def report_storage(image: MetadataImage, command: ReportStorage) -> MetadataImage:
-    """Note whether a broker's disk takes records; who leads follows by commands of their own."""
+    """Note whether a broker's disk accepts writes; separate commands move its leaderships."""
     found = known_run(image, command.run)
     return image.with_broker(msgspec.structs.replace(found, is_impaired=command.is_impaired))
 
 
 def forget_directory(image: MetadataImage, command: ForgetDirectory) -> MetadataImage:
-    """Count nothing of what a broker had; its id is free for another directory.
+    """Forget a broker's data directory: its replicas count for nothing, its id is free for another.
 
-    Or for the one it had: what that holds is believed no more than what any copy brings along, and
-    so coming back with it is how an order that was a mistake is taken back.
+    The broker may also return with its old directory, which then counts no more than any copy. So
+    an order that was a mistake can be undone.
     """
     found = known_broker(image, command.broker)
     if not found.is_fenced:
@@ -280,7 +280,7 @@ def forget_directory(image: MetadataImage, command: ForgetDirectory) -> Metadata
 
 
 def remove(image: MetadataImage, command: RemoveBroker) -> MetadataImage:
-    """Let go of a broker that is out of use, for ever."""
+    """Remove a broker that is out of service; its id is never used again."""
     found = known_broker(image, command.broker)
     if found.may_take_replicas:
         raise CommandRejectedError("broker_in_use", f"broker {found.id} is live; drain it first")
@@ -296,5 +296,5 @@ def remove(image: MetadataImage, command: RemoveBroker) -> MetadataImage:
 
 
 def removed_with(image: MetadataImage, broker: BrokerId) -> tuple[BrokerId, ...]:
-    """Everybody that was removed, and one more."""
+    """Return the ids of all removed brokers and this one."""
     return tuple(sorted({*image.removed, broker}))

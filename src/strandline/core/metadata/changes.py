@@ -1,9 +1,9 @@
-"""Commands that carry many partitions: each stands for itself, refused ones are listed.
+"""Commands that change many partitions: each change succeeds or fails alone.
 
-Rule: a change names the partition as it was when it was decided. If the log id is another one (the
-stream was deleted and made again) or the version is (somebody else was first), it is left out, and
-who decided decides anew. That is the compare-and-set by which leaders and the controller never
-overwrite each other.
+Rule: a change names the partition's log id and version at the time of the decision. If the log id
+differs (the stream was deleted and created again) or the version does (another change was first),
+the change is rejected and its proposer decides again. By this compare-and-set, leaders and the
+controller never overwrite each other's changes.
 """
 
 from collections.abc import Callable, Iterable
@@ -50,7 +50,7 @@ MESSAGES_MAX = 20
 
 
 def change_isrs(image: MetadataImage, command: ChangeIsr) -> tuple[MetadataImage, CommandOutcome]:
-    """The ISRs as the leader of their partitions wants them."""
+    """Set the ISRs that leaders ask for."""
     leader = known_run(image, command.leader).id
     one = partial(_change_isr, image, leader)
     return _each(image, command.changes, at=lambda item: item.at, change=one)
@@ -72,7 +72,7 @@ def _change_isr(image: MetadataImage, leader: BrokerId, change: IsrChange) -> Pa
 def elect_leaders(
     image: MetadataImage, command: ElectLeader
 ) -> tuple[MetadataImage, CommandOutcome]:
-    """New leaders; only the reason ``unclean`` lets one lead that may lack committed records."""
+    """Elect leaders; only the reason ``unclean`` allows one that may lack committed records."""
     one = partial(_elect, image, reason=command.reason)
     return _each(image, command.changes, at=lambda item: item.at, change=one)
 
@@ -91,7 +91,7 @@ def _elect(image: MetadataImage, change: LeaderChange, *, reason: ElectionReason
 def reassign(
     image: MetadataImage, command: ReassignReplicas
 ) -> tuple[MetadataImage, CommandOutcome]:
-    """Begin moves."""
+    """Begin reassignments."""
     one = partial(_begin_move, image)
     return _each(image, command.moves, at=lambda item: item.at, change=one)
 
@@ -100,7 +100,7 @@ def _begin_move(image: MetadataImage, move: Move) -> PartitionImage:
     found = find_partition(image, move.at)
     if not found.replicas:
         raise CommandRejectedError(
-            "bad_assignment", "it has no replicas: it was made by a broker alone"
+            "bad_assignment", "it has no replicas: a broker alone created it"
         )
     check_replicas(image, move.target)
     min_isr = _min_isr(image, move.at)
@@ -116,7 +116,7 @@ def _begin_move(image: MetadataImage, move: Move) -> PartitionImage:
 def finish(
     image: MetadataImage, command: FinishReassignment
 ) -> tuple[MetadataImage, CommandOutcome]:
-    """End moves whose new replicas are in sync."""
+    """Finish reassignments whose new replicas are in sync."""
     one = partial(_finish, image)
     after, outcome = _each(image, command.partitions, at=lambda item: item, change=one)
     return adapt_settings(after, command.partitions), outcome
@@ -129,7 +129,7 @@ def _finish(image: MetadataImage, at: PartitionAt) -> PartitionImage:
 def move_log_starts(
     image: MetadataImage, command: MoveLogStarts
 ) -> tuple[MetadataImage, CommandOutcome]:
-    """Records deleted from the beginning of logs."""
+    """Raise log start offsets, because records were deleted."""
     one = partial(_move_log_start, image)
     return _each(image, command.changes, at=lambda item: item.at, change=one)
 
@@ -139,7 +139,7 @@ def _move_log_start(image: MetadataImage, change: LogStart) -> PartitionImage:
 
 
 def find_partition(image: MetadataImage, at: PartitionAt) -> PartitionImage:
-    """The partition a decision was about, if it is still as it was then.
+    """Return the partition of a decision, if it is unchanged since.
 
     Raises:
         CommandRejectedError: it is gone, or has changed since.
@@ -147,16 +147,16 @@ def find_partition(image: MetadataImage, at: PartitionAt) -> PartitionImage:
     """
     found = image.partition(at.stream, at.partition)
     if found.log_id != at.log_id:
-        raise CommandRejectedError("stale_partition", "the stream was deleted and made again")
+        raise CommandRejectedError("stale_partition", "the stream was deleted and created again")
     if not is_current(found, at):
         raise CommandRejectedError(
-            "stale_partition", f"its version is {found.version}, not {at.version}; look again"
+            "stale_partition", f"its version is {found.version}, not {at.version}; retry"
         )
     return found
 
 
 def is_current(partition: PartitionImage, at: PartitionAt) -> bool:
-    """Whether nothing happened to the partition since the decision."""
+    """Whether the partition is unchanged since the decision."""
     return partition.version == at.version
 
 
@@ -171,7 +171,7 @@ def _each(
     at: Callable[[Item], PartitionAt],
     change: Callable[[Item], PartitionImage],
 ) -> tuple[MetadataImage, CommandOutcome]:
-    """Apply what fits; a command of which nothing fits is refused with its first reason."""
+    """Apply each change that is valid; reject a command without any, with its first reason."""
     _check_each(items, at)
     changed: Changed = {}
     left_out: list[CommandRejection] = []
@@ -196,13 +196,13 @@ def _each(
 
 
 def _rejection(at: PartitionAt, reason: Reason, message: str, *, count: int) -> CommandRejection:
-    """One partition left out; outcomes are kept in the image, so only the first ones explain."""
+    """Return one rejected change; only the first ones have a message, since outcomes are stored."""
     text = f"{at.stream}/{at.partition}: {message}" if count < MESSAGES_MAX else ""
     return CommandRejection(at.stream, at.partition, reason, text)
 
 
 def _check_each(items: tuple[Item, ...], at: Callable[[Item], PartitionAt]) -> None:
-    """Refuse a command whose items would get in each other's way."""
+    """Reject a command that names a partition twice, or too many."""
     if not 1 <= len(items) <= CHANGES_MAX:
         raise CommandRejectedError("limit", f"1 to {CHANGES_MAX} partitions, not {len(items)}")
     names: Iterable[PartitionName] = (at(item).name for item in items)

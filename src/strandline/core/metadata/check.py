@@ -1,7 +1,7 @@
 """Invariants of every image, and of every step from one image to the next.
 
-For tests, simulators and doubts in operation: each function returns sentences about what is wrong,
-none if nothing is. It judges images alone and shares no code with what makes them.
+For tests, simulators and diagnosis: each function returns a sentence for each violation. It looks
+at images only and shares no code with what changes them.
 """
 
 from collections import Counter
@@ -180,7 +180,7 @@ def _check_histories(before: MetadataImage, after: MetadataImage) -> Iterator[st
 
 
 def check_settled(image: MetadataImage) -> list[str]:
-    """Return the work that an idle controller should have proposed."""
+    """Return the commands that an idle controller should have proposed."""
     wrong = []
     for name, partition in image.partitions():
         able = [b for b in partition.isr if image.brokers[b].may_lead]

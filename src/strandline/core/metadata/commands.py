@@ -1,10 +1,10 @@
-"""Commands: the only ways an image changes. Small, frozen, tagged values.
+"""Commands, the only ways to change an image: small, frozen, tagged values.
 
-Rules: a command carries every decision in it (which replicas, which leader), so that applying it
-needs no clock, no load figures and no luck. What was decided on an image that has changed since is
-refused: partitions are named with their log id, which survives no deletion, and with the version
-the decision was made on; brokers with their incarnation. Decoding is strict about types and caps
-nothing: the log that carries commands limits their bytes.
+Rules: a command carries every decision (which replicas, which leader), so that applying it needs no
+clock, no load figures and no randomness. A decision made on an outdated image is rejected:
+partitions are named with their log id, which is new after a deletion, and with the version the
+decision was made on; brokers are named with their incarnation. Decoding checks types strictly; the
+log that carries commands limits their size.
 """
 
 from typing import Literal
@@ -24,30 +24,30 @@ ElectionReason = Literal[
 
 
 class CreateStream(msgspec.Struct, frozen=True, tag=True):
-    """Add a stream; in a cluster with the replicas of each partition, preferred leader first."""
+    """Create a stream; in a cluster with the replicas of each partition, preferred leader first."""
 
     config: StreamConfig
     now_ns: int
     assignment: tuple[Replicas, ...] = ()
     keys: tuple[WrappedKey, ...] = ()
-    """Of an encrypted stream: its data key."""
+    """The data key of an encrypted stream."""
 
 
 class KeepStreamKeys(msgspec.Struct, frozen=True, tag=True):
-    """Keep data keys of an encrypted stream: a new one, or some that were wrapped anew."""
+    """Store data keys of an encrypted stream: a new key, or keys that were rewrapped."""
 
     name: str
     keys: tuple[WrappedKey, ...]
 
 
 class DeleteStream(msgspec.Struct, frozen=True, tag=True):
-    """Remove a stream and, with it, its records."""
+    """Delete a stream and its records."""
 
     name: str
 
 
 class AddPartitions(msgspec.Struct, frozen=True, tag=True):
-    """Give a stream more partitions; keys may then map to other partitions than before."""
+    """Add partitions to a stream; keys may then map to other partitions than before."""
 
     name: str
     count: int
@@ -55,14 +55,14 @@ class AddPartitions(msgspec.Struct, frozen=True, tag=True):
 
 
 class AdmitBroker(msgspec.Struct, frozen=True, tag=True):
-    """Let a new broker in: the others will link with it, and it may register."""
+    """Admit a new broker: the others connect to it, and it may register."""
 
     broker: BrokerId
     peer_address: str
 
 
 class RegisterBroker(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A broker presents itself, at every start; it comes in fenced until it is heard regularly."""
+    """Register a broker, at every start; it is fenced until its heartbeats arrive."""
 
     broker: BrokerId
     directory_id: str
@@ -86,7 +86,7 @@ class BrokerRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fence(msgspec.Struct, frozen=True, tag=True):
-    """Take brokers out of service: no leadership, and out of each ISR that has others left."""
+    """Fence brokers: they lead nothing, and leave each ISR that has other members."""
 
     runs: tuple[BrokerRun, ...]
     stored: tuple[int, ...] = ()
@@ -96,7 +96,7 @@ class Fence(msgspec.Struct, frozen=True, tag=True):
 
 
 class Unfence(msgspec.Struct, frozen=True, tag=True):
-    """Take brokers into service."""
+    """Unfence brokers."""
 
     runs: tuple[BrokerRun, ...]
     stored: tuple[int, ...] = ()
@@ -104,39 +104,39 @@ class Unfence(msgspec.Struct, frozen=True, tag=True):
 
 
 class BeginShutdown(msgspec.Struct, frozen=True, tag=True):
-    """A broker is about to stop: it leads nothing new, and what it leads is handed over."""
+    """A broker is about to stop: it gets no leaderships, and hands over those it has."""
 
     run: BrokerRun
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Move everything off a broker; with ``is_on`` false, stop doing so."""
+    """Move all replicas off a broker; with ``is_on`` false, stop doing so."""
 
     broker: BrokerId
     is_on: bool = True
 
 
 class ReportStorage(msgspec.Struct, frozen=True, tag=True):
-    """A broker reports that its disk takes no records (full, read-only, failing), or does again."""
+    """A broker reports that its disk rejects writes (full, read-only, failing), or no longer."""
 
     run: BrokerRun
     is_impaired: bool
 
 
 class ForgetDirectory(msgspec.Struct, frozen=True, tag=True):
-    """A fenced broker lost its disk: what it had counts no more, another directory may come."""
+    """A fenced broker lost its disk: its replicas no longer count, another directory may come."""
 
     broker: BrokerId
 
 
 class RemoveBroker(msgspec.Struct, frozen=True, tag=True):
-    """Let go of a broker that keeps no partition; its id is not used again."""
+    """Remove a broker that has no replicas; its id is not used again."""
 
     broker: BrokerId
 
 
 class PartitionAt(msgspec.Struct, frozen=True, array_like=True):
-    """A partition as it was when something was decided about it."""
+    """A partition with the version that a decision was based on."""
 
     stream: str
     partition: int
@@ -145,12 +145,12 @@ class PartitionAt(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> PartitionName:
-        """The partition."""
+        """The partition's name."""
         return PartitionName(self.stream, self.partition)
 
 
 class IsrChange(msgspec.Struct, frozen=True, array_like=True):
-    """The ISR as a leader of an epoch wants it."""
+    """A partition's new ISR, as proposed by the leader of an epoch."""
 
     at: PartitionAt
     leader_epoch: LeaderEpoch
@@ -158,7 +158,7 @@ class IsrChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ChangeIsr(msgspec.Struct, frozen=True, tag=True):
-    """A leader shrinks or grows the ISR of partitions it leads."""
+    """A leader shrinks or extends the ISR of partitions that it leads."""
 
     leader: BrokerRun
     changes: tuple[IsrChange, ...]
@@ -172,7 +172,7 @@ class LeaderChange(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ElectLeader(msgspec.Struct, frozen=True, tag=True):
-    """Begin a new leadership of each partition.
+    """Begin a new leader epoch of each partition.
 
     The reason ``unclean``, which only an operator gives, allows a leader that may lack committed
     records; every other reason forbids it. With ``leader_failed`` the old leader also leaves the
@@ -184,29 +184,29 @@ class ElectLeader(msgspec.Struct, frozen=True, tag=True):
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True):
-    """One partition and the replicas it is to have, preferred leader first."""
+    """One partition and its new replicas, preferred leader first."""
 
     at: PartitionAt
     target: Replicas
 
 
 class ReassignReplicas(msgspec.Struct, frozen=True, tag=True):
-    """Begin to move partitions: replicas are added first, the others leave when those are in sync.
+    """Begin reassignments: replicas are added first; others leave once the new ones are in sync.
 
-    Moving back to the old replicas is how a move is called off.
+    A reassignment is cancelled by another one back to the old replicas.
     """
 
     moves: tuple[Move, ...]
 
 
 class FinishReassignment(msgspec.Struct, frozen=True, tag=True):
-    """The second half: drop the replicas that are leaving."""
+    """Finish reassignments: drop the replicas that are leaving."""
 
     partitions: tuple[PartitionAt, ...]
 
 
 class LogStart(msgspec.Struct, frozen=True, array_like=True):
-    """One partition and the first offset that is kept of it."""
+    """One partition and its new log start offset."""
 
     at: PartitionAt
     offset: Offset
@@ -215,18 +215,18 @@ class LogStart(msgspec.Struct, frozen=True, array_like=True):
 class MoveLogStarts(msgspec.Struct, frozen=True, tag=True):
     """Delete the records before an offset, on every replica.
 
-    Decided by a broker that knows them to be committed; the version sees to it that nobody was
-    elected since who may not have them.
+    Proposed by a broker that knows them to be committed. The version ensures that no leader was
+    elected since that may lack them.
     """
 
     changes: tuple[LogStart, ...]
 
 
 class SkipTo(msgspec.Struct, frozen=True, tag=True):
-    """Give up a partition's records and go on, empty, at an offset beyond their end.
+    """Drop a partition's records and continue, empty, at an offset beyond their end.
 
-    Decided by the leader, which takes no records meanwhile; the version sees to it that nobody else
-    has come to lead.
+    Proposed by the leader, which accepts no records meanwhile. The version ensures that no other
+    leader was elected.
     """
 
     at: PartitionAt
@@ -234,11 +234,11 @@ class SkipTo(msgspec.Struct, frozen=True, tag=True):
 
 
 class AllocateProducerIds(msgspec.Struct, frozen=True, tag=True):
-    """Reserve a block of producer ids for a principal; the outcome's value is the first id."""
+    """Allocate a block of producer ids for a principal; the outcome's value is the first id."""
 
     count: int
     owner: str = ""
-    """Empty: access is not checked, and they belong to nobody."""
+    """Empty: access is not checked, and the ids belong to nobody."""
 
 
 class SetReadonly(msgspec.Struct, frozen=True, tag=True):
@@ -264,19 +264,19 @@ class PausePartitions(msgspec.Struct, frozen=True, tag=True):
 
 
 class JoinGroup(msgspec.Struct, frozen=True, tag=True):
-    """A consumer joins a group, which is made if there is none."""
+    """A consumer joins a group, which is created if it does not exist."""
 
     group: str
     member: str
     streams: tuple[str, ...]
     coordinator: BrokerId
-    """Of a group that is made."""
+    """The coordinator of a new group."""
     owner: str = ""
     """The principal that joins; empty where access is not checked."""
 
 
 class LeaveGroup(msgspec.Struct, frozen=True, tag=True):
-    """A consumer leaves a group, or has been silent for too long."""
+    """A consumer leaves a group, or its session timed out."""
 
     group: str
     member: str
@@ -284,25 +284,25 @@ class LeaveGroup(msgspec.Struct, frozen=True, tag=True):
 
 
 class MoveGroup(msgspec.Struct, frozen=True, tag=True):
-    """A group gets another coordinator."""
+    """Move a group to another coordinator."""
 
     group: str
     coordinator: BrokerId
     epoch: int
-    """Of the group when it was decided."""
+    """The group's epoch at the time of the decision."""
 
 
 class ForgetEvents(msgspec.Struct, frozen=True, tag=True):
-    """The activity stream has the events up to this one."""
+    """The activity stream has stored the events up to this one."""
 
     through: int
 
 
 class OpenSession(msgspec.Struct, frozen=True, tag=True):
-    """Begin a session; the outcome's value is its client id.
+    """Open a session; the outcome's value is its client id.
 
-    Ids are given out here and not chosen by the proposer: a retry in a session that was forgotten
-    is then known as such, and can never be applied a second time.
+    The id is allocated here, not chosen by the proposer. So a retry in a forgotten session is
+    recognized, and is never applied a second time.
     """
 
 
@@ -346,7 +346,7 @@ Command = (
 class Proposed(msgspec.Struct, frozen=True, tag=True):
     """A command of a session: applied once, however often it is proposed.
 
-    A session has one command under way at a time; the sequence grows with each and starts above 0.
+    A session has one command in flight at a time; sequences start above 0 and grow.
     """
 
     client_id: int
@@ -355,21 +355,21 @@ class Proposed(msgspec.Struct, frozen=True, tag=True):
 
 
 Entry = Command | Proposed
-"""What an entry of the metadata log holds."""
+"""An entry of the metadata log."""
 
 _decoder = msgspec.msgpack.Decoder(Entry)
 
 
 def encode_entry(entry: Entry) -> bytes:
-    """An entry as the metadata log carries it."""
+    """Encode an entry for the metadata log."""
     return msgspec.msgpack.encode(entry)
 
 
 def decode_entry(data: bytes) -> Entry:
-    """The entry in some bytes.
+    """Decode an entry of the metadata log.
 
     Raises:
-        InvalidRecordError: it is not one; perhaps a later version wrote it.
+        InvalidRecordError: the bytes are not an entry; perhaps a later version wrote them.
     """
     try:
         entry: Entry = _decoder.decode(data)

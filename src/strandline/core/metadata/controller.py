@@ -1,26 +1,26 @@
 """The controller: decides the next proposals from the image and the brokers' last heartbeats.
 
-Pure: ``decide`` looks and proposes, nothing else. It works on the image as its own commands will
-leave it, so that fencing a broker and electing its successors are two commands in one go, whatever
-the number of partitions.
+Pure: ``decide`` returns proposals and changes nothing. It works on the image as its own commands
+will leave it, so fencing a broker and electing its successors are two commands in one step, for any
+number of partitions.
 
 Rules, in this order:
 1. a broker without a heartbeat for ``session_ms`` is fenced, and one whose connections broke after
    ``away_ms`` without them; one that sends heartbeats again is unfenced;
-2. a partition without a leader gets one, if anybody may lead without a loss; never otherwise;
-3. brokers that stop, are drained or whose disk takes no records hand their leaderships to others
-   in the ISR; one that stops and leads no more is fenced, so that no commit waits for it, and one
+2. a partition without a leader gets one if a replica may lead without losing records, else none;
+3. brokers that stop, are drained or whose disk rejects writes hand their leaderships to others in
+   the ISR; one that stops and no longer leads is fenced, so that no commit waits for it, and one
    with an impaired disk leaves the ISR for the same reason;
-4. moves whose new replicas are in sync are finished, then more begin, a few at a time: off brokers
-   that are drained, and to give streams of our own more copies when brokers have joined;
-5. leaders are shared evenly again once the set of brokers in service has not changed for
-   ``reshare_delay_ms``, so that one that comes and goes moves nothing.
+4. reassignments whose new replicas are in sync are finished, then more begin, a few at a time: off
+   brokers that are drained, and to give internal streams more replicas when brokers have joined;
+5. leaders are balanced once the set of brokers in service has not changed for
+   ``reshare_delay_ms``, so that a short absence moves nothing.
 
-Invariant: decided again on the image that results, with the same view, there is nothing to do. Time
-alone brings only brokers that are late or back, and the sharing of leaders: the controller looks at
-partitions again when one of these, or the image, is new. It looks at those that are not settled,
-and at all only where a broker that stops, is drained or has an impaired disk leads some: neither an
-idle cluster nor the creation of a stream costs more the more partitions there are.
+Invariant: on the resulting image, with the same view, there is nothing left to decide. Time alone
+changes only which brokers are late or back, and whether leaders may be balanced. So the controller
+looks at partitions again only when one of these, or the image, has changed. It looks at unsettled
+partitions, and at all only if a broker that stops, is drained or has an impaired disk leads some:
+the cost of an idle cluster and of creating a stream does not grow with the number of partitions.
 """
 
 from collections.abc import Mapping
@@ -57,16 +57,16 @@ ROUNDS_MAX = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerLimits:
-    """The controller's timeouts and the number of partitions that it moves at once."""
+    """The controller's timeouts, and the most partitions to move at once."""
 
     session_ms: float = 2_000
-    """Silence after which a broker is taken for dead."""
+    """A broker without a heartbeat for this long counts as dead."""
     away_ms: float = 600
     """The same once its connections broke, as they do when a process ends, not when it waits."""
     reshare_delay_ms: float = 10_000
-    """How long brokers must have neither come nor gone before leaderships move for evenness."""
+    """How long the set of brokers must be stable before leaders are balanced."""
     moves_max: int = 5
-    """Partitions that are moved at once."""
+    """The most partitions to move at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class View:
     listening_since_ms: float
     """A broker without a heartbeat since then counts as if it had sent one at that time."""
     settled_since_ms: float
-    """When the set of brokers in service changed last."""
+    """When the set of brokers in service last changed."""
     log_ends: LogEnds = field(default_factory=dict)
     away: Mapping[BrokerId, float] = field(default_factory=dict)
     """Since when there is no connection with brokers that had one."""
@@ -97,11 +97,11 @@ class View:
 def decide(
     image: MetadataImage, view: View, limits: ControllerLimits | None = None
 ) -> tuple[Command, ...]:
-    """Commands to propose, in this order; none if all is as it should be."""
+    """Return the commands to propose, in order; none if nothing is to be done."""
     plan = _Plan(image, view, limits or ControllerLimits())
     plan.fence_and_unfence()
-    # What one step does may make room for an earlier one: a move that ends lets another begin, and
-    # one sent elsewhere may end at once.
+    # A step may enable an earlier one: when a reassignment ends another may begin, and one that is
+    # redirected may end at once. So repeat until nothing is left.
     for _ in range(ROUNDS_MAX):
         known = len(plan.commands)
         plan.elect()
@@ -116,7 +116,7 @@ def decide(
 
 
 def is_late(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
-    """Whether a broker has been silent for too long; what an earlier run said does not count."""
+    """Whether a broker's session timed out; heartbeats of an earlier run do not count."""
     if is_away(broker, view, limits):
         return True
     last = view.heartbeats.get(broker.id)
@@ -126,7 +126,7 @@ def is_late(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
 
 
 def is_away(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
-    """Whether a broker's connections broke a while ago."""
+    """Whether a broker has been disconnected for longer than ``away_ms``."""
     since_ms = view.away.get(broker.id)
     return since_ms is not None and view.now_ms - since_ms > limits.away_ms
 
@@ -135,14 +135,14 @@ def is_back(broker: BrokerImage, view: View, limits: ControllerLimits) -> bool:
     """Whether a fenced broker is alive: this incarnation of it has just sent a heartbeat."""
     last = view.heartbeats.get(broker.id)
     if not broker.incarnation or broker.is_stopping:
-        return False  # its directory was forgotten, or it is on its way out: it has to register
+        return False  # its directory was forgotten, or it is stopping: it has to register first
     if last is None or last.incarnation != broker.incarnation:
         return False
     return view.now_ms - last.at_ms <= limits.session_ms and not is_away(broker, view, limits)
 
 
 def reported_index(broker: BrokerImage, last: LastHeartbeat | None) -> int:
-    """Return how much this very run has on its disk: see ``brokers.check_not_older``."""
+    """Return how much this run has on its disk: see ``brokers.check_not_older``."""
     if last is None or last.incarnation != broker.incarnation:
         return 0
     return last.stored_index
@@ -159,12 +159,12 @@ def came_and_went(
 
 
 def may_share_leaders(view: View, limits: ControllerLimits) -> bool:
-    """Whether brokers have stayed put for long enough."""
+    """Whether the set of brokers has been stable for long enough to balance leaders."""
     return view.now_ms - view.settled_since_ms >= limits.reshare_delay_ms
 
 
 class _Plan:
-    """Commands so far and the image as they will leave it."""
+    """The commands so far, and the image as they will leave it."""
 
     def __init__(self, image: MetadataImage, view: View, limits: ControllerLimits) -> None:
         self.image = image
@@ -173,7 +173,7 @@ class _Plan:
         self.commands: list[Command] = []
 
     def propose(self, command: Command) -> None:
-        """Add a command that applies; one that does not would be a bug here."""
+        """Add a command, which must apply: one that does not is a bug here."""
         self.image, outcome = apply_entry(self.image, command)
         assert outcome.is_applied, outcome
         assert not outcome.rejected, outcome
@@ -205,13 +205,13 @@ class _Plan:
         self._elect(changes, "leader_lost")
 
     def hand_over(self) -> None:
-        """Rule 3, and who leads a partition it is about to leave."""
+        """Rule 3, and leaders of partitions that they are about to leave."""
         image = self.image
         led = led_partitions(image)
         handed: list[LeaderChange] = []
         moved: list[LeaderChange] = []
         failed: list[LeaderChange] = []
-        # A broker may be drained, or its disk fail, for long; what it keeps without leading waits.
+        # Draining and disk faults may last; partitions it does not lead need no decision.
         is_any_leaving = any(count and is_leaving(image.brokers[b]) for b, count in led.items())
         for name, partition in image.partitions() if is_any_leaving else image.unsettled():
             min_isr = image.streams[name.stream].config.min_isr
@@ -234,7 +234,7 @@ class _Plan:
         self._elect(moved, "reassignment")
 
     def fence_stopped(self) -> None:
-        """Rule 3: whoever stops and leads nothing may go."""
+        """Rule 3: fence brokers that stop and lead nothing."""
         led = led_partitions(self.image)
         done = [
             broker
@@ -245,7 +245,7 @@ class _Plan:
             self.propose(Fence(_runs(done), self._stored(done)))
 
     def finish_moves(self) -> None:
-        """Rule 4, the second half."""
+        """Rule 4: finish reassignments."""
         done = []
         for name, partition in self.image.unsettled():
             if partition.is_moving:
@@ -256,7 +256,7 @@ class _Plan:
             self.propose(FinishReassignment(tuple(done)))
 
     def begin_moves(self) -> None:
-        """Rule 4, the first half."""
+        """Rule 4: begin reassignments."""
         for plan in (drain_plan, widen_plan):
             moves = plan(self.image, moves_max=self.limits.moves_max)
             if moves:
@@ -277,11 +277,11 @@ class _Plan:
 def successors(
     partition: PartitionImage, brokers: Mapping[BrokerId, BrokerImage], *, min_isr: int
 ) -> tuple[BrokerId, ...]:
-    """Replicas that would be better leaders than the present one; none if it may stay.
+    """Return replicas that would be better leaders than the present one; none if it may stay.
 
-    A leadership passes only from one that stops to others, from one that leaves the partition to
-    those that stay, from one with an impaired disk to those without, if enough are in sync to take
-    records, from one being drained to those that are neither: never back, so that it settles.
+    A leadership passes only from a broker that stops to others, from one that leaves the partition
+    to those that stay, from one with an impaired disk to those without (if enough are in sync to
+    accept records), and from one being drained to the rest. It never passes back, so it settles.
     """
     if partition.leader is None:
         return ()
@@ -300,12 +300,12 @@ def successors(
 
 
 def is_leaving(broker: BrokerImage) -> bool:
-    """Whether others are to lead what a broker leads, also where that is settled."""
+    """Whether others should lead this broker's partitions, even settled ones."""
     return broker.is_stopping or broker.is_impaired or broker.is_draining
 
 
 def may_hand_to(partition: PartitionImage, leader: BrokerId) -> bool:
-    """Whether a leadership that works may end for this one: only for somebody in sync."""
+    """Whether a working leadership may pass to this broker: only if it is in sync."""
     return leader in partition.isr
 
 
@@ -314,11 +314,11 @@ def _runs(brokers: list[BrokerImage]) -> tuple[BrokerRun, ...]:
 
 
 class _Done(NamedTuple):
-    """Partitions at which nothing was left to do.
+    """The inputs of a decision that left nothing to do for partitions.
 
     Attributes:
-        image: the object that was looked at.
-        shares: whether leaders were to be shared evenly.
+        image: the image object that was examined.
+        shares: whether leaders were to be balanced.
     """
 
     image: MetadataImage
@@ -326,16 +326,16 @@ class _Done(NamedTuple):
 
 
 class Controller:
-    """The view of a broker that holds the office, from when it took it.
+    """The controller of one term, on the broker that holds the role.
 
-    Made anew with each term; dropped when the office is lost. All times come from one clock. A
-    process that was paused has heard of nobody for a while and must not take all for dead: after a
-    gap between decisions everybody gets time to be heard again.
+    It is created for each term and dropped when the role is lost. All times come from one clock. A
+    process that was paused has received no heartbeats and must not count all brokers as dead: after
+    a gap between decisions, all waits start again.
 
     Args:
         now_ms: the time.
-        limits: how patient to be.
-        away: since when brokers have no connection with this one.
+        limits: timeouts.
+        away: since when brokers have been disconnected from this one.
     """
 
     def __init__(
@@ -359,7 +359,7 @@ class Controller:
         return self.limits.session_ms / 4
 
     def heartbeat(self, run: BrokerRun, now_ms: float, stored_index: int = 0) -> None:
-        """A broker reports that it is there; the controller's own broker has to report too.
+        """Note a broker's heartbeat; the controller's own broker sends heartbeats too.
 
         Args:
             run: of the broker.
@@ -369,11 +369,11 @@ class Controller:
         self._heartbeats[run.broker] = LastHeartbeat(run.incarnation, now_ms, stored_index)
 
     def lost(self, broker: BrokerId, now_ms: float) -> None:
-        """The connections with a broker broke."""
+        """Note that the connections with a broker broke."""
         self._away[broker] = now_ms
 
     def found(self, broker: BrokerId) -> None:
-        """They are back."""
+        """Note that a broker is connected again."""
         self._away.pop(broker, None)
 
     def decide(
@@ -382,12 +382,12 @@ class Controller:
         now_ms: float,
         log_ends: LogEnds | None = None,
     ) -> tuple[Command, ...]:
-        """Commands to propose now.
+        """Return the commands to propose now.
 
         Args:
-            image: the newest that is applied here.
-            now_ms: of the clock that heartbeats were stamped with.
-            log_ends: of partitions that lost their leader, as far as brokers answered.
+            image: the newest image that is applied here.
+            now_ms: from the clock of the heartbeats.
+            log_ends: of partitions that lost their leader, from the brokers that answered.
         """
         self._note_changes(image, now_ms)
         view = View(
@@ -406,12 +406,12 @@ class Controller:
         return commands
 
     def _is_done(self, done: _Done) -> bool:
-        """Whether nothing was left here; images, which are large, are compared as objects."""
+        """Whether nothing was left to do; images are large and are compared by identity."""
         known = self._done
         return known is not None and known.image is done.image and known.shares == done.shares
 
     def _note_changes(self, image: MetadataImage, now_ms: float) -> None:
-        """Begin to wait anew after a gap, and when somebody came or went."""
+        """Restart the waits after a gap, and when the set of brokers changed."""
         if now_ms - self._decided_ms > 2 * self.interval_ms:
             self._listening_since_ms = now_ms
             self._away = dict.fromkeys(self._away, now_ms)

@@ -1,9 +1,9 @@
-"""Leader election: choices made before they are proposed; applying them checks the invariants.
+"""Leader election: the choice to propose; applying the command checks the invariants.
 
-Rules, in this order: a replica in the ISR before one that is last known safe, never any other
-(an operator orders that by name, elsewhere); one whose disk takes records; one that stays, before
-one that a reassignment removes and one that is being drained; the most up to date, if the ends of
-their logs were asked; the one that leads least; the smallest id.
+Rules, in this order: a replica in the ISR before one that is last known safe, and no other (only
+an operator may choose another, by name); one whose disk accepts writes; one that stays, before one
+that a reassignment removes or that is being drained; the longest log, where log ends are known; the
+one that leads fewest partitions; the smallest id.
 """
 
 from collections import Counter
@@ -16,21 +16,21 @@ from strandline.core.metadata.image import BrokerImage, MetadataImage, Partition
 from strandline.types import BrokerId, LeaderEpoch, LogId, Offset, PartitionName
 
 LogEnd = tuple[LeaderEpoch, Offset]
-"""The epoch of the last batch and the log end offset: in this order they tell who is further."""
+"""The epoch of the last batch and the log end offset: compared in this order."""
 LogEnds = Mapping[LogId, Mapping[BrokerId, LogEnd]]
 Led = Counter[BrokerId]
 _NOT_ASKED: LogEnd = (LeaderEpoch(-1), Offset(-1))
 
 
 def led_partitions(image: MetadataImage) -> Led:
-    """Return how many partitions each broker leads; the caller may go on counting."""
+    """Return how many partitions each broker leads; the caller may update the counts."""
     return image.table.led.copy()
 
 
 def candidates(
     partition: PartitionImage, brokers: Mapping[BrokerId, BrokerImage]
 ) -> tuple[BrokerId, ...]:
-    """Replicas that may lead without a loss; those that are last known safe only if need be."""
+    """Return replicas that may lead without losing records; last known safe ones if no others."""
     in_sync = tuple(b for b in partition.isr if brokers[b].may_lead)
     return in_sync or tuple(b for b in partition.last_known_safe if brokers[b].may_lead)
 
@@ -43,14 +43,14 @@ def choose_leader(
     log_ends: LogEnds | None = None,
     among: Iterable[BrokerId] | None = None,
 ) -> BrokerId | None:
-    """The best candidate, or None if nobody may lead now.
+    """Return the best candidate, or None if no replica may lead now.
 
     Args:
         partition: as it is.
         brokers: by id.
         led: how many partitions each leads.
-        log_ends: what is known of the ends of logs, by log id and broker; may lack any.
-        among: if given, others are no candidates.
+        log_ends: known log end offsets by log id and broker; any may be missing.
+        among: if given, the only candidates.
     """
     ends = (log_ends or {}).get(partition.log_id, {})
     allowed = candidates(partition, brokers)
@@ -68,14 +68,14 @@ def choose_leader(
 
 
 def at(name: PartitionName, partition: PartitionImage) -> PartitionAt:
-    """The partition as it is now, for a decision about it."""
+    """Return the partition's present version, for a decision about it."""
     return PartitionAt(name.stream, name.partition, partition.log_id, partition.version)
 
 
 def leader_change(
     name: PartitionName, partition: PartitionImage, leader: BrokerId, *, led: Led
 ) -> LeaderChange:
-    """The change to a leader, counted at once so that the next choice sees it."""
+    """Return a change of leader, and count it, so that the next choice includes it."""
     led[leader] += 1
     if partition.leader is not None:
         led[partition.leader] -= 1
@@ -87,7 +87,7 @@ def brokers_to_ask(
 ) -> dict[BrokerId, tuple[LogId, ...]]:
     """Return the replicas whose log ends would improve the choice of a new leader.
 
-    Those of every candidate, where there are several; no brokers that the commands fence.
+    These are the candidates of partitions with several, without brokers that the commands fence.
     """
     brokers = dict(image.brokers)
     logs: dict[BrokerId, list[LogId]] = {}

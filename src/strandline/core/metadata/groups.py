@@ -1,10 +1,10 @@
-"""Consumer groups: who is a member, who coordinates, and who reads which partition.
+"""Liftbridge consumer groups in the image: members, coordinator and assignments.
 
-Invariants: a group has at least one member; its epoch moves with every change that may move a
-partition, and no epoch is ever given out twice, so that what a member knew before is told from what
-it knows now. Who reads what follows from the image alone: every broker finds the same.
+Invariants: a group has at least one member; its epoch rises with every change that may move a
+partition, and no epoch is used twice, so that a member's old state is distinguished from its new
+one. Assignments follow from the image alone, so every broker computes the same.
 
-Must not know who is alive: a member is removed by a command.
+Must not know which members are alive: a command removes a member.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ Assignment = dict[str, list[int]]
 
 
 def join(image: MetadataImage, command: JoinGroup) -> MetadataImage:
-    """Add a member; the first makes the group."""
+    """Add a member; the first one creates the group."""
     group = image.groups.get(command.group)
     if not command.streams or any(name not in image.streams for name in command.streams):
         raise CommandRejectedError("unknown_stream", "stream does not exist")
@@ -45,7 +45,7 @@ def join(image: MetadataImage, command: JoinGroup) -> MetadataImage:
 
 
 def leave(image: MetadataImage, command: LeaveGroup) -> MetadataImage:
-    """Remove a member; the last takes the group with it."""
+    """Remove a member; the last one deletes the group."""
     group = _known(image, command.group)
     if command.member not in group.members:
         raise CommandRejectedError(
@@ -58,7 +58,7 @@ def leave(image: MetadataImage, command: LeaveGroup) -> MetadataImage:
 
 
 def move(image: MetadataImage, command: MoveGroup) -> MetadataImage:
-    """Give a group another coordinator, unless it has got one since it was decided."""
+    """Move a group to another coordinator, unless it has changed since the decision."""
     group = _known(image, command.group)
     if group.epoch != command.epoch:
         raise CommandRejectedError("stale_group", f"the group's epoch is {group.epoch} now")
@@ -67,7 +67,7 @@ def move(image: MetadataImage, command: MoveGroup) -> MetadataImage:
 
 
 def without_stream(image: MetadataImage, name: str) -> MetadataImage:
-    """The image when a stream has been deleted: nobody subscribes to it any more."""
+    """Return the image after a stream was deleted: nobody subscribes to it any longer."""
     for group_id, group in image.groups.items():
         if not any(name in streams for streams in group.members.values()):
             continue
@@ -81,7 +81,7 @@ def without_stream(image: MetadataImage, name: str) -> MetadataImage:
 
 
 def with_more_partitions(image: MetadataImage, name: str) -> MetadataImage:
-    """The image when a stream has got partitions: who reads it shares them out anew."""
+    """Return the image after a stream got partitions: its readers get a new assignment."""
     for group_id, group in image.groups.items():
         if any(name in streams for streams in group.members.values()):
             image = _with_group(image, group_id, group)
@@ -91,8 +91,8 @@ def with_more_partitions(image: MetadataImage, name: str) -> MetadataImage:
 def assignments(group: GroupImage, partitions: Mapping[str, int]) -> dict[str, Assignment]:
     """Return the assignment of partitions to members.
 
-    Stream by stream in the order of their names, each partition goes to the member that has the
-    fewest so far; among equals to the first by name.
+    Stream by stream, in the order of their names, each partition goes to the member with the fewest
+    so far; on a tie to the first by name.
 
     Args:
         group: the members.
@@ -101,7 +101,7 @@ def assignments(group: GroupImage, partitions: Mapping[str, int]) -> dict[str, A
     found: dict[str, Assignment] = {member: {} for member in group.members}
     counts = dict.fromkeys(group.members, 0)
     for stream in sorted({name for streams in group.members.values() for name in streams}):
-        # A heap: members ask every few seconds, and thousands may share thousands of partitions.
+        # A heap: members ask every few seconds; there may be thousands, with as many partitions.
         next_of = [(counts[m], m) for m, streams in group.members.items() if stream in streams]
         heapify(next_of)
         for number in range(partitions.get(stream, 0)):
@@ -120,7 +120,7 @@ def _known(image: MetadataImage, group: str) -> GroupImage:
 
 
 def _with_group(image: MetadataImage, name: str, group: GroupImage) -> MetadataImage:
-    """The image with a group in the next epoch; without it, if nobody is left."""
+    """Return the image with a group in its next epoch, or without the group if it is empty."""
     groups = {key: value for key, value in image.groups.items() if key != name}
     epoch = image.next_group_epoch
     if group.members:

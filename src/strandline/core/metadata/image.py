@@ -1,15 +1,15 @@
-"""The image: everything the metadata says at one moment, never changed in place.
+"""The image: the metadata at one moment, never changed in place.
 
-Two forms of life share it. One broker alone registers nobody, and its partitions have no replicas.
-In a cluster brokers are registered and every partition names those that keep it.
+A broker alone and a cluster share it. Alone, no broker is registered and partitions have no
+replicas. In a cluster, brokers are registered and every partition names its replicas.
 
 Invariants (``check.py`` states them as code):
-- the ids of logs, producers, clients and events are given out once and never again, so that journal
-  entries of a deleted stream can never be replayed into another; nor is the id of a removed broker;
+- ids of logs, producers, clients, events and removed brokers are never reused, so journal entries
+  of a deleted stream are never replayed into another;
 - a stream has at least one partition, numbered from 0 without gaps;
-- the leader epoch of a partition only grows, and with every other change its version does;
-- the leader is in the ISR, the ISR within the replicas, and an ISR that was ever filled is never
-  empty again: its last member stays in it, alive or not, because it alone has what was committed.
+- the leader epoch of a partition only grows; every change raises its version;
+- the leader is in the ISR, and the ISR is part of the replicas. An ISR never becomes empty: its
+  last member stays in it, alive or not, because only it surely has what was committed.
 """
 
 import difflib
@@ -43,33 +43,33 @@ events; all are read and become 4."""
 INTERNAL_PREFIX: Final = "__"
 """Of the names of streams of the cluster's own."""
 CHANGES_KEPT: Final = 256
-"""So many changes of the streams are remembered: whoever comes later compares all of them."""
+"""How many changes of streams are remembered; after more, all streams are compared."""
 SIMILAR_MAX = 200
-"""So many names are compared with one that is unknown: that takes 5 ms."""
+"""How many names are compared with an unknown one: that takes 5 ms."""
 BrokerState = Literal["live", "fenced", "draining", "stopping", "impaired"]
 
 
 class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
-    """One broker: who it is, where it is reached and whether it may be counted on."""
+    """One broker: its identity, addresses and state."""
 
     id: BrokerId
     directory_id: str
     """Random, made with the data directory: the same after a restart, another on another disk.
     Empty: the broker was admitted, or lost its disk, and has not come with a directory yet."""
     incarnation: str
-    """Random, made at each start: what an earlier run still has under way does not count."""
+    """Random, new at each start: messages of an earlier run do not count."""
     peer_address: str = ""
     flight_address: str = ""
     grpc_address: str = ""
-    """Where clients of Liftbridge dial it; empty: it does not serve them."""
+    """Address for Liftbridge clients; empty: it does not serve them."""
     beam_address: str = ""
-    """Where clients of Beam's log do; likewise."""
+    """Address for Beam clients; likewise."""
     rack: str = ""
     """Brokers of one rack fail together; without a label a broker is a rack of its own."""
     is_fenced: bool = True
-    """Not heard of: leads nothing and is in no ISR but as its last member."""
+    """Out of service: it leads nothing, and is in an ISR only as the last member."""
     is_draining: bool = False
-    """Everything is to be moved off it; outlives a restart."""
+    """All replicas are being moved off it; survives a restart."""
     is_stopping: bool = False
     """Its leaderships are to be handed over before it stops; ends with its next start."""
     stored_index: int = 0
@@ -80,11 +80,11 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
     the broker reports that its disk has worked again for a while."""
 
     partitions_max: int = 0
-    """How many partitions it can keep with the files that it may have open; 0: it did not say."""
+    """How many partitions it can open with its limit of files; 0: unknown."""
 
     @property
     def state(self) -> BrokerState:
-        """One word for a person: what matters most."""
+        """The broker's state as one word for a person; the most important one if several apply."""
         if self.is_fenced:
             return "fenced"
         if self.is_stopping:
@@ -95,7 +95,7 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def may_lead(self) -> bool:
-        """Whether it may become a leader; a draining one may, if nobody else can."""
+        """Whether it may become a leader; a draining one may, if no other can."""
         return not self.is_fenced and not self.is_stopping
 
     @property
@@ -105,7 +105,7 @@ class BrokerImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One partition: its log, who keeps it and who leads it."""
+    """One partition: its log, replicas and leader."""
 
     log_id: LogId
     leader_epoch: LeaderEpoch = LeaderEpoch(0)
@@ -115,11 +115,11 @@ class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     isr: tuple[BrokerId, ...] = ()
     """Ascending."""
     last_known_safe: tuple[BrokerId, ...] = ()
-    """Not in the ISR, and yet sure to have all that is committed (KIP-966); ascending."""
+    """Outside the ISR, but known to have all committed records (KIP-966); ascending."""
     version: int = 0
-    """Grows with every change of the partition: what a change must name to be the next."""
+    """Rises with every change of the partition; a change must name the present one."""
     adding: tuple[BrokerId, ...] = ()
-    """Replicas that a reassignment brings in; members of ``replicas``."""
+    """Replicas that a reassignment adds; members of ``replicas``."""
     removing: tuple[BrokerId, ...] = ()
     """Replicas that leave once those being added are in sync; members of ``replicas``."""
     filling: tuple[BrokerId, ...] = ()
@@ -133,27 +133,27 @@ class PartitionImage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def target(self) -> tuple[BrokerId, ...]:
-        """The replicas as they are to be when the reassignment is over."""
+        """The replicas once the reassignment is finished."""
         return tuple(broker for broker in self.replicas if broker not in self.removing)
 
     @property
     def is_moving(self) -> bool:
-        """Whether a reassignment is under way."""
+        """Whether a reassignment is in progress."""
         return bool(self.adding or self.removing)
 
     @property
     def is_settled(self) -> bool:
-        """Whether its preferred leader leads it and it stays where it is; alone it always does."""
+        """Whether its preferred leader leads it and it is not moving; alone it always is."""
         return (self.replicas[:1] == (self.leader,) and not self.is_moving) or not self.replicas
 
 
 class PartitionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Whether a partition takes records, and since when; times are first and latest, 0: never."""
+    """Whether a partition accepts records, and since when; times are first and latest, 0: never."""
 
     is_readonly: bool = False
     is_paused: bool = False
     resumes_all: bool = False
-    """When it is resumed, so is every other partition of the stream."""
+    """Resuming it resumes every other partition of the stream."""
     readonly_ns: tuple[int, int] = (0, 0)
     paused_ns: tuple[int, int] = (0, 0)
 
@@ -165,27 +165,27 @@ class StreamImage(msgspec.Struct, frozen=True, kw_only=True):
     created_ns: int
     partitions: tuple[PartitionImage, ...]
     states: dict[int, PartitionState] = {}
-    """Of partitions that were ever readonly or paused."""
+    """By number, of partitions that were ever readonly or paused."""
     keys: tuple[WrappedKey, ...] = ()
-    """Of an encrypted stream: its data keys, numbered from 1, the newest last."""
+    """The data keys of an encrypted stream, numbered from 1, the newest last."""
 
 
 class StreamTable(dict[str, StreamImage]):
     """The streams of an image by name, in the order of their creation; never changed in place.
 
-    With them is what each creation and each decision asks of all: it follows the streams that
-    change, so that neither costs more the more streams there are. Snapshots hold the streams alone.
+    It also keeps totals over all streams, updated with each change, so that the cost of a creation
+    or a decision does not grow with the number of streams. Snapshots hold the streams only.
 
     Args:
         streams: by name.
 
     Attributes:
-        replicas: how many partitions each broker is to keep.
-        preferred: of how many each is the preferred leader.
-        led: how many each leads.
+        replicas: how many partition replicas each broker is to keep.
+        preferred: of how many partitions each broker is the preferred leader.
+        led: how many partitions each broker leads.
         unsettled: streams that the controller has to look at: those with a partition that is not
-            settled, and those of the cluster's own, which may get more copies.
-        token: tells this table from others.
+            settled, and internal streams, which may get more replicas.
+        token: identifies this table.
     """
 
     __slots__ = ("_changes", "led", "preferred", "replicas", "token", "unsettled")
@@ -220,7 +220,7 @@ class StreamTable(dict[str, StreamImage]):
             self.unsettled.discard(name)
 
     def changed(self, streams: Mapping[str, StreamImage | None]) -> "StreamTable":
-        """The table with streams added and replaced, and without those that are given as None."""
+        """Return the table with streams added or replaced, and without those given as None."""
         after = StreamTable(self)
         after._changes = (*self._changes[1 - CHANGES_KEPT :], (self.token, tuple(streams)))
         for name, stream in streams.items():
@@ -234,7 +234,7 @@ class StreamTable(dict[str, StreamImage]):
         return after
 
     def changed_since(self, before: "StreamTable") -> set[str]:
-        """Names of streams that are not as they were in an earlier table, or not in both."""
+        """Return the names of streams that differ between an earlier table and this one."""
         names = set[str]()
         if before is self:
             return names
@@ -242,13 +242,13 @@ class StreamTable(dict[str, StreamImage]):
             names.update(changed)
             if token is before.token:
                 return names
-        # It came from a snapshot, or is too old.
+        # The other table came from a snapshot, or is too old.
         names = {name for name, stream in self.items() if stream is not before.get(name)}
         return names | (before.keys() - self.keys())
 
 
 class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer group."""
+    """A Liftbridge consumer group."""
 
     coordinator: BrokerId
     epoch: int = 0
@@ -259,7 +259,7 @@ class GroupImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Told = CreateStream | DeleteStream | PausePartitions | SetReadonly | JoinGroup | LeaveGroup
-"""Commands that the activity stream tells of."""
+"""Commands that the activity stream reports."""
 
 
 class Event(msgspec.Struct, frozen=True, array_like=True):
@@ -270,7 +270,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionImage(msgspec.Struct, frozen=True, kw_only=True):
-    """A proposer's last command, so that its retry is answered and not applied again."""
+    """A proposer's last command and its outcome, which answers a retry."""
 
     used: int
     """The count of proposals when it was last used; the least is forgotten first."""
@@ -279,32 +279,32 @@ class SessionImage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
-    """Streams by name, brokers and sessions by id, and the next numbers to give out."""
+    """The whole metadata: streams by name, brokers and sessions by id, and the next free ids."""
 
     version: int = IMAGE_VERSION
     next_log_id: int = 1
     streams: dict[str, StreamImage] = {}
     brokers: dict[BrokerId, BrokerImage] = {}
     removed: tuple[BrokerId, ...] = ()
-    """Brokers that were removed, ascending: whoever comes with such a number is not let in."""
+    """Ids of removed brokers, ascending; a broker with such an id is rejected."""
     next_producer_id: int = 1
     """The next number; an id holds the number of its owner too."""
     producer_owners: dict[str, int] = {}
-    """Principals that were given producer ids, each with the number that stands for it there."""
+    """Principals with producer ids, each with the number that stands for it in the ids."""
     next_client_id: int = 1
     proposals: int = 0
     sessions: dict[int, SessionImage] = {}
     groups: dict[str, GroupImage] = {}
     next_group_epoch: int = 0
     events: tuple[Event, ...] = ()
-    """What the activity stream does not have yet, in the order in which it happened."""
+    """Events that the activity stream has not stored yet, in order."""
     next_event_id: int = 1
     rules: tuple[Rule, ...] = ()
-    """Who may do what, each once and ascending; they count where ``auth.enabled`` is set."""
+    """Access rules, each once and ascending; used where ``auth.enabled`` is set."""
     tokens: dict[str, Token] = {}
     """By id."""
     quotas: dict[str, Quota] = {}
-    """What principals may use of each broker."""
+    """The limits of principals, per broker."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.streams, StreamTable):
@@ -312,15 +312,15 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def table(self) -> StreamTable:
-        """The streams, with what is counted over all of them."""
+        """The streams, with the totals over all of them."""
         assert isinstance(self.streams, StreamTable), "made one at the beginning"
         return self.streams
 
     def stream(self, name: str) -> StreamImage:
-        """The stream called ``name``.
+        """Return the stream called ``name``.
 
         Raises:
-            UnknownStreamError: there is none; the message lists what there is.
+            UnknownStreamError: no such stream; the message lists the existing ones.
         """
         try:
             return self.streams[name]
@@ -328,7 +328,7 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
             raise UnknownStreamError(unknown_stream_message(name, self.streams)) from None
 
     def partition(self, name: str, number: int) -> PartitionImage:
-        """Partition ``number`` of stream ``name``.
+        """Return partition ``number`` of stream ``name``.
 
         Raises:
             UnknownStreamError: no such stream.
@@ -344,22 +344,22 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
     def partitions(
         self, names: Iterable[str] | None = None
     ) -> Iterator[tuple[PartitionName, PartitionImage]]:
-        """Every partition, or those of some streams, in the order in which these were created."""
+        """Return every partition, or those of some streams, in the streams' order of creation."""
         for name in self.streams if names is None else names:
             for number, partition in enumerate(self.streams[name].partitions):
                 yield PartitionName(name, number), partition
 
     def unsettled(self) -> Iterator[tuple[PartitionName, PartitionImage]]:
-        """Partitions of streams that the controller has to look at, in the order of creation."""
+        """Return partitions of streams that the controller has to look at, in order of creation."""
         names = self.table.unsettled
         return self.partitions(sorted(names, key=lambda n: (self.streams[n].created_ns, n)))
 
     def with_streams(self, changed: Mapping[str, StreamImage | None]) -> "MetadataImage":
-        """The image with streams added and replaced, and without those that are given as None."""
+        """Return the image with streams added or replaced, and without those given as None."""
         return msgspec.structs.replace(self, streams=self.table.changed(changed))
 
     def with_partitions(self, changed: Mapping[PartitionName, PartitionImage]) -> "MetadataImage":
-        """The image with some partitions replaced; copies each stream concerned once."""
+        """Return the image with some partitions replaced; each stream is copied once."""
         by_stream: dict[str, list[PartitionImage]] = {}
         for (name, number), partition in changed.items():
             parts = by_stream.setdefault(name, list(self.streams[name].partitions))
@@ -377,12 +377,12 @@ class MetadataImage(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(b.flight_address for b in known if b.flight_address and not b.is_fenced)
 
     def with_broker(self, broker: BrokerImage) -> "MetadataImage":
-        """The image with one broker put in or replaced."""
+        """Return the image with one broker added or replaced."""
         return msgspec.structs.replace(self, brokers={**self.brokers, broker.id: broker})
 
 
 def unknown_stream_message(name: str, streams: Collection[str]) -> str:
-    """The sentence for an unknown stream: what to do instead, and which there are."""
+    """Return the error message for an unknown stream, with a remedy and the existing streams."""
     if not streams:
         return f"no stream {name!r}; create it with 'strandline stream create {name} --subject …'"
     similar = (s for s in streams if s[:1] == name[:1] and abs(len(s) - len(name)) <= 3)

@@ -1,9 +1,9 @@
-"""Streams of the cluster's own: groups, transactions, cursors, what happened.
+"""Internal streams: groups, transactions, cursors and activity.
 
-They are made at first use, with as many copies as there are brokers then. Rules: they have a copy
-on each broker that may take one, three at most, whenever that was; when the copies that were added
-are in sync the settings follow, so that an acknowledgement means what it means where there are so
-many. They are never made smaller.
+They are created at first use. Rules: they have a replica on each broker that can take one, three at
+most, also when brokers join later. Once added replicas are in sync, ``replicas`` and ``min_isr``
+follow, so that an acknowledgement promises as much as with that many from the start. The number of
+replicas never falls.
 """
 
 from typing import Final
@@ -26,27 +26,27 @@ COPIES_MAX: Final = 3
 
 
 def is_internal(name: str) -> bool:
-    """Whether a stream is the cluster's own."""
+    """Whether a stream is an internal one."""
     return name.startswith(INTERNAL_PREFIX)
 
 
 def copies_wanted(image: MetadataImage) -> int:
-    """Return how many replicas an internal stream is to have now."""
+    """Return how many replicas an internal stream should have now."""
     return max(1, min(COPIES_MAX, len(open_brokers(image))))
 
 
 def with_copies(config: StreamConfig, copies: int) -> StreamConfig:
-    """The settings of such a stream with so many copies."""
+    """Return an internal stream's settings for this many replicas."""
     acks = "replicated" if config.acks == "disk" and copies > 1 else config.acks
     return msgspec.structs.replace(config, replicas=copies, min_isr=copies // 2 + 1, acks=acks)
 
 
 def widen_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
-    """The next copies for streams that have fewer than they are to have.
+    """Return reassignments that add replicas to internal streams with too few.
 
     Args:
         image: as it is.
-        moves_max: how many partitions may be moving at once, those that are included.
+        moves_max: how many partitions may be moving at once, including those that already are.
     """
     copies, room = copies_wanted(image), moves_max - moving(image)
     loads, allowed = Loads(image), open_brokers(image)
@@ -70,13 +70,13 @@ def _widened(
     while len(target) < copies:
         broker = loads.best(loads.with_room(allowed), target)
         if broker is None:
-            break  # some that have a copy may take no more, others have no room: nobody else
+            break  # no other broker may take a replica, or has room for one
         target.append(broker)
     return tuple(target)
 
 
 def adapt_settings(image: MetadataImage, moved: tuple[PartitionAt, ...]) -> MetadataImage:
-    """The image after moves have ended: settings say how many copies there are now."""
+    """Raise ``replicas`` and ``min_isr`` after reassignments have finished."""
     changed: dict[str, StreamImage | None] = {}
     for name in {each.stream for each in moved if is_internal(each.stream)} & image.streams.keys():
         stream = image.streams[name]

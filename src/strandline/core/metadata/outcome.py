@@ -1,8 +1,7 @@
 """Outcome of a command: the same on every broker, recorded, and sent to the proposer.
 
-A command never fails halfway. It is applied or refused whole, with one exception: a command that
-carries many partitions (of which each stands for itself) is applied to those it fits, and the
-outcome lists the others.
+A command is applied or rejected as a whole, with one exception: a command that carries many
+partitions is applied to those for which it is valid, and the outcome lists the others.
 """
 
 from typing import Literal
@@ -16,16 +15,16 @@ Reason = Literal[
     "",
     "duplicate_broker",  # the id belongs to another data directory
     "unknown_broker",
-    "older_copy",  # the broker came with less than it had acknowledged
-    "removed_broker",  # the id was another broker's, which was removed
-    "stale_incarnation",  # meant for, or sent by, an earlier run of the broker
-    "broker_in_use",  # still serving, or still keeps partitions
-    "last_replica",  # the only one that surely has what was committed
+    "older_copy",  # the broker has less than it had acknowledged
+    "removed_broker",  # the id belonged to a broker that was removed
+    "stale_incarnation",  # for, or from, an earlier run of the broker
+    "broker_in_use",  # still live, or still has partitions
+    "last_replica",  # the only replica that surely has what was committed
     "bad_assignment",
-    "stale_partition",  # the partition, its epoch or its version is not the one named
+    "stale_partition",  # the partition has changed since the decision
     "not_leader",
     "not_eligible",  # may not lead, or may not be in the ISR
-    "not_in_sync",  # would elect one that may lack committed records
+    "not_in_sync",  # the new leader may lack committed records
     "not_ready",  # a replica that is being added is not in sync yet
     "session_expired",
     "sequence_passed",  # a later command of this proposer was applied already
@@ -33,7 +32,7 @@ Reason = Literal[
     "unknown_group",
     "unknown_member",
     "already_member",
-    "stale_keys",  # would put another data key in the place of one that records need
+    "stale_keys",  # would replace a data key that records need
     "stale_group",  # the consumer group has changed since it was decided
     "unknown_rule",
     "unknown_token",
@@ -41,11 +40,11 @@ Reason = Literal[
     "duplicate_token",  # the id belongs to another token
     "limit",
 ]
-"""Why a command was refused, for programs; the message is for people. Stable."""
+"""Why a command was rejected, as a stable code; the message is for people."""
 
 
 class CommandRejectedError(Exception):
-    """Inside this package only: a command that does not apply. Becomes an ``CommandOutcome``."""
+    """A command that does not apply, inside this package; it becomes a ``CommandOutcome``."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -54,7 +53,7 @@ class CommandRejectedError(Exception):
 
 
 class CommandRejection(msgspec.Struct, frozen=True, array_like=True):
-    """One partition of a command that was left out, and why."""
+    """One partition for which a command was not applied, and why."""
 
     stream: str
     partition: int
@@ -63,19 +62,19 @@ class CommandRejection(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> PartitionName:
-        """The partition."""
+        """The partition's name."""
         return PartitionName(self.stream, self.partition)
 
 
 class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Applied, or refused with a stable code."""
+    """The result of a command: applied, or rejected with a stable code."""
 
     code: str = ""
     """Empty if applied, else the code of an error class of ``errors.py``."""
     reason: Reason = ""
     message: str = ""
     value: int = 0
-    """What was given out: the first producer id of a block, the client id of a session."""
+    """The allocated id: the first producer id of a block, or the client id of a session."""
     rejected: tuple[CommandRejection, ...] = ()
 
     @property
@@ -84,10 +83,10 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         return not self.code
 
     def raise_if_rejected(self) -> None:
-        """Raise what the code stands for.
+        """Raise the error of a rejected command.
 
         Raises:
-            StrandlineError: of the class whose code was recorded.
+            StrandlineError: of the class with the recorded code.
         """
         if self.code:
             kinds = {kind.code: kind for kind in all_error_classes()}
@@ -95,7 +94,7 @@ class CommandOutcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 def refused(error: CommandRejectedError | StrandlineError) -> CommandOutcome:
-    """The outcome of a command that does not apply."""
+    """Return the outcome of a command that does not apply."""
     if isinstance(error, CommandRejectedError):
         return CommandOutcome(
             code=InvalidRequestError.code, reason=error.reason, message=error.message

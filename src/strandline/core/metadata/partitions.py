@@ -1,18 +1,18 @@
 """Changes of one partition: leadership, ISR and replicas, each checked and counted.
 
 Rules:
-- every change raises the version, and a new leader, or none, also raises the leader epoch;
-- the ISR is never emptied: if none of its members is left in service, it stays as it was, because
-  one of them has to come back before anybody can lead with everything that was committed;
-- while the ISR is smaller than ``min_isr`` nothing is committed, so who leaves it then (or was
-  already safe) keeps everything that is committed: it becomes *last known safe* and may lead if
-  nobody in the ISR can (KIP-966). With ``min_isr`` members in the ISR commits go on, and whoever is
-  outside is safe no longer;
-- a reassignment adds first and removes last, so that it never lowers the number of copies;
+- every change raises the version; a change of leader, also to none, raises the leader epoch;
+- the ISR is never emptied: if none of its members is in service, it stays as it is, because one of
+  them has to return before a leader can have everything that was committed;
+- while the ISR is smaller than ``min_isr`` nothing is committed. So a replica that leaves it then
+  (or was already safe) has everything that is committed: it is *last known safe* and may lead if no
+  member of the ISR can (KIP-966). With ``min_isr`` members in the ISR, commits go on and replicas
+  outside it are no longer safe;
+- a reassignment adds replicas first and removes others last, so it never lowers their number;
 - a replica that is added, or whose disk was lost, is *filling* until it is in the ISR: others may
   have removed null values meanwhile that it lacks;
-- the log start offset only grows, but for an unclean election: the new leader may not have come so
-  far, and what it then takes must not be deleted for having the offset of something older.
+- the log start offset only grows, except in an unclean election: the new leader's log may end
+  before it, and records it then accepts at those offsets must not count as deleted.
 
 Must not know streams, brokers' addresses or who asks; rejections are ``CommandRejectedError``.
 """
@@ -33,9 +33,10 @@ OFFSET_MAX = (1 << 63) - 1
 def new_partition(
     partition: PartitionImage, replicas: Replicas, brokers: Brokers
 ) -> PartitionImage:
-    """A partition without records: every replica in service is in sync.
+    """Return a new partition without records: every replica in service is in sync.
 
-    One whose disk takes no records is left out, if another is there: commits would wait for it.
+    A replica whose disk rejects writes is left out of the ISR if there is another: commits would
+    wait for it.
     """
     able = sorted(b for b in replicas if brokers[b].may_take_replicas)
     isr = tuple(b for b in able if not brokers[b].is_impaired) or tuple(able)
@@ -48,7 +49,7 @@ def new_partition(
 
 
 def fence(partition: PartitionImage, gone: Collection[BrokerId], *, min_isr: int) -> PartitionImage:
-    """The partition after some brokers went out of service; itself if that does not concern it."""
+    """Return the partition after brokers went out of service; unchanged if none of them matters."""
     isr = remaining_isr(partition.isr, gone)
     leader = None if partition.leader in gone else partition.leader
     if isr == partition.isr and leader == partition.leader:
@@ -57,17 +58,17 @@ def fence(partition: PartitionImage, gone: Collection[BrokerId], *, min_isr: int
 
 
 def remaining_isr(isr: Replicas, gone: Collection[BrokerId]) -> Replicas:
-    """The ISR without brokers that went out of service, unless nobody else is in it."""
+    """Return the ISR without brokers out of service; unchanged if it would become empty."""
     return tuple(b for b in isr if b not in gone) or isr
 
 
 def change_isr(
     partition: PartitionImage, wanted: Replicas, *, brokers: Brokers, min_isr: int
 ) -> PartitionImage:
-    """The partition with the ISR its leader wants.
+    """Return the partition with the ISR that its leader proposes.
 
     Raises:
-        CommandRejectedError: not a possible ISR.
+        CommandRejectedError: the ISR is not valid.
     """
     isr = tuple(sorted(set(wanted)))
     if len(isr) != len(wanted) or not set(isr) <= set(partition.replicas):
@@ -80,10 +81,10 @@ def change_isr(
 
 
 def check_may_join_isr(broker: BrokerImage) -> None:
-    """Refuse those on which a commit would wait in vain.
+    """Check that a broker is in service, since commits wait for every member of the ISR.
 
     Raises:
-        CommandRejectedError: it is fenced or stopping.
+        CommandRejectedError: the broker is fenced or stopping.
     """
     if not broker.may_lead:
         raise CommandRejectedError("not_eligible", f"broker {broker.id} is {broker.state}")
@@ -98,18 +99,18 @@ def elect(
     is_unclean: bool = False,
     has_failed: bool = False,
 ) -> PartitionImage:
-    """The partition under a new leader; its ISR becomes those members of it that are in service.
+    """Return the partition under a new leader, with only live members in its ISR.
 
     Args:
         partition: as it is.
         leader: the new one.
         brokers: by id.
         min_isr: of the stream.
-        is_unclean: whether it may lack committed records.
-        has_failed: whether the old leader leaves the ISR, as commits would wait for it in vain.
+        is_unclean: whether the new leader may lack committed records.
+        has_failed: whether the old leader cannot store records and so leaves the ISR.
 
     Raises:
-        CommandRejectedError: this broker may not lead it.
+        CommandRejectedError: this broker may not lead the partition.
     """
     if leader == partition.leader:
         raise CommandRejectedError("not_eligible", f"broker {leader} leads it already")
@@ -123,7 +124,7 @@ def elect(
         return _changed(partition, (leader,), leader=leader, min_isr=min_isr)
     if not is_unclean:
         raise CommandRejectedError("not_in_sync", f"broker {leader} may lack committed records")
-    # Nobody is known to have what this leader has, or lacks: all that was known is void.
+    # What was known of other replicas does not hold for the log of this leader.
     forgotten = msgspec.structs.replace(
         partition,
         isr=(leader,),
@@ -140,10 +141,10 @@ def log_start_after_loss(_partition: PartitionImage) -> Offset:
 
 
 def move_log_start(partition: PartitionImage, offset: Offset) -> PartitionImage:
-    """The partition without the records before an offset; itself if they are gone already.
+    """Return the partition with a higher log start offset; unchanged if it is not higher.
 
     Raises:
-        CommandRejectedError: an impossible offset.
+        CommandRejectedError: the offset is negative.
     """
     if not 0 <= offset <= OFFSET_MAX:
         raise CommandRejectedError("limit", f"{offset} is no offset")
@@ -154,18 +155,19 @@ def move_log_start(partition: PartitionImage, offset: Offset) -> PartitionImage:
 
 
 def is_safe(partition: PartitionImage, broker: BrokerId) -> bool:
-    """Whether a broker outside the ISR is known to have all that is committed."""
+    """Whether a replica outside the ISR is known to have all committed records."""
     return broker in partition.last_known_safe
 
 
 def forget_replica(partition: PartitionImage, broker: BrokerId) -> PartitionImage:
-    """The partition after a (fenced) replica lost its disk.
+    """Return the partition after a fenced replica lost its disk.
 
-    The version grows even where the replica was in no set: a change that would add it, decided
-    before the loss, must not apply after it.
+    The version rises even if the replica was in no set: a change that adds it, decided before the
+    loss, must not apply after it.
 
     Raises:
-        CommandRejectedError: it alone is in the ISR, so nobody else surely has what was committed.
+        CommandRejectedError: it is the only member of the ISR, so no other replica surely has all
+            committed records.
     """
     isr = tuple(b for b in partition.isr if b != broker)
     if partition.isr and not isr:
@@ -181,14 +183,15 @@ def forget_replica(partition: PartitionImage, broker: BrokerId) -> PartitionImag
 
 
 def filling_with(partition: PartitionImage, new: Iterable[BrokerId]) -> Replicas:
-    """Return the replicas that are catching up, with those that begin now."""
+    """Return the replicas that are filling, including new ones."""
     return tuple(sorted({*partition.filling, *new}))
 
 
 def begin_move(partition: PartitionImage, target: Replicas) -> PartitionImage:
-    """The partition with the replicas of ``target`` coming and the others leaving.
+    """Return the partition with the replicas of ``target`` being added and the others leaving.
 
-    What an earlier move is still adding remains being added if it is wanted, and leaves if not.
+    A replica that an earlier reassignment is still adding stays if ``target`` has it, else it
+    leaves.
     """
     leaving = tuple(b for b in partition.replicas if b not in target)
     adding = tuple(b for b in target if b not in partition.replicas or b in partition.adding)
@@ -207,12 +210,12 @@ def begin_move(partition: PartitionImage, target: Replicas) -> PartitionImage:
 
 
 def why_move_waits(partition: PartitionImage, *, min_isr: int) -> str:
-    """Return what keeps a reassignment from finishing; empty if nothing does."""
+    """Return the reason why a reassignment cannot finish yet; empty if it can."""
     staying = [b for b in partition.isr if b in partition.target]
     late = [b for b in partition.adding if b not in partition.isr]
     if late:
         return f"{_list(late)} not in sync yet"
-    # Removing must not stop appends that are possible now.
+    # Removing replicas must not block appends that are possible now.
     if len(staying) < max(1, min(min_isr, len(partition.isr))):
         return f"only {len(staying)} of the replicas that stay are in sync"
     if partition.leader is not None and partition.leader not in staying:
@@ -221,13 +224,13 @@ def why_move_waits(partition: PartitionImage, *, min_isr: int) -> str:
 
 
 def finish_move(partition: PartitionImage, *, min_isr: int) -> PartitionImage:
-    """The partition without the replicas that were leaving.
+    """Return the partition without the replicas that were leaving.
 
     Raises:
-        CommandRejectedError: no move is under way, or it has to wait.
+        CommandRejectedError: no reassignment is in progress, or it cannot finish yet.
     """
     if not partition.is_moving:
-        raise CommandRejectedError("not_ready", "no reassignment is under way")
+        raise CommandRejectedError("not_ready", "no reassignment is in progress")
     if why := why_move_waits(partition, min_isr=min_isr):
         raise CommandRejectedError("not_ready", why)
     target = partition.target
@@ -240,7 +243,7 @@ def finish_move(partition: PartitionImage, *, min_isr: int) -> PartitionImage:
 
 
 def safe_outside(partition: PartitionImage, isr: Replicas, *, min_isr: int) -> Replicas:
-    """Return replicas outside a new ISR that have everything committed (KIP-966)."""
+    """Return replicas outside a new ISR that have all committed records (KIP-966)."""
     if len(isr) >= min_isr:
         return ()
     known = {*partition.isr, *partition.last_known_safe}
@@ -250,7 +253,7 @@ def safe_outside(partition: PartitionImage, isr: Replicas, *, min_isr: int) -> R
 def _changed(
     partition: PartitionImage, isr: Replicas, *, leader: BrokerId | None, min_isr: int
 ) -> PartitionImage:
-    """The next version, and the next epoch if the leader is another one or none."""
+    """Raise the version, and the epoch if the leader changes."""
     is_new = leader != partition.leader
     return msgspec.structs.replace(
         partition,
@@ -264,12 +267,12 @@ def _changed(
 
 
 def next_epoch(epoch: LeaderEpoch) -> LeaderEpoch:
-    """The epoch of the next leadership, or of the time without one."""
+    """Return the next leader epoch."""
     return LeaderEpoch(epoch + 1)
 
 
 def next_version(version: int) -> int:
-    """The version of a partition after a change of it."""
+    """Return the version after a change."""
     return version + 1
 
 

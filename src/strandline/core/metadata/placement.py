@@ -1,9 +1,9 @@
-"""Replica placement: computed before a command is proposed, the same for the same image.
+"""Replica placement: computed before a command is proposed, deterministic for an image.
 
-Rules: the first of a partition's replicas is its preferred leader: the broker that is preferred
-least often, then the one with the fewest replicas, then the smallest id. The others are those with
-the fewest replicas, and no two in one rack while racks suffice. New replicas go only to brokers in
-service that are not being drained.
+Rules: a partition's first replica is its preferred leader. It goes to the broker that is preferred
+least often, then to the one with the fewest replicas, then to the smallest id. The others go to the
+brokers with the fewest replicas, in different racks while there are enough. New replicas go only to
+brokers in service that are not being drained.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ from strandline.types import BrokerId, PartitionName
 
 
 class Loads:
-    """The replicas and preferred leaderships that each broker is to keep."""
+    """How many replicas and preferred leaderships each broker is to have."""
 
     def __init__(self, image: MetadataImage) -> None:
         self._brokers = image.brokers
@@ -30,12 +30,12 @@ class Loads:
         self.preferred.update(replicas[:1])
 
     def remove(self, replicas: Replicas) -> None:
-        """Count a partition no longer."""
+        """No longer count a partition."""
         self.replicas.subtract(replicas)
         self.preferred.subtract(replicas[:1])
 
     def has_room(self, broker: BrokerId) -> bool:
-        """Whether a broker can keep one more, as far as it has said how many it can."""
+        """Whether a broker can keep one more replica; one that reports no limit can."""
         most = self._brokers[broker].partitions_max
         return not most or self.replicas[broker] < most
 
@@ -44,14 +44,14 @@ class Loads:
         return [broker for broker in brokers if self.has_room(broker)]
 
     def check_room(self, targets: Iterable[Replicas], before: Iterable[Replicas] = ()) -> None:
-        """Refuse what a broker could not open; the targets are counted already.
+        """Check that no broker gets more replicas than it can open; targets are counted already.
 
         Args:
-            targets: where replicas are to be.
-            before: where the same ones are.
+            targets: the new replicas of partitions.
+            before: their present replicas.
 
         Raises:
-            InvalidConfigError: a broker would keep more than it can; it says how many it can.
+            InvalidConfigError: a broker would keep more than it can; the message has its limit.
         """
         more = Counter(broker for replicas in targets for broker in replicas)
         more.subtract(broker for replicas in before for broker in replicas)
@@ -66,7 +66,7 @@ class Loads:
                 )
 
     def rack(self, broker: BrokerId) -> str:
-        """The rack of a broker; one without a label is a rack of its own."""
+        """Return a broker's rack; one without a label is a rack of its own."""
         return self._brokers[broker].rack or f"\0{broker}"
 
     def best(self, allowed: Iterable[BrokerId], beside: Iterable[BrokerId]) -> BrokerId | None:
@@ -81,7 +81,7 @@ class Loads:
 
         def cost(broker: BrokerId) -> tuple[int, int, int, BrokerId]:
             crowd = racks[self.rack(broker)]
-            # Of equals one that leads much already: the others are soon chosen as leaders.
+            # On a tie, one that is preferred often: others will be chosen as preferred leaders.
             return (crowd, self.replicas[broker], -self.preferred[broker], broker)
 
         return min((b for b in allowed if b not in taken), key=cost, default=None)
@@ -91,19 +91,19 @@ class Loads:
         return min(allowed, key=lambda b: (self.preferred[b], self.replicas[b], b))
 
     def leader_first(self, replicas: Iterable[BrokerId]) -> Replicas:
-        """The replicas with the one first that is preferred least often; the others ascending."""
+        """Return the replicas with the least often preferred broker first, the others ascending."""
         members = sorted(replicas)
         first = self.first(members)
         return (first, *(b for b in members if b != first))
 
 
 def open_brokers(image: MetadataImage) -> list[BrokerId]:
-    """Brokers that may take new replicas, ascending."""
+    """Return the brokers that may take new replicas, ascending."""
     return sorted(b for b, broker in image.brokers.items() if broker.may_take_replicas)
 
 
 def place(image: MetadataImage, *, partitions: int, replicas: int) -> tuple[Replicas, ...]:
-    """Replicas for new partitions: the assignment of ``CreateStream`` and ``AddPartitions``.
+    """Return the replicas of new partitions, for ``CreateStream`` and ``AddPartitions``.
 
     Raises:
         UnavailableError: fewer brokers are in service than replicas are asked for.
@@ -118,7 +118,7 @@ def place(image: MetadataImage, *, partitions: int, replicas: int) -> tuple[Repl
     for _ in range(partitions):
         free = loads.with_room(allowed)
         if len(free) < replicas:
-            free = allowed  # the check tells which has no room
+            free = allowed  # ``check_room`` names the broker without room
         chosen = [loads.first(free)]
         while len(chosen) < replicas:
             broker = loads.best(free, chosen)
@@ -137,7 +137,7 @@ def _too_few(replicas: int, brokers: int) -> UnavailableError:
 
 
 def rotated(replicas: Replicas, number: int) -> Replicas:
-    """The replicas of one of several partitions, so that each prefers another leader."""
+    """Return a partition's replicas, rotated so that each partition prefers another leader."""
     first = number % len(replicas)
     return replicas[first:] + replicas[:first]
 
@@ -147,8 +147,8 @@ def well_placed(
 ) -> Replicas:
     """Return a partition's replicas by the rules, moving as little as possible.
 
-    Who keeps it now stays, unless out of service, drained, or in the rack of another that stays
-    while there is a free one. A broker without room is taken only if no other is left.
+    A present replica stays unless it is out of service, drained, or shares a rack with another
+    that stays while a rack is free. A broker without room is chosen only if no other is left.
 
     Raises:
         UnavailableError: fewer brokers are in service than replicas are asked for.
@@ -179,10 +179,10 @@ def well_placed(
 
 
 def rebalance_leaders(image: MetadataImage) -> ElectLeader | None:
-    """Give leaderships back to the preferred leaders that can take them.
+    """Return changes that give leaderships back to preferred leaders that can take them.
 
-    Preferred leaders are spread evenly when partitions are placed, so that this shares leaderships
-    evenly, and settles: done again it finds nothing to do.
+    Placement spreads preferred leaders evenly, so this balances leaderships. It settles: repeated,
+    it finds nothing to do.
     """
     led = led_partitions(image)
     changes = []
@@ -197,10 +197,9 @@ def rebalance_leaders(image: MetadataImage) -> ElectLeader | None:
 
 
 def is_under_way(partition: PartitionImage, image: MetadataImage) -> bool:
-    """Whether records of a partition are being copied to where it moves.
+    """Whether a partition's reassignment is copying records.
 
-    A move that waits for a broker to come back, or for a leader, copies nothing: it must not keep
-    others waiting for its place.
+    One that waits for a broker or a leader copies nothing, and must not hold back others.
     """
     copying = [b for b in partition.adding if b not in partition.isr]
     return partition.leader is not None and any(not image.brokers[b].is_fenced for b in copying)
@@ -212,13 +211,13 @@ def moving(image: MetadataImage) -> int:
 
 
 def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
-    """The next moves off brokers that are being drained.
+    """Return the next reassignments off brokers that are being drained.
+
+    A partition for which no other broker has room stays until one has.
 
     Args:
         image: as it is.
-        moves_max: how many partitions may be moving at once, those that are included.
-
-    A partition for which no other broker with room is left stays, until there is one.
+        moves_max: how many partitions may be moving at once, including those that already are.
     """
     leaving = _leaving(image)
     if not leaving:
@@ -227,7 +226,7 @@ def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
     allowed, loads = open_brokers(image), Loads(image)
     moves: list[Move] = []
     for name, partition in image.partitions():
-        # One that is moving to a broker that is now to be drained is sent elsewhere at once.
+        # A reassignment to a broker that is now being drained is redirected at once.
         has_place = is_under_way(partition, image)
         if leaving.isdisjoint(partition.target) or (room <= 0 and not has_place):
             continue
@@ -241,7 +240,7 @@ def drain_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
 
 
 def stranded(image: MetadataImage) -> tuple[PartitionName, ...]:
-    """Partitions that cannot leave a broker being drained: no other one with room is left."""
+    """Return partitions that cannot leave a drained broker: no other one has room."""
     leaving = _leaving(image)
     if not leaving:
         return ()
@@ -257,7 +256,7 @@ def stranded(image: MetadataImage) -> tuple[PartitionName, ...]:
 
 
 def _leaving(image: MetadataImage) -> set[BrokerId]:
-    """Brokers that are being drained and still are to keep something."""
+    """Return the drained brokers that still have or will have replicas."""
     kept = image.table.replicas
     return {b for b, broker in image.brokers.items() if broker.is_draining and kept[b]}
 
@@ -269,7 +268,7 @@ def _without(
     loads: Loads,
     allowed: list[BrokerId],
 ) -> Replicas:
-    """The replicas with each that is leaving replaced in its place, if anybody has room."""
+    """Replace each leaving replica in its position, if a broker has room."""
     target = list(partition.target)
     for index, broker in enumerate(partition.target):
         if broker in leaving:
@@ -280,12 +279,12 @@ def _without(
 
 
 def rebalance_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
-    """Moves that fill up brokers that keep less than their share, as one that has just joined.
+    """Return reassignments to brokers that have fewer replicas, such as one that has just joined.
 
-    Ordered by an operator, for it copies records. It moves one replica of a partition at a time,
-    from the fullest broker to the emptiest, while that lessens the difference and no rack gets two
-    replicas that did not have them; it settles when no broker has two replicas more than another.
-    Brokers without room for more get none.
+    An operator orders this, since it copies records. It moves one replica of a partition at a time,
+    from the fullest broker to the emptiest, while that lowers the difference and gives no rack a
+    second replica. It settles when no broker has two replicas more than another. Brokers without
+    room get none.
 
     Raises:
         InvalidConfigError: only brokers without room should get more; it names the first.
@@ -311,10 +310,10 @@ def rebalance_plan(image: MetadataImage, *, moves_max: int) -> tuple[Move, ...]:
 def _check_spread(
     still: dict[PartitionName, PartitionImage], loads: Loads, allowed: list[BrokerId]
 ) -> None:
-    """Refuse to find nothing to move where it is only for want of room.
+    """Report that nothing can move only because brokers lack room.
 
     Raises:
-        InvalidConfigError: it says which broker has none.
+        InvalidConfigError: names the broker without room.
     """
     found = _next_spread(still, loads, allowed, takers=allowed)
     if found is not None:
@@ -331,7 +330,7 @@ def _next_spread(
     *,
     takers: list[BrokerId],
 ) -> tuple[PartitionName, Replicas] | None:
-    """A partition of the fullest broker that the emptiest of the takers could keep instead."""
+    """Return a partition of the fullest broker that the emptiest taker could keep instead."""
     by_load = sorted(allowed, key=lambda b: (loads.replicas[b], b))
     for empty in (broker for broker in by_load if broker in takers):
         for full in reversed(by_load):

@@ -6,13 +6,13 @@ from strandline.security.quota import Quota
 
 
 class SetQuota(msgspec.Struct, frozen=True, tag=True):
-    """Limit a principal, in place of the limits it had."""
+    """Set a principal's limits, in place of earlier ones."""
 
     principal: str
     quota: Quota
 
 
 class RemoveQuota(msgspec.Struct, frozen=True, tag=True):
-    """Limit a principal no more."""
+    """Remove a principal's limits."""
 
     principal: str

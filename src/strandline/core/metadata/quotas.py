@@ -1,6 +1,6 @@
-"""Quotas in the image: for each principal that has one, what it may use of each broker.
+"""Quotas in the image: the limits of each principal, per broker.
 
-Invariant: a quota that is there limits something.
+Invariant: every quota limits something.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ QUOTAS_MAX = 10_000
 
 
 def set_quota(image: MetadataImage, command: SetQuota) -> MetadataImage:
-    """Limit a principal."""
+    """Set a principal's limits."""
     check_user_name(command.principal)
     check_quota(command.quota)
     if command.principal not in image.quotas and len(image.quotas) >= QUOTAS_MAX:
@@ -25,7 +25,7 @@ def set_quota(image: MetadataImage, command: SetQuota) -> MetadataImage:
 
 
 def remove_quota(image: MetadataImage, command: RemoveQuota) -> MetadataImage:
-    """Limit a principal no more."""
+    """Remove a principal's limits."""
     if command.principal not in image.quotas:
         raise CommandRejectedError(
             "unknown_quota",

@@ -1,8 +1,8 @@
-"""Going on beyond the end of a partition's log: a new log, which begins there, takes its place.
+"""Skipping beyond the end of a partition's log: a new, empty log that starts there replaces it.
 
-Every copy makes the new one from the image, so no copy has to be told where another is; records of
-the old log, acknowledged or not, are below the offset and gone. Who decides it leads the partition
-and takes no records until it is decided, or some might be beyond the offset.
+Every replica creates the new log from the image, so replicas need not agree on anything. Records of
+the old log are below the offset and gone, acknowledged or not. The leader proposes this and accepts
+no records until it is decided, since they might be beyond the offset.
 """
 
 import msgspec
@@ -17,9 +17,9 @@ from strandline.types import LogId
 
 
 def skip_to(image: MetadataImage, command: SkipTo) -> MetadataImage:
-    """Give a partition a new log; who keeps it, leads it and is in sync stays the same.
+    """Give a partition a new, empty log; replicas, leader and ISR stay the same.
 
-    With nothing in the new log every copy has all of it.
+    Every replica has all of an empty log.
     """
     partition = find_partition(image, command.at)
     if not partition.log_start_offset < command.offset <= OFFSET_MAX:

@@ -1,8 +1,7 @@
 """The image as bytes, for snapshots between brokers and for the file of a broker alone.
 
-Rules: the version comes first and decides; what is older is read and becomes the present one, what
-is newer is refused, never guessed at. Guarding the bytes against corruption is the keeper's
-business.
+Rules: the version comes first. Older versions are upgraded; newer ones are rejected. Checksums are
+the caller's responsibility.
 """
 
 import msgspec
@@ -16,15 +15,15 @@ class _Versioned(msgspec.Struct):
 
 
 def encode_image(image: MetadataImage) -> bytes:
-    """A snapshot."""
+    """Encode an image as a snapshot."""
     return msgspec.msgpack.encode(image)
 
 
 def decode_image(data: bytes) -> MetadataImage:
-    """The image in a snapshot.
+    """Decode the image in a snapshot.
 
     Raises:
-        InvalidRecordError: it is none, or of a later version.
+        InvalidRecordError: the bytes are not an image, or of a later version.
     """
     try:
         version = msgspec.msgpack.decode(data, type=_Versioned).version
@@ -35,15 +34,15 @@ def decode_image(data: bytes) -> MetadataImage:
 
 
 def encode_json(image: MetadataImage) -> bytes:
-    """The image as a person can read it."""
+    """Encode an image as readable JSON."""
     return msgspec.json.format(msgspec.json.encode(image), indent=1)
 
 
 def decode_json(data: bytes) -> MetadataImage:
-    """The image in what ``encode_json`` made, by this version or an earlier one.
+    """Decode the output of ``encode_json``, of this version or an earlier one.
 
     Raises:
-        InvalidRecordError: it is none, or of a later version.
+        InvalidRecordError: the bytes are not an image, or of a later version.
     """
     try:
         version = msgspec.json.decode(data, type=_Versioned).version
@@ -54,15 +53,15 @@ def decode_json(data: bytes) -> MetadataImage:
 
 
 def check_version(version: int) -> None:
-    """Refuse what a later version wrote.
+    """Reject a version that is not supported.
 
     Raises:
-        InvalidRecordError: naming the version.
+        InvalidRecordError: a later version wrote it; the message names the version.
     """
     if not 1 <= version <= IMAGE_VERSION:
-        raise InvalidRecordError(f"version {version} is not known here")
+        raise InvalidRecordError(f"version {version} is not supported")
 
 
 def upgraded(image: MetadataImage) -> MetadataImage:
-    """An image in the present version; version 1 had the same fields, only fewer."""
+    """Return an image in the present version; version 1 had a subset of the fields."""
     return msgspec.structs.replace(image, version=IMAGE_VERSION)

@@ -1,7 +1,7 @@
-"""Partitions that take no records for a while: readonly, and paused until somebody wants them.
+"""Partition states that block writes: readonly, and paused until somebody publishes or resumes.
 
-Rule: a state is about a stream's partition and survives every change of leader; it is kept beside
-the partitions, because no leader has to know of it before its next decision.
+Rule: a state survives every change of leader. It is kept apart from the partition's replication
+state, because no leader needs it for an election.
 """
 
 import msgspec
@@ -28,7 +28,7 @@ def set_readonly(image: MetadataImage, command: SetReadonly) -> MetadataImage:
 def pause_partitions(image: MetadataImage, command: PausePartitions) -> MetadataImage:
     """Pause partitions, or resume them.
 
-    The last order to pause decides for the whole stream whether to resume one resumes all.
+    The last pause command decides, for the whole stream, whether resuming one resumes all.
     """
     states = dict(image.stream(command.stream).states)
     for number in affected(image, command):
@@ -45,7 +45,7 @@ def pause_partitions(image: MetadataImage, command: PausePartitions) -> Metadata
 def affected(image: MetadataImage, command: SetReadonly | PausePartitions) -> tuple[int, ...]:
     """Return the partitions that a command changes, given the image before it.
 
-    To resume what is not paused changes nothing.
+    Resuming a partition that is not paused changes nothing.
     """
     stream = image.stream(command.stream)
     numbers = _numbers(stream, command.partitions)
@@ -58,7 +58,7 @@ def affected(image: MetadataImage, command: SetReadonly | PausePartitions) -> tu
 
 
 def _numbers(stream: StreamImage, wanted: tuple[int, ...]) -> list[int]:
-    """The partitions named, or all."""
+    """Return the partitions named, or all."""
     there = range(len(stream.partitions))
     for number in wanted:
         if number not in there:
@@ -69,7 +69,7 @@ def _numbers(stream: StreamImage, wanted: tuple[int, ...]) -> list[int]:
 
 
 def _times(times: tuple[int, int], now_ns: int) -> tuple[int, int]:
-    """Return the first and the latest time of a change, one way or the other."""
+    """Return the times of the first and the latest change."""
     return times[0] or now_ns, now_ns
 
 

@@ -1,8 +1,8 @@
-"""Data keys of encrypted streams, as the metadata keeps them: wrapped by a master key.
+"""Data keys of encrypted streams in the metadata: wrapped by a master key.
 
-Rule: a data key, once there, never goes and never becomes another one, or what was encrypted with
-it were lost. Only who wraps it may change; its fingerprint shows that it is the same. So orders of
-two operators at once do no harm: the later one is refused.
+Rule: a data key is never removed or replaced, since records encrypted with it would be lost. Only
+its wrapping may change; its fingerprint shows that it is the same key. So concurrent orders of two
+operators are safe: the later one is rejected.
 """
 
 import msgspec
@@ -15,19 +15,19 @@ from strandline.types import WrappedKey
 
 
 def check_new_keys(config: StreamConfig, keys: tuple[WrappedKey, ...]) -> None:
-    """Refuse an encrypted stream without its first data key, and any other with one.
+    """Check that an encrypted stream has its first data key, and any other stream has none.
 
     Raises:
         CommandRejectedError: the keys do not fit the settings.
     """
     if [key.number for key in keys] != [1] * config.encryption:
         raise CommandRejectedError(
-            "stale_keys", "an encrypted stream, and no other, begins with data key 1"
+            "stale_keys", "an encrypted stream starts with data key 1, any other without keys"
         )
 
 
 def keep_stream_keys(image: MetadataImage, command: KeepStreamKeys) -> MetadataImage:
-    """Take data keys that were wrapped anew, or one more."""
+    """Store data keys that were rewrapped, or a new one."""
     stream = image.stream(command.name)
     if not stream.config.encryption:
         raise CommandRejectedError("stale_keys", f"stream {command.name!r} is not encrypted")

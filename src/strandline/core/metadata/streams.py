@@ -1,7 +1,7 @@
-"""Streams coming and going: their settings checked, their partitions numbered and placed.
+"""Creation and deletion of streams: checks settings, numbers partitions, sets replicas.
 
-Rule: where replicas go was decided before (``placement.py``); here it is only checked that the
-brokers named exist and that the copies are as many as the stream asks for.
+Rule: ``placement.py`` decides where replicas go; here it is only checked that the brokers exist and
+that the number of replicas is the stream's.
 """
 
 import re
@@ -28,17 +28,18 @@ _AMOUNTS = (
     "retention_age_ms",
     "retention_bytes",
     "retention_records",
+    "max_records_per_subject",
     "tombstone_delay_ms",
     "dedup_window_ms",
     "auto_pause_ms",
 )
 _SEGMENT_BYTES_MIN = 64 << 10
 _AMOUNT_MAX = (1 << 63) - 1
-"""What the log of the metadata, and clients in other languages, can hold."""
+"""The largest number that the metadata log, and clients in other languages, can represent."""
 
 
 def create_stream(image: MetadataImage, command: CreateStream) -> MetadataImage:
-    """Check the settings, give every partition a log id and its replicas their places."""
+    """Check the settings; give every partition a log id and its replicas."""
     config = command.config
     check_stream_config(config, is_cluster=bool(image.brokers))
     if config.name in image.streams:
@@ -54,7 +55,7 @@ def create_stream(image: MetadataImage, command: CreateStream) -> MetadataImage:
 
 
 def delete_stream(image: MetadataImage, command: DeleteStream) -> MetadataImage:
-    """Forget a stream; its log ids stay used."""
+    """Remove a stream; its log ids are not reused."""
     image.stream(command.name)
     return without_stream(image.with_streams({command.name: None}), command.name)
 
@@ -75,14 +76,14 @@ def add_partitions(image: MetadataImage, command: AddPartitions) -> MetadataImag
 
 
 def log_id_after(image: MetadataImage, added: tuple[PartitionImage, ...]) -> int:
-    """The next log id to give out; it never falls, whatever is deleted."""
+    """Return the next log id to allocate; it never falls, even after deletions."""
     return image.next_log_id + len(added)
 
 
 def _new_partitions(
     image: MetadataImage, assignment: tuple[Replicas, ...], *, config: StreamConfig, count: int
 ) -> tuple[PartitionImage, ...]:
-    """Partitions without records, on the brokers they were assigned to."""
+    """Return partitions without records, on the brokers they were assigned to."""
     if len(assignment) != (count if image.brokers else 0):
         raise CommandRejectedError(
             "bad_assignment", f"{len(assignment)} partitions are assigned, {count} are needed"
@@ -104,10 +105,10 @@ def _new_partitions(
 
 
 def check_replicas(image: MetadataImage, replicas: Replicas) -> None:
-    """Refuse replicas that are not distinct known brokers.
+    """Check that replicas are distinct known brokers.
 
     Raises:
-        CommandRejectedError: naming what is wrong.
+        CommandRejectedError: they are not.
     """
     for broker in replicas:
         known_broker(image, broker)
@@ -118,10 +119,10 @@ def check_replicas(image: MetadataImage, replicas: Replicas) -> None:
 
 
 def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
-    """Refuse settings no stream can have.
+    """Check a stream's settings.
 
     Raises:
-        InvalidConfigError: naming the setting and its range.
+        InvalidConfigError: a setting is out of range; the message names both.
         InvalidSubjectError: the subject is not a NATS subject.
     """
     if not _NAME.fullmatch(config.name) or len(config.name) > NAME_BYTES_MAX:
@@ -154,16 +155,21 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
             "partition_by 'suffix' puts '.N' after the subject, which does not work if the subject "
             "ends in '>'; use 'subject' or 'key'"
         )
+    if config.compact and config.max_records_per_subject:
+        raise InvalidConfigError(
+            "compact keeps the newest record of each key, max_records_per_subject the newest of "
+            "each subject: choose one"
+        )
     _check_queue_group(config, is_cluster=is_cluster)
     _check_copies(config, is_cluster=is_cluster)
 
 
 def _check_answers(config: StreamConfig) -> None:
-    """Refuse subjects on which a stream would store or answer what is meant for others."""
+    """Reject subjects on which a stream would store or answer messages meant for others."""
     first, _, rest = config.subject.partition(".")
     if first in RESERVED_ROOTS and rest == ">":
         raise InvalidSubjectError(
-            f"subject '{config.subject}' is all of NATS' own messages: name the part to store"
+            f"subject '{config.subject}' covers NATS' own messages: name the part to store"
         )
     if first in ("*", ">") and config.pub_ack:
         raise InvalidConfigError(
@@ -178,7 +184,7 @@ def _check_answers(config: StreamConfig) -> None:
 
 
 def _check_queue_group(config: StreamConfig, *, is_cluster: bool) -> None:
-    """In a cluster a message to a queue group reaches one leader: it must be the partition's."""
+    """Check that in a cluster, the queue group's one recipient can lead the message's partition."""
     is_hashed = config.partition_rule != "suffix" and config.partitions > 1
     if is_cluster and config.queue_group and is_hashed:
         raise InvalidConfigError(
@@ -188,7 +194,7 @@ def _check_queue_group(config: StreamConfig, *, is_cluster: bool) -> None:
 
 
 def _check_copies(config: StreamConfig, *, is_cluster: bool) -> None:
-    """Refuse numbers of copies, and promises about them, that cannot be kept."""
+    """Check the number of replicas, and the promises that depend on it."""
     if not is_cluster and config.acks == "replicated":
         raise InvalidConfigError("acks 'replicated' needs several brokers; this one has 'disk'")
     if not is_cluster and config.replicas != 1:

@@ -1,4 +1,4 @@
-"""The leader role: replication, commits, read confirmation, membership, hand-over.
+"""The leader role: replication, commits, read confirmation, membership, leadership transfer.
 
 Invariants:
 - an entry is committed when a quorum of voters has it on disk *and* it, or a later one, is of this
@@ -51,7 +51,7 @@ class _ReadRequest:
 
 
 class RaftLeader:
-    """The role of leader for one term.
+    """The leader role of one term; replaced when the member steps down.
 
     Args:
         state: the member's state; an entry of this term is appended to its log at once.
@@ -100,7 +100,7 @@ class RaftLeader:
             UnavailableError: too many proposals wait, or leadership is being handed over.
         """
         if self._successor is not None:
-            raise UnavailableError("the controller is handing over; retry")
+            raise UnavailableError("the controller is handing over its leadership; retry")
         if self._pending_bytes > self._state.settings.pending_bytes_max:
             raise UnavailableError("too many metadata changes wait; retry later")
         return self._append(Kind.COMMAND, data)

@@ -22,7 +22,7 @@ _decoder = msgspec.msgpack.Decoder(Members)
 
 
 class RaftLog:
-    """Entries after ``base_index``; the snapshot covers the first of them, or none.
+    """A member's log: a snapshot, and the entries after ``base_index``, some of which it may cover.
 
     Args:
         snapshot: the newest one.

@@ -92,7 +92,7 @@ class VoteRequest(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
 
 class VoteReply(msgspec.Struct, frozen=True, array_like=True, tag=2):
-    """The answer; a rejection carries the refuser's own term."""
+    """The answer to a vote request; a rejection carries the voter's own term."""
 
     term: Term
     granted: bool
@@ -123,8 +123,8 @@ class AppendEntriesReply(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
     Attributes:
         accepted: whether they fit.
-        index: accepted: everything up to here equals the leader's log. Refused: the ``prev_index``.
-        hint: refused: the last index that may be equal.
+        index: accepted: everything up to here equals the leader's log. Rejected: ``prev_index``.
+        hint: rejected: the last index that may be equal.
         round: as in the request.
     """
 
@@ -144,7 +144,7 @@ class InstallSnapshot(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
 
 class Campaign(msgspec.Struct, frozen=True, array_like=True, tag=6):
-    """The leader hands over: start an election at once."""
+    """The leader transfers its leadership: start an election at once."""
 
     term: Term
 

@@ -237,7 +237,7 @@ class Raft:
 
     @property
     def _is_content(self) -> bool:
-        """Whether there is a leader from which a message came within the election timeout."""
+        """Whether a message from the leader arrived within the election timeout."""
         if isinstance(self.role, RaftLeader):
             return True
         return self.leader is not None and self._quiet_ticks < self.state.settings.election_ticks

@@ -90,7 +90,7 @@ class RaftState:
         before, _ = self.log.members(before=self.members_index)
         return self.me in before.voters
 
-    # Outbox
+    # Outgoing messages
 
     def send(self, receiver: BrokerId, message: Message, *, early: bool = False) -> None:
         """Put a message into the next ``Ready``.

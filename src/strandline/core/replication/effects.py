@@ -30,7 +30,7 @@ class RejectReason(StrEnum):
     NOT_ENOUGH_REPLICAS = "not_enough_replicas"
     RESIGNING = "resigning"
     CUT_OFF = "cut_off"
-    """Set by the broker, which sees its connections; a replica does not know it."""
+    """Set by the broker, which knows its connections; a replica does not."""
 
 
 class DivergenceError(StrEnum):

@@ -41,7 +41,7 @@ class IsrChanged(msgspec.Struct, frozen=True):
 
 
 class IsrRejected(msgspec.Struct, frozen=True):
-    """A proposal was decided: no. It must never be applied afterwards, not from a repeat either."""
+    """Metadata rejected a proposal. It must never be applied afterwards, not even by a repeat."""
 
     epoch: LeaderEpoch
     proposal: int
@@ -58,7 +58,7 @@ class Received(msgspec.Struct, frozen=True):
 class Appended(msgspec.Struct, frozen=True):
     """Leader: batches were written to the log and the journal, not yet synced.
 
-    Not before the journal took them: what a full disk takes back must not have reached a follower.
+    Sent only after the journal accepted them: what a full disk undoes must reach no follower.
     """
 
     batches: tuple[BatchRef, ...]
@@ -66,9 +66,9 @@ class Appended(msgspec.Struct, frozen=True):
 
 
 class Synced(msgspec.Struct, frozen=True):
-    """A sync ended. ``offset``: the log end when it began, lowered by truncations until it is told.
+    """A sync ended. ``offset``: the log end when it began, lowered by truncations since.
 
-    After a reset since it began it says nothing, and is not told.
+    Not sent if the log was reset since the sync began: it then proves nothing.
     """
 
     offset: Offset
@@ -91,7 +91,7 @@ class BatchesRead(msgspec.Struct, frozen=True):
 
 
 class RangeRead(msgspec.Struct, frozen=True):
-    """Answer to ``ReadRange``; told only if all of the range could be read."""
+    """Answer to ``ReadRange``; sent only if the whole range could be read."""
 
     to: BrokerId
     first_offset: Offset
@@ -115,24 +115,24 @@ class LogStartMoved(msgspec.Struct, frozen=True):
 class PeerDisconnected(msgspec.Struct, frozen=True):
     """The link to a broker broke. ``PeerConnected`` must follow once it works again.
 
-    Told before anything that came over a newer link, on both sides: a session dies with its link.
+    Sent before anything that came over a newer link, on both sides: a session ends with its link.
     """
 
     broker: BrokerId
 
 
 class PeerConnected(msgspec.Struct, frozen=True):
-    """The link to a broker works (again); what was under way before may be lost."""
+    """The link to a broker works (again); messages in flight before may be lost."""
 
     broker: BrokerId
 
 
 class Resign(msgspec.Struct, frozen=True):
-    """The broker wants to stop: take no more records and hand over once all are safe."""
+    """The broker wants to stop: accept no more records and hand over once all are safe."""
 
 
 class Flush(msgspec.Struct, frozen=True):
-    """Send what has gathered. Once per turn after the journal write, and once after a sync."""
+    """Send what has gathered: once per group commit after the journal write, and after a sync."""
 
 
 class TimePassed(msgspec.Struct, frozen=True):

@@ -4,7 +4,7 @@
        ▲                                  │  ▲  │                          │
        └────────────link lost─────────────┘  │  └─Diverged: truncate─┐     │ gap
                                              └───────────────────────┴─────┘
-    STUCK: the leader lacks records that were committed here; only a new assignment ends it.
+    HALTED: the leader lacks records that were committed here; only a new assignment ends it.
 
 Rules:
 - Every ``Fetch`` has a session of its own, except a repeat because no answer came. Messages of

@@ -8,7 +8,7 @@ class ReplicationLimits:
     """Times in milliseconds; the same on every broker."""
 
     replica_lag_ms_max: int = 10_000
-    """An in-sync replica that was not caught up for so long leaves the ISR."""
+    """An in-sync replica that is behind for longer leaves the ISR."""
 
     resend_ms: int = 500
     """Ask again when an answer is outstanding for so long. Lost links are told, so this is rare."""
@@ -21,7 +21,7 @@ class ReplicationLimits:
     network are theirs first, as long as it gains on them."""
 
     publishing_ms: int = 100
-    """Publishers count as being at work for so long after a record."""
+    """Publishers count as active for this long after a record."""
 
     read_bytes: int = 4 << 20
     """Read from the log at once for a follower that is behind."""

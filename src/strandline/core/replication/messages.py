@@ -1,8 +1,8 @@
 """Messages between the replicas of one partition, and their encoding in frames.
 
-A follower opens with ``Fetch``; the leader fences it, finds out whether the logs agree, and either
-says where they part (``Diverged``, ``StartAt``) or streams ``Replicate``; the follower answers
-``Acked`` after its own sync. Nothing is said while nothing happens.
+A follower opens with ``Fetch``. The leader checks its epoch and whether the logs agree, then either
+answers where they diverge (``Diverged``, ``StartAt``) or streams ``Replicate``. The follower
+answers ``Acked`` after its own sync. An idle partition sends nothing.
 
 Rules: every message carries the sender's leader epoch; batches travel beside the message as raw
 buffers, in the order of its ``BatchRef``s; a new field goes last, with a default, so that old and
@@ -18,10 +18,10 @@ from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.types import LeaderEpoch, Offset
 
 Buffer = bytes | bytearray | memoryview
-"""An encoded batch; whoever is handed one does not change it."""
+"""An encoded batch; a receiver must not change it."""
 
 Session = NewType("Session", int)
-"""Number of a stream from leader to follower; the follower counts, and never uses one again."""
+"""Number of a stream from leader to follower; the follower counts up and never reuses one."""
 
 NO_EPOCH = LeaderEpoch(-1)
 """The last epoch of a log without batches."""
@@ -34,7 +34,7 @@ _Session = Annotated[Session, _NotNegative]
 
 
 class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """All that replication needs to know of a batch; ``next_offset`` is exclusive."""
+    """The part of a batch's header that replication needs; ``next_offset`` is exclusive."""
 
     base_offset: _At
     next_offset: _At
@@ -43,24 +43,24 @@ class BatchRef(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Fetch(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Follower to leader: this is the end of my log, stream from there."""
+    """Follower to leader: my log ends here; stream from there on."""
 
     epoch: _Epoch
     session: _Session
     end_offset: _At
     last_epoch: _EpochOrNone
     incarnation: str = ""
-    """Of the follower's broker: what it said before it last started does not speak for its disk."""
+    """Of the follower's broker: messages from before its start prove nothing about its disk."""
 
 
 class Fenced(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """To whoever spoke in an older epoch: the sender knows of ``epoch``."""
+    """To a sender with an older epoch: the receiver knows of ``epoch``."""
 
     epoch: _Epoch
 
 
 class Diverged(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Leader to follower: the logs part; ``last_epoch``, my last not above yours, ends there."""
+    """Leader to follower: the logs differ; ``last_epoch``, my last not above yours, ends there."""
 
     epoch: _Epoch
     session: _Session
@@ -69,7 +69,7 @@ class Diverged(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False)
 
 
 class StartAt(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
-    """Leader to follower: nothing of yours can be compared with what I keep; start empty there."""
+    """Leader to follower: your log cannot be compared with mine; start empty at this offset."""
 
     epoch: _Epoch
     session: _Session
@@ -77,7 +77,7 @@ class StartAt(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 
 class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Leader to follower: the batches from ``base_offset`` on, none if there is only news."""
+    """Leader to follower: batches from ``base_offset`` on; none to send the high watermark only."""
 
     epoch: _Epoch
     session: _Session
@@ -87,7 +87,7 @@ class Replicate(msgspec.Struct, frozen=True, array_like=True, tag=True):
     wants_ack: bool = False
     """Answer at once, even if nothing new became durable."""
     min_replica_offset: _At = Offset(0)
-    """Records below are on the disk of every replica, in sync or not."""
+    """The offset below which records are on the disk of every replica, in sync or not."""
 
 
 class Acked(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -97,7 +97,7 @@ class Acked(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     session: _Session
     durable_offset: _At
     high_watermark: _At
-    """The largest the follower has heard of, so that the leader need not repeat it."""
+    """The largest that the follower has received, so that the leader need not repeat it."""
 
 
 class FetchRange(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -123,12 +123,12 @@ _decoder = msgspec.msgpack.Decoder(Message)
 
 
 def encode(message: Message) -> bytes:
-    """The message as a frame's header; its batches are the frame's attachments."""
+    """Encode a message as a frame's header; its batches are the frame's attachments."""
     return _encoder.encode(message)
 
 
 def decode(header: Buffer, buffers: list[Buffer]) -> Message:
-    """A message as a peer sent it, checked against its attachments.
+    """Decode a peer's message and check it against its attachments.
 
     Raises:
         InvalidRecordError: not a message, or its batches do not match the buffers.
@@ -141,12 +141,12 @@ def decode(header: Buffer, buffers: list[Buffer]) -> Message:
     if [ref.size for ref in refs] != [len(buffer) for buffer in buffers]:
         raise InvalidRecordError(f"{len(buffers)} batches came with a message of {len(refs)}")
     if not in_row(refs):
-        raise InvalidRecordError("the batches of a message are not one after the other")
+        raise InvalidRecordError("the batches of a message are not contiguous")
     return message
 
 
 def in_row(refs: tuple[BatchRef, ...]) -> bool:
-    """Whether each batch begins where the one before ends, in an epoch not older."""
+    """Whether the batches are contiguous and their epochs ascend."""
     if any(ref.base_offset >= ref.next_offset for ref in refs):
         return False
     return all(

@@ -1,9 +1,9 @@
 """Repair of corrupt batches from another replica, whatever the role.
 
-Rules: a range is asked only from a replica that is known to hold the same batches, and answered
-only in the same epoch; one range at a time, the lowest first; asked again, of the next replica,
-until it is repaired. The log is never cut for corruption: what is behind it may be committed. The
-broker checks the checksums of what came before it puts it in place.
+Rules: a range is requested only from a replica that is known to have the same batches, and answered
+only in the same epoch. Ranges are requested one at a time, the lowest first, and again from the
+next replica until repaired. The log is never truncated for corruption, since later records may be
+committed. The broker verifies the checksums of received batches before it writes them.
 """
 
 from strandline.core.replication.effects import Effect, Repair, Send

@@ -5,8 +5,8 @@
 
 Rules: an event ticks its own host's clock by one; what is sent carries the clock of the last event
 before it, and what is received raises ours to that. So an event's clock says exactly which events
-of other hosts it can know of. A host is one life of a broker: a clock never starts again. A traced
-replica does what any other does: it is told of afterwards. No I/O here: lines go to ``write``.
+of other hosts it can know of. A host is one run of a broker, so a clock never restarts. Tracing
+does not change what a replica does: events are written afterwards. No I/O: lines go to ``write``.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,13 +40,13 @@ class Trace:
         return dict(self._clock)
 
     def note(self, what: str) -> None:
-        """Something happened."""
+        """Trace a local event."""
         self._clock[self.host] = self._clock.get(self.host, 0) + 1
         times = ",".join(f'"{host}":{self._clock[host]}' for host in sorted(self._clock))
         self._write(f"{self.host} {{{times}}}\n{what}\n")
 
     def received(self, clock: Clock) -> None:
-        """Something came that was sent at this time."""
+        """Trace the receipt of a message that was sent at this time."""
         for host, time in clock.items():
             if host != self.host and time > self._clock.get(host, 0):
                 self._clock[host] = time

@@ -1,8 +1,8 @@
 """Transactions as pure state machines.
 
-Who decides (``coordinator``, ``markers``), what is kept of it (``state``), and what a partition
-knows of decisions (``index``).
+``coordinator`` and ``markers`` decide, ``state`` holds what is stored, and ``index`` is what a
+partition knows about outcomes.
 
 Rules: no I/O, no clock, no randomness; time is an argument. Nothing here knows logs, brokers or
-wires; ``broker.transactions`` brings them together.
+network protocols; ``broker.coordinators.transactions`` connects them.
 """

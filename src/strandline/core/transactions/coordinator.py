@@ -1,16 +1,16 @@
-"""The coordinator: who may write under a transactional id, and what becomes of what was written.
+"""The transaction coordinator: which producer owns a transactional id, and each outcome.
 
 Rules:
-- a decision counts when its entry is stored, and nobody hears of it before (``DecisionLog``);
-- every transaction has an epoch of its own, and a partition takes its records only between the
-  BEGIN and the COMMIT or ABORT marker that the coordinator has it store. So what arrives late, or
-  from who was taken for dead, finds no open transaction and cannot begin one: nothing can hang;
-- a partition is noted before its BEGIN is given, so that it always gets its end;
-- an undecided transaction is aborted when its time is over; one that is prepared has no end of its
-  own, unless it is a part of a batch;
-- under a transaction id batches are published with growing numbers, each once.
+- a decision takes effect when its entry is stored; nobody is notified before (``DecisionLog``);
+- every transaction has an epoch of its own. A partition accepts its records only between the BEGIN
+  and the COMMIT or ABORT marker that the coordinator writes. So records that arrive late, or from a
+  producer believed dead, find no open transaction and cannot open one: none stays open for ever;
+- a partition is stored before its BEGIN marker is sent, so that it always gets the end marker;
+- an undecided transaction is aborted after its timeout. A prepared one has no timeout, unless it is
+  a part of a batch;
+- under a transaction id, batches are published with growing numbers, each once.
 
-Invariant: what is decided never changes; an id has at most one transaction that is not complete.
+Invariant: a decision never changes; an id has at most one transaction that is not complete.
 """
 
 from collections.abc import Iterable
@@ -59,10 +59,10 @@ class Coordinator:
     """Decides about transactions.
 
     Args:
-        state: as the stored entries say.
-        now_ms: undecided transactions have all of their time again from here on.
+        state: built from the stored entries.
+        now_ms: the time; timeouts of undecided transactions start again here.
         sequence: of the next entry.
-        entries: how many were stored already.
+        entries: how many are stored already.
     """
 
     def __init__(
@@ -83,20 +83,20 @@ class Coordinator:
 
     @property
     def undecided(self) -> int:
-        """Transactions that are neither committed nor aborted yet."""
+        """The number of transactions that are neither committed nor aborted yet."""
         return sum(each.status.is_undecided for each in self.state.transactions.values())
 
     def resume(self) -> list[Effect]:
-        """Return the markers that were pending before this coordinator began."""
+        """Return the markers that were pending when this coordinator began."""
         for transaction in list(self.state.transactions.values()):
             if transaction.status.is_marking and transaction.places:
-                self._log.give(*self._markers.owed(transaction))
-            elif transaction.status.is_marking:  # decided, and ended before it was complete
+                self._log.give(*self._markers.unwritten(transaction))
+            elif transaction.status.is_marking:  # its coordinator stopped
                 self._complete(transaction)
         return self._log.taken()
 
     def step(self, event: ev.Event, now_ms: int) -> list[Effect]:
-        """Take an event in; returns what follows, in order."""
+        """Handle an event; return the effects, in order."""
         self._now_ms = now_ms
         match event:
             case EntriesStored():
@@ -163,7 +163,7 @@ class Coordinator:
         return last is not None and request.batch is not None and request.batch.number <= last.batch
 
     def _queue(self, request: ev.Begin) -> None:
-        """Let it begin when the one before is complete; of several that wait, the last counts."""
+        """Begin it when the previous one is complete; the newest of several requests wins."""
         before = self._queued.pop(request.id, None)
         if before is not None and before.nonce != request.nonce:
             error = ProducerFencedError(f"another producer has taken {request.id!r} over")
@@ -230,7 +230,7 @@ class Coordinator:
         self._finish(known, request)
 
     def _finish(self, known: TransactionState, request: ev.End | ev.EndStaged) -> None:
-        """Commit or abort, or find that it was done before."""
+        """Commit or abort, or confirm that it was done before."""
         if known.status.is_undecided:
             status = (
                 TransactionStatus.COMMITTING if request.is_commit else TransactionStatus.ABORTING
@@ -266,7 +266,7 @@ class Coordinator:
         self._answer_when_marked(request.token, Published(publication, is_repeat=False), named)
 
     def _publish_again(self, request: ev.Publish, last: Publication) -> None:
-        """The batch, or a later one, is published already."""
+        """Answer for a batch that is published already, or is older than a published one."""
         name = request.batch.transaction_id
         if request.batch.number < last.batch:
             raise BatchSupersededError(
@@ -286,10 +286,10 @@ class Coordinator:
     # Finding the transaction of a request
 
     def _own(self, id_: str, producer: TransactionalProducer) -> TransactionState:
-        """The transaction of a producer, in whatever state.
+        """Return a producer's transaction, in any state.
 
         Raises:
-            ProducerFencedError: the id has another producer now.
+            ProducerFencedError: another producer owns the id now.
         """
         known = self.state.transactions.get(id_)
         if known is None or known.producer != producer:
@@ -299,11 +299,12 @@ class Coordinator:
         return known
 
     def _open(self, id_: str, producer: TransactionalProducer) -> TransactionState:
-        """The same, open.
+        """Return a producer's open transaction.
 
         Raises:
             ProducerFencedError: as ``_own``.
-            TransactionAbortedError, TransactionPreparedError, UnknownTransactionError: it is not.
+            TransactionAbortedError, TransactionPreparedError, UnknownTransactionError: it is not
+                open.
         """
         known = self._own(id_, producer)
         if known.status is TransactionStatus.OPEN:
@@ -311,10 +312,10 @@ class Coordinator:
         raise _prepared(known) if known.status is TransactionStatus.PREPARED else _ended(known)
 
     def _part(self, id_: str, request: ev.Publish) -> TransactionState:
-        """A part that may be published.
+        """Return a part that can be published.
 
         Raises:
-            UnknownTransactionError: it is not there, not finished, or of another batch.
+            UnknownTransactionError: it does not exist, is not staged, or is of another batch.
         """
         part = self.state.transactions.get(id_)
         if (
@@ -339,7 +340,7 @@ class Coordinator:
         publication: Publication | None = None,
         losers: Iterable[TransactionState] = (),
     ) -> None:
-        """Decide transactions in one entry, together with what goes with the decision."""
+        """Decide transactions in one entry, together with the publication they belong to."""
         outcomes = [
             *(TransactionOutcome(each.id, status, reason) for each in transactions),
             *(
@@ -368,14 +369,14 @@ class Coordinator:
         )
 
     def _complete(self, transaction: TransactionState) -> None:
-        """Every partition has its marker."""
+        """Complete a transaction: every partition has its marker."""
         self._log.give(*self._markers.finished(transaction.id))
         if transaction.batch is None:
             done = TransactionOutcome(
                 transaction.id, transaction.status.completed, transaction.reason
             )
             self._log.store(TransactionEntry(outcomes=(done,)))
-        else:  # a part's id is never used again
+        else:  # a part's id is never reused
             self._log.store(TransactionEntry(forgotten=(transaction.id,)))
         queued = self._queued.pop(transaction.id, None)
         if queued is not None:
@@ -403,7 +404,7 @@ class Coordinator:
         self._markers.again(SendMarker(event.id, event.producer, event.place, kind), self._now_ms)
 
     def _is_wanted(self, mark: SendMarker) -> bool:
-        """Whether a marker is still to be written, when it is time to try again."""
+        """Whether a marker is still needed when it is time to retry."""
         known = self.state.transactions.get(mark.id)
         if known is None or known.producer != mark.producer:
             return False
@@ -423,12 +424,12 @@ class Coordinator:
 
 
 def next_epoch(producer: TransactionalProducer) -> TransactionalProducer:
-    """The producer of the next transaction under the same id."""
+    """Return the producer of the next transaction under the same id."""
     return TransactionalProducer(producer.producer_id, producer.epoch + 1)
 
 
 def is_overtaken(part: TransactionState, batch: int) -> bool:
-    """Whether a part that was not named goes with the publication of a batch."""
+    """Whether a part that the publication did not name ends with it."""
     return part.status.is_undecided and part.batch is not None and part.batch.number <= batch
 
 
@@ -442,7 +443,7 @@ def _is_repeat(known: TransactionState, request: ev.Begin) -> bool:
 
 
 def _goes_on(known: TransactionState, request: ev.Begin) -> bool:
-    """Whether the next transaction can have the producer id of this one, in its next epoch."""
+    """Whether the next transaction can keep this one's producer id, in its next epoch."""
     return known.producer.epoch < EPOCH_MAX and _is_own(known, request)
 
 
@@ -452,7 +453,7 @@ def _is_own(known: TransactionState, request: ev.Begin) -> bool:
 
 
 def _has_deadline(transaction: TransactionState) -> bool:
-    """Whether it is aborted when its time is over."""
+    """Whether it is aborted after its timeout."""
     if transaction.status is TransactionStatus.PREPARED:
         return transaction.batch is not None
     return transaction.status is TransactionStatus.OPEN

@@ -17,16 +17,16 @@ class MarkerKind(enum.Enum):
     """The content of a marker for a partition."""
 
     BEGIN = "begin"
-    """Records of this producer and epoch are let in from here on."""
+    """Records of this producer and epoch are accepted from here on."""
     COMMIT = "commit"
-    """None are from here on; those before count."""
+    """None are accepted from here on; earlier ones are committed."""
     ABORT = "abort"
-    """None are from here on; those before do not count."""
+    """None are accepted from here on; earlier ones are aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SendMarker:
-    """Have a partition store a marker; told by ``events.Marked`` or ``NotMarked``."""
+    """Write a marker to a partition; ``events.Marked`` or ``NotMarked`` reports the result."""
 
     id: str
     producer: TransactionalProducer
@@ -36,7 +36,7 @@ class SendMarker:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """A transaction was aborted because its time was over: of this id, or a part of it."""
+    """A transaction was aborted after its timeout: the one of this id, or a part of it."""
 
     name: str
 
@@ -49,7 +49,7 @@ class Begun(NamedTuple):
 
     producer: TransactionalProducer
     is_published: bool = False
-    """The batch that it would be a part of is published: there is nothing to stage."""
+    """The batch is published already, so there is nothing to stage."""
 
 
 class Published(NamedTuple):

@@ -20,10 +20,10 @@ class Begin:
     """Begin a transaction. Answered with ``effects.Begun``.
 
     Attributes:
-        after: the producer of the caller's last transaction; None takes the id over.
+        after: the producer of the caller's last transaction; None takes over the id.
         nonce: the same in a repeat of this request.
-        fresh_id: a producer id that nobody has, and the caller owns; used if a new one is needed.
-        batch: what it is a part of.
+        fresh_id: an unused producer id that the caller owns; used if a new one is needed.
+        batch: the batch that it is a part of, if any.
     """
 
     token: object
@@ -37,9 +37,9 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class AddTransactionPartitions:
-    """Let the transaction into partitions. Answered with None when its records are let in.
+    """Add partitions to the transaction. Answered with None when they accept its records.
 
-    The partition of the coordinator of consumer groups stands for their positions.
+    The group coordinator's partition stands for committed offsets.
     """
 
     token: object
@@ -50,7 +50,7 @@ class AddTransactionPartitions:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Let it wait for ``EndStaged`` or, if it is a part, for ``Publish``. Answered with None."""
+    """Prepare it for ``EndStaged`` or, if it is a part, for ``Publish``. Answered with None."""
 
     token: object
     id: str
@@ -59,7 +59,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Commit or abort what is open. Answered with None."""
+    """Commit or abort an open transaction. Answered with None."""
 
     token: object
     id: str
@@ -69,7 +69,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class EndStaged:
-    """Commit or abort what is prepared, whoever prepared it. Answered with None."""
+    """Commit or abort a prepared transaction of any producer. Answered with None."""
 
     token: object
     id: str
@@ -79,7 +79,7 @@ class EndStaged:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """Commit parts together, under the next number. Answered with ``effects.Published``."""
+    """Commit parts together, under the next batch number. Answered with ``effects.Published``."""
 
     token: object
     batch: BatchOfProducer
@@ -89,7 +89,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class QueryTransactions:
-    """Ask something. Answered with what ``question`` gives, once what it saw is stored."""
+    """Query the state. Answered with the result of ``question`` once what it saw is stored."""
 
     token: object
     question: Callable[[CoordinatorState], object]
@@ -100,7 +100,7 @@ Request = Begin | AddTransactionPartitions | Prepare | End | EndStaged | Publish
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """A partition has the marker, or is no more."""
+    """A partition has the marker, or was deleted."""
 
     id: str
     producer: TransactionalProducer
@@ -110,7 +110,7 @@ class Marked:
 
 @dataclass(frozen=True, slots=True)
 class NotMarked:
-    """The marker could not be written, or nobody knows; try again."""
+    """The marker was not written, or it is unknown whether it was; retry."""
 
     id: str
     producer: TransactionalProducer

@@ -1,7 +1,7 @@
-"""The offsets of a partition that no reader sees: markers, and records of aborted transactions.
+"""Offsets of a partition that no reader sees: markers, and records of aborted transactions.
 
-They are kept as one bit each, in words of 4,096 offsets, to be counted between any two offsets and
-forgotten from the beginning of the log on.
+One bit per offset, in words of 4,096 offsets: they can be counted between any two offsets, and
+dropped from the beginning of the log.
 
 Threads: ``add`` and ``forget_below`` belong to one thread; ``between`` may be asked on any.
 """
@@ -18,7 +18,7 @@ class HiddenOffsets:
         self._words: dict[int, int] = {}
 
     def add(self, first: int, count: int = 1) -> None:
-        """Add ``count`` offsets from ``first`` on; those that are in it already stay."""
+        """Add ``count`` offsets from ``first`` on; known ones are kept."""
         while count > 0:
             number, bit = divmod(first, WORD_OFFSETS)
             taken = min(count, WORD_OFFSETS - bit)
@@ -26,7 +26,7 @@ class HiddenOffsets:
             first, count = first + taken, count - taken
 
     def forget_below(self, offset: Offset) -> None:
-        """Let go of the words that have no offset from ``offset`` on."""
+        """Drop the words that have no offset from ``offset`` on."""
         while self._words and (first := next(iter(self._words))) < offset // WORD_OFFSETS:
             del self._words[first]
 

@@ -1,15 +1,15 @@
 """Index of one partition's transactions: open ones, aborted ones, and the last stable offset.
 
-Fed with the committed batches of the log, in order: first a transaction's BEGIN marker, then its
-records, then its COMMIT or ABORT marker. So every replica, and every restart, comes to the same.
-Where the log begins in the middle of a transaction, its records stand for the BEGIN that is gone.
+It is built from the committed batches of the log, in order: a transaction's BEGIN marker, its
+records, then its COMMIT or ABORT marker. So every replica, and every restart, builds the same
+index. If the log begins in the middle of a transaction, its records replace the missing BEGIN.
 
 Invariants:
-- no transaction is open below the last stable offset: each batch there counts, or is aborted;
+- no transaction is open below the last stable offset: each batch there is committed or aborted;
 - a producer has at most one open transaction, and epochs that ended never open again.
 
-Threads: ``note`` and ``forget_below`` belong to one thread; ``is_aborted`` may be asked on any, for
-offsets below a last stable offset that was seen before.
+Threads: ``note`` and ``forget_below`` belong to one thread. ``is_aborted`` may be called on any
+thread, for offsets below a last stable offset that was read before.
 """
 
 from collections import deque
@@ -25,14 +25,14 @@ comes from the coordinator alone and at once, so that none is met that late."""
 
 
 class _OpenTransaction(NamedTuple):
-    """A transaction without its end."""
+    """A transaction that has not ended."""
 
     epoch: int
     first: Offset
 
 
 class Aborted(NamedTuple):
-    """Batches of a producer from one offset to another that do not count."""
+    """An offset range in which a producer's batches are aborted."""
 
     producer_id: int
     first: Offset
@@ -40,23 +40,23 @@ class Aborted(NamedTuple):
 
 
 class TransactionIndex:
-    """Transactions of one partition up to ``next_offset``.
+    """The transactions of one partition up to ``next_offset``.
 
     Attributes:
-        next_offset: how far the log was looked at.
+        next_offset: the end of the log that was indexed.
     """
 
     def __init__(self, offset: Offset) -> None:
         self.next_offset = offset
         self._open: dict[int, _OpenTransaction] = {}
-        """By producer id, those that began first in front."""
+        """By producer id, in the order of their beginnings."""
         self._ended: dict[int, int] = {}
         self._ranges: dict[int, tuple[Aborted, ...]] = {}
         """By producer id; tuples are replaced, so that readers on other threads see whole ones."""
         self._in_order: deque[Aborted] = deque()
 
     def note(self, kind: MarkerKind, producer: TransactionalProducer, offset: Offset) -> None:
-        """Take in a marker that the log has at ``offset``."""
+        """Index a marker at ``offset``."""
         known = self._open.get(producer.producer_id)
         if kind is MarkerKind.BEGIN:
             if not self.may_begin(producer):
@@ -73,7 +73,7 @@ class TransactionIndex:
         self._end(producer)
 
     def note_records(self, producer: TransactionalProducer, offset: Offset) -> None:
-        """Take in records of a transaction that the log has from ``offset`` on."""
+        """Index records of a transaction from ``offset`` on."""
         if self.may_begin(producer):
             self.note(MarkerKind.BEGIN, producer, offset)
 
@@ -88,21 +88,21 @@ class TransactionIndex:
         if len(self._ended) > ENDED_MAX:
             del self._ended[next(iter(self._ended))]
 
-    # What follows from it
+    # Queries
 
     @property
     def is_empty(self) -> bool:
-        """Whether no transaction was ever met: then no batch needs to be looked at."""
+        """Whether there was never a transaction, so that no batch needs a check."""
         return not (self._open or self._ended)
 
     def last_stable_offset(self, high_watermark: Offset) -> Offset:
-        """Return the last stable offset: no open transaction begins before it."""
+        """Return the last stable offset, before which no transaction is open."""
         for first in self._open.values():
             return min(first.first, high_watermark)
         return high_watermark
 
     def is_open(self, producer: TransactionalProducer) -> bool:
-        """Whether records of the producer are let in."""
+        """Whether the partition accepts records of this producer's transaction."""
         known = self._open.get(producer.producer_id)
         return known is not None and known.epoch == producer.epoch
 
@@ -113,15 +113,15 @@ class TransactionIndex:
         return producer.epoch > max(last, -1 if known is None else known.epoch)
 
     def has_ended(self, producer: TransactionalProducer) -> bool:
-        """Whether the producer's epoch, or a later one, has its end."""
+        """Whether the producer's epoch, or a later one, has ended."""
         return self._ended.get(producer.producer_id, -1) >= producer.epoch
 
     def is_aborted(self, producer_id: int, offset: int) -> bool:
-        """Whether a producer's batch at ``offset`` does not count; any thread."""
+        """Whether a producer's batch at ``offset`` is aborted; any thread."""
         return any(each.first <= offset < each.end for each in self._ranges.get(producer_id, ()))
 
     def aborted_between(self, start: int, stop: int) -> tuple[Aborted, ...]:
-        """The aborted transactions that may have batches there; any thread."""
+        """Return the aborted transactions that may have batches there; any thread."""
         return tuple(
             each
             for ranges in list(self._ranges.values())
@@ -140,7 +140,7 @@ class TransactionIndex:
         return len(self._in_order)
 
     def forget_below(self, log_start_offset: Offset) -> None:
-        """Records below are gone: so are transactions that ended there."""
+        """Forget transactions that ended below the log start."""
         while self._in_order and self._in_order[0].end <= log_start_offset:
             gone = self._in_order.popleft()
             rest = tuple(each for each in self._ranges[gone.producer_id] if each is not gone)

@@ -1,9 +1,8 @@
-"""Markers that are not written yet: in which partitions, and when to send them again.
+"""Pending markers of transactions: which partitions need them, and when to retry.
 
-Rules: a marker is given again ``RETRY_MS`` after it was not written, until it is or its transaction
-has no more use for it; who waits hears when the last marker of every transaction it waits for is
-written, or after ``PATIENCE_MS``, since what was decided stays decided. Pure; the decisions are
-``coordinator``'s.
+Rules: a marker that was not written is sent again after ``RETRY_MS``, until it is written or no
+longer needed. A waiting request is answered when every marker of its transactions is written, or
+after ``PATIENCE_MS``: the decision is final, and the markers follow. Pure; ``coordinator`` decides.
 """
 
 from dataclasses import dataclass, field
@@ -38,17 +37,17 @@ class _Adding:
 class _PendingMarkers:
     """Markers that the partitions of one transaction still need."""
 
-    owed: set[TransactionPartition] = field(default_factory=set)
+    unwritten: set[TransactionPartition] = field(default_factory=set)
     begun: set[TransactionPartition] = field(default_factory=set)
-    """Partitions known to let records in."""
+    """Partitions known to accept records."""
     adding: list[_Adding] = field(default_factory=list)
 
 
 class Markers:
-    """The markers of all transactions."""
+    """The pending markers of all transactions."""
 
     def __init__(self) -> None:
-        self._debts: dict[str, _PendingMarkers] = {}
+        self._pending: dict[str, _PendingMarkers] = {}
         self._waiters: list[_Waiter] = []
         self._again: list[tuple[int, SendMarker]] = []
 
@@ -57,59 +56,61 @@ class Markers:
     def open(
         self, transaction: TransactionState, places: set[TransactionPartition], *, token: object
     ) -> list[Effect]:
-        """Let records into places, and answer when all of them do."""
-        debt = self._debts.setdefault(transaction.id, _PendingMarkers())
-        missing = places - debt.begun
+        """Send BEGIN markers to partitions, and answer when all of them accept records."""
+        pending = self._pending.setdefault(transaction.id, _PendingMarkers())
+        missing = places - pending.begun
         if not missing:
             return [Answer(token)]
-        asked = set().union(*(each.places for each in debt.adding))
-        debt.adding.append(_Adding(token, missing))
+        asked = set().union(*(each.places for each in pending.adding))
+        pending.adding.append(_Adding(token, missing))
         return [
             SendMarker(transaction.id, transaction.producer, place, MarkerKind.BEGIN)
             for place in sorted(missing - asked)
         ]
 
     def opened(self, transaction: TransactionState, place: TransactionPartition) -> list[Effect]:
-        """A place lets records in."""
-        debt = self._debts.setdefault(transaction.id, _PendingMarkers())
-        debt.begun.add(place)
+        """Note that a partition accepts records."""
+        pending = self._pending.setdefault(transaction.id, _PendingMarkers())
+        pending.begun.add(place)
         effects: list[Effect] = []
-        for each in debt.adding:
+        for each in pending.adding:
             each.places.discard(place)
             if not each.places:
                 effects.append(Answer(each.token))
-        debt.adding = [each for each in debt.adding if each.places]
+        pending.adding = [each for each in pending.adding if each.places]
         return effects
 
     # Ending
 
     def close(self, transaction: TransactionState, rejection: Exception) -> list[Effect]:
-        """Owe every place the marker of a decision; who still wanted records let in is refused."""
-        debt = self._debts.setdefault(transaction.id, _PendingMarkers())
-        effects: list[Effect] = [Reject(each.token, rejection) for each in debt.adding]  # type: ignore[arg-type]  # always ours
-        debt.adding = []
-        debt.owed = set(transaction.places)
-        return [*effects, *self.owed(transaction)]
+        """Send a decision's marker to every partition; requests to add partitions are rejected."""
+        pending = self._pending.setdefault(transaction.id, _PendingMarkers())
+        effects: list[Effect] = [Reject(each.token, rejection) for each in pending.adding]  # type: ignore[arg-type]  # always ours
+        pending.adding = []
+        pending.unwritten = set(transaction.places)
+        return [*effects, *self.unwritten(transaction)]
 
-    def owed(self, transaction: TransactionState) -> list[Effect]:
-        """The markers that a decided transaction owes."""
-        debt = self._debts.setdefault(transaction.id, _PendingMarkers(owed=set(transaction.places)))
+    def unwritten(self, transaction: TransactionState) -> list[Effect]:
+        """Return the pending markers of a decided transaction."""
+        pending = self._pending.setdefault(
+            transaction.id, _PendingMarkers(unwritten=set(transaction.places))
+        )
         kind = MarkerKind.COMMIT if transaction.status.is_commit else MarkerKind.ABORT
         return [
             SendMarker(transaction.id, transaction.producer, place, kind)
-            for place in sorted(debt.owed)
+            for place in sorted(pending.unwritten)
         ]
 
     def closed(self, transaction: TransactionState, place: TransactionPartition) -> bool:
-        """A place has the marker of the decision; whether it was the last one."""
-        debt = self._debts[transaction.id]
-        was_owed = place in debt.owed
-        debt.owed.discard(place)
-        return was_owed and not debt.owed
+        """Note that a partition has the decision's marker; return whether it was the last one."""
+        pending = self._pending[transaction.id]
+        was_unwritten = place in pending.unwritten
+        pending.unwritten.discard(place)
+        return was_unwritten and not pending.unwritten
 
     def finished(self, id_: str) -> list[Effect]:
-        """Nothing is owed for a transaction any more: tell who waited for that alone."""
-        self._debts.pop(id_, None)
+        """Note that a transaction has no pending markers; answer requests that waited for it."""
+        self._pending.pop(id_, None)
         for waiter in self._waiters:
             waiter.ids.discard(id_)
         effects: list[Effect] = [Answer(w.token, w.value) for w in self._waiters if not w.ids]
@@ -119,7 +120,7 @@ class Markers:
     def answer_when_finished(
         self, token: object, value: object, *, ids: set[str], now_ms: int
     ) -> list[Effect]:
-        """Answer when nothing is owed for these transactions any more."""
+        """Answer when these transactions have no pending markers."""
         if not ids:
             return [Answer(token, value)]
         self._waiters.append(_Waiter(token, value, set(ids), now_ms + PATIENCE_MS))
@@ -128,17 +129,17 @@ class Markers:
     # Time
 
     def again(self, mark: SendMarker, now_ms: int) -> None:
-        """It was not written: give it again a little later."""
+        """Schedule a retry of a marker that was not written."""
         self._again.append((now_ms + RETRY_MS, mark))
 
     def due(self, now_ms: int) -> list[SendMarker]:
-        """Markers whose time to be given again has come."""
+        """Return the markers whose retry is due."""
         due = [mark for when_ms, mark in self._again if when_ms <= now_ms]
         self._again = [each for each in self._again if each[0] > now_ms]
         return due
 
     def out_of_patience(self, now_ms: int) -> list[Effect]:
-        """Tell who has waited for long enough: the decision stands, the markers follow."""
+        """Answer requests that waited long enough: the decision is final, markers follow."""
         effects: list[Effect] = [
             Answer(w.token, w.value) for w in self._waiters if w.due_ms <= now_ms
         ]

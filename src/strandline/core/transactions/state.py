@@ -1,10 +1,10 @@
 """State of the coordinator, and the entries that change it.
 
-The state is exactly what its entries say, applied in the order in which they were stored, so a
-coordinator that begins anew knows what the one before it knew. One entry is one atomic decision:
-the outcome of any number of transactions, and the publication they belong to.
+The state is the result of applying its entries in the order in which they were stored. So a new
+coordinator knows what its predecessor knew. One entry is one atomic decision: the outcome of any
+number of transactions, and the publication they belong to.
 
-Rules: entries carry results, not requests, so that applying them decides nothing. Pure.
+Rules: entries carry results, not requests, so applying them decides nothing. Pure.
 """
 
 import enum
@@ -16,13 +16,13 @@ from strandline.errors import UNDECODABLE, InvalidRecordError
 from strandline.types import LogId
 
 EPOCH_MAX = (1 << 15) - 1
-"""What a batch header holds; a transactional id then goes on under another producer id."""
+"""The largest in a batch header; then a transactional id continues with another producer id."""
 IDS_MAX = 100_000
 """Transactional ids remembered; those that ended longest ago are forgotten beyond it."""
 
 
 class TransactionPartition(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """A partition; the log id tells it from a later one of the same name."""
+    """A partition; the log id distinguishes partitions recreated under the same name."""
 
     stream: str
     partition: int
@@ -43,11 +43,11 @@ class TransactionalProducer(msgspec.Struct, frozen=True, array_like=True, order=
 
 
 class TransactionStatus(enum.Enum):
-    """The phase of a transaction; it only moves downwards."""
+    """The phase of a transaction; it only moves forward in this list."""
 
     OPEN = "open"
     PREPARED = "prepared"
-    """Complete; only a decision from outside ends it, or its age if it is a part."""
+    """Complete; ended by an external decision only, or by a timeout if it is a part."""
     COMMITTING = "committing"
     """Decided; not every partition has its marker yet."""
     ABORTING = "aborting"
@@ -61,7 +61,7 @@ class TransactionStatus(enum.Enum):
 
     @property
     def is_marking(self) -> bool:
-        """Whether it is decided and markers are owed."""
+        """Whether it is decided and markers are pending."""
         return self in (TransactionStatus.COMMITTING, TransactionStatus.ABORTING)
 
     @property
@@ -71,7 +71,7 @@ class TransactionStatus(enum.Enum):
 
     @property
     def completed(self) -> "TransactionStatus":
-        """Return the final phase, when every marker is written."""
+        """Return the final phase, in which every marker is written."""
         return TransactionStatus.COMMITTED if self.is_commit else TransactionStatus.ABORTED
 
 
@@ -90,9 +90,9 @@ class TransactionState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     status: TransactionStatus
     timeout_ms: int
     nonce: str
-    """Of the request that began it, so that a repeat is answered and not taken for another one."""
+    """Of the request that began it, by which a repeat is recognized."""
     places: tuple[TransactionPartition, ...] = ()
-    """Every partition that may hold records of it: each gets a marker."""
+    """Every partition that may have records of it: each gets a marker."""
     batch: BatchOfProducer | None = None
     """Set for a staged part."""
     reason: str = ""
@@ -116,7 +116,7 @@ class TransactionOutcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TransactionEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One atomic change; parts are applied in the order of the fields."""
+    """One atomic change; the fields are applied in order."""
 
     transactions: tuple[TransactionState, ...] = ()
     outcomes: tuple[TransactionOutcome, ...] = ()
@@ -129,15 +129,15 @@ _decode = msgspec.json.Decoder(TransactionEntry).decode
 
 
 def encode_entry(entry: TransactionEntry) -> bytes:
-    """The entry as a record's value."""
+    """Encode an entry as a record's value."""
     return _encode(entry)
 
 
 def decode_entry(value: bytes) -> TransactionEntry:
-    """The entry in a record.
+    """Decode the entry in a record.
 
     Raises:
-        InvalidRecordError: there is none.
+        InvalidRecordError: the value is not an entry.
     """
     try:
         return _decode(value)
@@ -146,7 +146,7 @@ def decode_entry(value: bytes) -> TransactionEntry:
 
 
 class CoordinatorState:
-    """Everything that entries have said so far."""
+    """The state of the transaction coordinator."""
 
     def __init__(self) -> None:
         self.transactions: dict[str, TransactionState] = {}
@@ -154,13 +154,13 @@ class CoordinatorState:
         self.publications: dict[str, Publication] = {}
 
     def apply(self, entry: TransactionEntry) -> None:
-        """Take a change over."""
+        """Apply an entry."""
         for transaction in entry.transactions:
             self._put(transaction)
         for outcome in entry.outcomes:
             known = self.transactions.get(outcome.id)
             if known is None:
-                continue  # its beginning is lost with a corrupt entry
+                continue  # the entry that began it is corrupt and lost
             self._put(msgspec.structs.replace(known, status=outcome.status, reason=outcome.reason))
         for publication in entry.publications:
             self.publications[publication.transaction_id] = publication
@@ -172,7 +172,7 @@ class CoordinatorState:
         self.transactions[transaction.id] = transaction
 
     def parts_of(self, transaction_id: str) -> list[TransactionState]:
-        """The staged parts under a transaction id that are still known."""
+        """Return the staged parts under a transaction id that are still known."""
         return [
             each
             for each in self.transactions.values()
@@ -180,7 +180,7 @@ class CoordinatorState:
         ]
 
     def surplus(self) -> tuple[str, ...]:
-        """Ids to forget because there are too many: those that ended longest ago."""
+        """Return ids to forget because there are too many: those that ended longest ago."""
         too_many = len(self.transactions) - IDS_MAX
         if too_many <= 0:
             return ()
@@ -192,7 +192,7 @@ class CoordinatorState:
         return tuple(ended[:too_many])
 
     def entries(self, per_entry: int) -> list[TransactionEntry]:
-        """The whole state anew, as entries of a limited number of items; nothing else is needed."""
+        """Return the whole state as new entries of a limited number of items."""
         transactions = list(self.transactions.values())
         publications = list(self.publications.values())
         found = [
@@ -206,7 +206,7 @@ class CoordinatorState:
         return found
 
     def as_plain(self) -> dict[str, Any]:
-        """For tests and traces: the whole state in plain values."""
+        """Return the whole state as plain values, for tests and traces."""
         plain: dict[str, Any] = msgspec.to_builtins(
             {
                 "transactions": self.transactions,

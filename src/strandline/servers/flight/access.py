@@ -46,7 +46,7 @@ def _list_tokens(context: ActionContext, _: None) -> list[wire.TokenInfo]:
 
 @handles(wire.ADD_TOKEN)
 def _add_token(context: ActionContext, request: wire.AddTokenRequest) -> list[None]:
-    check_user_name(request.principal)  # refuses the brokers' own principal
+    check_user_name(request.principal)  # rejects the brokers' own principal
     token = Token(
         id=request.id,
         principal=request.principal,

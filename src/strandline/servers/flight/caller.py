@@ -2,7 +2,7 @@
 
 Rules: headers reach calls only through Flight's middleware. It costs every call some Python, so it
 is installed only where access is checked. A header that is not a bearer token counts as a wrong
-token, not as none. The middleware refuses a caller without valid credentials before the call waits
+token, not as none. The middleware rejects a caller without valid credentials before the call waits
 for anything: a call without messages would keep its thread as long as its client likes.
 """
 

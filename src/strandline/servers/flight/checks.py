@@ -71,7 +71,7 @@ class BatchChecker:
         return self._with_subjects(batch)
 
     def _check_plain_size(self, batch: pa.RecordBatch) -> None:
-        """Refuse a batch that would exceed the limit after expanding dictionaries and views."""
+        """Reject a batch that would exceed the limit after expanding dictionaries and views."""
         limit, size = self._limits.batch_bytes, 0
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             if name != "subject":
@@ -85,7 +85,7 @@ class BatchChecker:
             )
 
     def _check_sizes(self, batch: pa.RecordBatch) -> None:
-        """Refuse records over ``limits.record_bytes``: key, value and headers together."""
+        """Reject records over ``limits.record_bytes``: key, value and headers together."""
         limit = self._limits.record_bytes
         sizes = pc.fill_null(pc.binary_length(batch.column("value")), 0)
         if "key" in batch.schema.names:
@@ -181,7 +181,7 @@ def _has_lengths(kind: pa.DataType) -> bool:
 
 
 def _check_headers(headers: pa.Array) -> None:
-    """Refuse headers without a name, or with one no NATS client could carry."""
+    """Reject headers without a name, or with one no NATS client could carry."""
     if headers.null_count == len(headers):
         return
     names = headers.keys
@@ -191,7 +191,7 @@ def _check_headers(headers: pa.Array) -> None:
 
 
 def _check_length(texts: pa.Array, limit: int, what: str) -> None:
-    """Refuse texts over a limit."""
+    """Reject texts over a limit."""
     if (pc.max(pc.binary_length(texts)).as_py() or 0) > limit:
         raise InvalidRecordError(f"a {what} is longer than {limit} bytes")
 

@@ -1,4 +1,4 @@
-"""Handlers of the cluster commands, which a broker that is not part of a cluster refuses."""
+"""Handlers of the cluster commands, which a broker that is not part of a cluster rejects."""
 
 from strandline.api import cluster
 from strandline.api.admin import StreamInfo

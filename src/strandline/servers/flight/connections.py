@@ -40,7 +40,7 @@ class _ClientConnection:
     is_known: bool = False
     """Whether a call on it was let in."""
     calls: int = 0
-    """Under way."""
+    """Calls in progress."""
 
 
 class FlightConnections:

@@ -141,7 +141,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         self._host = host
         self._commands = CommandDispatcher(broker, lifecycle)
         self.connections: FlightConnections | None = None
-        """Told who calls, once it listens."""
+        """The callers of the listener, once it listens."""
 
     def stop(self) -> None:
         """End the calls and the listener; blocks for a few seconds at most."""

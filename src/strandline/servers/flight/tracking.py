@@ -39,7 +39,7 @@ class BatchInFlight:
         self.sequence = sequence
         self.size = size
         self.rejection: StrandlineError | None = None
-        """Why the rest of it is refused: an earlier batch was refused, and may be sent again."""
+        """Why the rest of it is rejected: an earlier batch was rejected, and may be sent again."""
         self._is_single = is_single
         self._pieces: list[tuple[PartitionName, int]] = []
         self._starts: list[Offset | None] = []
@@ -50,7 +50,7 @@ class BatchInFlight:
         self._left = 0
 
     def expect(self, partition: PartitionName, records: int, *, rows: list[Row] | None) -> None:
-        """Expect one outcome for a piece of so many records or, with ``rows``, one for each row."""
+        """Expect one outcome for a piece of this many records or, with ``rows``, for each row."""
         if rows is None:
             self._pieces.append((partition, records))
             self._starts.append(None)
@@ -77,7 +77,7 @@ class BatchInFlight:
             self._duplicates.append(place)
 
     def rejected(self, error: StrandlineError) -> None:
-        """Record that a piece (or row) was refused; the ack has the reason of the first."""
+        """Record that a piece (or row) was rejected; the ack has the reason of the first."""
         self._left -= 1
         self._error = self._error or error
         if error.retriable and self._is_single:

@@ -120,7 +120,7 @@ class PutSession:
         self._batches_in = self._bytes_in = 0
         self._batches_out = self._bytes_out = 0
         self._refused: OrderedDict[int, StrandlineError] = OrderedDict()
-        """Batches that were refused and may be sent again, by sequence; on the loop."""
+        """Batches that were rejected and may be sent again, by sequence; on the loop."""
 
     # The call's thread
 
@@ -167,7 +167,7 @@ class PutSession:
                 return
 
     def _take(self, place: int, chunk: fl.FlightStreamChunk) -> None:
-        """Check one batch and pass it to the loop; refuse an invalid one at once."""
+        """Check one batch and pass it to the loop; reject an invalid one at once."""
         tag = BatchTag(sequence=place)
         try:
             self._check_allowed()
@@ -206,7 +206,7 @@ class PutSession:
         try:
             found, known = self._broker.stream(self._request.stream), self._stream
         except (UnknownStreamError, UnavailableError):
-            return  # the old partitions refuse the records with the reason
+            return  # the old partitions reject the records with the reason
         # A stream recreated under the name needs another put: its acks and partitions may differ.
         self._is_replaced = found.created_ns != known.created_ns
         if found is not known and not self._is_replaced:
@@ -290,7 +290,7 @@ class PutSession:
     # The loop's thread
 
     def _check_before(self, waiting: BatchInFlight, after: int | None) -> None:
-        """Refuse a new batch if the one before it was refused and not sent again."""
+        """Reject a new batch if the one before it was rejected and not sent again."""
         self._refused.pop(waiting.sequence, None)
         if after is not None:
             waiting.rejection = self._refused.get(after)
@@ -352,7 +352,7 @@ class PutSession:
         self._finish(waiting)
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Record that rows were refused."""
+        """Record that rows were rejected."""
         waiting, _ = _known(token)
         waiting.rejected(error)
         if waiting.rejection is not None:
@@ -383,7 +383,7 @@ class PutSession:
 
 
 def _check_acks(asked: Acks | None, config: StreamConfig) -> None:
-    """Refuse acks stronger than the stream's."""
+    """Reject acks stronger than the stream's."""
     if asked is not None and not config.promises(asked):
         raise InvalidRequestError(
             f"acks '{asked}' are more than stream '{config.name}' gives, '{config.acks_in_force}'; "

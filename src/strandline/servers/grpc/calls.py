@@ -95,7 +95,7 @@ class MessageSink(Protocol):
 
 
 class Call:
-    """A rpc under way.
+    """An rpc in progress.
 
     Args:
         multiplexer: the calls of the connection.
@@ -249,7 +249,7 @@ class Call:
             self._multiplexer.release(self, held)
 
     def _hold(self, wait_s: float) -> None:
-        """Stop the sender for a while, except for what it may already send."""
+        """Pause the sender for a while, except for what it may already send."""
         if not wait_s:
             return
         if self._quota_timer is not None:

@@ -115,7 +115,7 @@ class GrpcState:
     def warn_oversize(self, error: OversizeError) -> None:
         """Log the rejection of an oversized message, with throttling."""
         if self._warnings.is_due("oversize", asyncio.get_running_loop().time()):
-            text = "refused on gRPC port %d: %s (the client may repeat it for ever)"
+            text = "rejected on gRPC port %d: %s (the client may repeat it for ever)"
             logger.warning(text, self.port, error.text)
 
     def admit(self, connection: "GrpcConnection") -> bool:
@@ -392,7 +392,7 @@ class GrpcConnection(asyncio.Protocol):
     # Shutdown
 
     def go_away(self, code: ErrorCodes = ErrorCodes.NO_ERROR) -> None:
-        """Refuse new calls, and close after the output is sent."""
+        """Reject new calls, and close after the output is sent."""
         try:
             self._h2.close_connection(code)
         except ProtocolError as error:

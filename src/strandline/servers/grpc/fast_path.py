@@ -1,4 +1,4 @@
-"""The fast path of a connection: a request in one DATA frame. ``Call.answer`` is its way back.
+"""The fast path of a connection: a request in one DATA frame. ``Call.answer`` is the reverse path.
 
 Publishers that wait for each ack use only such frames. The general path handles frames with parts
 of messages or many messages, and gathers output, which costs as much again as storing the record

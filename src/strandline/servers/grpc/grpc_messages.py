@@ -1,6 +1,6 @@
 """gRPC's own framing inside an HTTP/2 stream: a flag, a length, a message. Pure.
 
-Rules: a length is checked before data is buffered for it. Compressed messages are refused, because
+Rules: a length is checked before data is buffered for it. Compressed messages are rejected, because
 the broker announces no compression.
 """
 

@@ -87,12 +87,12 @@ class FrameReader:
         while self._rest and position < len(data):  # only that frame is copied
             stop = position + self._missing
             joined, self._rest = self._rest + data[position:stop], b""
-            yield from self._cut(joined, 0)
+            yield from self._split(joined, 0)
             position = stop
         if position < len(data):
-            yield from self._cut(data, position)
+            yield from self._split(data, position)
 
-    def _cut(self, data: bytes, position: int) -> Iterator[Data | bytes]:
+    def _split(self, data: bytes, position: int) -> Iterator[Data | bytes]:
         """Yield complete frames from a position on; keep the rest."""
         begin, size = position, len(data)
         if self._greeting:

@@ -1,4 +1,4 @@
-"""Reading of a partition's committed records beside the loop, converted to a client's messages.
+"""Reading of a partition's committed records on a thread, converted to a client's messages.
 
 Rules: reading, verifying checksums and encoding run on a thread pool, because a cold disk would
 block every publisher; each reader reads one portion at a time. Offsets removed by compaction or

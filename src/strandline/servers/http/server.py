@@ -123,7 +123,7 @@ class HttpFrontEnd:
 
 
 class _BodilessConnection(h11.Connection):
-    """An HTTP parser that refuses requests with a body: no page needs one, and chunks cost time."""
+    """An HTTP parser that rejects requests with a body: no page needs one, and chunks cost time."""
 
     def next_event(self) -> Any:
         event = super().next_event()

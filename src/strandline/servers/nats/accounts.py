@@ -6,7 +6,7 @@ authorization requests (``callout``) and disconnects clients that the rules no l
 connections log in by signing the server's nonce. The private keys are created at every start and
 never leave the process, so the configuration on disk contains no secret.
 
-Rules: every other client needs an authorization, and without an answer it is refused. The broker
+Rules: every other client needs an authorization, and without an answer it is rejected. The broker
 itself may publish only to reply inboxes, and ask other brokers for the state of streams: a client
 chooses its reply subject, and must not use the broker to publish where it may not publish itself.
 """
@@ -25,7 +25,7 @@ INBOXES: Final = "_INBOX.>"
 STREAM_INFOS: Final = "$JS.API.STREAM.INFO.*"
 """Requests for the state of streams that other brokers lead; answered by them only."""
 NOTHING: Final = "strandline.nothing"
-"""A subject that nobody uses, as the only one that may be received."""
+"""A subject without messages, as the only one that may be received."""
 SYSTEM_SUBJECTS: Final = "$SYS.>"
 ANSWER_TIMEOUT_S: Final = 5
 """How long a client waits for our answer about it."""

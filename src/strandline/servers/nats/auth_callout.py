@@ -4,8 +4,8 @@ The server asks once about each client, when it connects, and the permissions ar
 on. When the rules change and give a client other permissions, it is disconnected and reconnects by
 itself.
 
-Rules: a malformed request is not answered, and without an answer the server refuses the client. It
-also refuses after an answer that is too late, without reporting it; so an authorized client that
+Rules: a malformed request is not answered, and without an answer the server rejects the client. It
+also rejects after an answer that is too late, without reporting it; so an authorized client that
 is not reported as connected in time is disconnected and no longer counted. A client whose token
 was revoked or has expired is disconnected, too. No sockets here; loop thread.
 """
@@ -111,7 +111,7 @@ class AuthCalloutHandler:
         try:
             client = self._authorize(request)
         except StrandlineError as error:
-            logger.info("refused a NATS client from %s: %s", request.host, error.message)
+            logger.info("rejected a NATS client from %s: %s", request.host, error.message)
             return encode_rejection(request, error.code, issuer=self._issuer, now_s=now_s)
         self.client_disconnected(request.connection)
         self._clients[request.connection] = client
@@ -124,7 +124,7 @@ class AuthCalloutHandler:
         """Authorize a client and count its connection.
 
         Raises:
-            StrandlineError: the client is refused.
+            StrandlineError: the client is rejected.
         """
         shown = ClientCredentials(
             token=request.token or None,

@@ -31,7 +31,7 @@ ROUND_S: Final = 0.008
 """Of a round, for one connection and for all: with less, each group commit has fewer records."""
 HIGH_WATER: Final = 0.5
 LOW_WATER: Final = 0.25
-"""Of ``limits.pending_bytes``: where reading stops, and where it goes on."""
+"""Shares of ``limits.pending_bytes``: where reading stops, and where it resumes."""
 
 
 class _NoTransport(asyncio.Transport):

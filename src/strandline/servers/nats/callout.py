@@ -133,7 +133,7 @@ def encode_admission(
 
 
 def encode_rejection(request: AuthRequest, reason: str, *, issuer: KeyPair, now_s: int) -> bytes:
-    """Return the answer that refuses a client; the reason is for the server's log."""
+    """Return the answer that rejects a client; the reason is for the server's log."""
     return _answer(request, {"error": reason}, issuer=issuer, now_s=now_s)
 
 

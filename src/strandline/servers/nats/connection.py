@@ -2,7 +2,7 @@
 
 Rules: invalid input costs its sender an error and, at worst, the connection. Acks are queued and
 written once per group commit; nothing here blocks. Over its quota, a client is not read for a short
-time. If that time would be long, publishes with a reply subject are refused instead; one without a
+time. If that time would be long, publishes with a reply subject are rejected instead; one without a
 reply subject waits until the quota allows it, with all later input behind it.
 """
 
@@ -175,14 +175,14 @@ class PublisherConnection(MessageReader):
         """Whether the next bytes are TLS's."""
         self._handshaking: asyncio.Task[None] | None = None
         self._allowance: Allowance | None = None
-        """What who is there may use, where access is checked."""
+        """The quota of the connected principal, where access is checked."""
         self._quota_timer: asyncio.TimerHandle | None = None
         self._is_in_debt = False
         """Whether it will be long until the quota allows more."""
         self._delayed: list[Event] = []
-        """Received in debt: a publish that cannot be refused, and what comes behind it."""
+        """Received beyond the quota: a publish that cannot be rejected, and later events."""
         self._unmetered_bytes = 0
-        """Received and not counted yet: half a message, or in debt what was not refused."""
+        """Received, not counted yet: of a partial message, or of publishes beyond the quota."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send INFO, or close a connection above the limit; with TLS read no clear text."""
@@ -285,7 +285,7 @@ class PublisherConnection(MessageReader):
         if self._allowance is not None:
             self._unmetered_bytes += size
             if not self._is_in_debt:
-                # A message is handled as a whole: a part of it must not get the rest refused.
+                # A message is handled as a whole: a part of it must not get the rest rejected.
                 whole = max(0, self._unmetered_bytes - self.parser.buffered_bytes)
                 self._unmetered_bytes = max(0, self._unmetered_bytes - whole)
                 self._meter(self._allowance, whole, messages)
@@ -359,7 +359,7 @@ class PublisherConnection(MessageReader):
         return False
 
     def _identify(self, options: bytes) -> None:
-        """Identify the client from CONNECT; close the connection if it is refused."""
+        """Identify the client from CONNECT; close the connection if it is rejected."""
         assert self._guard is not None, "asked where access is checked"
         try:
             claims = msgspec.json.decode(options, type=Claims)
@@ -391,7 +391,7 @@ class PublisherConnection(MessageReader):
             self._meter(allowance, 0, 0)  # another connection must not evade a negative balance
 
     def _meter(self, allowance: Allowance, size: int, messages: int) -> None:
-        """Pause reading until the quota allows it, or refuse the next publishes."""
+        """Pause reading until the quota allows it, or reject the next publishes."""
         wait_s = max(allowance.publish(size), allowance.requests(messages))
         if not wait_s or not self.is_open:
             return
@@ -422,7 +422,7 @@ class PublisherConnection(MessageReader):
         self._take([*delayed, *events])
 
     def _take_in_debt(self, events: Sequence[Event]) -> None:
-        """Refuse publishes with a reply subject; the first without one holds all later input."""
+        """Reject publishes with a reply subject; the first without one holds all later input."""
         assert self._allowance is not None, "nobody else is in debt"
         for number, event in enumerate(events):
             if self._delayed or (isinstance(event, tuple) and event[2] is None):
@@ -441,7 +441,7 @@ class PublisherConnection(MessageReader):
             self._refuse(event, error)
 
     def _refuse(self, message: Message, error: QuotaExceededError) -> None:
-        """Refuse a publish with a reply subject; it does not use the quota."""
+        """Reject a publish with a reply subject; it does not use the quota."""
         subject, _, reply, block, payload = message
         assert reply is not None, "else nobody could be told"
         size = MESSAGE_OVERHEAD_BYTES + len(subject) + len(reply) + len(block or b"") + len(payload)
@@ -524,7 +524,7 @@ class PublisherConnection(MessageReader):
         self.output += lines
 
     is_alone = answers_leaderless = True
-    """Nobody else hears what came over it."""
+    """Whether no other broker receives what arrives on it."""
 
     def rejected(self, token: object, error: StrandlineError) -> None:
         """Queue an error reply."""

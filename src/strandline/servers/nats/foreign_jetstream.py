@@ -2,7 +2,7 @@
 
 If a JetStream stream covers a subject of ours, both acknowledge a publish. The client uses the
 first ack, which is often JetStream's and says nothing about our record. So creating such a stream
-with ``pub_ack`` is refused, and one that JetStream covers later is counted and logged.
+with ``pub_ack`` is rejected, and one that JetStream covers later is counted and logged.
 
 Rules: a server that does not answer blocks nothing: it is asked again over the next connection.
 Without JetStream there are no responders. A stream with ``no_ack`` acknowledges nothing.
@@ -100,7 +100,7 @@ class ForeignJetStreamWatch:
         self._link = None
 
     async def check_creation(self, config: StreamConfig) -> None:
-        """Refuse a stream whose publishes JetStream would acknowledge.
+        """Reject a stream whose publishes JetStream would acknowledge.
 
         Raises:
             InvalidRequestError: a JetStream stream covers its subject.

@@ -72,7 +72,7 @@ class NatsFrontEnd:
         self._access = Access(config, broker)
         self._metering = metering or Metering(broker)
         self._accounts: Accounts | None = None
-        """Of our own nats-server, where access is checked."""
+        """The accounts of our own nats-server, where access is checked."""
         self._child: EmbeddedNatsServer | None = None
         self._control: SystemAccountClient | None = None
         self._api: JetStreamApi | None = None

@@ -32,7 +32,7 @@ class Inboxes:
 
     def __init__(self) -> None:
         self.by_prefix: dict[bytes, bytes] = {}
-        """What stands before the last token of the reply → sid; only of endless ``prefix.*``."""
+        """The reply without its last token → sid; only for unlimited ``prefix.*``."""
         self._by_sid: dict[bytes, Inbox] = {}
         self._plain: dict[str, Inbox] = {}
         self._patterns: dict[bytes, Inbox] = {}

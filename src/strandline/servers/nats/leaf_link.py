@@ -44,7 +44,7 @@ class LeafLink(asyncio.Protocol):
     """One connection.
 
     Args:
-        owner: hears of what changes.
+        owner: notified of changes.
         login: returns the credentials; None: the server asks for none.
     """
 
@@ -54,7 +54,7 @@ class LeafLink(asyncio.Protocol):
         self._transport: asyncio.Transport = NO_TRANSPORT
         self._rest = b""
         self._skip = 0
-        """Bytes of a payload that nobody asked for."""
+        """Bytes of an unwanted payload that are still to be skipped."""
         self._is_greeted = False
         loop = asyncio.get_running_loop()
         self.ready: asyncio.Future[None] = loop.create_future()
@@ -158,7 +158,7 @@ class LeafClient:
     """A leaf connection that is made again when it breaks, and the interest in inboxes.
 
     Args:
-        name: tells it from those of other brokers.
+        name: distinguishes it from other brokers' links.
         address: returns the server's host and leaf port, once it runs.
         login: returns the credentials; None: the server asks for none.
     """
@@ -246,12 +246,12 @@ class LeafClient:
     # Interest
 
     def interest_came(self, subject: bytes) -> None:
-        """Somebody receives what is sent to a subject or pattern."""
+        """Handle that a client subscribes to a subject or pattern."""
         self._interest.add(subject)
         self._gone.pop(subject, None)
 
     def interest_went(self, subject: bytes) -> None:
-        """Nobody receives it any longer."""
+        """Handle that no client subscribes to it any longer."""
         self._interest.discard(subject)
         self._gone[subject] = None
         if len(self._gone) > GONE_MAX:
@@ -259,7 +259,7 @@ class LeafClient:
         self.on_interest_gone()
 
     def has_interest(self, inbox: bytes) -> bool:
-        """Return whether somebody receives what is sent to an inbox, as far as is known."""
+        """Return whether a client is known to receive an inbox."""
         return not self._interest.isdisjoint(_patterns(inbox))
 
     def has_lost(self, inbox: bytes) -> bool:
@@ -308,4 +308,4 @@ def _patterns(subject: bytes) -> set[bytes]:
 
 
 def _ignore() -> None:
-    """Before anybody wants to hear of it."""
+    """Do nothing, before a callback is set."""

@@ -29,7 +29,7 @@ class AdmissionPort(Protocol):
     def reject(
         self, error: StrandlineError, ack_sink: AckSink | None, token: object, *, stream: str
     ) -> None:
-        """Count a refused record, and report it to the ack sink or else to the log."""
+        """Count a rejected record, and report it to the ack sink or else to the log."""
         ...
 
 
@@ -88,7 +88,7 @@ class BrokerPort(Protocol):
         ...
 
     def on_creating_stream(self, check: Callable[[StreamConfig], Awaitable[None]]) -> None:
-        """Await a check before a stream is created; an exception refuses the creation."""
+        """Await a check before a stream is created; an exception rejects the creation."""
         ...
 
     def reads(self, ack_sink: AckSink) -> None:
@@ -133,7 +133,7 @@ class JetStreamPort(Protocol):
         ...
 
     def check_metadata(self) -> None:
-        """Refuse to say that there is no stream where that is not known."""
+        """Reject to say that there is no stream where that is not known."""
         ...
 
     def streams(self) -> list[Stream]:

@@ -9,7 +9,7 @@ second); other operations are small structs. Rules:
 - at most one control line or one payload is kept between chunks, and each has a cap;
 - no byte is copied more than a fixed number of times, whatever the chunks.
 
-It knows nothing of connections, subjects' meaning, headers' content or JSON.
+Must not know connections, subjects' meaning, headers' content or JSON.
 """
 
 from collections.abc import Sequence

@@ -18,6 +18,7 @@ from strandline.errors import (
     InvalidRequestError,
     NotLeaderError,
     RecordTooLargeError,
+    RollupError,
     StrandlineError,
     StreamMismatchError,
     UnavailableError,
@@ -32,13 +33,14 @@ _ERROR_NUMBERS: tuple[tuple[type[StrandlineError], int, int], ...] = (
     (WrongLastSequenceError, 400, 10071),
     (RecordTooLargeError, 400, 10054),
     (StreamMismatchError, 400, 10060),
+    (RollupError, 500, 10111),
     (InvalidRequestError, 400, 10003),
     (DiskFullError, 503, 10023),
     (UnavailableError, 503, 10008),
     (StrandlineError, 500, 10077),
 )
 DESCRIPTION_MAX = 1000
-"""Characters of what an error says, which may quote a publisher at length."""
+"""Longest error text in characters; it may quote a publisher."""
 _ENVELOPE_ERRORS: tuple[tuple[type[StrandlineError], envelope.AckError], ...] = (
     (WrongLastSequenceError, envelope.AckError.INCORRECT_OFFSET),
     (RecordTooLargeError, envelope.AckError.TOO_LARGE),
@@ -139,7 +141,7 @@ def is_left_to_others(error: StrandlineError, sink: ReplySink) -> bool:
     """Return whether another broker, which receives the message too, answers instead.
 
     That is the partition's leader. Without one it is the controller: it learns of a new leader
-    first, so it does not refuse a message that the new leader stores.
+    first, so it does not reject a message that the new leader stores.
     """
     if sink.is_alone or not isinstance(error, NotLeaderError):
         return False

@@ -1,8 +1,8 @@
 """A client connection to a nats-server: its address, handshake and liveness.
 
 Rules: nothing is sent before the server's greeting is read and, at ``tls://``, before TLS is
-active; a server that does not offer TLS there is refused. A link neither connects nor reconnects by
-itself; subclasses handle its messages.
+active; a server that does not offer TLS there is rejected. A link neither connects nor reconnects
+by itself; subclasses handle its messages.
 """
 
 import asyncio
@@ -131,7 +131,7 @@ class ServerLink(MessageReader):
         error = DisconnectedError(reason)
         if not self.info.done():
             self.info.set_exception(error)
-            self.info.exception()  # nobody may be waiting any longer
+            self.info.exception()  # the waiter may be gone
         for pong in self._pongs:
             if not pong.done():
                 pong.set_exception(error)
@@ -226,7 +226,7 @@ async def connect_link(
 
 
 def _check_info(server: NatsServerUrl, info: NatsServerInfo) -> None:
-    """Refuse a server that lacks a feature we need."""
+    """Reject a server that lacks a feature we need."""
     if info.tls_required and not server.is_tls:
         raise UnavailableError(f"{server} requires TLS; write tls:// in nats.servers")
     if server.is_tls and not (info.tls_required or info.tls_available):

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 BACKOFF_FIRST_S: Final = 0.02
 BACKOFF_MAX_S: Final = 1.0
 REVIEW_S: Final = 0.5
-"""How long a client may go on, at most, after the rules or its token have changed."""
+"""How long a client may continue after the rules or its token have changed."""
 AUTH_REQUESTS: Final = b"1"
 DISCONNECTS: Final = b"2"
 KICKED: Final = b"3"
@@ -198,7 +198,7 @@ class SystemAccountClient:
             )
 
     async def stop(self) -> None:
-        """Disconnect; new clients are refused from now on."""
+        """Disconnect; new clients are rejected from now on."""
         await end_task(self._task)
 
     async def _review(self, link: ControlLink) -> None:

@@ -87,7 +87,7 @@ def start_aggregate(spark: SparkSession, config: AggregatePipeline) -> list[Stre
             initialState=initial,
         )
     )
-    # Last, so that a definition Spark refuses is not saved.
+    # Last, so that a definition Spark rejects is not saved.
     _refuse_other_definition(config)
     return [write_stream(changed, config, name=name, into=config.into)]
 

@@ -1,4 +1,4 @@
-"""The content of a pipeline file: one struct per kind of pipeline, unknown keys refused.
+"""The content of a pipeline file: one struct per kind of pipeline, unknown keys rejected.
 
 Rules: plain values, checked when decoded; an error names the key. Paths are used unchanged. Must
 not know Spark or YAML.
@@ -62,7 +62,7 @@ class LoadPipeline(Common, frozen=True, kw_only=True, tag="load"):
     file_bytes: Count = 512 << 20
     """Approximate size at which files are closed."""
     dense_offsets: bool | None = None
-    """Refuse a batch that lacks a record; None: unless ``fail_on_data_loss`` is off."""
+    """Reject a batch that lacks a record; None: unless ``fail_on_data_loss`` is off."""
     batch_bytes_min: Count | None = None
     """A continuous load waits for this much, so that slow streams make no small files ..."""
     batch_delay_ms_max: int = 900_000

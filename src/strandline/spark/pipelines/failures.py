@@ -66,12 +66,12 @@ def is_late_worker(error: StrandlineError) -> bool:
 
 
 def refused_description(error: Exception) -> InvalidConfigError:
-    """Return the error of SQL or a schema that Spark refuses."""
+    """Return the error of SQL or a schema that Spark rejects."""
     return InvalidConfigError(f"the pipeline's SQL or schema: {_first_line(error)}")
 
 
 def start_failure(error: Exception) -> StrandlineError:
-    """Return the error of a query that did not start: a refused setting or checkpoint."""
+    """Return the error of a query that did not start: a rejected setting or checkpoint."""
     if isinstance(error, Py4JJavaError):
         reason = error.java_exception.toString().splitlines()[0]
         return UnavailableError(f"Spark cannot start the pipeline: {reason}")

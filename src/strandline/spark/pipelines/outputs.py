@@ -2,7 +2,7 @@
 
 Rules: an output gets the replicas of its input, as far as its cluster has brokers, and the same
 minimum of in-sync replicas; an existing stream is not changed, and one created for a pipeline that
-is then refused is deleted. Must not know Spark.
+is then rejected is deleted. Must not know Spark.
 """
 
 import contextlib

@@ -175,7 +175,7 @@ class Watch:
         self._logged_s = time.monotonic()
 
     def news(self) -> list[Mapping[str, Any]]:
-        """Return a line per micro-batch that has ended since the last call.
+        """Return a line for each micro-batch that has ended since the last call.
 
         The newest one includes the age of the oldest unread record, if there is one.
         """

@@ -58,7 +58,7 @@ def start_pipeline(spark: SparkSession, config: Pipeline) -> list[StreamingQuery
 
     Raises:
         StrandlineError: the description does not fit the existing streams or tables, or Spark
-            refuses its SQL or its checkpoint.
+            rejects its SQL or its checkpoint.
     """
     logger.info("starting the queries of the pipeline")
     try:

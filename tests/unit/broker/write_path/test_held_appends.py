@@ -7,7 +7,7 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from strandline.broker.write_path import duplicates, log_replay
+from strandline.broker.write_path import duplicates, state_loader
 from strandline.errors import NotLeaderError, UnavailableError
 from tests.kit.waiting import until_async
 
@@ -16,7 +16,7 @@ from tests.kit.waiting import until_async
 def load(monkeypatch):
     """Every log counts as long; a load waits for the test, and fails if it says so."""
     state = {"may_end": threading.Event(), "failure": None, "count": 0}
-    monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
+    monkeypatch.setattr(state_loader, "INLINE_BYTES", -1)
     read = duplicates.load_window
 
     def held(*args, **kwargs):

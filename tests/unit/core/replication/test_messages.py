@@ -1,4 +1,4 @@
-"""Messages on the wire: what comes in is checked before a core sees it."""
+"""Replication messages are checked before a core receives them."""
 
 import msgspec
 import pytest
@@ -55,7 +55,7 @@ def test_buffers_that_do_not_fit_are_refused(buffers):
 def test_batches_out_of_row_are_refused(refs):
     """Batches of a message are not empty, follow each other, and epochs do not go back."""
     assert not in_row(refs)
-    with pytest.raises(InvalidRecordError, match="one after the other"):
+    with pytest.raises(InvalidRecordError, match="not contiguous"):
         decode(encode(ms.Replicate(2, 7, 0, 0, refs)), [b"x"] * len(refs))
 
 

@@ -24,7 +24,7 @@ from strandline.servers.grpc.status import GrpcStatus, OversizeError, RpcError, 
 from strandline.types import Offset, PartitionName
 
 COLUMNS_FROM: Final = 32
-"""A request with at least so many proposals is appended as one Arrow batch, which is cheaper.
+"""A request with at least this many proposals is appended as one Arrow batch, which is cheaper.
 Smaller requests share a batch with other requests."""
 DUE_MAX: Final = 1024
 """The limit of requests in flight on one stream."""
@@ -224,7 +224,7 @@ class AppendStream:
             self._send()
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """Queue the reply to proposals that were refused or have an unknown outcome."""
+        """Queue the reply to proposals that were rejected or have an unknown outcome."""
         sequence = token.sequence if isinstance(token, Several) else token
         assert isinstance(sequence, int), "given with the records"
         if isinstance(error, NotLeaderError):

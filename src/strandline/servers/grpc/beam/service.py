@@ -50,7 +50,7 @@ NEEDS: Final[dict[str, tuple[Operation, ...]]] = {
     "Info": ("read", "publish", "admin"),
     "InfoStream": ("read", "publish", "admin"),
 }
-"""Rpc → the permissions of which its caller needs one on the stream that is served."""
+"""Rpc → permissions, one of which its caller needs on the served stream."""
 INFO_INTERVAL_S: Final = 1.0
 """The time after which changes without a commit, such as a discard, are noticed."""
 RETRY_S: Final = 1.0

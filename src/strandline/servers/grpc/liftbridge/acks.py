@@ -31,7 +31,7 @@ _STATUSES: Final[dict[Any, GrpcStatus]] = {
 
 
 class PublishRejectedError(Exception):
-    """A publish that was refused; a stream of publishes reports it in band."""
+    """A publish that was rejected; a stream of publishes reports it in band."""
 
     def __init__(self, code: Any, text: str) -> None:
         super().__init__(code, text)

@@ -28,7 +28,7 @@ from strandline.servers.grpc.status import GrpcStatus, RpcError
 from strandline.types import BrokerId, Offset
 
 LOOK_BACK_MAX: Final = 64
-"""Batches looked at for the newest that readers see; behind so many notes it is said to be one."""
+"""Batches searched for the newest visible one; behind this many markers, a marker is reported."""
 
 
 class DescribeCalls:
@@ -69,7 +69,7 @@ class DescribeCalls:
     async def partition(
         self, request: pb.FetchPartitionMetadataRequest, _: Call
     ) -> pb.FetchPartitionMetadataResponse:
-        """Describe one partition, as its leader knows it."""
+        """Describe one partition, from its leader."""
         await self._host.know(request.stream, (request.partition,))
         partition = self._host.partition(request.stream, request.partition)
         if partition is None:
@@ -166,7 +166,7 @@ def _latest(partition: Partition, end: Offset) -> BatchHeader:
     log, offset = partition.log, Offset(end - 1)
     for _ in range(LOOK_BACK_MAX):
         found = read_header(memoryview(log.read(offset, 1, below=end).buffer))
-        is_hidden = found.attributes & (Attributes.MARKER | Attributes.REMOVED)
+        is_hidden = found.attributes & (Attributes.MARKER | Attributes.REMOVED | Attributes.PURGE)
         if found.base_offset <= log.log_start_offset:
             break
         if not is_hidden and is_visible(partition.transaction_index, found):

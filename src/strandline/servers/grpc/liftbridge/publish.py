@@ -148,7 +148,7 @@ class PublishCalls:
         """Return the target of a publish, if it is allowed.
 
         Raises:
-            PublishRejectedError: the publish is refused.
+            PublishRejectedError: the publish is rejected.
         """
         stream = self._host.stream(request.stream)
         if stream is None:

@@ -158,7 +158,7 @@ class LiftbridgeStreamCalls:
         return pb.SetStreamReadonlyResponse()
 
     async def _check(self, name: str, partitions: Any) -> None:
-        """Refuse an unknown stream or partition, or an internal stream."""
+        """Reject an unknown stream or partition, or an internal stream."""
         await self._host.know(name, partitions)
         stream = self._host.stream(name)
         if stream is None:

@@ -194,7 +194,7 @@ class SubscribeCalls:
         return partition
 
     async def _check_consumer(self, consumer: pb.Consumer, call: Call) -> None:
-        """Refuse a consumer that is not a member, or names an epoch its group did not have.
+        """Reject a consumer that is not a member, or names an epoch its group did not have.
 
         Checked only with access control. Otherwise any principal that may use the group could
         displace its members with a later epoch.

@@ -10,9 +10,9 @@ import pytest
 from strandline.broker.read_path import transaction_visibility
 from strandline.broker.read_path.ends import wait_until_caught_up
 from strandline.broker.read_path.transaction_visibility import PartitionTransactions
-from strandline.broker.write_path import duplicates, log_replay
-from strandline.broker.write_path.log_replay import LogReplay
+from strandline.broker.write_path import duplicates, state_loader
 from strandline.broker.write_path.producer_state import ProducerStates
+from strandline.broker.write_path.state_loader import StateLoader
 from strandline.core.transactions.effects import MarkerKind
 from strandline.core.transactions.state import TransactionalProducer
 from strandline.errors import StillLoadingError, UnavailableError
@@ -23,7 +23,7 @@ from tests.kit.waiting import until_async
 
 def much():
     """More than is read at once."""
-    return log_replay.INLINE_BYTES + 1
+    return state_loader.INLINE_BYTES + 1
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def taken():
 
 @pytest.fixture
 def replay(taken):
-    return LogReplay(taken.append, what="message ids of s/0")
+    return StateLoader(taken.append, what="message ids of s/0")
 
 
 class Slow:
@@ -60,7 +60,7 @@ until = partial(until_async, seconds=30)
 async def test_a_little_is_read_at_once(replay, taken):
     """Nobody is refused for it."""
     replay.read(
-        lambda is_wanted: is_wanted() and "state", size_bytes=lambda: log_replay.INLINE_BYTES
+        lambda is_wanted: is_wanted() and "state", size_bytes=lambda: state_loader.INLINE_BYTES
     )
     assert taken == ["state"]
 
@@ -116,7 +116,7 @@ async def test_a_failure_is_told_once_and_then_tried_again(replay, taken):
 def long_log(monkeypatch):
     """Takes every log for long; loads wait for the test, and note their thread."""
     loads = {"threads": set(), "may_end": threading.Event()}
-    monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
+    monkeypatch.setattr(state_loader, "INLINE_BYTES", -1)
 
     def held(load):
         def run(*args, **kwargs):
@@ -199,7 +199,7 @@ async def test_a_new_leader_reads_beside_the_loop(open_broker, make_stream, kit,
 def held_back(monkeypatch):
     """Indexes of transactions are read back when the test lets them be, and note their thread."""
     held = {"threads": set(), "may_end": threading.Event(), "failures": []}
-    monkeypatch.setattr(log_replay, "INLINE_BYTES", -1)
+    monkeypatch.setattr(state_loader, "INLINE_BYTES", -1)
     monkeypatch.setattr(transaction_visibility, "RETRY_S", 0.01)
     read_back = PartitionTransactions.read_back
 

@@ -1,10 +1,10 @@
-"""State of a partition that is read back from its log, on a thread if there is much to read.
+"""Loading of a partition's state from its log, on a thread if there is much to read.
 
-A broker must go on answering its peers meanwhile: one whose event loop stands still for longer than
-its session is fenced, and the next leader would have as much to read.
+The broker must answer its peers meanwhile: if its event loop is blocked for longer than its session
+timeout it is fenced, and the next leader would have as much to read.
 
-Rules: used on the loop, which alone changes the state; a load reads the log and nothing else. A
-load that was cancelled is ignored when it ends.
+Rules: used on the event loop, which alone changes the state; a load only reads the log. The result
+of a cancelled load is ignored.
 """
 
 import asyncio
@@ -15,30 +15,30 @@ from typing import Final, Generic, TypeVar
 from strandline.errors import StillLoadingError, StrandlineError
 
 INLINE_BYTES: Final = 1 << 20
-"""So much is read at once: it takes a few milliseconds, up to thirty of records stored singly."""
+"""The most bytes to read on the loop: takes a few ms, up to thirty for one-record batches."""
 
-_THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="log-replay")
-"""One for all partitions: each thread that runs Python takes time from the event loop."""
+_THREAD: Final = ThreadPoolExecutor(1, thread_name_prefix="state-loader")
+"""One thread for all partitions: each thread that runs Python takes time from the event loop."""
 
 StateT = TypeVar("StateT")
 IsWanted = Callable[[], bool]
-"""Whether a load is still wanted; asked on its thread, now and then."""
+"""Whether a load is still wanted; called on its thread from time to time."""
 
 
 class _Load:
-    """A load under way."""
+    """A load in progress."""
 
     def __init__(self) -> None:
         self.is_wanted = True
 
 
-class LogReplay(Generic[StateT]):
-    """At most one load at a time.
+class StateLoader(Generic[StateT]):
+    """Loads the state of one partition; at most one load runs at a time.
 
     Args:
-        take: called on the loop with the state that was loaded.
+        take: called on the loop with the loaded state.
         what: name of the state and its partition, for messages.
-        failed: called on the loop when a load on a thread has failed; None: who asks next is told.
+        failed: called on the loop when a load on a thread failed; None: the next ``read`` raises.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class LogReplay(Generic[StateT]):
         return self._load is not None
 
     def read(self, load: Callable[[IsWanted], StateT], *, size_bytes: Callable[[], int]) -> None:
-        """Load the state; it is taken before this returns if little is to be read.
+        """Load the state; ``take`` is called before this returns if there is little to read.
 
         Args:
             load: reads the log.
-            size_bytes: about how much it reads; not asked while a load is under way.
+            size_bytes: about how much it reads; not called while a load is in progress.
 
         Raises:
-            StillLoadingError: it is taken later.
-            StrandlineError: the log cannot be read, now or in the load that ended last.
+            StillLoadingError: the state is being loaded; retry.
+            StrandlineError: the log cannot be read, now or in the last load.
         """
         failure, self._failure = self._failure, None
         if failure is not None:
@@ -78,15 +78,15 @@ class LogReplay(Generic[StateT]):
                 self._take(load(lambda: True))
                 return
             self._begin(load)
-        raise StillLoadingError(f"{self._what} are still read back from the log; retry")
+        raise StillLoadingError(f"{self._what} are still being loaded from the log; retry")
 
     def begin(self, load: Callable[[IsWanted], StateT]) -> None:
-        """Load the state on the thread, however little it is, unless a load is under way."""
+        """Load the state on the thread, even if it is small, unless a load is in progress."""
         if self._load is None:
             self._begin(load)
 
     def cancel(self) -> None:
-        """Ignore what is being loaded."""
+        """Ignore the result of the load in progress."""
         if self._load is not None:
             self._load.is_wanted = False
         self._load = self._failure = None
@@ -99,7 +99,7 @@ class LogReplay(Generic[StateT]):
 
         def ended(done: "asyncio.Future[StateT]") -> None:
             if under_way is not self._load:
-                done.cancelled() or done.exception()  # looked at: nobody waits for it
+                done.cancelled() or done.exception()  # consume the result: nobody awaits it
                 return
             self._load = None
             try:
