@@ -254,8 +254,8 @@ class Partition:
             rejection = self.key_error or admission.record_error(size)
         held = self.duplicates.held
         is_held = bool(held.waiting)
-        is_judged = not (message_id is expected_last is expected_subject_last is None)
-        if rejection is None and is_judged and not is_held:
+        is_plain = message_id is None and expected_last is None and expected_subject_last is None
+        if rejection is None and not is_plain and not is_held:
             try:
                 known = self._judge(
                     subject,
