@@ -90,6 +90,12 @@ class ParsedMessage(msgspec.Struct):
     wrapped: envelope.EnvelopeMessage | None = None
     """The Liftbridge message it came in, if it did."""
 
+    @property
+    def has_ack_inbox(self) -> bool:
+        """Whether the Liftbridge message asks for an ack."""
+        wrapped = self.wrapped
+        return wrapped is not None and bool(wrapped.ack_inbox) and not self.is_republished
+
 
 def interpret(block: bytes | None, payload: bytes) -> ParsedMessage:
     """Parse a message.
@@ -297,19 +303,14 @@ class MessageIngest:
         wrapped = publication.wrapped
         answers = target.answers and not publication.is_republished
         token = reply if answers else None
-        has_inbox = wrapped is not None and wrapped.ack_inbox and not publication.is_republished
-        is_judging = token is not None or has_inbox
-        is_concerned = publication.expected_stream in (None, target.name)
+        is_judging = token is not None or publication.has_ack_inbox
         ack_sink: ReplySink | EnvelopeResponder | None = None
-        if is_judging and is_concerned:
+        if is_judging and publication.expected_stream in (None, target.name):
             ack_sink = sink
-            if wrapped is not None and has_inbox:
+            if wrapped is not None and publication.has_ack_inbox:
+                to, clock = target.stream_subject, self._clock
                 ack_sink = EnvelopeResponder(
-                    wrapped,
-                    sink,
-                    subject=subject,
-                    stream_subject=target.stream_subject,
-                    clock=self._clock,
+                    wrapped, sink, subject=subject, stream_subject=to, clock=clock
                 )
         partition = target.partition_for(publication.key, publication.message_id)
         rejection = publication.rejection or _unmet_need(publication, target)
