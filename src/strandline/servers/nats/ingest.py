@@ -319,10 +319,9 @@ class MessageIngest:
             if sink.is_alone or partition.is_led:
                 self._admission.reject(rejection, ack_sink, token, stream=target.name)
             return
-        if not (partition.is_led or sink.is_alone):
-            elsewhere = partition.write_error
-            if elsewhere is not None and is_left_to_others(elsewhere, sink):
-                return  # the leader stores the message, or counts its rejection
+        elsewhere = None if partition.is_led or sink.is_alone else partition.write_error
+        if elsewhere is not None and is_left_to_others(elsewhere, sink):
+            return  # the leader stores the message, or counts its rejection
         headers = publication.headers
         if reply is not None and not answers:  # a header for the application: keep it
             headers = [*(headers or ()), (REPLY_HEADER, reply)]
