@@ -251,8 +251,10 @@ def matching(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch
     return batch.filter(pa.array(found, pa.bool_()).take(subjects.indices))
 
 
-def tally_subjects(partition: Partition, *patterns: str) -> dict[str, Tally]:
-    """Return the tallies of all subjects that match one of the patterns.
+def tally_subjects(
+    partition: Partition, *patterns: str, end: int | None = None
+) -> dict[str, Tally]:
+    """Return the tallies of all subjects that match one of the patterns, up to an offset if given.
 
     Raises:
         ApiRefusal: there is no index, and more to read than one request may.
@@ -260,7 +262,8 @@ def tally_subjects(partition: Partition, *patterns: str) -> dict[str, Tally]:
     search, budget = partition.find_runs(*patterns), SEARCH_BYTES_MAX // BATCH_BYTES
     if search is None:
         return {}
-    tallies, uncovered = search.tally(partition.log_start_offset, partition.last_stable_offset)
+    stop = partition.last_stable_offset if end is None else end
+    tallies, uncovered = search.tally(partition.log_start_offset, stop)
     for extent in uncovered:
         cursor = open_cursor(partition, *extent, columns=["offset", "subject"])
         while cursor.has_more:
