@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture
 def flushed():
-    """A function that waits until nats-server has all that a stock client was given to say.
+    """Return a function that waits until nats-server has everything a stock client sent.
 
     nats-py's ``flush`` writes its PING ahead of what publish and subscribe left in the client's
     buffer, and only then the buffer: the answer to a second one comes after both.

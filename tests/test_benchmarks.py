@@ -1,4 +1,4 @@
-"""Benchmarks are not run by the suite, but what they import has to be there."""
+"""Benchmarks are not run by the suite, but their imports must exist."""
 
 import importlib
 from pathlib import Path

@@ -155,7 +155,7 @@ def test_every_command_is_documented():
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_flag_is_documented(name):
-    """A command's section names exactly its flags and arguments, beside the common ones."""
+    """A command's section has exactly its flags and arguments, besides the common ones."""
     page = text_of("docs/cli.md")
     common = set(table_rows(section(page, "Flags that most commands take")))
     assert common == {"--server", "--output"}
@@ -172,7 +172,7 @@ def test_every_flag_is_documented(name):
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_command_explains_itself(name):
-    """Help has a sentence and an example, each flag says what it does; output may be JSON."""
+    """Help has a sentence and an example, each flag a description; output may be JSON."""
     command = COMMANDS[name]
     assert command.help, name
     assert command.epilog, f"{name} shows no example"
@@ -182,7 +182,7 @@ def test_every_command_explains_itself(name):
 
 
 def test_the_readme_begins_with_what_it_is_and_two_commands():
-    """Its first screen: a sentence, the commands, Python, Spark, what holds, a picture."""
+    """Its first screen has a sentence, the commands, Python, Spark, promises and a picture."""
     screen, rest = text_of("README.md").split("\n## ", 1)
     places = [
         screen.index(each)
@@ -260,7 +260,7 @@ def test_architecture_names_what_exists():
 
 
 def test_status_names_what_exists():
-    """Each path and test file that docs/status.md names is there; a star stands for any name."""
+    """Each path and test file in docs/status.md exists; a star matches any name."""
     folders = [ROOT, ROOT / "src" / "strandline", ROOT / "src"]
     unknown = []
     for token in set(re.findall(r"`([\w/*.{},-]+)`", text_of("docs/status.md"))):
@@ -281,7 +281,7 @@ def test_status_names_what_exists():
 
 
 def test_every_page_is_reached_from_the_readme():
-    """A reader who follows links from the README comes to every page."""
+    """Links from the README lead to every page."""
     seen, waiting = set(), [ROOT / "README.md"]
     while waiting:
         page = waiting.pop().resolve()
@@ -311,7 +311,7 @@ class Running:
 
     @property
     def environ(self):
-        """What the examples find in their environment."""
+        """The environment of the examples."""
         path = f"{Path(PYTHON).parent}{os.pathsep}{os.environ['PATH']}"
         server = f"127.0.0.1:{self.ready['flight_port']}"
         return {**os.environ, "PATH": path, "STRANDLINE_SERVER": server}
@@ -365,7 +365,7 @@ def run_shell(line, running, *, timeout_s=300):
 
 
 def check_shell(line, running):
-    """Run a line, or check what would take too long or change the machine."""
+    """Run a line, or check one that would take too long or change the machine."""
     words = line.split("#")[0].split()
     if not words:
         return

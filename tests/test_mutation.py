@@ -49,7 +49,7 @@ def test_a_mistake_changes_one_place(tool):
 
 
 def test_mistakes_are_made_in_what_the_code_does(tool):
-    """Not in what it logs, asserts or says; positions hold beyond letters of several bytes."""
+    """Not in logs, assertions or texts; positions are right after multi-byte letters."""
     made = {(each.line, each.before, each.after) for each in tool.mistakes_of(SOURCE)}
     assert made == {
         (3, "1", "2"),
@@ -69,7 +69,7 @@ def test_mistakes_are_made_in_what_the_code_does(tool):
 
 
 def test_a_renamed_file_is_followed(tool):
-    """What the tool names exists: integration tests, the files they go through, and survivors."""
+    """The tool's tests, files and survivors exist."""
     import trials
 
     import report

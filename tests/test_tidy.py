@@ -282,7 +282,7 @@ def test_lines_are_short_in_every_language() -> None:
 
 
 def test_one_word_per_concept() -> None:
-    """The vocabulary of docs/glossary.md; what is Kafka's own may be called by its name."""
+    """The vocabulary of docs/glossary.md; Kafka's own terms may be used for Kafka."""
     offences = []
     for name, text in TEXTS.items():
         if name in ALLOWED or KAFKA_WORDS.search(name):

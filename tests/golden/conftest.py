@@ -1,4 +1,4 @@
-"""Stories as text: commands, and below each what it leads to.
+"""Golden scripts: commands, and below each its effects.
 
 A line that begins with ``>`` is a command; comments and empty lines stay; everything else is what
 came when the script was written.
@@ -11,7 +11,7 @@ import pytest
 
 
 def played(text, command):
-    """The script with what comes now after each command."""
+    """Return the script with the present effects after each command."""
     lines = []
     for line in text.splitlines():
         if line.startswith(">"):
@@ -22,7 +22,7 @@ def played(text, command):
 
 
 def judge(path, command):
-    """Play a script: every line must be as it stands there, unless it is to be written anew."""
+    """Run a script: every line must match, unless the script is being rewritten."""
     script = path.read_text("utf-8")
     now = played(script, command)
     if os.environ.get("GOLDEN_UPDATE"):

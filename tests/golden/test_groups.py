@@ -1,4 +1,4 @@
-"""Stories of consumer groups as text: what is asked of the coordinator, and what follows.
+"""Golden scripts of consumer groups: requests to the coordinator, and their effects.
 
 A line that begins with ``>`` is a command, the lines after it are what came of it, ``#`` explains.
 ``GOLDEN_UPDATE=1`` writes what comes now into the scripts: read the difference before a commit.
@@ -221,5 +221,5 @@ class Story:
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_stories_of_groups_go_as_they_are_told(path, golden):
-    """Each script's commands lead to exactly what it says."""
+    """Each script's commands have exactly the effects it lists."""
     golden.judge(path, Story().run)

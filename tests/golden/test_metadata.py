@@ -1,4 +1,4 @@
-"""Stories of operating a cluster as text: what is ordered, and what the controller makes of it.
+"""Golden scripts of operating a cluster: commands, and the controller's decisions.
 
 A line that begins with ``>`` is a command, the lines after it are what came of it, ``#`` explains.
 ``GOLDEN_UPDATE=1`` writes what comes now into the scripts: read the difference before a commit.
@@ -40,7 +40,7 @@ def numbers(text):
 
 
 class Story:
-    """An image, a controller and what is heard of brokers."""
+    """An image, a controller and the heartbeats of brokers."""
 
     def __init__(self):
         self.image = MetadataImage()
@@ -50,7 +50,7 @@ class Story:
         self.said = []
 
     def play(self, line):
-        """Do what a line says; what came of it."""
+        """Run a line's command; return its effects."""
         self.said = []
         word, *arguments = line.split()
         options = dict(each.split("=") for each in arguments if "=" in each)

@@ -1,4 +1,4 @@
-"""Stories of replication as text: each script says what happens and what the replicas do then.
+"""Golden scripts of replication: each event, and what the replicas do.
 
 A line that begins with ``>`` is a command, the lines after it are what came of it, ``#`` explains.
 ``GOLDEN_UPDATE=1`` writes what comes now into the scripts: read the difference before a commit.
@@ -137,7 +137,7 @@ class Story:
                 self.step(number, read)
 
     def carry_out(self, number, effect):
-        """Do it; returns what the replica is to be told of it."""
+        """Execute an effect; return the events that it causes."""
         log = self.logs[number]
         match effect:
             case fx.Send(to):
@@ -359,7 +359,7 @@ class Story:
             )
 
     def command(self, line):
-        """Do what a line says; returns what came of it."""
+        """Run a line's command; return its effects."""
         name, *words = line.split()
         named = dict(word.split("=") for word in words if "=" in word)
         self.lines = []

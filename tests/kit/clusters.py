@@ -1,4 +1,4 @@
-"""Three brokers as processes, and what tests of the ``cluster`` fixture ask them.
+"""Three brokers as processes, and helpers for tests of the ``cluster`` fixture.
 
 Unless a test names another stream, they are asked about ``orders``.
 """
@@ -70,12 +70,12 @@ def leader_of(cluster):
 
 
 def in_sync(cluster):
-    """Assert that every broker knows every copy to be in sync."""
+    """Assert that every broker knows every replica to be in sync."""
     assert all(tuple(status(server).isr) == tuple(cluster) for server in cluster.values())
 
 
 def read_at(server, kit, *, count):
-    """So many records, in one read at this very broker, once it knows that they are committed."""
+    """Read this many records at this broker only, once it knows that they are committed."""
     with ReplicaReader(server.flight, timeout_s=30) as replica:
 
         def is_committed():

@@ -1,4 +1,4 @@
-"""nats-servers of the user's: processes that are routed together, as brokers may be told to use.
+"""External nats-servers: processes with routes between them, for brokers to use.
 
 Each has its monitoring page, which says whether it has met the others.
 """
@@ -59,7 +59,7 @@ class NatsServer:
 
 @contextmanager
 def routed_nats_servers(directory, count, *, persist):
-    """So many, which have met each other; killed at the end."""
+    """Start this many nats-servers with routes; kill them at the end."""
     ports = free_ports(3 * count)
     triples = [ports[n : n + 3] for n in range(0, len(ports), 3)]
     routes = [f"nats-route://127.0.0.1:{route}" for *_, route in triples]

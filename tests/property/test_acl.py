@@ -1,4 +1,4 @@
-"""Access rules against what they mean, for any rules and questions."""
+"""Access rules against a simple model, for any rules and requests."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,7 +58,7 @@ def test_what_is_not_covered_has_a_subject_outside(pattern, asked):
 
 @given(PATTERNS)
 def test_every_pattern_covers_itself(pattern):
-    """A caller who may use a pattern may request all of it."""
+    """A caller with permission for a pattern may request all of it."""
     assert subject_covers(pattern, pattern)
 
 

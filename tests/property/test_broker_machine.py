@@ -1,4 +1,4 @@
-"""A broker's whole life against a model: what was acked is there once, in order, whatever happens.
+"""A broker against a model: acked records are stored once, in order, whatever happens.
 
 Hypothesis makes up appends with and without message ids, deletions, truncations, checkpoints, full
 disks, input/output errors, clean stops, kills, and power losses that keep any part of what was not
@@ -54,7 +54,7 @@ def quick_healing(monkeypatch):
 
 
 class OnTheLoop(ThreadPoolExecutor):
-    """Runs at once what would run on a thread, so that a life repeats and ends with its loop."""
+    """Runs thread work at once, so that a run repeats and ends with its loop."""
 
     def submit(self, function, /, *args, **kwargs):
         done = Future()
@@ -66,7 +66,7 @@ class OnTheLoop(ThreadPoolExecutor):
 
 
 class Publish:
-    """One record somebody tried to append, and what became of it."""
+    """One record that was published, and its outcome."""
 
     def __init__(self, number, place, message_id):
         self.value = b"%d:" % number
@@ -79,7 +79,7 @@ class Publish:
 
 
 class Answers:
-    """The responder; a broker that is gone is not listened to any more."""
+    """The ack sink; answers of a broker that was killed are ignored."""
 
     def __init__(self, machine):
         self.machine = machine
@@ -115,7 +115,7 @@ class PartitionModel:
 
 
 class BrokerMachine(RuleBasedStateMachine):
-    """A broker on a faulty disk; each life has a loop of its own, which dies with it."""
+    """A broker on a faulty disk; each run has an event loop of its own."""
 
     def __init__(self):
         super().__init__()
@@ -248,7 +248,7 @@ class BrokerMachine(RuleBasedStateMachine):
         )
 
     def note_ack(self, publish, offset, *, duplicate):
-        """A publisher was told an offset: that is a promise."""
+        """Record an acknowledged offset, which is a promise."""
         model = self.models[publish.place]
         if not duplicate:
             assert model.stored.setdefault(offset, publish.value) == publish.value
@@ -268,7 +268,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.is_settled)
     @rule(name=st.sampled_from(list(STREAMS)))
     def delete_and_create(self, name):
-        """The stream's records are gone for good, and another takes its name."""
+        """Delete the stream and its records, and create another of its name."""
         self.heal()
         self.run(self.broker.delete_stream(name))
         self.create(name)
@@ -293,7 +293,7 @@ class BrokerMachine(RuleBasedStateMachine):
     # What the world does
 
     def heal(self):
-        """Nothing fails any more."""
+        """End all faults."""
         self.disk._failures.clear()
         self.disk.full = False
 
@@ -321,7 +321,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(is_clean=st.booleans())
     def restart(self, is_clean):
-        """A clean stop or a kill, after which the system keeps what was written; then a start."""
+        """Stop cleanly or kill, after which the system keeps what was written; then start."""
         if is_clean:
             self.run(self.broker.stop())
             assert all(publish.answer is not None for publish in self.open_publishes)
@@ -334,7 +334,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @rule(seed=st.integers(0, 1 << 32), chance=st.sampled_from([0.0, 0.5, 1.0]))
     def lose_power(self, seed, chance):
-        """The machine dies; of what was not synced any part survives."""
+        """Cut the power; of unsynced writes any part survives."""
         choice = random.Random(seed)
 
         def keep(write):

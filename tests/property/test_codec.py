@@ -1,4 +1,4 @@
-"""The codec against plain Python lists: what goes in comes out, and corruption is always found."""
+"""The codec against Python lists: decoding inverts encoding, and corruption is always found."""
 
 import pyarrow as pa
 import pytest

@@ -67,7 +67,7 @@ def test_any_bytes_are_an_entry_or_an_error_of_ours(data):
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
 @given(data=st.binary(max_size=200) | json_values.map(msgspec.json.encode))
 def test_any_bytes_are_a_request_or_an_error_of_ours(kind, data):
-    """Whatever a client sends, it is told so."""
+    """Any client bytes decode to a request or raise one of our errors."""
     with contextlib.suppress(InvalidRequestError):
         assert isinstance(decode(data, kind, what="request"), kind)
 

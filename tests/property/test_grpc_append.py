@@ -72,7 +72,7 @@ script = st.lists(action, min_size=20, max_size=50)
 
 
 class Partition:
-    """Accepts or refuses at once, and answers when it is told to."""
+    """Accepts or rejects records at once, and answers on command."""
 
     config = SimpleNamespace(subject="beam")
 
@@ -129,7 +129,7 @@ class GeneralOnly(AppendStream):
 
 
 class Wire(asyncio.Transport):
-    """Keeps what is written."""
+    """Keeps the written bytes."""
 
     def __init__(self):
         super().__init__()
@@ -150,7 +150,7 @@ class Wire(asyncio.Transport):
 
 
 class Session:
-    """A client of one connection, which says what a script tells it to.
+    """A client of one connection, driven by a script.
 
     Args:
         kind: of stream that takes the requests.
@@ -192,7 +192,7 @@ class Session:
         )
 
     def run(self, actions):
-        """Do what the script says, and hear all answers."""
+        """Run the script and receive all answers."""
         for action in actions:
             arguments = dict(action)
             getattr(self, arguments.pop("do"))(**arguments)
@@ -236,7 +236,7 @@ class Session:
             self._client.increment_flow_control_window(100, call)
 
     def refuse(self):
-        """Refuse what comes next."""
+        """Reject the next record."""
         self._talk()
         self.partition.is_refusing = True
 
@@ -246,7 +246,7 @@ class Session:
         self.is_leading = is_on
 
     def turn(self, ends):
-        """Let a turn end, and the client hear of it."""
+        """End a group commit, and notify the client."""
         self._talk()
         self.partition.answer(ends)
         self._shared.send_answers()
@@ -290,7 +290,7 @@ def message(sequence, proposals, form):
 @settings(max_examples=150)
 @given(script, st.sampled_from([0, 5, 20, 65_535]), st.lists(st.integers(1, 3000), min_size=1))
 def test_both_ways_give_the_same_answers(actions, window, cuts):
-    """However requests are written, framed and cut, and whatever becomes of them meanwhile."""
+    """However requests are encoded, framed and split, and whatever their outcome."""
 
     async def answers(kind, cuts):
         return Session(kind, window, cuts).run(actions)

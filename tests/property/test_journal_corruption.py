@@ -1,4 +1,4 @@
-"""A journal corrupt in any way, and the whole recovery over it.
+"""Any corruption of a journal, and the whole recovery over it.
 
 What has a checksum that is not right is corruption that disks do; what has one that is, though its
 lengths lie, no disk does, but it reaches the code behind the checksums, which must not fall over.
@@ -47,7 +47,7 @@ lives = {
 
 
 class Counted(Disk):
-    """A disk that syncs nothing, and of which neither much is read at once nor much written."""
+    """A disk without syncs that limits the bytes read and written at once."""
 
     syncs_plainly = False
 
@@ -86,7 +86,7 @@ class Place(NamedTuple):
 
 
 class Life:
-    """A data directory: what was appended to it, acked all of it, and where it is."""
+    """A data directory with its appended and acked batches, and their positions."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -107,7 +107,7 @@ class Life:
         return self.now
 
     def live(self, turns, *, checkpoint_at: int | None) -> None:
-        """Turns, each of them synced, and perhaps a checkpoint that recycles files."""
+        """Run group commits, each synced, and perhaps a checkpoint that recycles files."""
         for number, turn in enumerate(turns):
             self.turn(turn)
             if number == checkpoint_at:
@@ -131,7 +131,7 @@ class Life:
         self.now.journal.sync()
 
     def die(self, *, is_written: bool) -> None:
-        """A kill: segments have what was written to them, which may be nothing."""
+        """Kill the process: segments keep what was written to them, perhaps nothing."""
         if is_written:
             for log in self.now.logs.values():
                 log.write_pending()
@@ -173,7 +173,7 @@ def directory() -> Iterator[Path]:
 
 
 def begin(directory: Path, turns, *, checkpoint_at: int | None, is_written: bool) -> Life:
-    """A life that has just ended."""
+    """Return a run that has just ended."""
     life = Life(Path(tempfile.mkdtemp(dir=directory)) / "data")
     life.recover()
     life.live(turns, checkpoint_at=checkpoint_at)
@@ -221,7 +221,7 @@ class Corrupt:
         self.overwrite(place.file, place.entry.position + at, junk)
 
     def header(self, place: Place, data: st.DataObject) -> None:
-        """The same in what a file says about itself."""
+        """Corrupt a file's header."""
         at = data.draw(st.integers(0, 39), "at")
         self.overwrite(place.file, at, data.draw(st.binary(min_size=1, max_size=40 - at), "junk"))
 
@@ -230,7 +230,7 @@ class Corrupt:
         del self.files[place.file][place.entry.position + data.draw(st.integers(0, 200), "at") :]
 
     def remove(self, place: Place, _: st.DataObject) -> None:
-        """A file is gone."""
+        """Remove a file."""
         self.files[place.file].clear()
 
     def copy(self, place: Place, data: st.DataObject) -> None:
@@ -255,7 +255,7 @@ class Corrupt:
 def test_what_precedes_corruption_is_kept_and_nothing_is_made_up(
     directory, turns, checkpoint_at, is_written, data
 ):
-    """Whatever happens to the journal, it opens, has what was before, and the logs go on."""
+    """A corrupt journal opens, keeps what was before the corruption, and invents nothing."""
     life = begin(directory, turns, checkpoint_at=checkpoint_at, is_written=is_written)
     corrupt = Corrupt(life)
     for _ in range(data.draw(st.integers(1, 3), "times")):
@@ -383,7 +383,7 @@ def test_lies_with_the_right_checksum_break_nothing(
 
 @pytest.mark.parametrize("field", [None, *FIELDS])
 def test_each_lie_alone_breaks_nothing(directory, field):
-    """Every number of a header, in turn, is as small or as large as it can be, or a little off."""
+    """Every number of a header, in turn, gets an extreme or a slightly wrong value."""
     for edge in EDGES + STEPS:
         life = begin(directory, [[(LogId(1), 30)]] * 3, checkpoint_at=None, is_written=False)
         corrupt = Corrupt(life)

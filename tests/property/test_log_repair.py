@@ -1,4 +1,4 @@
-"""Whatever bytes of a log are hit, a copy brings back what was there, or nothing changes."""
+"""Corruption of any bytes of a log is repaired exactly, or nothing changes."""
 
 import contextlib
 import tempfile
@@ -104,7 +104,7 @@ def test_a_log_is_whole_again_after_its_holes_were_repaired(directory, shape, pl
 @settings(max_examples=15)
 @given(shape=shapes, other=shapes, places=hits)
 def test_the_batches_of_another_log_are_refused(directory, shape, other, places):
-    """If they do not fit to the byte, the corruption stays what it was."""
+    """Batches that do not fit to the byte leave the corruption as it was."""
     log, _ = make_log(directory, shape)
     _, strange = make_log(directory, [(count, size + 1000) for count, size in other])
     hit(log, places)

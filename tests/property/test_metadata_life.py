@@ -1,4 +1,4 @@
-"""Whole lives of a cluster's metadata: random, and judged by what becomes of records.
+"""Random histories of a cluster's metadata, checked by their effect on records.
 
 ``test_metadata_machine.py`` throws any command at any image; here commands come from brokers,
 leaders, operators and the controller as they would, late, twice and on old images.

@@ -1,4 +1,4 @@
-"""Any command on any image: applied or refused, the image stays right, and a retry changes nothing.
+"""Any command on any image is applied or rejected; the image stays valid, a retry has no effect.
 
 Hypothesis makes up commands with known and unknown names, ids, versions and runs, with no regard
 for who would send them; ``test_metadata_life.py`` plays the roles.
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.partitions)
     @rule(data=st.data(), offset=st.integers(0, 9))
     def skip(self, data, offset):
-        """A partition as it is goes on beyond its end, if the offset can be that."""
+        """Let a partition skip beyond its end, if the offset allows it."""
         self.apply(c.SkipTo(self.some_at(data), offset))
 
     @precondition(lambda self: any(p.leader for _, p in self.partitions))

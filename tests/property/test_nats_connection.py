@@ -21,7 +21,7 @@ from strandline.types import Offset, PartitionName
 
 
 class Partition:
-    """Answers at once, in turn with an ack, a duplicate and an error."""
+    """Answers at once, alternating between an ack, a duplicate and an error."""
 
     def __init__(self, name):
         self.name = name
@@ -91,7 +91,7 @@ class Hashable:
 
 
 class Transport:
-    """Collects what is written."""
+    """Collects the written bytes."""
 
     def __init__(self):
         self.output = bytearray()
@@ -142,7 +142,7 @@ def test_any_conversation_ends_in_replies_or_an_error(conversation, size):
 
 
 async def converse(conversation, size):
-    """Say it to a connection, and check what it answers."""
+    """Send bytes to a connection, and check its answers."""
     connection, transport = make_connection(), Transport()
     connection.connection_made(transport)
     data = b"".join(conversation)

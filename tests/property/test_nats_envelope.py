@@ -93,7 +93,7 @@ def test_truncated_envelopes_never_raise(message, kept):
 
 @given(st.binary(max_size=60), st.integers(0, 3))
 def test_any_bytes_are_fields_or_a_wire_error(data, entries_max):
-    """The protobuf reader knows one error only, and keeps to its cap."""
+    """The protobuf reader raises only one error, and keeps its limit."""
     fields = {1: ("i", Scalar.INT), 2: ("b", Scalar.BYTES), 3: ("e", Scalar.ENTRIES)}
     with contextlib.suppress(WireError):
         found = read_fields(data, fields, entries_max=entries_max)

@@ -65,7 +65,7 @@ fragments = st.lists(
 
 
 def feed_in_chunks(parser, data, cuts):
-    """All events, feeding ``data`` cut at the given places."""
+    """Return all events of ``data``, split at the given positions."""
     places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
     events = []
     for start, stop in itertools.pairwise(places):
@@ -98,7 +98,7 @@ def test_any_cutting_of_valid_server_bytes_gives_the_same_events(data, cuts):
 @example(b"PUB a 5\r\nhelloXX", [16], True)
 @example(b"PUB a 5\r\nhello\r\r\n", [14, 15], True)
 def test_any_bytes_give_events_and_bounded_memory(data, cuts, from_client):
-    """Arbitrary bytes never raise, keep little, and give the same events however they are cut."""
+    """Any bytes, however split, give the same events, in bounded memory."""
     whole = Parser(PAYLOAD_MAX, from_client=from_client).feed(data)
     line_max = LINE_BYTES_MAX if from_client else SERVER_LINE_BYTES_MAX
     parser = Parser(PAYLOAD_MAX, from_client=from_client)
@@ -113,7 +113,7 @@ def test_any_bytes_give_events_and_bounded_memory(data, cuts, from_client):
 
 @given(st.integers(min_value=0, max_value=3), st.binary(min_size=1, max_size=3))
 def test_endless_lines_are_not_kept(prefix, filler):
-    """A line that never ends is refused soon after its limit."""
+    """A line without an end is rejected soon after its limit."""
     parser = Parser(PAYLOAD_MAX, from_client=True)
     parser.feed(b"PUB"[:prefix])
     for _ in range(2 * LINE_BYTES_MAX // len(filler)):
@@ -141,7 +141,7 @@ def test_headers_round_trip(headers):
     | st.binary(max_size=120)
 )
 def test_any_header_block_parses_or_is_a_typed_error(block):
-    """Arbitrary blocks give headers or the one error, and what parses can be interpreted or not."""
+    """Any block gives headers or one typed error."""
     with contextlib.suppress(InvalidRecordError):
         for name, value in parse_headers(block):
             assert name
@@ -169,7 +169,7 @@ known_names = st.sampled_from(
 
 @given(st.lists(st.tuples(known_names, values), max_size=5), st.binary(max_size=30))
 def test_any_known_headers_are_interpreted(headers, payload):
-    """Whatever the values of the headers we know, no payload is lost."""
+    """Whatever the values of known headers, no payload is lost."""
     found = interpret(encode_headers(headers), payload)
     assert found.value in (payload, None)
     assert found.expected_last is None or found.expected_last >= 0
@@ -221,7 +221,7 @@ def enumerate_patterns(bound):
 
 @given(st.text(max_size=40), st.booleans())
 def test_any_text_is_a_subject_or_a_typed_error(text, wildcards):
-    """Validation never raises anything else, and what passes is safe in a control line."""
+    """Validation raises one typed error only, and a valid subject is safe in a control line."""
     try:
         validate_subject(text, wildcards=wildcards)
     except InvalidSubjectError:

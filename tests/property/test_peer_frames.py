@@ -33,7 +33,7 @@ def encoded(frame):
 
 
 def fed(decoder, data, sizes):
-    """Frames found in ``data`` cut into chunks of these sizes, again and again, and the error."""
+    """Return the frames in ``data`` split into chunks of these sizes in rotation, and the error."""
     found = []
     position = turn = 0
     while position < len(data):
@@ -51,7 +51,7 @@ def fed(decoder, data, sizes):
 
 @given(st.lists(frames, max_size=12), chunk_sizes)
 def test_any_cutting_gives_the_same_frames(sent, sizes):
-    """However the bytes are cut, what was sent comes out: all of it, in order, and no more."""
+    """However the bytes are split, exactly the sent frames are decoded, in order."""
     decoder = make_decoder()
     found, error = fed(decoder, b"".join(map(encoded, sent)), sizes)
     assert error is None

@@ -1,4 +1,4 @@
-"""Producers against a model that keeps the whole log and looks through it.
+"""Producer state against a model that keeps and searches the whole log.
 
 Batches are next, repeated, early, torn or of other epochs, in any order; the log is cut now and
 then, as by a full disk or a change of leaders, and now and then known from its batches alone.
@@ -68,7 +68,7 @@ class Model:
         return newest._replace(sequence=newest.sequence + count)
 
     def cut(self, offset):
-        """Cut at the last batch that begins at or before ``offset``, as logs are."""
+        """Truncate at the last batch that begins at or before ``offset``, as logs are."""
         starts = [start for _, _, start in self.log if start <= offset]
         end = starts[-1] if starts else 0
         self.log = [each for each in self.log if each[2] < end]
@@ -128,7 +128,7 @@ def test_answers_are_those_of_the_whole_log(steps):
 
 @given(steps, st.integers(1, 3))
 def test_forgetting_costs_a_rejection_and_never_a_second_copy(steps, ranges_max):
-    """With little room a repeat may be refused; what is next and what is fenced is known still."""
+    """With little room a repeat may be rejected, but is never stored twice."""
 
     def check(found, wanted):
         is_forgotten = found is OutOfOrderSequenceError and isinstance(wanted, str)

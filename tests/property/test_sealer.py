@@ -1,4 +1,4 @@
-"""Sealing against what went in, and opening against any bytes whatever."""
+"""Sealing against its input, and opening of any bytes."""
 
 import contextlib
 

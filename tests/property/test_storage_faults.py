@@ -1,4 +1,4 @@
-"""Corruption of any kind to a log: found, named, never served, and what is intact is.
+"""Corruption of a log is found, named and never served, and intact batches are served.
 
 The machine test next to this one loses what was never synced; here bytes that were durable change.
 """
@@ -112,7 +112,7 @@ def test_corrupt_batches_are_reported_and_all_others_served(
 
 @given(shape=shapes, data=st.data())
 def test_any_offset_is_found_again_after_any_truncations(directory, shape, data):
-    """Cut at both ends and reopened, with or without its indexes, a log serves every record."""
+    """Truncated at both ends and reopened, with or without indexes, a log serves every record."""
     path = fresh(directory)
     log, batches = write(path, shape)
     end = log.truncate_to(data.draw(st.integers(0, log.log_end_offset)))
@@ -187,7 +187,7 @@ def test_compaction_against_a_dictionary(directory, batches, rolls):
 
 @given(junk=st.binary(max_size=400))
 def test_any_bytes_as_small_files(directory, junk):
-    """Index and start files of any content are refused or read, never worse."""
+    """Index and start files with any content are rejected or read."""
     assert decode_index(junk, KIND_OFFSETS) is None
     path = fresh(directory)
     path.mkdir()

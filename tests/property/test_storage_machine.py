@@ -99,7 +99,7 @@ class StorageMachine(RuleBasedStateMachine):
         return self.root / "data" / "logs" / f"{model.log_id:08d}"
 
     def inspect(self, plans: dict[LogId, LogPlan]) -> None:
-        """Nothing is missed that is not lost: whatever was cut, removed, deleted, or not synced."""
+        """Only lost data is reported missing, after any truncation, removal, deletion or crash."""
         reports = inspect_directory(self.root / "data", verify=True, known=set(plans))
         corrupt = [r.findings for r in reports if r.is_corrupt and "index" not in r.kind]
         assert corrupt == [], "an index may be torn, and is made anew"
@@ -117,7 +117,7 @@ class StorageMachine(RuleBasedStateMachine):
         assert log.log_start_offset >= model.start or log.log_start_offset == model.end
 
     def unread(self, model: Model) -> None:
-        """Batches that were cut are back in place of some that were not safe."""
+        """Truncated batches are back instead of some that were not safe."""
         log = self.log(model)
         found = list(self.read(log, log.log_start_offset))
         first = next((i for i, batch in enumerate(found) if batch not in model.batches), None)
@@ -144,7 +144,7 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule(turn=turns)
     def append(self, turn: list[tuple[int, int, int]]) -> None:
-        """A turn: segments, then journal; undone as a whole if the journal refuses."""
+        """A group commit: segments, then journal; undone as a whole if the journal rejects it."""
         parts: list[tuple[LogId, bytes]] = []
         taken: list[tuple[Model, int]] = []
         assert self.open is not None
@@ -264,7 +264,7 @@ class StorageMachine(RuleBasedStateMachine):
     @rule(operation=st.sampled_from(["write", "sync"]))
     @precondition(lambda self: not self.disk.full)
     def break_journal(self, operation: str) -> None:
-        """An input/output error: the journal refuses everything until it is reopened."""
+        """After an I/O error the journal rejects everything until it is reopened."""
         assert self.open is not None
         journal = self.open.journal
         model = self.models[0]
@@ -289,20 +289,20 @@ class StorageMachine(RuleBasedStateMachine):
 
     @rule()
     def kill(self) -> None:
-        """The process dies; the system keeps what was written."""
+        """Kill the process; the system keeps what was written."""
         self.disk.full = False
         self.reopen()
 
     @rule(kept=st.sampled_from([keep_nothing, keep_all]))
     def lose_power(self, kept: object) -> None:
-        """The machine dies; of what was not synced nothing, or everything, survives."""
+        """Cut the power; of unsynced writes nothing, or everything, survives."""
         self.open = None
         self.disk.crash(kept)
         self.reopen()
 
     @rule(data=st.data())
     def lose_power_in_the_middle(self, data: st.DataObject) -> None:
-        """The machine dies while it writes: any part of what was not synced survives."""
+        """Cut the power during a write: any part of unsynced writes survives."""
 
         def keep(write: Unsynced) -> list[tuple[int, int]]:
             length = len(write.data)

@@ -39,7 +39,7 @@ def run_all(aim, *, seeds):
 
 
 def test_some_seeds_aim():
-    """Every fourth, at each aim in turn; the others are as they were."""
+    """Every fourth seed runs a directed scenario, in rotation; the others are unchanged."""
     kinds = [type(group(seed)) for seed in range(8)]
     assert kinds == [
         ConsensusGroup,

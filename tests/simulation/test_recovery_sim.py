@@ -23,13 +23,13 @@ def life(seed):
 
 @pytest.mark.parametrize("first", range(100, 100 + SEEDS, 10))
 def test_no_promise_is_broken(first):
-    """Whatever breaks: what was synced is there after every recovery, once, byte for byte."""
+    """Whatever fails, synced batches are there after every recovery, once, byte for byte."""
     for seed in range(first, min(first + 10, 100 + SEEDS)):
         assert life(seed).events > 1_000, "something happened"
 
 
 def test_the_faults_happen():
-    """Over some seeds every kind of fault, and every way to remove records, is met."""
+    """Over some seeds every kind of fault, and every way to remove records, occurs."""
     counts = sum((life(seed).counts for seed in range(101, 120)), start=life(100).counts)
     for what in ("failed write", "failed sync", "failed name", "lies"):
         assert counts[what] > 0, what
@@ -57,7 +57,7 @@ def write(disk, path, data):
 
 @pytest.mark.parametrize(("lies", "left"), [(False, b"data"), (True, b"")])
 def test_a_synced_write_survives_unless_the_disk_lies(disk, tmp_path, lies, left):
-    """A power loss takes what no sync has stored, and what one has only said it has."""
+    """A power loss takes writes that no sync has stored, or that a sync only claimed to store."""
     fd = write(disk, tmp_path / "file", b"data")
     disk.lies = lies
     disk.fdatasync(fd)
@@ -66,7 +66,7 @@ def test_a_synced_write_survives_unless_the_disk_lies(disk, tmp_path, lies, left
 
 
 def test_a_failed_sync_is_not_made_good_by_the_next(disk, tmp_path):
-    """As on Linux: what was to be written counts as clean, and is gone when it is read anew."""
+    """As on Linux: the unwritten pages count as clean, and are lost when read again."""
     fd = write(disk, tmp_path / "file", bytes(512))
     disk.fdatasync(fd)
     for _ in range(20):

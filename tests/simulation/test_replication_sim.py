@@ -29,7 +29,7 @@ def test_no_promise_is_broken(first):
 
 
 def test_the_faults_happen():
-    """Over some seeds every kind of fault, and every way out of one, is met."""
+    """Over some seeds every kind of fault, and every recovery from one, occurs."""
     counts = sum((history(seed).counts for seed in range(101, 113)), start=history(100).counts)
     for what in ("crashes", "partitions", "lost", "truncated", "isr grew", "isr shrank"):
         assert counts[what] > 0, what

@@ -1,4 +1,4 @@
-"""What tests of brokers and front ends share: a partition that is led anew."""
+"""Shared by tests of brokers and front ends: a partition with a new leader."""
 
 import pytest
 
@@ -14,7 +14,7 @@ from strandline.types import PartitionName
 
 @pytest.fixture
 async def led_anew(tmp_path):
-    """Led anew, with three records of which one was known to be committed."""
+    """A partition under a new leader, with three records of which one was known to be committed."""
     log = Log.open(tmp_path / "log", disk=Disk(), segment_bytes=1 << 16, segment_age_ms=10**9)
     admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None)
     config = StreamConfig(name="s", subject="s")

@@ -1,4 +1,4 @@
-"""Settings: defaults, decoding, and refusing what is not a setting."""
+"""Settings: defaults, decoding, and rejection of unknown keys."""
 
 import pytest
 
@@ -12,13 +12,13 @@ def test_nothing_given_means_the_defaults():
 
 
 def test_an_unknown_key_is_refused_with_a_suggestion():
-    """A misspelt key, also in a section, is refused and the nearest key named."""
+    """A misspelt key, also in a section, is rejected with the nearest key."""
     with pytest.raises(InvalidConfigError, match=r"'nats.prot'; did you mean 'nats.port'"):
         decode_config({"nats": {"prot": 1}}, BrokerConfig)
 
 
 def test_a_wrong_type_names_the_place():
-    """A value of the wrong type is refused with its path."""
+    """A value of the wrong type is rejected with its path."""
     with pytest.raises(InvalidConfigError, match=r"\$\.journal\.file_bytes"):
         decode_config({"journal": {"file_bytes": "many"}}, BrokerConfig)
 

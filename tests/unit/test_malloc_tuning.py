@@ -1,4 +1,4 @@
-"""Freed memory is kept by a reader, and only where nobody has said otherwise."""
+"""A reader keeps freed memory, unless the environment sets thresholds."""
 
 import os
 import resource
@@ -47,7 +47,7 @@ def test_memory_that_was_freed_is_used_again():
 
 @pytest.mark.parametrize("name", ["MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES"])
 def test_the_environment_has_the_last_word(name, monkeypatch):
-    """Thresholds that somebody chose are not changed."""
+    """Thresholds set in the environment are not changed."""
     monkeypatch.setenv(name, "")
     allocator.keep_freed_memory.cache_clear()
     try:

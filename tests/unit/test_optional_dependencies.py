@@ -17,12 +17,12 @@ PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def distributions(requirements):
-    """The names of what is required, as packaging normalises them."""
+    """The required distributions, with normalized names."""
     return {re.match(r"[\w-]+", one).group().lower().replace("_", "-") for one in requirements}
 
 
 def test_every_package_of_an_extra_is_known():
-    """No extra brings what is not listed, and none is said to bring what it does not."""
+    """The list has exactly the packages of each extra."""
     project = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]
     extras = {
         extra: distributions(required)
@@ -47,7 +47,7 @@ def test_a_package_of_nobody_is_asked_of_all():
     ("module", "package"), [("offset_store_sql", "sqlalchemy"), ("offset_store_zookeeper", "kazoo")]
 )
 def test_a_position_store_without_its_library_names_the_extra(module, package, monkeypatch):
-    """The import fails as imports do, and says what to install."""
+    """The import fails with a hint at the extra."""
     monkeypatch.delitem(sys.modules, f"strandline.client.consumer.{module}", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)

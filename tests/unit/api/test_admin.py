@@ -46,7 +46,7 @@ def test_a_wrong_request_is_refused(data, kind):
 
 
 def test_a_client_takes_the_answer_of_a_newer_broker():
-    """Fields it does not know are left alone."""
+    """Unknown fields are ignored."""
     info = PartitionInfo(
         partition=0, log_start_offset=1, high_watermark=3, log_end_offset=4, size_bytes=9
     )

@@ -117,7 +117,7 @@ def test_headers_may_be_lists_of_structs(kind, fields):
     ],
 )
 def test_a_header_without_a_value_is_refused(headers):
-    """A batch and NATS know empty values only: nothing becomes another thing on its way."""
+    """A null header is rejected, since NATS has empty values only."""
     with pytest.raises(InvalidRecordError, match="header 'h' has no value"):
         normalise(batch(value=["x"] * 2, headers=headers))
     assert normalise(batch(value=["x"], headers=headers.slice(0, 1))).num_rows == 1
@@ -141,7 +141,7 @@ def test_lists_that_are_no_headers_are_refused(headers):
 
 
 def test_an_index_of_pandas_without_a_name_is_left_out():
-    """Row numbers of a filtered frame are no data; a column that looks alike is refused."""
+    """Row numbers of a filtered frame are dropped; a similar data column is rejected."""
     done = normalise(batch(value=["x"], __index_level_0__=[7]))
     assert done.schema.names == ["value"]
     with pytest.raises(InvalidRecordError, match="__index_level_x__"):

@@ -1,4 +1,4 @@
-"""Quotas over the wire: what is not named is not limited."""
+"""Quotas over the wire: omitted fields mean no limit."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ def test_only_what_is_named_is_limited(name):
 
 
 def test_nothing_named_is_no_limit():
-    """Which the metadata then refuses as a quota."""
+    """The metadata rejects a quota without any limit."""
     assert SetQuotaRequest(principal="ann").quota == UNLIMITED
 
 

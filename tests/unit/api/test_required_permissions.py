@@ -25,5 +25,5 @@ BASE = {("stream", "n", "admin"), ("subject", "s", "read")}
     ],
 )
 def test_a_stream_reads_what_it_records(config, more):
-    """Its subject, what is below that if partitions are told by suffix, and its queue group."""
+    """Its subject, the partitions' subjects with the suffix rule, and its queue group."""
     assert needed(**config) == BASE | more

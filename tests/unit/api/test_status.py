@@ -72,7 +72,7 @@ def test_an_error_of_a_newer_broker_keeps_its_nature():
     ],
 )
 def test_errors_no_broker_wrote_are_judged_by_their_kind(raised, cls, part):
-    """Network and Arrow failures become errors of ours that say what to do."""
+    """Network and Arrow failures become our errors with a remedy."""
     arrived = from_flight(raised, address="h:1")
     assert type(arrived) is cls
     assert part in arrived.message

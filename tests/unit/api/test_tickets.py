@@ -1,4 +1,4 @@
-"""Tickets: what a read asks for, from any bytes, and every cap on the way."""
+"""Tickets: decoding of any bytes to a read, and every limit."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Messages are decoded on many threads, of a type that nobody has decoded before."""
+"""Messages of a type that was never decoded before are decoded on many threads at once."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What broker tests share: a disk that fails on order, a responder that keeps count, brokers."""
+"""Shared by broker tests: a disk that fails on command, a counting ack sink, brokers."""
 
 import asyncio
 import errno
@@ -31,7 +31,7 @@ FOR_EVER = 1 << 30
 
 
 class RiggedDisk(Disk):
-    """The real file system, except for what a test orders; syncs do nothing, to be quick.
+    """The real file system, except for the faults of a test; syncs do nothing, for speed.
 
     Operations are ``read``, ``write``, ``begin`` (of writing back), ``sync``, ``drop`` (of what is
     cached), ``open``, ``create``, ``truncate``, ``rename``, ``names`` (the sync of a directory) and
@@ -55,11 +55,11 @@ class RiggedDisk(Disk):
             self.fail(operation, pattern, code=errno.ENOSPC)
 
     def heal(self):
-        """No more failures."""
+        """End all faults."""
         self.orders.clear()
 
     def hold(self, operation, pattern="*", *, after=0):
-        """Let calls wait until the gate's ``released`` is set; ``reached`` tells of the first.
+        """Let calls wait until the gate's ``released`` is set; ``reached`` reports the first.
 
         So many calls pass before.
         """
@@ -161,7 +161,7 @@ SHORT = {
 
 
 class LoopWatchingDisk(RiggedDisk):
-    """Notes what may take long, and is done on the thread that made this disk: the event loop's."""
+    """Records slow calls on the thread that created it, which is the event loop's."""
 
     def __init__(self):
         super().__init__()
@@ -197,7 +197,7 @@ class LoopWatchingDisk(RiggedDisk):
 
 
 class Answers:
-    """An ack sink that keeps every answer and refuses a second one for the same token."""
+    """An ack sink that keeps every answer and fails on a second one for the same token."""
 
     is_alone = answers_leaderless = True
 
@@ -235,7 +235,7 @@ class Answers:
         return {token: error.code for token, error in self.errors.items()}
 
     async def wait(self, count):
-        """Until so many answers are there."""
+        """Wait for this many answers."""
         async with asyncio.timeout(60):
             while len(self.order) < count:
                 self._changed.clear()
@@ -243,7 +243,7 @@ class Answers:
 
 
 def put(partition, answers, *tokens, **options):
-    """Append a record for each token; unless told otherwise the value says which."""
+    """Append a record for each token; by default the value is the token's number."""
     for token in tokens:
         given = {"value": str(token).encode(), "subject": "s", **options}
         value = given.pop("value")
@@ -289,7 +289,7 @@ def held(directory):
 
 
 def abandon(broker):
-    """Leave a broker as kill -9 does: nothing is finished, everything is let go."""
+    """Leave a broker as kill -9 does: nothing is finished, everything is released."""
     for task in broker._tasks:
         task.cancel()
     broker._syncer.close()
@@ -298,13 +298,13 @@ def abandon(broker):
 
 @pytest.fixture
 def on_the_loop(monkeypatch):
-    """Turns of any size are synced on the loop, so that what fails before the sync fails them."""
+    """Sync group commits of any size on the loop, so that faults before the sync fail them."""
     monkeypatch.setattr(syncer, "INLINE_BYTES_MAX", 1 << 30)
 
 
 @pytest.fixture
 def without_spares(monkeypatch):
-    """No spare journal file is made ready, so that a turn has to make its own."""
+    """Create no spare journal file, so that a group commit has to create its own."""
     monkeypatch.setattr(checkpoint_schedule, "POLL_S", 3600)
 
 
@@ -342,7 +342,7 @@ def kit():
 
 @pytest.fixture
 async def open_broker(tmp_path, disk, clock, monkeypatch):
-    """Start brokers on one directory; what is left running is stopped."""
+    """Start brokers on one directory; those still running are stopped at the end."""
     monkeypatch.setattr(base_module, "HEAL_INTERVAL_S", 0.01)
     started = []
 
@@ -469,5 +469,5 @@ class Asker:
 
 @pytest.fixture
 def tx():
-    """What the tests here share."""
+    """Shared by the tests here."""
     return SimpleNamespace(Asker=Asker, seen=seen)

@@ -49,7 +49,7 @@ def change(broker, *commands) -> None:
 
 
 def test_where_nothing_is_checked_everybody_may(broker):
-    """Off is off: also who shows something wrong is let in."""
+    """Without access checks even wrong credentials are accepted."""
     caller = Access(BrokerConfig(), broker).identify(ClientCredentials("nonsense"))
     caller.check(CLUSTER, "admin")
     caller.check_known()
@@ -73,7 +73,7 @@ def test_a_producer_id_works_for_the_principal_that_it_was_given_to(broker):
 
 
 def test_a_broker_behind_its_cluster_refuses_no_producer_id_for_certain(broker):
-    """Who has it may have been decided without this broker."""
+    """The owner may have been decided without this broker."""
     change(broker, AddToken(TOKEN), AllocateProducerIds(10, "other"))
     made = Access(
         BrokerConfig(cluster=ClusterConfig(broker_id=1), auth=AuthConfig(enabled=True)), broker
@@ -83,7 +83,7 @@ def test_a_broker_behind_its_cluster_refuses_no_producer_id_for_certain(broker):
 
 
 def test_a_decision_follows_the_metadata(broker):
-    """What is granted counts with the next question, and what is revoked as well."""
+    """Grants and revocations take effect with the next check."""
     change(broker, AddToken(TOKEN))
     caller = access(broker).identify(ClientCredentials(TEXT))
     with pytest.raises(NotAllowedError):
@@ -97,7 +97,7 @@ def test_a_decision_follows_the_metadata(broker):
 
 
 def test_a_revoked_token_ends_what_is_under_way(broker):
-    """Its holder is somebody no more, whatever the rules say."""
+    """Its holder is no longer authenticated, whatever the rules say."""
     change(broker, AddToken(TOKEN), Grant((READ,)))
     caller = access(broker).identify(ClientCredentials(TEXT))
     caller.check(ORDERS, "read")
@@ -130,7 +130,7 @@ def test_a_broker_that_is_out_of_service_refuses_for_now(broker):
 
 
 def test_a_lease_that_is_over_ends_what_the_metadata_allows(broker):
-    """Nobody new is let in and nobody goes on, except by what the broker's own settings say."""
+    """Only the broker's own settings still allow anything."""
     auth = AuthConfig(enabled=True, admin_token=SECRET, admins=("boss", "tom"))
     door = Access(BrokerConfig(auth=auth, cluster=ClusterConfig(broker_id=1)), broker)
     by_token = Token(id="00010204", principal="tom", sha256=fingerprint("x"), created_ns=1)
@@ -167,7 +167,7 @@ def test_a_lease_that_is_over_ends_what_the_metadata_allows(broker):
 
 
 def test_a_broker_alone_needs_no_lease(broker):
-    """Nobody else revokes anything."""
+    """No other broker can revoke anything."""
     change(broker, Grant((READ,)), AddToken(TOKEN))
     broker.has_lease = False
     access(broker).identify(ClientCredentials(TEXT)).check(ORDERS, "read")

@@ -1,4 +1,4 @@
-"""The broker: streams come and go, restarts and crashes keep what was acked, stops answer all."""
+"""The broker: streams, restarts, crashes that keep acked records, stops that answer all."""
 
 import asyncio
 import errno
@@ -55,7 +55,7 @@ async def test_a_clean_stop_and_start_keep_everything(open_broker, make_stream, 
 
 
 async def test_a_crash_keeps_what_was_acked(open_broker, make_stream, answers, kit):
-    """Nothing was flushed but the journal: it is replayed, and offsets go on where they were."""
+    """Only the journal was synced: it is replayed, and offsets continue."""
     first = await open_broker()
     partition = await make_stream(first)
     kit.put(partition, answers, *range(10))
@@ -118,7 +118,7 @@ async def test_ids_that_are_not_utf8_are_told_apart(open_broker, make_stream, an
 
 
 async def test_a_second_broker_on_the_directory_is_refused(broker, open_broker, partition):
-    """The first goes on undisturbed; when it has stopped, the directory is free."""
+    """The first one is not affected; after its stop the directory is free."""
     with pytest.raises(DataDirLockedError, match="in use by another broker"):
         await open_broker()
     assert broker.stream("s")
@@ -129,7 +129,7 @@ async def test_a_second_broker_on_the_directory_is_refused(broker, open_broker, 
 async def test_a_start_that_fails_lets_go_of_the_directory(
     open_broker, make_stream, answers, kit, data_dir, disk
 ):
-    """After the cause is gone the next start works, in the same process."""
+    """Once the cause is gone the next start works, in the same process."""
     first = await open_broker()
     kit.put(await make_stream(first), answers, "a")
     await answers.wait(1)
@@ -150,7 +150,7 @@ async def test_a_start_that_fails_lets_go_of_the_directory(
 async def test_a_broker_starts_and_stops_on_a_full_disk(
     open_broker, make_stream, answers, disk, kit
 ):
-    """Reading goes on, appends are refused with disk_full, and service returns with space."""
+    """Reads work, appends fail with disk_full, and service returns with space."""
     first = await open_broker()
     partition = await make_stream(first)
     kit.put(partition, answers, "a")
@@ -175,7 +175,7 @@ async def test_a_broker_starts_and_stops_on_a_full_disk(
 async def test_a_full_disk_after_a_crash_refuses_the_start_and_loses_nothing(
     open_broker, make_stream, answers, disk, kit
 ):
-    """What only the journal holds needs space to be restored: say so, and keep the journal."""
+    """Replay needs space: the start reports that, and keeps the journal."""
     first = await open_broker()
     partition = await make_stream(first)
     kit.put(partition, answers, "a")
@@ -191,7 +191,7 @@ async def test_a_full_disk_after_a_crash_refuses_the_start_and_loses_nothing(
 
 @pytest.mark.parametrize("where", ["inline", "thread"])
 async def test_a_stop_answers_everything(open_broker, make_stream, answers, kit, disk, where):
-    """What was accepted is stored and acked before the end; what comes later is refused."""
+    """Accepted records are stored and acked before the end; later ones are rejected."""
     broker = await open_broker()
     partition = await make_stream(broker)
     if where == "thread":
@@ -262,7 +262,7 @@ async def test_a_task_that_dies_of_a_bug_is_reported(broker, kit, caplog, monkey
 
 
 async def test_streams_are_announced_and_counted(broker):
-    """Front ends hear of every change; the figures follow."""
+    """Front ends are notified of every change; the metrics follow."""
     changes = []
     broker.on_streams_changed(
         lambda names: changes.append((*names, [s.name for s in broker.streams()]))
@@ -278,7 +278,7 @@ async def test_streams_are_announced_and_counted(broker):
 
 
 async def test_a_name_is_taken_until_it_is_deleted(broker):
-    """Two streams of one name: the second is refused, and free after a deletion."""
+    """A second stream of the same name is rejected until the first is deleted."""
     config = StreamConfig(name="s", subject="s")
     await broker.create_stream(config)
     with pytest.raises(StreamExistsError):
@@ -312,7 +312,7 @@ async def test_a_stream_that_cannot_be_made_leaves_nothing(
 
 
 async def test_deleting_rejects_what_is_pending(broker, partition, answers, kit, data_dir):
-    """Publishers hear that the stream is gone; its files are, too."""
+    """Publishers get an error; the stream's files are removed."""
     kit.put(partition, answers, "a")
     await answers.wait(1)
     kit.put(partition, answers, "pending")
@@ -326,7 +326,7 @@ async def test_deleting_rejects_what_is_pending(broker, partition, answers, kit,
 
 
 async def test_deleting_waits_for_the_sync_under_way(broker, partition, answers, disk, kit):
-    """Records already in a turn are answered as that ends, then the files go."""
+    """Records in a group commit are answered first, then the files are removed."""
     broker._syncer.average_ms = 1e12
     kit.put(partition, answers, "a")
     await answers.wait(1)
@@ -346,7 +346,7 @@ async def test_deleting_waits_for_the_sync_under_way(broker, partition, answers,
 async def test_deleting_does_not_wait_for_a_pause_of_the_others(
     broker, make_stream, answers, kit, disk
 ):
-    """A busy broker never idles; a deletion waits for one turn, not for silence."""
+    """On a busy broker, a deletion waits for one group commit only."""
     await make_stream(broker, "gone")
     busy = await make_stream(broker, "busy")
     broker._syncer.average_ms = 1e12
@@ -394,7 +394,7 @@ async def test_a_deletion_that_cannot_be_noted_did_not_happen(
 async def test_files_that_cannot_be_removed_are_left_to_the_next_start(
     open_broker, make_stream, disk, data_dir
 ):
-    """The stream is gone all the same."""
+    """The stream is deleted anyway."""
     first = await open_broker()
     await make_stream(first)
     disk.fail("rename", "/logs/")
@@ -452,7 +452,7 @@ async def test_truncation_needs_no_space(broker, partition, answers, kit, monkey
 
 
 async def test_truncation_of_everything_survives_a_crash(open_broker, make_stream, answers, kit):
-    """Offsets that were used stay used, and the records stay gone."""
+    """Used offsets stay used, and the records stay deleted."""
     first = await open_broker()
     partition = await make_stream(first)
     kit.put(partition, answers, *range(10))

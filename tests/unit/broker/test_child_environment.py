@@ -1,10 +1,10 @@
-"""The environment of child processes is made of what is known to be harmless."""
+"""The environment of child processes has only variables that are known to be harmless."""
 
 from strandline.broker.child_environment import child_environment
 
 
 def test_only_known_variables_are_handed_on(monkeypatch):
-    """A variable that nobody thought of may be a secret."""
+    """An unknown variable may be a secret."""
     for name in ("STRANDLINE_AUTH__ADMIN_TOKEN", "STRANDLINE_TOKEN", "DATABASE_URL", "GITHUB_PAT"):
         monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("TZ", "UTC")

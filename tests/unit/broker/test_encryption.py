@@ -1,4 +1,4 @@
-"""Encrypted streams at a broker: hidden on disk, found again, and refused when the key is away."""
+"""Encrypted streams at a broker: hidden on disk, recovered, and rejected without the key."""
 
 import pytest
 
@@ -73,7 +73,7 @@ async def test_a_stream_without_encryption_is_stored_as_ever(open_broker, make_s
 
 
 async def test_records_survive_a_crash(encrypted, open_broker, kit):
-    """What lies in the journal alone is replayed as it is, and opened by the next life."""
+    """Batches that are only in the journal are replayed and decrypted."""
     partition = await encrypted.fill(20, size=10)
     before = kit.values(partition)
     kit.abandon(encrypted)
@@ -107,7 +107,7 @@ async def test_ids_are_remembered_over_a_restart(encrypted, open_broker, make_st
 
 
 async def test_compaction_by_encrypted_keys(encrypted, kit, data_dir):
-    """The newest of each key stays; what is rewritten is encrypted, under other nonces."""
+    """The newest record of each key stays; rewritten batches are encrypted with other nonces."""
     partition = await encrypted.fill(300, keys=5, compact=True)
     await encrypted._checkpoints.checkpoint()
     await encrypted._cleaner.clean()
@@ -169,14 +169,14 @@ async def test_without_its_key_a_broker_starts_and_says_what_is_missing(
 
 
 async def test_an_encrypted_stream_needs_a_master_key(broker, make_stream):
-    """It is refused when it is created, with what to do."""
+    """Its creation is rejected with a remedy."""
     with pytest.raises(EncryptionKeyError, match="new-key"):
         await make_stream(broker, encryption=True)
     assert not broker.streams()
 
 
 async def test_another_master_key_rewrites_nothing(encrypted, open_broker, kit):
-    """Data keys are wrapped anew; then the old master key is not needed any more."""
+    """Data keys are rewrapped; then the old master key is no longer needed."""
     partition = await encrypted.fill(5)
     await encrypted.stop()
     both = await open_broker(master_keys=master_keys(NEW, OLD))
@@ -212,7 +212,7 @@ async def test_another_data_key_is_for_new_batches(encrypted, open_broker, kit):
 
 
 async def test_keys_are_rotated_where_there_are_some(encrypted, make_stream):
-    """A stream that is not encrypted is refused."""
+    """A stream that is not encrypted is rejected."""
     await make_stream(encrypted, "plain")
     with pytest.raises(InvalidRequestError, match="not encrypted"):
         encrypted.keys.rotation("plain", has_new_key=False)
@@ -237,7 +237,7 @@ async def test_a_forged_batch_is_not_served(encrypted, kit):
 
 
 async def test_transactions_of_encrypted_records(encrypted, make_stream, kit, tx):
-    """Markers are encrypted too; what was committed is shown, what was aborted is not."""
+    """Markers are encrypted, too; committed records are visible, aborted ones are not."""
     partition = await make_stream(encrypted, encryption=True)
     caller, answers = tx.Asker(encrypted), kit.Answers()
     for number, value in enumerate(("kept", "dropped")):

@@ -54,7 +54,7 @@ async def test_a_full_disk_for_segments_rejects_and_heals(
 async def test_what_only_the_journal_had_space_for_is_kept(
     broker, partition, answers, disk, kit, settle
 ):
-    """Acked as the journal has it, though its segment had no space; what comes next is refused."""
+    """It is acked, though its segment had no space; later records are rejected."""
     disk.fill("/logs/")
     kit.put(partition, answers, "first", value=bytes(40_000))
     await settle(broker, answers, 1)
@@ -86,7 +86,7 @@ async def test_a_full_disk_for_one_partition_spares_the_others(
 async def test_a_full_disk_for_the_journal_undoes_the_turn(
     broker, partition, answers, disk, kit, settle
 ):
-    """No space for the next journal file: the turn's records are taken out of the logs again."""
+    """Without space for a journal file, the group commit's records are removed from the logs."""
     disk.fill("/journal/")
     kit.put(partition, answers, *range(10))
     await settle(broker, answers, 10)
@@ -103,7 +103,7 @@ async def test_a_full_disk_for_the_journal_undoes_the_turn(
 async def test_a_full_disk_that_cannot_even_undo_reopens(
     broker, partition, answers, disk, kit, settle
 ):
-    """When the turn cannot be taken back either, all is answered and the logs are reopened."""
+    """If the group commit cannot be undone, everything is answered and the logs are reopened."""
     kit.put(partition, answers, "a", value=bytes(60_000))
     await settle(broker, answers, 1)
     disk.fill("/journal/")
@@ -160,7 +160,7 @@ async def test_too_many_open_files_for_a_segment_costs_its_records_only(
 async def test_a_failed_journal_poisons_and_heals(
     broker, partition, answers, disk, kit, settle, where, operation, pattern
 ):
-    """EIO on the journal's write or sync: all waiting hear of it, acked records stay, it heals."""
+    """EIO on the journal fails all waiting publishers; acked records stay, and it heals."""
     kit.put(partition, answers, "a")
     await settle(broker, answers, 1)
     if where == "thread":
@@ -188,7 +188,7 @@ async def test_a_failed_journal_poisons_and_heals(
 async def test_everything_drained_is_answered_when_a_segment_fails(
     broker, make_stream, answers, disk, kit, settle
 ):
-    """EIO on one partition's segment: records of the turn's later partitions hear of it too."""
+    """After EIO on one segment, all partitions of the group commit are answered."""
     first, second = await make_stream(broker, "one"), await make_stream(broker, "two")
     disk.fail("write", f"/logs/{first.log_id:08d}")
     kit.put(first, answers, "a", value=bytes(40_000))
@@ -242,7 +242,7 @@ async def test_reopening_waits_for_a_sync_that_hangs(broker, partition, answers,
 async def test_a_failed_checkpoint_poisons_and_heals(
     broker, partition, answers, disk, kit, settle, clock, code
 ):
-    """Any error while a checkpoint syncs a segment: appends are refused until it was reopened.
+    """After an error in a checkpoint's sync, appends are rejected until the storage is reopened.
 
     Tried again, the sync could succeed without what the system has forgotten.
     """
@@ -313,7 +313,7 @@ async def test_unstored_ids_are_forgotten(broker, partition, answers, disk, kit,
 async def test_ids_stored_before_poisoning_are_known_after_it(
     broker, partition, answers, disk, kit, settle
 ):
-    """After reopening, a retry of what turned out to be stored is a duplicate."""
+    """After reopening, a retry of a stored record is a duplicate."""
     kit.put(partition, answers, "a", message_id="m", headers=[("Nats-Msg-Id", b"m")])
     await settle(broker, answers, 1)
     disk.fail("sync", "/journal/")
@@ -334,7 +334,7 @@ async def test_ids_stored_before_poisoning_are_known_after_it(
 async def test_reopening_goes_on_until_the_disk_works(
     broker, partition, answers, disk, kit, settle
 ):
-    """As long as the directory cannot be reopened, appends are refused and it is tried again."""
+    """Until then appends are rejected and reopening is retried."""
     kit.put(partition, answers, "before")
     await settle(broker, answers, 1)
     disk.fail("sync", "/journal/")
@@ -354,7 +354,7 @@ async def test_reopening_goes_on_until_the_disk_works(
 async def test_waiting_readers_hear_of_what_reopening_found(
     broker, partition, answers, disk, kit, settle
 ):
-    """Records that were rejected but found stored wake those who wait for new ones."""
+    """Rejected records that turn out to be stored wake waiting readers."""
     disk.fail("sync", "/journal/", after=1)
     waiting = asyncio.get_running_loop().run_in_executor(None, kit.wait_beyond, partition, 0, 10.0)
     kit.put(partition, answers, "a")
@@ -382,7 +382,7 @@ async def test_a_broker_stops_while_its_disk_is_broken(
 
 
 async def test_a_bug_in_a_turn_is_no_deadlock(broker, partition, answers, kit, settle, monkeypatch):
-    """Whatever goes wrong inside a turn, everyone is answered and the broker reopens its logs."""
+    """After any error in a group commit, everyone is answered and the logs are reopened."""
     failures = []
     broker._loop.set_exception_handler(lambda _, context: failures.append(context))
     monkeypatch.setattr(partition.log, "append", None)
@@ -399,7 +399,7 @@ async def test_a_bug_in_a_turn_is_no_deadlock(broker, partition, answers, kit, s
 async def test_a_record_that_cannot_be_encoded_harms_no_other(
     broker, make_stream, answers, kit, settle
 ):
-    """What slips through the checks and cannot become a batch is refused; the rest may retry."""
+    """It is rejected; the other records may be retried."""
     broker.admission.limits = LimitsConfig(commit_records=5)
     one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
     bad = pa.record_batch({"value": pa.array([1, 2])})
@@ -448,7 +448,7 @@ async def test_a_stream_whose_deletion_failed_is_there_after_a_restart(
 async def test_space_is_found_again_without_a_publisher(
     broker, partition, answers, disk, clock, kit, settle
 ):
-    """Nobody is sent to a broker that is not ready, and so it looks for space by itself."""
+    """A broker that is not ready gets no publishes, so it checks for space itself."""
     disk.fill()
     kit.put(partition, answers, "big", value=bytes(PENDING_BYTES_MAX))
     await settle(broker, answers, 1)
@@ -465,7 +465,7 @@ async def test_space_is_found_again_without_a_publisher(
 async def test_a_start_that_finds_no_space_says_where_and_for_what(
     broker, partition, open_broker, answers, disk, kit, settle
 ):
-    """Its directory may be one of many, and nobody can shorten streams of a broker that is down."""
+    """The error has the directory, since records of a stopped broker cannot be deleted."""
     kit.put(partition, answers, "a", value=bytes(1000))
     await settle(broker, answers, 1)
     kit.abandon(broker)
@@ -480,7 +480,7 @@ async def test_a_start_that_finds_no_space_says_where_and_for_what(
 async def test_a_start_without_space_for_the_first_record_is_not_ready(
     broker, open_broker, clock, disk, kit
 ):
-    """Nobody has to publish in vain to find out; readers are served, and space is looked for."""
+    """The broker notices without a publish; readers are served, and it checks for space."""
     kit.abandon(broker)
     disk.fill()
     broker = await open_broker()

@@ -4,7 +4,7 @@ from strandline.broker.locality_token import write_proof
 
 
 def test_each_broker_says_something_else(tmp_path):
-    """What an earlier one said is worth nothing."""
+    """The token of an earlier run is invalid."""
     first, second = write_proof(tmp_path), write_proof(tmp_path)
     assert first.path == second.path
     assert first.text != second.text == second.path.read_text()

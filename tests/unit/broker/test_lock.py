@@ -9,7 +9,7 @@ from strandline.errors import DataDirLockedError, UnavailableError
 
 
 def test_a_second_holder_is_refused_and_told_who_has_it(tmp_path):
-    """The message names the directory, the other's pid and what to do."""
+    """The message has the directory, the other process's pid and a remedy."""
     lock = DataDirLock(tmp_path)
     with pytest.raises(DataDirLockedError, match=rf"pid {os.getpid()}\); stop it or choose"):
         DataDirLock(tmp_path)
@@ -18,7 +18,7 @@ def test_a_second_holder_is_refused_and_told_who_has_it(tmp_path):
 
 
 def test_releasing_twice_harms_nobody(tmp_path):
-    """A second release does not close what meanwhile belongs to somebody else."""
+    """A second release does not close a descriptor that was reused meanwhile."""
     lock = DataDirLock(tmp_path)
     lock.release()
     descriptor = os.open(tmp_path / FILE_NAME, os.O_RDONLY)
@@ -40,7 +40,7 @@ def test_an_impossible_directory_is_a_typed_error(tmp_path):
 
 
 def test_a_full_disk_does_not_keep_a_broker_from_its_lock(tmp_path, monkeypatch):
-    """The pid in the file is a courtesy: a broker must start to let somebody free space."""
+    """The pid in the file is optional: a broker must start so that space can be freed."""
 
     def full(*_):
         raise OSError(28, "No space left on device")

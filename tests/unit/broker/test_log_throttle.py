@@ -1,10 +1,10 @@
-"""What goes on for long is said at once, and then rarely."""
+"""A repeated warning is logged at once, and then rarely."""
 
 from strandline.broker.log_throttle import INTERVAL_S, TEXTS_MAX, LogThrottle
 
 
 def test_a_text_is_said_at_once_and_then_rarely():
-    """Each by itself; what is over and comes again is news."""
+    """Each text on its own; after a reset it is logged at once again."""
     log_throttle = LogThrottle()
     assert log_throttle.is_due("full", 5.0)
     assert not log_throttle.is_due("full", 5.0 + INTERVAL_S / 2)

@@ -1,4 +1,4 @@
-"""What takes long in a file system is done beside the event loop: one broker alone."""
+"""Slow file-system calls run on a thread, not on the event loop: one broker alone."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ def disk(kit):
 
 @pytest.fixture
 async def watched(broker, disk):
-    """A broker whose start is over: it may use its loop, as nobody waits for anything yet."""
+    """A started broker whose loop's file-system calls are recorded from now on."""
     disk.on_the_loop.clear()
     return broker
 
@@ -30,7 +30,7 @@ async def put(broker, kit, count, *, name="s", size=3000):
 
 
 async def test_a_stream_comes_shrinks_and_goes_beside_the_loop(watched, kit, disk):
-    """Creation, checkpoints, compaction, truncation, skipping and deletion sync no directory there,
+    """No change of a stream's files syncs anything on the loop,
     cut or remove no file, and rename none but the directory of a deleted log."""
     config = StreamConfig(name="s", subject="s", segment_bytes=64 << 10, compact=True)
     await watched.create_stream(config)
@@ -59,7 +59,7 @@ async def test_journal_files_are_made_beside_the_loop(watched, kit, disk):
 
 
 async def test_a_failed_disk_is_reopened_beside_the_loop(watched, kit, disk):
-    """Recovery reads and writes as much as there is; the loop goes on answering meanwhile."""
+    """Recovery runs on a thread, and the loop keeps answering."""
     await watched.create_stream(StreamConfig(name="s", subject="s"))
     await put(watched, kit, 5)
     gate = disk.hold("sync")
@@ -73,7 +73,7 @@ async def test_a_failed_disk_is_reopened_beside_the_loop(watched, kit, disk):
 
 
 async def test_who_skips_takes_no_records_meanwhile(watched, kit, disk):
-    """A record that was accepted before the log begins anew would be lost with it."""
+    """A record accepted before the log is replaced would be lost with it."""
     await watched.create_stream(StreamConfig(name="s", subject="s"))
     await put(watched, kit, 5)
     gate = disk.hold("rename", "log-start")

@@ -35,7 +35,7 @@ def store(tmp_path, disk):
 
 
 def test_the_image_survives(store, tmp_path, disk):
-    """What was applied is there when the file is read again."""
+    """Applied commands are there when the file is read again."""
     store.apply(create("a"))
     store.apply(create("b"))
     store.apply(DeleteStream(name="a"))
@@ -69,7 +69,7 @@ def test_a_command_costs_the_same_however_many_streams_there_are(store, tmp_path
 
 
 def test_a_long_log_becomes_an_image(store, tmp_path, disk, monkeypatch):
-    """The log begins anew, and goes on; at any moment both together are the current image."""
+    """The log starts again and continues; file and log together are always the current image."""
     monkeypatch.setattr(metadata_store, "LOG_BYTES_MIN", 2000)
     rewritten = 0
     for number in range(60):
@@ -84,7 +84,7 @@ def test_a_long_log_becomes_an_image(store, tmp_path, disk, monkeypatch):
 
 
 def test_a_log_of_an_older_image_does_not_count(store, tmp_path, disk):
-    """A crash after the image was written, and before the log was begun anew, changes nothing."""
+    """A crash between writing the image and emptying the log changes nothing."""
     store.apply(create("a"))
     store.apply(create("b"))
     old = (tmp_path / LOG_NAME).read_bytes()
@@ -98,7 +98,7 @@ def test_a_log_of_an_older_image_does_not_count(store, tmp_path, disk):
 
 @pytest.mark.parametrize("end", [b"", bytes(64), bytes(5)])
 def test_a_torn_line_never_happened(store, tmp_path, disk, end):
-    """A write that did not reach the disk as a whole was answered to nobody; the next one fits."""
+    """An incomplete write was not acknowledged and is ignored; the next one continues."""
     store.apply(create("a"))
     store.apply(create("b"))
     before = (tmp_path / LOG_NAME).read_bytes()
@@ -113,7 +113,7 @@ def test_a_torn_line_never_happened(store, tmp_path, disk, end):
 
 
 def test_a_preview_changes_nothing(store):
-    """One may look at what a command would do."""
+    """It returns the effect of a command without applying it."""
     assert "a" in store.preview(create("a")).streams
     assert not store.image.streams
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_taken_back_is_not_certain(store, tmp_path, disk):
 
 
 def test_a_deletion_needs_no_space(store, tmp_path, disk, monkeypatch):
-    """On a full disk the reserve is given up for it; a creation is refused."""
+    """On a full disk it spends the reserve; a creation is rejected."""
     store.apply(create("a"))
     kept = tmp_path / reserve.FILE_NAME
     plain = disk.pwrite
@@ -256,7 +256,7 @@ def test_a_later_version_is_refused(store, tmp_path, disk):
 
 
 def test_a_file_of_version_1_is_read(tmp_path, disk):
-    """What a broker stored before there were clusters is read, and stored as it is now."""
+    """A file from before clusters existed is read, and stored in the present version."""
     from crc32c import crc32c
 
     body = (

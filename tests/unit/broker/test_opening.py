@@ -1,4 +1,4 @@
-"""Opening a data directory: recovery of what the metadata names, care with what it does not."""
+"""Opening a data directory: recovery of the logs in the metadata, and care with others."""
 
 import pytest
 
@@ -54,7 +54,7 @@ def test_deletions_that_a_crash_cut_short_are_finished(tmp_path, disk):
 
 
 def test_records_of_unknown_streams_are_never_removed(tmp_path, disk):
-    """Metadata that has never heard of a log was lost: refuse to start, touch nothing."""
+    """Metadata without a log's id was lost: the start fails and touches nothing."""
     kept = log_file(tmp_path, 1)
     with pytest.raises(CorruptBatchError, match=r"metadata.json .*restore it from a backup"):
         open_with(tmp_path, MetadataImage(), disk)

@@ -18,7 +18,7 @@ def put(partition, answers, token, numbers, *values):
 
 
 async def test_a_batch_sent_again_is_acked_where_it_is(partition, answers, kit):
-    """While it waits for its turn, and after; it is stored once and counted as a duplicate."""
+    """While it waits, and later; it is stored once and counted as a duplicate."""
     put(partition, answers, "first", (7, 0, 0), "a", "b")
     put(partition, answers, "at once", (7, 0, 0), "a", "b")
     put(partition, answers, "next", (7, 0, 2), "c")
@@ -69,7 +69,7 @@ async def test_what_was_not_stored_is_stored_by_the_retry(
 
 
 async def test_a_restart_forgets_no_producer(open_broker, make_stream, answers, kit):
-    """Also when the broker was killed: the log holds what is known."""
+    """Also after a kill: the state is in the log."""
     broker = await open_broker()
     partition = await make_stream(broker)
     put(partition, answers, "a", (7, 2, 0), "a", "b")

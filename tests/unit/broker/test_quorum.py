@@ -1,4 +1,4 @@
-"""Members of the consensus group with real turns, journals and logs, over a network of a list."""
+"""Members of the consensus group with real group commits and logs, over a simulated network."""
 
 import asyncio
 import errno
@@ -47,7 +47,7 @@ class Words:
 
 
 class Member:
-    """One broker's storage, turn and member."""
+    """One broker's storage, group committer and member."""
 
     def __init__(self, number, directory, *, disk, net):
         self.number, self.directory, self.disk, self.net = number, directory, disk, net
@@ -80,7 +80,7 @@ class Member:
         self.ticking = asyncio.create_task(self.quorum.run())
 
     def kill(self):
-        """Nothing is finished, and nothing more is heard or said."""
+        """Finish nothing, and send and receive nothing more."""
         self.ticking.cancel()
         self.net.members.pop(self.number, None)
         self.syncer.close()
@@ -90,7 +90,7 @@ class Member:
 
 
 class Net:
-    """Members that hear each other a moment later, except those cut off."""
+    """Members that receive messages a moment later, except isolated ones."""
 
     def __init__(self, tmp_path, kit):
         self.tmp_path, self.kit = tmp_path, kit
@@ -128,7 +128,7 @@ class Net:
         return found[0]
 
     async def say(self, *words):
-        """Propose words to whoever leads; retried until they are in."""
+        """Propose commands to the present leader; retry until they are committed."""
         for word in words:
             async with asyncio.timeout(60):
                 while True:
@@ -158,7 +158,7 @@ async def net(tmp_path, kit, monkeypatch):
 
 
 async def test_what_a_quorum_confirmed_is_applied_everywhere_in_order(net):
-    """Commands proposed to the leader reach every machine, and the proposer hears its answer."""
+    """Commands proposed to the leader reach every machine, and the proposer gets its answer."""
     leader = await net.leader()
     assert await leader.quorum.propose(b"a", timeout_s=60) == 1
     answers = [leader.quorum.propose(word, timeout_s=60) for word in (b"b", b"c", b"d")]
@@ -168,7 +168,7 @@ async def test_what_a_quorum_confirmed_is_applied_everywhere_in_order(net):
 
 
 async def test_a_member_that_does_not_lead_says_so(net):
-    """Nothing is done for who asks the wrong member."""
+    """A proposal to another member does nothing."""
     leader = await net.leader()
     other = next(m for n, m in net.members.items() if n != leader.number)
     with pytest.raises(NotLeaderError):
@@ -176,7 +176,7 @@ async def test_a_member_that_does_not_lead_says_so(net):
 
 
 async def test_crashes_forget_nothing_confirmed(net):
-    """Each member in turn is killed and reloads from its disk; every word is there, once."""
+    """Each member is killed and reloads from its disk; every command is there, once."""
     said = []
     for number in IDS:
         words = [b"%d-%d" % (number, n) for n in range(5)]
@@ -196,7 +196,7 @@ async def test_crashes_forget_nothing_confirmed(net):
 
 
 async def test_a_deposed_leaders_words_are_replaced(net):
-    """What a leader without a quorum took is cut from its log when the others went on."""
+    """Entries of a leader without a quorum are truncated once there is a new leader."""
     await net.say(b"common")
     old = await net.leader()
     net.cut_off.add(old.number)
@@ -215,7 +215,7 @@ async def test_a_deposed_leaders_words_are_replaced(net):
 
 
 async def test_a_member_far_behind_is_given_a_snapshot(net, monkeypatch):
-    """What the others have dropped comes as their state, and the log goes on behind it."""
+    """The snapshot replaces dropped entries, and the log continues after it."""
     monkeypatch.setattr(quorum_module, "SNAPSHOT_ENTRIES", 20)
     monkeypatch.setattr(quorum_module, "KEPT_ENTRIES", 5)
     leader = await net.leader()
@@ -247,7 +247,7 @@ async def test_a_member_with_a_full_disk_takes_part_again_when_there_is_space(ne
 
 
 async def test_a_member_whose_storage_failed_takes_no_part(net):
-    """It leads no more, refuses whoever waits, and says nothing; the others go on without it."""
+    """It stops leading, fails waiting callers, and sends nothing; the others continue."""
     await net.say(b"before")
     failed = await net.leader()
     waiting = asyncio.create_task(failed.quorum.propose(b"lost?", timeout_s=60))
@@ -303,7 +303,7 @@ async def test_the_state_on_disk_is_the_state_that_was_saved(net):
 
 
 async def test_who_decides_alone_is_never_cut_off(net, kit, monkeypatch):
-    """The only member hears from nobody, and is in contact with those who decide all the time."""
+    """The only member gets no messages, and still counts as connected to the quorum."""
     monkeypatch.setitem(globals(), "FOUNDERS", Members(voters=(4,)))
     alone = net.start(4)
     await kit.until(lambda: alone.quorum.is_leading)

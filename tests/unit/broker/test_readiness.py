@@ -6,7 +6,7 @@ import pytest
 
 
 async def test_a_broker_that_works_is_ready(broker, partition, kit, answers):
-    """Nothing is in the way, and the gauges tell what there is."""
+    """There is no reason against it, and the gauges have the present values."""
     kit.put(partition, answers, "a", "b")
     await answers.wait(2)
     assert broker.why_not_ready == ""
@@ -30,7 +30,7 @@ async def test_what_is_in_the_way_is_named(broker, figure, reason):
 
 
 async def test_a_broker_that_may_open_hardly_any_more_files_is_not_ready(broker, monkeypatch):
-    """Connections and segments would be refused; the reason names the limit."""
+    """Connections and segments would fail; the reason names the limit."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     room = broker.disk.descriptors_left()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (limits[0] - room + 20, limits[1]))
@@ -38,6 +38,6 @@ async def test_a_broker_that_may_open_hardly_any_more_files_is_not_ready(broker,
 
 
 async def test_a_broker_that_stops_is_not_ready(broker):
-    """Nobody should be sent to it any more."""
+    """Clients should not be sent to it any longer."""
     await broker.stop()
     assert "stopping" in broker.why_not_ready

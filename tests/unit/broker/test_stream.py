@@ -8,7 +8,7 @@ from strandline.errors import UnknownPartitionError
 
 
 def test_partitions_are_found_by_number():
-    """Numbers run from 0; others are refused with the range."""
+    """Numbers start at 0; others are rejected with the range."""
     stream = Stream(StreamConfig(name="s", subject="s"), 5, ["zero", "one"])
     assert stream.name == "s"
     assert stream.partition(1) == "one"

@@ -104,7 +104,7 @@ async def test_message_ids_after_a_restart(open_broker, make_stream, clock, publ
 
 @pytest.mark.parametrize("shift", SHIFTS)
 async def test_producers_stay_known(open_broker, make_stream, clock, kit, answers, shift):
-    """Nobody is forgotten because the wall clock was set; the numbers of all go on."""
+    """A change of the wall clock forgets no producer; all sequences continue."""
     partition = await make_stream(await open_broker())
     batch = pa.RecordBatch.from_pydict({"value": [b"v"]})
 
@@ -148,7 +148,7 @@ async def test_retention_is_not_stopped_by_one_record_of_the_future(
 
 @pytest.mark.parametrize("shift", SHIFTS)
 async def test_retention_deletes_nothing_early(open_broker, make_stream, clock, publish, shift):
-    """Whatever the wall clock says: what was written a moment ago stays."""
+    """Whatever the wall clock says, recently written records stay."""
     broker = await open_broker(cleaner_interval_ms=10**9)
     partition = await make_stream(broker, retention_age_ms=10_000)
     await fill(publish, partition, "a")

@@ -1,4 +1,4 @@
-"""``strandline acl`` and ``strandline token`` against a real broker that checks who asks."""
+"""``strandline acl`` and ``strandline token`` against a real broker that checks access."""
 
 import json
 
@@ -19,7 +19,7 @@ def url():
 
 @pytest.fixture
 def run(url):
-    """Runs a command as somebody, by default the administrator."""
+    """Runs a command as a principal, by default the administrator."""
 
     def run(*arguments, token=ADMIN, code=0):
         environment = {"STRANDLINE_TOKEN": token}
@@ -35,7 +35,7 @@ def lines(result):
 
 
 def test_a_rule_is_granted_listed_and_revoked(run):
-    """Written as it is listed; what cannot be is an error before anything is sent."""
+    """Rules are written as they are listed; an invalid one is an error before a request."""
     rule = ("billing", "read", "stream", "orders*")
     assert "billing may read stream orders*" in run("acl", "grant", *rule).stdout
     [listed] = lines(run("acl", "list", "-o", "json"))

@@ -56,7 +56,7 @@ def test_the_version_for_people_and_programs(run):
     ids=" ".join,
 )
 def test_wrong_usage_exits_2(run, arguments):
-    """A wrong command, flag or value is told apart from an error: exit code 2."""
+    """A wrong command, flag or value exits with code 2, unlike other errors."""
     assert run(*arguments).exit_code == 2
 
 
@@ -96,7 +96,7 @@ def test_wrong_usage_is_told_to_programs_as_other_errors_are(run, arguments, sai
     ids=" ".join,
 )
 def test_no_broker_is_one_line_and_exit_1(run, arguments):
-    """Without a broker every command says where it looked, and what to start."""
+    """Without a broker every command prints the address and how to start one."""
     result = run(*arguments, "--server", "127.0.0.1:1")
     assert result.exit_code == 1
     assert "127.0.0.1:1" in result.stderr
@@ -105,7 +105,7 @@ def test_no_broker_is_one_line_and_exit_1(run, arguments):
 
 
 def test_serve_hands_over_what_was_asked(run, monkeypatch):
-    """Flags become settings; what is not given keeps its default; the ready line is one line."""
+    """Flags become settings, others keep their default; the ready line is one line."""
     given = []
 
     def run_broker(config, *, on_ready):
@@ -185,7 +185,7 @@ def test_the_package_runs_as_a_module():
 
 @pytest.mark.parametrize("script", ["main", "liftbridge_main"])
 def test_the_client_alone_says_what_the_command_needs(script):
-    """Who installed no extra finds the scripts all the same, and is told which ones to take."""
+    """Without extras the scripts exist and name the extras to install."""
     code = f"import sys; sys.modules['typer'] = None; from strandline import cli; cli.{script}()"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
@@ -195,7 +195,7 @@ def test_the_client_alone_says_what_the_command_needs(script):
 
 
 def test_a_command_without_its_extra_names_it(tmp_path):
-    """The broker's packages come with `server`: that is what `serve` asks for, and not for all."""
+    """`serve` names the extra `server`, and no others."""
     code = "import sys; sys.modules['uvloop'] = None; from strandline.cli import main; main()"
     done = subprocess.run(
         [sys.executable, "-c", code, "serve", "--data-dir", str(tmp_path)],
@@ -209,7 +209,7 @@ def test_a_command_without_its_extra_names_it(tmp_path):
 
 
 def test_liftbridges_command_uses_the_server_that_liftbridge_would(monkeypatch):
-    """A nats-server where Liftbridge looks for one; something else on that port is none."""
+    """It uses a nats-server on Liftbridge's port; any other server there is ignored."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         settings = "strandline.process.liftbridge_settings.DEFAULT_NATS"
         monkeypatch.setattr(settings, server.getsockname())

@@ -1,4 +1,4 @@
-"""Orders to a cluster at the command line: what is checked before anybody is asked."""
+"""Cluster commands of the CLI: checks before any request is sent."""
 
 import pytest
 from typer.testing import CliRunner

@@ -23,7 +23,7 @@ def test_an_attempt_that_failed_is_followed_by_a_pause():
 
 
 def test_partitions_are_tried_for_as_long_as_each_may_be_away():
-    """One that has not been opened for that long ends the read, by what was wrong last."""
+    """A partition that stays closed that long ends the read with its last error."""
     reads = ReconnectSchedule([0], timeout_s=1)
     assert reads.left_s(100.0) == 1
     reads.failed([0], GONE, 100.5)
@@ -33,7 +33,7 @@ def test_partitions_are_tried_for_as_long_as_each_may_be_away():
 
 
 def test_a_read_that_stood_begins_anew_with_its_patience():
-    """It had reached the partitions: what was tried before does not count against it."""
+    """After a connected read, earlier failures do not count."""
     reads = ReconnectSchedule([0], timeout_s=1)
     reads.failed([0], GONE, 100.0)
     reads.opened([0], 100.9)

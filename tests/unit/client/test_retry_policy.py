@@ -50,7 +50,7 @@ def test_pauses_double_up_to_a_limit_and_start_over():
     ],
 )
 def test_only_a_lost_connection_is_met_by_sending_again(error, is_loss):
-    """A full disk or a wrong request is the caller's to know at once."""
+    """A full disk or an invalid request is raised at once."""
     assert error.is_connection_loss is is_loss
 
 
@@ -75,7 +75,7 @@ def test_some_rejections_pass_and_some_leave_no_doubt(error, worth, refused):
 
 
 def test_patience_ends_unless_there_is_a_success():
-    """Failures in a row are borne for a while; one success, and the time begins anew."""
+    """Consecutive failures are retried for a limited time; a success restarts it."""
     retry_deadline, error = RetryDeadline(timeout_s=1.0), NotLeaderError("remote_error")
     assert retry_deadline.pause_s(error, 10.0) > 0
     assert retry_deadline.pause_s(error, 10.5) > 0
@@ -86,7 +86,7 @@ def test_patience_ends_unless_there_is_a_success():
 
 
 def test_a_timeout_passes_for_a_read_and_not_for_an_append():
-    """What was only read may be asked for again; whether an append was done is unknown."""
+    """A read may be repeated; the outcome of an append is unknown."""
     assert is_passing(RequestTimeoutError("slow"))
     assert not RequestTimeoutError("slow").passes_soon
 
@@ -117,7 +117,7 @@ def test_a_call_is_repeated_until_it_succeeds_and_something_may_be_changed_befor
 
 
 def test_a_permanent_error_is_raised_at_once():
-    """What is wrong with a request does not pass."""
+    """An invalid request is not retried."""
     attempt, left = failing(InvalidRequestError("i"), NotLeaderError("n"))
     with pytest.raises(InvalidRequestError):
         call_with_retries(attempt, timeout_s=60, should_retry=is_passing)
@@ -133,7 +133,7 @@ def test_no_attempt_begins_after_the_deadline_of_the_caller():
 
 
 def test_every_error_class_says_consistently_when_it_is_retried():
-    """What passes soon is retriable; what had no effect or lost its connection passes soon."""
+    """Temporary errors are retriable; errors without effect or connection are temporary."""
     for kind in all_error_classes():
         assert kind.retriable or not kind.passes_soon, kind
         assert kind.passes_soon or not (kind.is_rejection or kind.is_connection_loss), kind

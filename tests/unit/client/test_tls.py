@@ -1,4 +1,4 @@
-"""A client's certificates: who gives them, and what is refused before anything is sent."""
+"""A client's certificates: their sources, and what is rejected before anything is sent."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def test_what_is_not_given_comes_from_the_environment():
 
 
 def test_certificates_without_tls_are_refused():
-    """Who gives certificates must not talk in clear text by mistake."""
+    """Certificates given for an address without TLS are an error, to avoid clear text."""
     with pytest.raises(InvalidRequestError, match=r"tls://127\.0\.0\.1:9293"):
         BrokerConnection("127.0.0.1:9293", timeout_s=1, credentials=Credentials(ca="ca.pem"))
 

@@ -24,18 +24,18 @@ class Sum:
 
 
 def log_of(state: Sum, *, sequence: int = 0, entries: int = 0) -> DecisionLog[int, Any]:
-    """A log whose state is written anew as numbers."""
+    """Return a log whose state is rewritten as numbers."""
     return DecisionLog(state, items_per_entry=7, sequence=sequence, entries=entries)
 
 
 @pytest.fixture
 def early(monkeypatch):
-    """The state is written anew from the fourth entry on."""
+    """Rewrite the state from the fourth entry on."""
     monkeypatch.setattr("strandline.core.coordinator_effects.REWRITE_ENTRIES_MIN", 4)
 
 
 def test_effects_wait_for_what_was_decided_before_them():
-    """Nobody hears of a decision before it is stored, and effects keep their order."""
+    """No decision is announced before it is stored, and effects keep their order."""
     state = Sum()
     log = log_of(state, sequence=10)
     log.give(Answer("at once"))
@@ -55,7 +55,7 @@ def test_effects_wait_for_what_was_decided_before_them():
 
 
 def test_the_state_is_written_anew_when_entries_are_many_more(early):
-    """What was before may be forgotten when the new entries are stored."""
+    """Earlier entries may be deleted once the new ones are stored."""
     log = log_of(Sum())
     for _ in range(4):
         log.store(5)
@@ -68,7 +68,7 @@ def test_the_state_is_written_anew_when_entries_are_many_more(early):
 
 
 def test_a_large_state_waits_for_as_many_entries(early):
-    """It is not written anew while that would not make the log much shorter."""
+    """It is not rewritten while that would not make the log much shorter."""
     log = log_of(Sum(*range(3)))
     for _ in range(11):
         log.store(0)
@@ -80,7 +80,7 @@ def test_a_large_state_waits_for_as_many_entries(early):
 
 
 def test_entries_of_an_earlier_coordinator_count(early):
-    """Else one that is replaced often would never write the state anew."""
+    """Else a frequently replaced coordinator would never rewrite the state."""
     state = Sum()
     assert restore(state, [1, 1, 1, 1]) == 4
     log = log_of(state, sequence=4, entries=4)

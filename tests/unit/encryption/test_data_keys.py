@@ -1,4 +1,4 @@
-"""Data keys: wrapped, unwrapped, wrapped anew, and never mistaken for another."""
+"""Data keys: wrapped, unwrapped, rewrapped, and never confused."""
 
 import pytest
 

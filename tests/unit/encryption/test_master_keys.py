@@ -1,4 +1,4 @@
-"""Master keys: how they are written, named, found and refused."""
+"""Master keys: their text form, ids, lookup and rejection."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def test_a_source_has_a_key_a_line_and_comments():
 
 @pytest.mark.parametrize("text", ["secret", "AAAA", "é", "A" * 44])
 def test_what_is_no_key_is_refused_and_not_shown(text):
-    """The message names the line, and nothing of what stands there."""
+    """The message has the line number, and not its text."""
     with pytest.raises(InvalidConfigError) as caught:
         parse_master_keys(f"\n{text}", "keys.txt")
     assert "keys.txt, line 2" in caught.value.message
@@ -40,7 +40,7 @@ def test_keys_of_liftbridge_may_be_shorter_but_not_of_any_length():
 
 
 def test_nothing_of_a_key_is_in_its_name():
-    """What logs may show is a hash."""
+    """Logs may show only a hash."""
     key = MasterKey(b"0123456789abcdef")
     assert repr(key) == f"MasterKey({key.id})"
     assert len(key.id) == 16
@@ -65,7 +65,7 @@ def test_a_key_that_was_added_is_found_without_a_restart():
 
 
 def test_a_missing_key_is_named():
-    """The error says which key, what for, and which ones there are."""
+    """The error has the key's id, its purpose, and the available ids."""
     have, want = MasterKey(b"h" * 32), MasterKey(b"w" * 32)
     with pytest.raises(EncryptionKeyError) as caught:
         MasterKeys(lambda: (have,), "keys.txt").find(want.id, what="data key 1 of stream 's'")

@@ -1,4 +1,4 @@
-"""Sealing a partition's batches: what is hidden, what is refused, and nonces that never repeat."""
+"""Encryption of a partition's batches: secrecy, rejections, and nonces that never repeat."""
 
 import re
 import threading
@@ -74,7 +74,7 @@ def test_a_batch_that_was_not_opened_does_not_decode(keys, count):
 
 
 def test_several_batches_open_at_once(keys):
-    """A read returns a run of them; what comes out decodes as one."""
+    """A read's consecutive batches are decrypted together."""
     one, two = keys.sealer(), keys.sealer()
     plain = [batch(n, value=b"%d" % n) for n in range(4)]
     run = b"".join((one, two)[n % 2].seal(each) for n, each in enumerate(plain))
@@ -86,7 +86,7 @@ def test_several_batches_open_at_once(keys):
 
 
 def test_nonces_never_repeat(keys):
-    """No two batches have the same salt and nonce: counted, drawn anew by each who seals.
+    """No two batches have the same salt and nonce: each run draws a salt and counts.
 
     Also after a restart that writes the same offset again, in another partition, under a new data
     key, and when two threads seal.
@@ -111,7 +111,7 @@ def test_nonces_never_repeat(keys):
 
 
 def test_a_session_ends_before_its_key_is_worn_out(keys, monkeypatch):
-    """After so many batches another salt is drawn."""
+    """After a limit of batches another salt is drawn."""
     monkeypatch.setattr(module, "SESSION_BATCHES_MAX", 3)
     sealer = keys.sealer()
     seals = [read_seal(memoryview(sealer.seal(batch(n)))) for n in range(7)]
@@ -130,7 +130,7 @@ def test_a_flipped_bit_is_corruption_and_needs_no_key(keys):
 
 
 def test_a_change_with_a_right_checksum_is_refused(keys):
-    """Whoever changes header, seal, columns or tag on purpose is found out by the tag."""
+    """The tag reveals a change of header, seal, columns or tag."""
     sealed = keys.sealer().seal(batch())
     for position in (16, 32, 48, 80, 90, 110, len(sealed) - 1):
         changed = bytearray(sealed)
@@ -141,13 +141,13 @@ def test_a_change_with_a_right_checksum_is_refused(keys):
 
 
 def test_a_batch_opens_in_its_own_partition_only(keys):
-    """One that was copied into another partition of the stream is refused."""
+    """A batch copied to another partition of the stream is rejected."""
     with pytest.raises(DecryptionError):
         keys.sealer(1).open(keys.sealer(0).seal(batch()))
 
 
 def test_a_batch_that_is_not_sealed_is_refused(keys):
-    """Nobody slips a record into the stream who has no key."""
+    """Without the key no record can be added to the stream."""
     with pytest.raises(DecryptionError, match="not encrypted"):
         keys.sealer().open(batch())
     assert bytes(keys.sealer().open(keys.sealer().seal(batch(0)) + batch(1))) == bytes(batch(0))
@@ -174,7 +174,7 @@ def test_what_is_intact_before_a_changed_batch_is_still_served(keys):
 
 
 def test_a_missing_master_key_is_named_until_it_comes_back(keys, caplog):
-    """Sealing and opening say which key; when it is there again they go on, without a restart."""
+    """Both directions name the key, and work again without a restart once it is there."""
     sealed = keys.sealer().seal(batch())
     keys.master_keys = [MasterKey(b"x" * 32)]
     sealer = keys.sealer()
@@ -191,7 +191,7 @@ def test_a_missing_master_key_is_named_until_it_comes_back(keys, caplog):
 
 
 def test_a_new_master_key_changes_no_batch(keys):
-    """Old batches open with data keys that were wrapped anew."""
+    """Old batches are decrypted with the rewrapped data keys."""
     sealed = keys.sealer().seal(batch())
     new = MasterKey(b"n" * 32)
     both = MasterKeys(lambda: (new, MASTER))
@@ -219,7 +219,7 @@ def test_accepted_records_are_sealed_even_if_the_newest_key_cannot_be_had(keys):
 
 
 def test_a_data_key_that_has_not_arrived_yet_is_worth_a_retry(keys):
-    """A follower may read a batch before it hears of the key."""
+    """A follower may read a batch before it has the key."""
     before = keys.sealer()
     behind = keys.wrapped
     keys.wrapped += (new_data_key(MASTER, 2),)

@@ -1,4 +1,4 @@
-"""Settings of access control: one that verifies nothing, or lets nobody in, stops the start."""
+"""Access control settings that check nothing, or admit nobody, prevent the start."""
 
 import pytest
 
@@ -40,7 +40,7 @@ def test_access_control_is_off_unless_it_is_turned_on():
     ],
 )
 def test_what_lets_an_administrator_in_is_taken(auth, others):
-    """A token, or a certificate of one who is named; in clear text on this machine alone."""
+    """A token or a named certificate; in clear text on loopback only."""
     assert settings(auth, **others).auth.enabled
 
 
@@ -76,7 +76,7 @@ def test_what_would_be_open_or_shut_for_ever_is_refused(auth, others, message):
 
 
 def test_an_administrators_name_is_one_a_certificate_can_have():
-    """A name that nobody can claim would never let anybody in."""
+    """An impossible name would never admit anybody."""
     with pytest.raises(InvalidRequestError, match="no name"):
         settings({"enabled": True, "admin_token": SECRET, "admins": ["__admin"]})
 

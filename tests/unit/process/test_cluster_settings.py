@@ -1,4 +1,4 @@
-"""Settings of a broker among others: who the brokers are must be clear before anything starts."""
+"""Settings of a broker in a cluster: the members must be clear before the start."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_what_cannot_be_a_cluster_is_refused(cluster, message):
     ],
 )
 def test_brokers_and_clients_may_have_networks_of_their_own(cluster, bound, dialled):
-    """By default peers come to the host of all ports, and clients are sent where peers are."""
+    """By default peers and clients use the host of all ports."""
     values = {"broker_id": 1, "name": "c", "peers": PEERS, **cluster}
     config = load_settings(None, {}, {"cluster": values})
     assert (config.peer_host, config.cluster.client_host) == (bound, dialled)

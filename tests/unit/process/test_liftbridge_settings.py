@@ -1,4 +1,4 @@
-"""Liftbridge's flags and files as settings of ours."""
+"""Liftbridge's flags and files as our settings."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_keys_may_be_nested_and_dotted_at_once(tmp_path):
 
 
 def test_without_settings_it_is_what_liftbridge_is():
-    """Port 9292, a week of retention, no cursors; but nobody outside is listened to."""
+    """Port 9292, a week of retention, no cursors; but on loopback only."""
     config = settings_of({})
     assert (config.host, config.grpc.port, config.grpc.cursor_partitions) == ("127.0.0.1", 9292, 0)
     assert config.grpc.streams.retention_age_ms == 7 * 24 * 3_600_000
@@ -111,7 +111,7 @@ def test_keys_are_read_in_any_case(tmp_path):
 
 
 def test_variables_make_settings():
-    """Dots are underscores; what is no setting is named, and what Kubernetes sets is none."""
+    """Underscores stand for dots; unknown ones are named, Kubernetes' own are ignored."""
     found, unknown = settings_in_environment(
         {
             "LIFTBRIDGE_DATA_DIR": "d",
@@ -160,14 +160,14 @@ def test_small_segments_are_as_small_as_ours_can_be():
     ],
 )
 def test_what_cannot_be_honoured_is_refused(values, message):
-    """With the key, and what to do instead."""
+    """The error has the key and an alternative."""
     with pytest.raises(InvalidConfigError) as caught:
         settings_of(values)
     assert message in caught.value.message
 
 
 def test_what_is_off_need_not_be_there():
-    """A file that spells out the defaults of what we have not is taken."""
+    """Defaults of features that we lack are accepted."""
     settings_of({"tls.client.authz.enabled": False})
 
 

@@ -1,4 +1,4 @@
-"""Lines of JSON: one object each, whatever is told."""
+"""JSON log lines: one object each, whatever is logged."""
 
 import contextlib
 import json
@@ -81,7 +81,7 @@ def run_logging(code):
     ],
 )
 def test_what_others_write_there_becomes_an_event(code, level, message):
-    """Libraries in C and child processes know the file, and nothing of our format."""
+    """Lines of C libraries and child processes are captured."""
     [line] = run_logging(code)
     assert (line["level"], line["logger"], line["message"]) == (level, "stderr", message)
 
@@ -96,7 +96,7 @@ def test_what_others_write_there_becomes_an_event(code, level, message):
     ],
 )
 def test_what_python_prints_over_several_lines_is_one_event(code, words):
-    """Warnings, and errors that nobody caught, with their traces."""
+    """Warnings and uncaught errors, with their tracebacks."""
     [line] = run_logging(code)
     assert words in line["message"] + line.get("trace", "")
 

@@ -47,7 +47,7 @@ def test_keys_come_from_the_environment():
 
 
 def test_the_key_of_liftbridge_counts_where_its_api_is_on():
-    """The text's bytes are the key, and only there, and only if nothing of ours is set."""
+    """Its text's bytes are the key, only there, and only if ours is not set."""
     raw, ours = "0123456789abcdef", new_key_text()
     environ = {LIFTBRIDGE_VARIABLE: raw}
     assert master_keys(LIFTBRIDGE, environ).current.id == MasterKey(raw.encode()).id
@@ -82,7 +82,7 @@ def test_a_file_that_is_no_list_of_keys_is_refused(file, content, message):
 
 
 def test_a_missing_file_is_refused(file):
-    """The broker does not start without what it was told to use."""
+    """The broker does not start without a configured file."""
     file.unlink()
     with pytest.raises(InvalidConfigError, match="No such file"):
         master_keys(with_file(file), {})

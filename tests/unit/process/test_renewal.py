@@ -11,7 +11,7 @@ from strandline.process.renewal import CertificateWatch, certificate_files
 
 
 class Reader:
-    """What has the files read; refuses as long as it is told to."""
+    """Records the reads of a file; fails while asked to."""
 
     def __init__(self, file):
         self.file = file
@@ -33,7 +33,7 @@ class Reader:
 
 @pytest.fixture
 async def watched(tmp_path):
-    """A file, who reads it and who watches it."""
+    """A file, its reader and its watcher."""
     file = tmp_path / "certificate.pem"
     file.write_text("first")
     reader = Reader(file)

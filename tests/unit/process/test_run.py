@@ -106,7 +106,7 @@ def test_as_many_files_may_be_open_as_the_system_allows():
 
 
 def test_a_limit_that_is_too_low_is_told_before_anything_is_opened(config, monkeypatch):
-    """Else a library that finds no descriptor would end the process without a word of ours."""
+    """Else a library without a descriptor would end the process without our error."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64, 64))
     with pytest.raises(UnavailableError, match=r"only 64 files .* 'ulimit -n'"):
         run_broker(config, on_ready=pytest.fail)

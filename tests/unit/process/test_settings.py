@@ -91,7 +91,7 @@ def test_every_key_has_a_variable():
     ],
 )
 def test_a_wrong_file_is_refused_by_name(write, text, message):
-    """The error names the file and what is wrong in it."""
+    """The error has the file and its fault."""
     file = write(text)
     with pytest.raises(InvalidConfigError, match=message) as caught:
         load_settings(file, {}, {})

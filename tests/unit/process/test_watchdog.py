@@ -35,7 +35,7 @@ async def test_a_loop_that_stood_still_is_logged_with_the_place(watchdog, caplog
 
 
 async def test_the_same_place_is_not_logged_again_and_again(watchdog, caplog):
-    """Once in a while is enough."""
+    """It is logged rarely."""
     for _ in range(3):
         block_the_loop()
         await asyncio.sleep(0.2)
@@ -44,7 +44,7 @@ async def test_the_same_place_is_not_logged_again_and_again(watchdog, caplog):
 
 
 async def test_a_loop_that_runs_is_not_logged(watchdog, caplog):
-    """Small steps, even many of them, are what a loop is for; a gap without a sample says so."""
+    """Many small steps are not logged, only a gap without a sample."""
     for _ in range(30):
         await asyncio.sleep(STALL_MS / 1e4)
     assert not [r for r in caplog.records if UNKNOWN not in r.message]

@@ -23,7 +23,7 @@ def config(tmp_path):
 
 
 class FrontEnd:
-    """A listener that notes when it lives, and fails if told so."""
+    """A listener that records its start and stop, and fails on command."""
 
     def __init__(self, name, story, *, fails=False):
         self.name = name
@@ -75,7 +75,7 @@ async def test_a_listener_that_cannot_start_leaves_nothing_running(config, faili
 
 
 async def test_a_listener_that_cannot_stop_does_not_keep_the_broker(config, tmp_path):
-    """The error is raised, but the turn was finished and the directory is free."""
+    """The error is raised, but the group commit was finished and the directory is free."""
     app = app_with(config, [])
     await app.start()
 
@@ -90,7 +90,7 @@ async def test_a_listener_that_cannot_stop_does_not_keep_the_broker(config, tmp_
 
 
 async def test_a_locked_directory_starts_no_listener(config, tmp_path):
-    """The second broker is refused before it binds any port."""
+    """The second broker fails before it binds any port."""
     lock = DataDirLock(tmp_path / "data")
     story = []
     with pytest.raises(DataDirLockedError):
@@ -100,7 +100,7 @@ async def test_a_locked_directory_starts_no_listener(config, tmp_path):
 
 
 async def test_the_ready_line_names_every_port(config):
-    """Flight and HTTP answer on the ports it names; what is off is None."""
+    """Flight and HTTP answer on their ports; disabled ones are None."""
     app = BrokerApp(config, with_nats=False)
     await app.start()
     try:

@@ -22,7 +22,7 @@ NAMES = project(None).names
 
 
 class Stored(NamedTuple):
-    """Files of batches, and what is in them."""
+    """Files of batches, and their contents."""
 
     files: list[LocalFile]
     offsets: list[int]
@@ -33,7 +33,7 @@ class Stored(NamedTuple):
 
 
 def store(directory: Path, sizes: list[list[int]], *, gap: int = 0) -> Stored:
-    """Files with batches of so many records; ``gap`` offsets are missing before each batch."""
+    """Write files with batches of this many records; ``gap`` offsets are missing before each."""
     files, offsets, batches, base = [], [], [], 0
     for number, counts in enumerate(sizes):
         path = directory / f"{number}.log"
@@ -65,7 +65,7 @@ def cursor_at(
     aborted: tuple[AbortedRange, ...] = (),
     bytes_max: int = 4096,
 ):
-    """A cursor over what is stored, from the batch that holds ``start`` on."""
+    """Return a cursor over the files, from the batch with ``start`` on."""
     end = stored.end
     holds = [batch for batch in stored.batches if batch[2] <= start][-1:] or stored.batches[:1]
     [(path, position, _)] = holds
@@ -114,7 +114,7 @@ def test_any_range_is_read_exactly(tmp_path_factory, sizes, edges, large):
 
 
 def compact(directory: Path, sizes: list[list[list[bool]]]) -> Stored:
-    """Files of batches of which compaction has left the records that are True."""
+    """Write files of batches from which compaction kept the records that are True."""
     files, offsets, batches, base = [], [], [], 0
     for number, kept in enumerate(sizes):
         path = directory / f"{number}.log"
@@ -150,7 +150,7 @@ def compact(directory: Path, sizes: list[list[list[bool]]]) -> Stored:
     bytes_max=st.sampled_from([1, 300, 64 << 10]),
 )
 def test_any_range_is_read_of_what_compaction_has_left(tmp_path_factory, sizes, edges, bytes_max):
-    """Without a word of what is gone, wherever that is, and to the end."""
+    """Any range is read to its end, without the removed records."""
     stored = compact(tmp_path_factory.mktemp("log"), sizes)
     start, stop = sorted(int(edge * stored.end) for edge in edges)
     if start == stored.end:
@@ -176,7 +176,7 @@ def test_missing_records_are_corruption(tmp_path):
 
 
 def test_corruption_ends_the_read_where_it_is(tmp_path):
-    """What is before it was read; the cursor stands where a read through the broker goes on."""
+    """Earlier records are read; the cursor is where a read through the broker continues."""
     stored = store(tmp_path, [[300, 300, 300]])
     path, position, base = stored.batches[1]
     content = bytearray(path.read_bytes())

@@ -1,4 +1,4 @@
-"""The batch header: what it accepts and what it refuses."""
+"""The batch header: valid and invalid ones."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def batch(base_offset: int = 0, count: int = 3) -> bytes:
 
 
 def test_a_whole_batch_passes():
-    """A batch as encoded passes its check and says what it holds."""
+    """An encoded batch passes its check, and its header describes it."""
     header = check_batch(batch(base_offset=7))
     assert (header.base_offset, header.record_count, header.next_offset) == (7, 3, 10)
     assert header.leader_epoch == 1
@@ -21,7 +21,7 @@ def test_a_whole_batch_passes():
 
 @pytest.mark.parametrize("position", range(len(batch())))
 def test_a_flip_of_any_byte_is_found(position):
-    """Whatever byte of a batch is flipped, the check refuses it."""
+    """A flip of any byte fails the check."""
     corrupt = bytearray(batch())
     corrupt[position] ^= 0x10
     with pytest.raises(CorruptBatchError):
@@ -30,13 +30,13 @@ def test_a_flip_of_any_byte_is_found(position):
 
 @pytest.mark.parametrize("length", range(len(batch())))
 def test_a_cut_at_any_byte_is_found(length):
-    """However short a batch is cut, the check refuses it."""
+    """A batch shortened anywhere fails the check."""
     with pytest.raises(CorruptBatchError):
         check_batch(batch()[:length])
 
 
 def test_walk_stops_before_a_cut_batch():
-    """Walking a buffer yields whole batches and ignores a cut last one."""
+    """Iteration yields whole batches and ignores an incomplete last one."""
     first, second = batch(), batch(base_offset=3)
     found = list(iter_headers(first + second[:-8]))
     assert [(position, header.base_offset) for position, header in found] == [(0, 0)]
@@ -50,7 +50,7 @@ def test_walk_finds_every_batch():
 
 
 def test_lengths_are_checked_before_use():
-    """An impossible length in a header is refused without reading that far."""
+    """An impossible length is rejected without reading that far."""
     corrupt = bytearray(batch())
     corrupt[8:12] = (0xFFFFFFF8).to_bytes(4, "little")
     with pytest.raises(CorruptBatchError, match="impossible batch length"):
@@ -58,7 +58,7 @@ def test_lengths_are_checked_before_use():
 
 
 def test_a_header_alone_is_no_batch():
-    """A header without columns is refused."""
+    """A header without columns is rejected."""
     corrupt = bytearray(batch()[:HEADER_BYTES])
     corrupt[8:12] = HEADER_BYTES.to_bytes(4, "little")
     with pytest.raises(CorruptBatchError):

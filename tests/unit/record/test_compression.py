@@ -1,4 +1,4 @@
-"""What a compressed batch may become: never more than its cap, nor more than it says."""
+"""Decompression never exceeds its limit, or the size in the header."""
 
 import struct
 
@@ -16,7 +16,7 @@ VALUE_BYTES = 32 << 20
 
 @pytest.fixture
 def pool():
-    """Counts what Arrow allocates in the test."""
+    """Counts Arrow's allocations in the test."""
     before = pa.default_memory_pool()
     counting = pa.proxy_memory_pool(before)
     pa.set_memory_pool(counting)
@@ -46,7 +46,7 @@ def test_more_than_the_cap_is_refused_before_anything_is_allocated(codec, claime
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 def test_more_than_is_claimed_is_refused(codec, pool):
-    """A batch that says it becomes little and becomes a lot gets no more than it said."""
+    """A batch that is larger than its header says gets no more memory than that."""
     batch = claiming(codec, 1000)
     with pytest.raises(CorruptBatchError, match="does not decompress"):
         list(decode_batches(batch, columns=["value"]))

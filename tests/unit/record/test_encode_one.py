@@ -19,6 +19,6 @@ def test_the_bytes_are_the_same(size, subject):
 
 
 def test_its_header_can_be_decoded_without_checks():
-    """What was made here is not checked again before it is stored."""
+    """A batch just encoded is not checked again before it is stored."""
     batch = encode_one(b"x", "s", STAMP)
     assert header_of(batch) == check_batch(batch)

@@ -111,13 +111,13 @@ def test_too_many_headers_make_a_message_plain():
 
 
 def test_acks_and_messages_are_not_confused():
-    """The type byte tells them apart."""
+    """The type byte distinguishes them."""
     assert decode_ack(encode_message(FULL)) is None
     assert decode_message(encode_ack(EnvelopeAck(stream="S"))) is None
 
 
 def test_bytes_agree_with_protobuf():
-    """Google's protobuf reads what we write, and we read what it writes."""
+    """Google's protobuf reads our bytes, and we read its."""
     descriptor_pb2 = pytest.importorskip("google.protobuf.descriptor_pb2")
     from google.protobuf import descriptor_pool, message_factory
 

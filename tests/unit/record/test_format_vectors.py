@@ -1,4 +1,4 @@
-"""The hex in docs/format.md is what the codec writes and reads."""
+"""The codec writes and reads the hex examples in docs/format.md."""
 
 import re
 from pathlib import Path

@@ -101,7 +101,7 @@ def test_malformed_bytes_are_a_wire_error(data):
 
 
 def test_entries_are_capped():
-    """More map entries than allowed are refused."""
+    """More map entries than the limit are rejected."""
     out = bytearray()
     put_field(out, 4, scalar=Scalar.ENTRIES, value=[("a", b""), ("b", b""), ("c", b"")])
     assert len(read_fields(bytes(out), FIELDS, entries_max=3)["pairs"]) == 3

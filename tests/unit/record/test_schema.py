@@ -7,7 +7,7 @@ from strandline.record.schema import COLUMNS, RECORD_SCHEMA, project
 
 
 def test_only_key_value_and_headers_may_be_null():
-    """Others can rely on it: Spark plans a query by what may be null."""
+    """Spark plans queries by the nullability."""
     nullable = {field.name for field in project(None, with_partition=True) if field.nullable}
     assert nullable == {"key", "value", "headers"}
 

@@ -1,4 +1,4 @@
-"""Subjects: what is one, what matches, whom it concerns."""
+"""Subjects: validity, matching and targets."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_wildcards_are_valid_only_where_allowed(pattern):
     ],
 )
 def test_invalid_subjects_say_why(subject, why):
-    """The error names what is wrong, or the limit."""
+    """The error has the fault, or the limit."""
     with pytest.raises(InvalidSubjectError, match=why):
         validate_subject(subject, wildcards=True)
 
@@ -114,7 +114,7 @@ def test_router_without_bindings_matches_nothing():
     [("_INBOX.a", True), ("$JS.API", True), ("_INBOX", True), ("INBOX.a", False), ("a.$b", False)],
 )
 def test_reserved_subjects(subject, expected):
-    """Subjects of NATS itself are told by their first token."""
+    """NATS' own subjects are recognized by their first token."""
     assert is_reserved(subject) is expected
 
 

@@ -1,4 +1,4 @@
-"""Access rules: what they may say, and what they decide."""
+"""Access rules: valid forms, and their decisions."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_a_rule_allows_its_operation_on_its_resource(operation, kind, name):
 
 
 def test_a_trailing_star_stands_for_the_rest_of_a_name():
-    """A prefix covers what begins so; a lone star covers every name."""
+    """A prefix matches names that begin with it; a lone star matches every name."""
     acls = table(("read", "stream", "eu-*"), ("group", "group", "*"))
     assert acls.allows(APP, "read", Resource("stream", "eu-orders"))
     assert acls.allows(APP, "read", Resource("stream", "eu-"))
@@ -57,7 +57,7 @@ def test_a_trailing_star_stands_for_the_rest_of_a_name():
 
 
 def test_a_prefix_stands_for_no_name_of_the_brokers_own():
-    """Who may read every stream does not read the positions of every group, unless that is said."""
+    """Permission to read every stream does not include internal ones, unless named."""
     internal = Resource("stream", "__groups")
     assert not table(("read", "stream", "*")).allows(APP, "read", internal)
     assert not table(("read", "stream", "_*")).allows(APP, "read", internal)
@@ -86,13 +86,13 @@ def test_a_prefix_stands_for_no_name_of_the_brokers_own():
     ],
 )
 def test_a_subject_rule_covers_all_that_is_asked_for(pattern, asked, expected):
-    """A wildcard is allowed only where every subject that it stands for is."""
+    """A wildcard is allowed only if every matching subject is."""
     acls = table(("publish", "subject", pattern))
     assert acls.allows(APP, "publish", Resource("subject", asked)) is expected
 
 
 def test_who_administers_the_cluster_may_do_everything():
-    """It could give itself any rule, so nothing is gained by refusing it."""
+    """An administrator could grant itself any rule anyway."""
     acls = Acls([Rule("root", "admin", "cluster", "*")])
     for resource in (Resource("stream", "s"), Resource("subject", "$SYS.>"), CLUSTER):
         assert acls.allows(ROOT, "read", resource)

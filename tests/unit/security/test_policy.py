@@ -1,4 +1,4 @@
-"""The policy: who is who, and what that lets them do."""
+"""The policy: authentication, and permissions of principals."""
 
 import pytest
 from hypothesis import given
@@ -17,7 +17,7 @@ ADMIN_TEXT = "an administrator's token of some length"
 
 
 def token(**fields) -> Token:
-    """The token of ``TEXT``, which stands for ``app``."""
+    """The token of ``TEXT``, of the principal ``app``."""
     values = {"id": "00010203", "principal": "app", "sha256": fingerprint(TEXT), "created_ns": 1}
     return Token(**{**values, **fields})
 
@@ -28,7 +28,7 @@ def policy(*rules: Rule, tokens: tuple[Token, ...] = (token(),), **settings) -> 
 
 
 def test_a_token_stands_for_its_principal():
-    """What the metadata keeps of it is enough to know it again."""
+    """The stored hash is enough to recognize it."""
     assert policy().identify(ClientCredentials(TEXT), 10) == Identity(APP, "00010203")
 
 
@@ -74,7 +74,7 @@ def test_without_a_hash_in_the_settings_no_token_is_the_administrators():
 
 
 def test_the_administrators_token_may_do_everything():
-    """So there is a beginning: nobody else is allowed anything then."""
+    """At first, nobody else is allowed anything."""
     made = policy(admin_sha256=fingerprint(ADMIN_TEXT))
     identity = made.identify(ClientCredentials(ADMIN_TEXT), 10)
     assert identity == Identity(BOOTSTRAP_ADMIN)
@@ -83,13 +83,13 @@ def test_the_administrators_token_may_do_everything():
 
 
 def test_a_certificate_stands_for_its_name():
-    """TLS has verified it; rules say what the name may do."""
+    """TLS has verified it; rules name its principal."""
     identity = policy().identify(ClientCredentials(None, "alice"), 10)
     assert identity == Identity(Principal("alice"))
 
 
 def test_an_expired_token_is_worth_nothing():
-    """To the nanosecond, also for who came with it before."""
+    """From that nanosecond on, also for authenticated callers."""
     made = policy(tokens=(token(expires_ns=100),))
     identity = made.identify(ClientCredentials(TEXT), 99)
     made.check_current(identity, 99)
@@ -100,7 +100,7 @@ def test_an_expired_token_is_worth_nothing():
 
 
 def test_a_revoked_token_ends_who_came_with_it():
-    """Also where the id has gone to somebody else since."""
+    """Even if the id belongs to another token now."""
     identity = policy().identify(ClientCredentials(TEXT), 10)
     for later in (policy(tokens=()), policy(tokens=(token(principal="other"),))):
         with pytest.raises(UnauthenticatedError):
@@ -108,7 +108,7 @@ def test_a_revoked_token_ends_who_came_with_it():
 
 
 def test_what_is_missing_is_said_as_the_command_that_grants_it():
-    """A denial is of use to who has to ask an administrator."""
+    """A denial names the command for an administrator."""
     with pytest.raises(NotAllowedError, match="strandline acl grant 'app' read stream 'orders'"):
         policy().check(APP, ("read", "publish"), ORDERS)
     with pytest.raises(NotAllowedError, match="'app' admin cluster '\\*'"):
@@ -139,7 +139,7 @@ def test_brokers_hand_on_publishes_and_do_nothing_else():
 
 
 def test_who_is_named_by_no_rule_is_allowed_nothing():
-    """Being identified is not being allowed; nobody in particular never is."""
+    """Authentication alone allows nothing; the anonymous principal is never allowed anything."""
     with pytest.raises(NotAllowedError):
         policy().check_known(APP)
     policy(Rule("app", "read", "stream", "x")).check_known(APP)

@@ -1,4 +1,4 @@
-"""Principals: which names certificates and tokens may stand for."""
+"""Principals: valid names of certificates and tokens."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_what_a_certificate_may_say_is_a_name(name):
     ["", " ", " app", "app\n", "a\x00b", "\ud800", "__admin", "__broker", "a" * 201, "é" * 101],
 )
 def test_what_could_be_taken_for_another_is_no_name(name):
-    """Nothing empty, invisible or too long; and nobody is called what the broker calls itself."""
+    """Empty, invisible, too long and reserved names are invalid."""
     assert not is_user_name(name)
     with pytest.raises(InvalidRequestError, match="no name for a principal"):
         check_user_name(name)
@@ -39,6 +39,6 @@ def test_nobody_can_claim_to_be_anonymous_or_a_broker():
 
 
 def test_a_principal_is_shown_by_its_name():
-    """Messages name who asked; who has no name is called that."""
+    """Messages name the caller, or call it anonymous."""
     assert str(Principal("app")) == "app"
     assert str(ANONYMOUS) == "(anonymous)"

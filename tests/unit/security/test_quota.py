@@ -23,7 +23,7 @@ SHARES = st.floats(0, 2.0) | st.floats(0, 1_000.0)
 
 @given(rate=RATES, steps=st.lists(st.tuples(PAUSES_MS, SHARES), max_size=50))
 def test_what_waits_as_told_never_exceeds_the_rate(rate, steps):
-    """Bytes let through by any moment are at most rate * t + burst, if takers wait as told."""
+    """At most rate * t + burst bytes pass, if callers wait as asked."""
     bucket, now_ms = Bucket(rate, 0.0), 0.0
     taken = 0.0
     for pause_ms, share in steps:
@@ -50,7 +50,7 @@ def test_requests_never_exceed_the_rate(rate, pauses):
 
 @given(rate=RATES, spent=st.integers(1, 5))
 def test_who_waits_as_told_is_served(rate, spent):
-    """A refused request is granted after the wait that it was told, and not much before."""
+    """A rejected request is granted after the given wait, and not much earlier."""
     bucket = Bucket(rate, 0.0)
     bucket.take(spent * max(1.0, rate * BURST_S), 0.0)
     wait_ms = bucket.ask(0.0)
@@ -69,7 +69,7 @@ def test_a_clock_that_stands_or_stumbles_gives_nothing(rate, times):
 
 
 def test_a_debt_is_paid_a_minute_at_a_time():
-    """However large, nothing of it is forgiven; who waits asks again, as the quota may change."""
+    """A large overdraft is repaid in full; callers ask again each minute."""
     bucket = Bucket(1000, 0.0)
     assert bucket.take(151_000, 0.0) == WAIT_MS_MAX
     assert bucket.take(0, 60_000.0) == WAIT_MS_MAX
@@ -97,7 +97,7 @@ def test_each_limit_stands_for_itself():
 
 
 def test_a_change_of_one_limit_leaves_the_others_as_they_are():
-    """Who sets a quota again, or another field of it, does not fill the buckets."""
+    """Setting a quota again does not refill the buckets of unchanged limits."""
     meter = Meter()
     meter.limit(Quota(publish_bytes_per_s=1000, requests_per_s=1), 0.0)
     meter.publish(2000, 0.0)
@@ -125,6 +125,6 @@ def test_connections_are_counted_before_there_is_a_quota():
     "quota", [Quota(), Quota(publish_bytes_per_s=-1), Quota(connections=1 << 51)]
 )
 def test_a_quota_that_is_none_is_refused(quota):
-    """No limit at all, a negative one and one beyond any machine are refused with the field."""
+    """No limit, a negative one, and an impossible one are rejected with the field."""
     with pytest.raises(InvalidRequestError):
         check_quota(quota)

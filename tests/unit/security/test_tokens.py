@@ -1,4 +1,4 @@
-"""Tokens: what they look like, and what is recognised as one."""
+"""Tokens: their form, and which are accepted."""
 
 import pytest
 from hypothesis import given
@@ -22,7 +22,7 @@ RANDOM = st.binary(min_size=ID_BYTES + SECRET_BYTES, max_size=ID_BYTES + SECRET_
 
 
 def token(**fields) -> Token:
-    """A token that is one, but for what is given."""
+    """A valid token, with the given changes."""
     values = {"id": "0123abcd", "principal": "app", "sha256": bytes(32), "created_ns": 5}
     return Token(**{**values, **fields})
 
@@ -76,7 +76,7 @@ def test_nothing_shown_fits_no_hash():
     ],
 )
 def test_a_header_carries_a_bearer_token_or_none(header, expected):
-    """What is no bearer token is an empty one, which is refused, and not a missing one."""
+    """Another authorization header is an empty token, which is rejected, not a missing one."""
     assert bearer_token(header) == expected
 
 
@@ -98,6 +98,6 @@ def test_brokers_may_have_tokens_and_nobody_else_of_that_name():
     ],
 )
 def test_a_token_that_could_not_be_shown_is_refused(fields, message):
-    """The metadata keeps no token that is of no use or stands for nobody."""
+    """The metadata stores no token that no client could present."""
     with pytest.raises(InvalidRequestError, match=message):
         check_token(token(**fields))

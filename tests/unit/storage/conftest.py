@@ -16,7 +16,7 @@ OpenLog = Callable[..., Log]
 
 @pytest.fixture
 def disk(tmp_path: Path) -> FaultyDisk:
-    """A disk that can be filled, broken and made to lose what was not synced."""
+    """A disk that can be full, fail, and lose unsynced writes."""
     return FaultyDisk(tmp_path / "scratch")
 
 
@@ -36,7 +36,7 @@ def make_batch() -> MakeBatch:
 
 @pytest.fixture
 def open_log(tmp_path: Path, disk: FaultyDisk) -> OpenLog:
-    """Opens the test's log; small segments unless told otherwise."""
+    """Opens the test's log, with small segments by default."""
 
     def open_(at=None, *, segment_bytes: int = 1000, segment_age_ms: int = 0) -> Log:
         return Log.open(

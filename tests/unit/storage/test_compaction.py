@@ -68,7 +68,7 @@ def batches(log):
 
 
 def settle(log):
-    """Seal what there is and make it part of a checkpoint."""
+    """Seal the active segment and take a checkpoint."""
     log.roll()
     at = log.checkpoint()
     log.flush()
@@ -201,7 +201,7 @@ def test_a_null_value_waits_for_what_it_deletes(log, compact):
 
 
 def test_a_null_value_waits_for_every_replica(log, compact):
-    """As long as a replica may not have it, it stays; nobody looks for it again before that."""
+    """It stays while a replica may lack it, and is not searched for before."""
     put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)])
     put(log, [(b"a", None)])
     settle(log)
@@ -215,7 +215,7 @@ def test_a_null_value_waits_for_every_replica(log, compact):
 
 
 def test_null_values_wait_for_corruption_to_be_repaired(log, compact):
-    """Nobody knows what a corrupt batch holds: an older record of a deleted key may be in it."""
+    """A corrupt batch may have an older record of a deleted key."""
     put(log, [(b"a", b"1" + VALUE)])
     settle(log)
     put(log, [(b"b", b"1" + VALUE), (b"b", b"2" + VALUE)])
@@ -290,7 +290,7 @@ def test_ids_that_do_not_count_hold_nothing_up(log, compact):
 
 
 def test_the_numbers_of_producers_stay_as_long_as_they_count(log, remembering):
-    """Something stays of a producer's last batch, and the numbers of what is written anew."""
+    """A record of a producer's last batch stays, with its sequence after the rewrite."""
     first, second, third = (ProducerStamp(7, 1, sequence) for sequence in (0, 1, 3))
     other = ProducerStamp(8, 0, 0)
     put(log, [(b"a", b"1" + VALUE)], producer=first)
@@ -309,7 +309,7 @@ def test_the_numbers_of_producers_stay_as_long_as_they_count(log, remembering):
 
 
 def test_a_deleted_key_stays_deleted_while_its_records_are_held(log, remembering):
-    """A null value waits for an older record that a retry may be told by."""
+    """A null value waits for an older record that is kept to detect retries."""
     put(log, [(b"a", b"1" + VALUE)], time_ns=1_500_000, ids=[b"x"])
     put(log, [(b"a", None)], time_ns=0)
     put(log, [(b"b", b"1")])
@@ -357,7 +357,7 @@ def test_a_filler_stands_for_what_is_gone(log, compact):
 
 
 def test_an_emptied_segment_is_one_filler(log, compact):
-    """A segment of which nothing stays goes on standing for its offsets, in a hundred bytes."""
+    """A segment without records keeps its offsets in a placeholder of a hundred bytes."""
     for turn in range(50):
         put(log, [(b"a", b"%d" % turn + VALUE)])
     settle(log)
@@ -405,7 +405,7 @@ def test_run_is_due_when_enough_is_new(log, compact):
 
 
 def test_readers_of_the_old_segment_go_on(log, compact):
-    """Slices served before stay as they were; the old segment itself is read no more."""
+    """Existing slices stay valid; the old segment itself is no longer read."""
     put(log, [(b"a", b"1" + VALUE), (b"b", b"1" + VALUE)])
     put(log, [(b"a", b"2" + VALUE)])
     settle(log)

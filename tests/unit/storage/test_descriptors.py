@@ -47,7 +47,7 @@ assert STORAGE_DESCRIPTORS.held == 1
 
 
 def test_no_stranger_takes_the_descriptors_of_the_storage(tmp_path):
-    """All its files open while sockets take what they can get, and no socket gets more for it."""
+    """The storage's files open while sockets use every descriptor that they can get."""
     command = (sys.executable, "-c", FLOODED, str(tmp_path))
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.stderr) == ("refused\n", "")
@@ -55,7 +55,7 @@ def test_no_stranger_takes_the_descriptors_of_the_storage(tmp_path):
 
 @pytest.mark.parametrize("limit", [256, 512, 1024, 20_000, 1 << 20])
 def test_the_shares_add_up(limit):
-    """No part can take what another was promised, and each has something."""
+    """No part can use another's share, and each has one."""
     shares = shares_of(limit)
     assert shares.others + shares.maps + shares.unsynced + shares.partitions < limit
     assert shares.connections == shares.others - PROCESS

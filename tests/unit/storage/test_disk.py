@@ -22,14 +22,14 @@ from strandline.storage.disk import BUFFERS_MAX, Disk, OpenFile, translated
     ],
 )
 def test_system_errors_become_ours(code, kind):
-    """Each error number maps to the class that says what to do about it."""
+    """Each error number maps to the class with the right remedy."""
     error = translated(OSError(code, os.strerror(code)), "writing")
     assert type(error) is kind
     assert "writing" in error.message
 
 
 def test_too_many_open_files_names_the_limit():
-    """How many are allowed, and what raises that."""
+    """The error has the limit and how to raise it."""
     error = translated(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "opening x")
     assert f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]} are allowed" in error.message
     assert "ulimit -n" in error.message
@@ -50,7 +50,7 @@ def test_no_failed_sync_may_be_tried_again(tmp_path, monkeypatch, code):
 
 
 def test_a_file_that_could_not_be_synced_is_gone_and_another_may_be_tried(tmp_path, monkeypatch):
-    """Nothing was lost with it, so a lack of space is what it says."""
+    """Nothing was lost with it, so the error is the lack of space."""
     disk, real = Disk(), os.fdatasync
 
     def fail(fd):
@@ -75,7 +75,7 @@ def test_gathered_write_beyond_the_systems_limit(tmp_path):
 
 
 def test_short_writes_are_completed(tmp_path, monkeypatch):
-    """A write that the system cuts short goes on where it stopped."""
+    """A write that the system shortens continues where it stopped."""
     disk = Disk()
     file = OpenFile(tmp_path / "f", disk=disk, write=True, create=True)
     real = os.pwrite
@@ -86,7 +86,7 @@ def test_short_writes_are_completed(tmp_path, monkeypatch):
 
 
 def test_short_reads_are_completed(tmp_path, monkeypatch):
-    """A read that the system cuts short goes on, and ends at the end of the file."""
+    """A read that the system shortens continues, up to the end of the file."""
     disk = Disk()
     disk.write_whole(tmp_path / "f", b"abcdefghij")
     file = OpenFile(tmp_path / "f", disk=disk)
@@ -110,7 +110,7 @@ def test_writing_back_loses_nothing_and_needs_no_file_to_be_open(tmp_path):
 
 
 def test_real_errors_are_translated_everywhere(tmp_path):
-    """Every method turns the system's rejection into an error of ours."""
+    """Every method translates the system's error."""
     disk = Disk()
     missing = tmp_path / "no" / "file"
     bad = 10**6
@@ -146,7 +146,7 @@ def test_atomic_write_leaves_nothing_behind_when_it_fails(tmp_path, disk):
 
 
 def test_missing_things_are_not_errors(tmp_path):
-    """Listing, reading and removing what is not there answers that it is not there."""
+    """Listing, reading and removing a missing file is no error."""
     disk = Disk()
     assert disk.listing(tmp_path / "none") == {}
     assert disk.read_bytes(tmp_path / "none") is None
@@ -155,7 +155,7 @@ def test_missing_things_are_not_errors(tmp_path):
 
 
 def test_descriptor_closes_with_its_last_user(tmp_path):
-    """An open file is closed when nobody holds it any more, and not before."""
+    """An open file is closed when its last user releases it, and not before."""
     disk = Disk()
     file = OpenFile(tmp_path / "f", disk=disk, write=True, create=True)
     fd = file.fd

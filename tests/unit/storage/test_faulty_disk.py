@@ -1,4 +1,4 @@
-"""The disk that fails on purpose: a crash keeps what was synced and what the test decides."""
+"""The disk that fails on purpose: a crash keeps synced writes and what the test chooses."""
 
 import errno
 

@@ -1,4 +1,4 @@
-"""The hex of docs/format.md that is no batch is what storage writes and reads."""
+"""The hex examples of docs/format.md, besides batches, are what storage writes and reads."""
 
 import re
 from pathlib import Path

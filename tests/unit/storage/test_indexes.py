@@ -35,13 +35,13 @@ def test_lookups(index):
 
 
 def test_cut_leaves_the_original(index):
-    """A cut copy lacks the entries at and after the position."""
+    """The shortened copy lacks the entries at and after the position."""
     assert list(index.before(200).positions) == [0, 100]
     assert len(index) == 4
 
 
 def test_file_round_trip_and_every_flip(index):
-    """An index file decodes to what was encoded; any flipped bit makes it worthless."""
+    """An index file decodes to what was encoded; any flipped bit invalidates it."""
     about = IndexFile(KIND_OFFSETS, 400, 40, 7)
     data = index.encode(about)
     decoded = decode_index(data, KIND_OFFSETS)
@@ -58,7 +58,7 @@ def test_file_round_trip_and_every_flip(index):
 
 
 def filled(open_log, make_batch, *, at=None):
-    """A log of a few index intervals, its times stepping back now and then."""
+    """A log of a few index intervals, whose timestamps sometimes step back."""
     log = open_log(at, segment_bytes=5 * INTERVAL_BYTES)
     for turn in range(100):
         time_ns = turn * 10 - (35 if turn % 7 == 6 else 0)

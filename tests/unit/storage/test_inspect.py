@@ -17,7 +17,7 @@ from strandline.types import LogId
 
 @pytest.fixture
 def data_dir(tmp_path, make_batch):
-    """Forty turns in one log; a checkpoint after thirty."""
+    """Forty group commits in one log, with a checkpoint after thirty."""
     path = tmp_path / "data"
     plans = {LogId(1): LogPlan(path / "logs" / "00000001", 1000, 0)}
     storage = recover(path, plans, disk=Disk(), file_bytes=32 << 10)
@@ -54,7 +54,7 @@ def flip(path, position):
 
 
 def test_healthy_directory(data_dir):
-    """Every file has a report that counts what is in it; nothing is found, nothing changed."""
+    """Every file has a report with counts; nothing is found, and nothing changes."""
     before = contents(data_dir)
     told = []
     reports = list(
@@ -128,7 +128,7 @@ def test_torn_tails_are_not_corruption(data_dir):
 
 
 def test_torn_journal_entry(data_dir):
-    """The last entry, cut, is torn and not corruption."""
+    """A truncated last entry is torn and not corrupt."""
     reports = list(inspect_directory(data_dir, verify=True))
     (report,) = [r for r in reports if r.facts.get("entries_after_checkpoint")]
     last = max(p for p, f in dump_file(report.file) if f["sequence"] == 40)
@@ -147,14 +147,14 @@ def corruption(path, **options):
 
 
 def checkpointed(data_dir):
-    """The segment that the checkpoint ends in, and what it says of it."""
+    """Return the segment that the checkpoint ends in, and the checkpoint's entry for it."""
     at = load_checkpoint(data_dir, disk=Disk()).logs[1]
     return data_dir / "logs" / "00000001" / f"{at.segment_base:020d}.log", at
 
 
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_segment_cut_below_the_checkpoint_is_corruption(data_dir, verify):
-    """Also where it is cut between two batches, and without reading what is left."""
+    """Even if it ends between two batches, and without reading the rest."""
     segment, at = checkpointed(data_dir)
     first = read_header(segment.read_bytes()).length
     for later in segment.parent.glob("*.log"):
@@ -167,7 +167,7 @@ def test_a_segment_cut_below_the_checkpoint_is_corruption(data_dir, verify):
 
 
 def test_a_segment_cut_behind_the_checkpoint_is_not(data_dir):
-    """The journal restores what follows the checkpoint, including whole segments."""
+    """The journal restores everything after the checkpoint, including whole segments."""
     segment, at = checkpointed(data_dir)
     for later in segment.parent.glob("*.log"):
         if later > segment:
@@ -177,7 +177,7 @@ def test_a_segment_cut_behind_the_checkpoint_is_not(data_dir):
 
 
 def test_missing_segments_are_corruption(data_dir):
-    """The last that the checkpoint knows, and one in the middle, by the records they held."""
+    """The checkpoint's last segment, and one in the middle, reported by their records."""
     segment, at = checkpointed(data_dir)
     whole = segment.read_bytes()
     segment.unlink()
@@ -202,7 +202,7 @@ def test_a_missing_log_is_corruption_unless_it_was_deleted(data_dir):
 
 
 def test_what_was_removed_on_purpose_is_not_missed(data_dir, make_batch):
-    """Cut, truncated, restarted, compacted or made anew since the checkpoint, and then killed."""
+    """Data truncated, restarted, compacted or recreated since the checkpoint is not missing."""
     plans = {LogId(n): LogPlan(data_dir / "logs" / f"{n:08d}", 1000, 0) for n in range(1, 6)}
     storage = recover(data_dir, plans, disk=Disk(), file_bytes=32 << 10)
     for number in range(2, 6):
@@ -281,7 +281,7 @@ def test_dumps(data_dir):
 
 
 def test_dump_refuses_other_files(data_dir):
-    """Other files are refused by name, and called corrupt only if they are."""
+    """Other files are rejected by name, and called corrupt only if they are."""
     (data_dir / "x.log").write_bytes(b"")
     (data_dir / "x.index").write_bytes(b"")
     for name in ("checkpoint.json", "x.log"):

@@ -1,4 +1,4 @@
-"""The journal: one entry a turn, files recycled, poison, full disks, and reading back."""
+"""The journal: one entry for each group commit, recycling, poisoning, full disks, and replay."""
 
 import collections
 import errno
@@ -103,7 +103,7 @@ def test_one_sync_covers_all_entries(open_journal, make_batch, disk):
 
 
 def test_sync_elsewhere_is_reported_back(open_journal, make_batch, disk):
-    """A sync done by another thread covers what was written when it began."""
+    """A sync on another thread covers what was written when it began."""
     journal = open_journal()
     assert journal.sync_target() == (-1, 0)
     journal.append([(LogId(1), make_batch(0))])
@@ -120,7 +120,7 @@ def test_sync_elsewhere_is_reported_back(open_journal, make_batch, disk):
 def test_unsynced_entries_are_lost_with_power_and_synced_ones_are_not(
     open_journal, make_batch, disk
 ):
-    """After a power loss the journal holds exactly what was synced."""
+    """After a power loss the journal has exactly the synced entries."""
     journal = open_journal()
     journal.append([(LogId(1), make_batch(0))])
     journal.sync()
@@ -144,7 +144,7 @@ def test_rolling_syncs_the_old_file_first(open_journal, make_batch, disk):
 
 
 def test_recycled_files_do_not_bring_old_entries_back(open_journal, make_batch, disk):
-    """Files are used again uncleared, and only what was written since is replayed."""
+    """Files are recycled without being cleared, and only new entries are replayed."""
     journal = open_journal()
     batch = make_batch(0, size=500)
     for _ in range(30):
@@ -177,7 +177,7 @@ def test_recycling_keeps_what_is_still_needed(open_journal, make_batch):
 
 
 def test_steady_state_creates_no_files(open_journal, make_batch, tmp_path):
-    """With a checkpoint now and then the journal lives on the files it has."""
+    """With regular checkpoints the journal creates no new files."""
     journal = open_journal()
     for turn in range(400):
         journal.append([(LogId(1), make_batch(0, size=500))])
@@ -256,7 +256,7 @@ def test_spare_made_ahead_is_used(open_journal, make_batch, disk):
 
 @pytest.mark.parametrize("operation", ["write", "sync"])
 def test_failed_write_or_sync_poisons(open_journal, make_batch, disk, operation):
-    """After a failure everything raises, syncs included, until the journal is opened anew."""
+    """After a failure everything raises, syncs included, until the journal is reopened."""
     journal = open_journal()
     journal.append([(LogId(1), make_batch(0))])
     journal.sync()
@@ -294,7 +294,7 @@ def test_failing_header_or_allocation_poisons(open_journal, make_batch, disk):
 
 
 def test_close_syncs_and_refuses_more(open_journal, make_batch, disk):
-    """Closing makes everything durable; a closed journal takes no more."""
+    """Closing makes everything durable; a closed journal rejects entries."""
     journal = open_journal()
     journal.append([(LogId(1), make_batch(0))])
     journal.close()
@@ -305,7 +305,7 @@ def test_close_syncs_and_refuses_more(open_journal, make_batch, disk):
 
 
 def test_torn_last_entry_at_every_byte(open_journal, make_batch, disk, tmp_path):
-    """Cut anywhere, an entry that was never synced vanishes whole, and those before it stay."""
+    """Truncated anywhere, an unsynced entry vanishes as a whole, and earlier ones stay."""
     journal = open_journal()
     journal.append([(LogId(1), make_batch(0))])
     journal.sync()
@@ -356,7 +356,7 @@ def test_entry_after_a_torn_one_never_comes_back(open_journal, make_batch, disk)
 def test_what_never_happened_is_wiped_at_the_opening(
     open_journal, make_batch, disk, tmp_path, is_wiped_late
 ):
-    """Entries behind a torn one would count once the file that bounds them is gone."""
+    """Entries after a torn one would count once the next file is recycled."""
     journal = open_journal()
     journal.append([(LogId(1), make_batch(0))])
     journal.sync()
@@ -406,7 +406,7 @@ def test_corruption_in_the_middle_is_reported_and_later_entries_replayed(
 
 
 def test_entries_without_checksums_in_their_table_count(open_journal, make_batch, tmp_path):
-    """Versions before had none: what they wrote last, which nothing later tells of, is read."""
+    """The last entry of an earlier version, which has no checksums, is read."""
     journal = open_journal()
     journal.append([(LogId(1), make_batch(0))])
     journal.sync()
@@ -459,7 +459,7 @@ def test_corrupt_file_header_costs_no_entry(open_journal, make_batch, tmp_path):
 
 
 def test_half_made_files_are_removed(open_journal, make_batch, tmp_path):
-    """A file whose creation a crash cut short is no obstacle and does not stay."""
+    """A file whose creation a crash interrupted is removed."""
     journal = open_journal()
     journal.append([(LogId(1), make_batch(0))])
     (tmp_path / "journal" / "000009.journal").write_bytes(b"\0" * 100)

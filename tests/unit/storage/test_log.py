@@ -1,4 +1,4 @@
-"""A log: appending, rolling, truncating at both ends, checkpoints, and what faults leave."""
+"""A log: appends, rolls, truncation at both ends, checkpoints, and faults."""
 
 import errno
 import threading
@@ -75,7 +75,7 @@ def test_the_age_of_a_segment_outlives_a_restart(open_log, make_batch):
 
 
 def test_roll_on_request(open_log, fill):
-    """Rolling seals what there is and does nothing to an empty segment."""
+    """Rolling seals the active segment, unless it is empty."""
     log = open_log()
     log.roll()
     assert len(log.segments) == 1
@@ -98,7 +98,7 @@ def test_a_roll_does_not_wait_for_files_that_are_removed(open_log, fill):
 
 
 def test_a_log_that_is_being_cut_is_not_rolled(open_log, fill, disk, monkeypatch):
-    """The segment at its end may be gone by then; whoever finds it too old asks again."""
+    """Its last segment may be removed by then; retention retries."""
     log = open_log()
     fill(log, 3)
     truncate = disk.truncate
@@ -116,7 +116,7 @@ def test_a_log_that_is_being_cut_is_not_rolled(open_log, fill, disk, monkeypatch
 def test_a_cut_waits_for_what_is_being_written(
     open_log, fill, disk, monkeypatch, read_all, tmp_path
 ):
-    """A checkpoint writes what is in memory when a thread begins to cut: the end is the cut's."""
+    """A truncation waits for a checkpoint's write, and decides the end."""
     log = open_log(segment_bytes=1 << 20)
     log.journal = Journal.open(tmp_path / "journal", disk=disk, file_bytes=1 << 16)
     batches = fill(log, 6)
@@ -140,14 +140,14 @@ def test_a_cut_waits_for_what_is_being_written(
 
 
 def test_batch_must_continue_the_log(open_log, make_batch):
-    """Appending with a gap is a bug of ours and is caught."""
+    """Appending with a gap is a bug and is caught."""
     log = open_log()
     with pytest.raises(AssertionError):
         append(log, make_batch(5))
 
 
 def test_reopening_at_a_checkpoint(open_log, fill, read_all):
-    """A log opened at its checkpoint holds what it held, with its segments."""
+    """A log opened at its checkpoint has the same batches and segments."""
     log = open_log()
     batches = fill(log, 20)
     at = log.checkpoint()
@@ -173,7 +173,7 @@ def test_flushed_data_survives_a_power_loss(open_log, fill, read_all, disk):
 
 
 def test_opening_without_a_checkpoint_scans_the_last_segment(open_log, fill, read_all, tmp_path):
-    """Without a checkpoint every intact batch counts and a torn tail is cut."""
+    """Every intact batch counts, and a torn tail is removed."""
     log = open_log()
     batches = fill(log, 20)
     log.checkpoint()
@@ -201,7 +201,7 @@ def test_opening_without_a_checkpoint_steps_over_corruption(open_log, fill):
 
 
 def test_small_batches_are_gathered(open_log, make_batch, disk):
-    """Small batches are written together; a checkpoint writes what is left."""
+    """Small batches are written together; a checkpoint writes the rest."""
     log = open_log(segment_bytes=1 << 20)
     for offset in range(100):
         append(log, make_batch(offset))
@@ -213,7 +213,7 @@ def test_small_batches_are_gathered(open_log, make_batch, disk):
 
 
 def test_no_space_leaves_the_log_as_it_was(open_log, fill, make_batch, read_all, disk):
-    """A full disk refuses a batch, keeps the others, and heals without reopening."""
+    """A full disk rejects a batch, keeps the others, and the log recovers without reopening."""
     log = open_log(segment_bytes=8 << 20)
     batches = fill(log, 3, size=PENDING_BYTES_MAX)
     disk.fail_write_after(1000)
@@ -242,7 +242,7 @@ def test_what_was_gathered_is_written_when_asked(open_log, make_batch, disk):
 
 
 def test_what_could_not_be_written_comes_first(open_log, make_batch, read_all, disk):
-    """A batch is refused while those before it have no space on the disk."""
+    """A batch is rejected while earlier ones have no space on the disk."""
     log = open_log(segment_bytes=1 << 20)
     first, second = make_batch(0, 1, size=WORTH_WRITING_BYTES), make_batch(1)
     append(log, first)
@@ -288,7 +288,7 @@ def test_no_space_while_rolling(open_log, fill, make_batch, read_all, disk):
 
 
 def test_failed_write_poisons(open_log, make_batch, disk):
-    """After an input/output error the log refuses appends, rolls and checkpoints."""
+    """After an I/O error the log rejects appends, rolls and checkpoints."""
     log = open_log()
     disk.fail("write", code=errno.EIO)
     with pytest.raises(LogPoisonedError):
@@ -343,7 +343,7 @@ def test_truncate_to_every_offset(open_log, fill, read_all, tmp_path, flushed):
 
 
 def test_what_follows_a_cut_during_a_sync_is_synced_by_the_next(open_log, fill, disk, monkeypatch):
-    """The sync that was under way told only of what was there before."""
+    """The sync in progress covered only earlier batches."""
     log = open_log()
     fill(log, 5)
     synced, sync = [], disk.fdatasync
@@ -390,7 +390,7 @@ def test_truncate_to_below_the_start_is_refused(open_log, fill):
 
 
 def test_truncate_to_a_start_within_a_batch_leaves_nothing(open_log, fill, read_all, disk):
-    """The batch goes as a whole; the log is empty where it starts, and goes on there."""
+    """The whole batch is removed; the empty log continues at its start."""
     log = open_log()
     fill(log, 10)
     log.truncate_before(7)
@@ -407,7 +407,7 @@ def test_truncate_to_a_start_within_a_batch_leaves_nothing(open_log, fill, read_
 
 
 def test_failed_cut_poisons(open_log, fill, disk):
-    """If the file cannot be cut nobody knows how long it is."""
+    """If a file cannot be truncated, its length is unknown."""
     log = open_log(segment_bytes=1 << 20)
     fill(log, 10)
     log.checkpoint()
@@ -418,7 +418,7 @@ def test_failed_cut_poisons(open_log, fill, disk):
 
 
 def test_truncate_before_every_offset(open_log, fill, read_all, disk):
-    """Records below the offset are gone for good, whole segments with their files."""
+    """Records below the offset are removed, whole segments with their files."""
     for offset in range(41):
         log = open_log()
         batches = fill(log, 20)
@@ -476,7 +476,7 @@ def test_truncate_before_on_a_full_disk_frees_space_first(open_log, fill, disk):
 
 
 def test_offsets_removed_before_a_power_loss_are_not_used_again(open_log, fill, disk):
-    """A log whose records were removed, and then lost, goes on where they ended."""
+    """A log whose records were removed continues after them, even after a power loss."""
     log = open_log()
     at = log.checkpoint()
     log.flush()
@@ -501,7 +501,7 @@ def test_corrupt_start_file_falls_back(open_log, fill, tmp_path):
 
 
 def test_delete_removes_everything(open_log, fill, tmp_path):
-    """A deleted log leaves no file; who is reading finishes; new reads are refused."""
+    """A deleted log leaves no file; readers finish; new reads are rejected."""
     log = open_log()
     batches = fill(log, 10)
     held = log.read(0, 100)

@@ -36,7 +36,7 @@ def test_read_starts_with_the_batch_that_holds_the_offset(open_log, fill, sealed
 
 @pytest.mark.parametrize("bytes_max", [0, 100, 1000, 5000, 1 << 20])
 def test_read_returns_whole_batches_up_to_the_limit(open_log, fill, read_all, bytes_max):
-    """Slices hold whole batches, no more bytes than asked if that is at least one batch."""
+    """Slices have whole batches, within the limit or a single one."""
     log = open_log(segment_bytes=5000)
     batches = fill(log, 100)
     found = log.read(20, bytes_max)
@@ -186,7 +186,7 @@ def test_notes_about_places_do_not_outlive_a_cut(open_log, make_batch):
 
 
 class SeenOpen(Segment):
-    """A segment that is sealed by now, but for those who look while ``looks`` has an older view."""
+    """A sealed segment that readers see in an older state for their first ``looks`` accesses."""
 
     __slots__ = ("looks",)
 
@@ -216,7 +216,7 @@ def test_a_reader_that_saw_a_segment_open_is_told_when_it_is_gone(tmp_path, make
 
 
 def test_readers_on_many_threads(tmp_path, make_batch):
-    """Readers see whole batches in order while the owner appends, rolls, cuts and deletes."""
+    """Readers see whole batches in order while the owner appends, rolls, truncates and deletes."""
     log = Log.open(tmp_path / "log", disk=Disk(), segment_bytes=4000, segment_age_ms=0)
     failures: list[Exception] = []
     stop = threading.Event()
@@ -306,7 +306,7 @@ def test_advice_about_a_file_that_is_deleted_just_then_is_not_given(tmp_path, ma
 
 
 def test_records_that_are_missing_are_corruption_where_nothing_was_compacted(open_log, fill):
-    """A file that was cut between two batches, or is gone, is not passed over in silence."""
+    """A file that was truncated between two batches, or is missing, is reported."""
     log = open_log(segment_bytes=1000)
     batches = fill(log, 30)
     seal(log, sealed=True)

@@ -29,7 +29,7 @@ A, B = LogId(1), LogId(2)
 
 
 class Data:
-    """A data directory with two logs, in whose turns each batch goes to a log and the journal."""
+    """A data directory with two logs, each of whose batches goes to a log and the journal."""
 
     def __init__(self, path, disk, make_batch):
         self.path, self.disk, self.make_batch = path, disk, make_batch
@@ -148,7 +148,7 @@ def test_recovering_twice_changes_nothing(data):
 
 
 def test_torn_last_turn_is_cut_and_counted(data):
-    """A turn that was being written vanishes from all its logs; what was synced stays."""
+    """A torn group commit vanishes from all its logs; synced ones stay."""
     data.turn(A, B)
     data.turn(A, B, sync=False)
     cut = 100
@@ -161,7 +161,7 @@ def test_torn_last_turn_is_cut_and_counted(data):
 
 
 def test_unsynced_turn_that_survived_whole_is_kept(data):
-    """A turn nobody was told about may survive; then it is whole in every log."""
+    """An unacknowledged group commit may survive; then it is complete in every log."""
     data.turn(A, B)
     data.turn(A, B, sync=False)
     data.die(keep_all)
@@ -170,7 +170,7 @@ def test_unsynced_turn_that_survived_whole_is_kept(data):
 
 
 def test_deleted_logs_are_not_resurrected(data):
-    """Journal entries of a log that no stream has any more are skipped."""
+    """Journal entries of a log without a stream are skipped."""
     for _ in range(5):
         data.turn(A, B)
     data.now.logs.pop(B).delete()
@@ -183,7 +183,7 @@ def test_deleted_logs_are_not_resurrected(data):
 
 
 def test_log_created_after_the_checkpoint(data):
-    """A log the checkpoint does not know is rebuilt from the journal alone."""
+    """A log that the checkpoint lacks is rebuilt from the journal."""
     data.turn(A)
     data.checkpoint()
     new = LogId(3)
@@ -232,7 +232,7 @@ def test_a_log_made_again_under_its_id_is_not_mixed_with_the_one_before(
 
 
 def test_a_corrupt_generation_is_reported(data):
-    """Nobody knows then which records are whose: it is said, and everything is tried."""
+    """The owner of older records is then unknown: that is reported, and all are replayed."""
     shutil.rmtree(data.path / "logs" / str(A))
     write_generation(data.path / "logs" / str(A), data.now.journal.sync(), disk=data.disk)
     (data.path / "logs" / str(A) / GENERATION_NAME).write_bytes(b"1 00000000\n")
@@ -243,7 +243,7 @@ def test_a_corrupt_generation_is_reported(data):
 
 
 def test_truncation_before_the_end_is_redone(data):
-    """Batches journaled below the end mean that the log was cut: the later ones win."""
+    """Journaled batches below the end mean a truncation: the later ones win."""
     for _ in range(40):
         data.turn(A)
     data.checkpoint()
@@ -260,7 +260,7 @@ def test_truncation_before_the_end_is_redone(data):
 @pytest.mark.parametrize("sizes", [(400,), (400, 10), (10, 400), (50,), (10,), (10, 10, 10, 300)])
 @pytest.mark.parametrize("keep", [None, keep_all])
 def test_a_log_cut_below_its_checkpoint_and_grown_again(data, sizes, keep):
-    """A copy drops what its leader never had, takes other batches, and dies: those are kept."""
+    """Batches that replaced truncated ones before a crash are kept."""
     data.turn(A, B)
     for _ in range(3):
         data.turn(A)
@@ -337,7 +337,7 @@ def test_a_cut_log_needs_the_journal_until_the_next_checkpoint(data):
 
 
 def test_a_cut_between_the_steps_of_a_checkpoint_counts(data):
-    """The checkpoint that was begun before it does not know of it."""
+    """The checkpoint that was begun before does not include it."""
     data.turn(A)
     data.turn(A)
     pending = data.now.checkpointer.begin(data.now.logs)
@@ -348,7 +348,7 @@ def test_a_cut_between_the_steps_of_a_checkpoint_counts(data):
 
 
 def test_a_log_that_no_checkpoint_knows_needs_the_journal(tmp_path, disk):
-    """A recovery would not know where it begins."""
+    """Otherwise a recovery would not know its beginning."""
     log = Log.open(tmp_path / "new", disk=disk, segment_bytes=2000, segment_age_ms=0)
     assert not log.can_do_without_journal
     log.close()
@@ -397,7 +397,7 @@ def test_a_removed_segment_that_comes_back_takes_nothing_with_it(data):
 
 @pytest.mark.parametrize("keep", [None, keep_all])
 def test_a_log_cut_below_its_last_segment_has_no_hole(data, keep):
-    """The segment that the checkpoint names is gone: the one before ends where it was cut."""
+    """The checkpoint's segment is removed: the previous one ends at the truncation."""
     for _ in range(30):
         data.turn(A, size=100)
     assert len(data.now.logs[A].segments) > 2
@@ -467,7 +467,7 @@ def test_corrupt_batch_in_the_journal_and_no_segment(data):
 
 @pytest.mark.parametrize("byte", [8, 17, 29, 31], ids=["length", "base", "delta", "far-delta"])
 def test_what_a_corrupt_batch_says_of_itself_takes_no_other_with_it(data, byte):
-    """Its offsets may be what is corrupt: the batch after it is served all the same."""
+    """Its offsets may be corrupt, too: the next batch is still served."""
     for _ in range(10):
         data.turn(A, B, count=2)
     path, position = journal_position(data, data.written[A][4])
@@ -539,7 +539,7 @@ def test_corrupt_entry_and_no_segment(data):
 
 
 def test_corruption_in_the_last_entry_is_healed_from_the_segment(data):
-    """Nothing tells a corrupt last entry from a torn one: intact batches on disk decide."""
+    """A corrupt last entry looks like a torn one: intact batches on disk decide."""
     for _ in range(5):
         data.turn(A)
     data.now.checkpointer.begin(data.now.logs)
@@ -567,7 +567,7 @@ def test_corrupt_checkpoint_is_done_without(data):
 
 
 def test_lost_checkpoint_and_journal(data):
-    """With nothing but the segments, what they hold intact is served."""
+    """With only the segments left, their intact batches are served."""
     for _ in range(40):
         data.turn(A)
     data.checkpoint()
@@ -625,7 +625,7 @@ def test_checkpoint_on_a_full_disk_changes_nothing(data):
 
 
 def test_progress_is_told(data, disk):
-    """A long replay tells how many bytes it has done."""
+    """A long replay reports how many bytes are done."""
     for _ in range(600):
         data.turn(A, sync=False)
     data.now.journal.sync()
@@ -739,7 +739,7 @@ def test_a_start_inside_what_was_lost_leaves_no_gap_in_a_segment(data):
 
 
 def test_a_recovery_that_is_cut_short_finds_its_own_segments(data):
-    """The checkpoint's has no file, so that it went on in the one before, and into another."""
+    """It had continued in other segments than the checkpoint's, whose file is missing."""
     data.turn(A)
     data.now.logs[A].roll()
     data.checkpoint()
@@ -754,7 +754,7 @@ def test_a_recovery_that_is_cut_short_finds_its_own_segments(data):
 
 
 def test_offsets_of_corrupt_batches_before_an_empty_segment_are_not_used_again(data):
-    """They stay told as corrupt, and can be repaired, as corruption anywhere else."""
+    """They stay reported as corrupt, and can be repaired like any other."""
     for _ in range(3):
         data.turn(A)
     data.now.logs[A].roll()
@@ -772,7 +772,7 @@ def test_offsets_of_corrupt_batches_before_an_empty_segment_are_not_used_again(d
 
 
 def lose_the_active_file(data):
-    """Somebody removes it while the broker is down; the journal goes on behind it."""
+    """Remove the active file while the broker is down; the journal continues after it."""
     for _ in range(20):
         data.turn(A)
     data.checkpoint()
@@ -799,7 +799,7 @@ def test_the_only_copy_goes_on_behind_a_segment_that_is_gone(data):
 
 
 def test_the_only_copy_uses_no_offset_twice_though_nothing_follows_what_is_gone(data):
-    """A checkpoint after the loss knows of it, too."""
+    """A checkpoint after the loss includes it, too."""
     for _ in range(20):
         data.turn(A)
     data.checkpoint()
@@ -817,7 +817,7 @@ def test_the_only_copy_uses_no_offset_twice_though_nothing_follows_what_is_gone(
 
 
 def test_the_only_copy_that_is_gone_altogether_begins_behind_it(data):
-    """Its first offset is the one that nobody was told yet."""
+    """Its first offset is one that was never acknowledged."""
     for _ in range(3):
         data.turn(A)
     data.checkpoint()
@@ -869,7 +869,7 @@ def test_the_only_copy_keeps_the_segment_behind_one_that_is_gone(data, is_journa
 
 @pytest.mark.parametrize("size", [0, 100], ids=["empty", "corrupt"])
 def test_the_only_copy_goes_on_in_a_segment_file_without_an_intact_batch(data, size):
-    """It begins where the lost records end, and is used for what comes next."""
+    """It begins after the lost records, and is used for new batches."""
     for _ in range(3):
         data.turn(A)
     data.checkpoint()
@@ -886,7 +886,7 @@ def test_the_only_copy_goes_on_in_a_segment_file_without_an_intact_batch(data, s
 
 
 def test_one_copy_of_several_ends_where_a_segment_is_gone(data):
-    """Its leader has what was in it, and all that follows."""
+    """Its leader has the lost records and all later ones."""
     first = lose_the_active_file(data)
     report = data.recover(are_only_copies=False).report
     assert [each.why for each in report.corruption] == [f"records {first} to 19 are lost"]
@@ -897,7 +897,7 @@ def test_one_copy_of_several_ends_where_a_segment_is_gone(data):
 
 @pytest.mark.parametrize("turns_before", [0, 30], ids=["fresh", "recycled"])
 def test_a_turn_torn_at_every_byte(data, tmp_path, turns_before):
-    """Whatever of the last write survives: each log has it or has not, and goes on from there.
+    """Whatever part of the last write survives, each log has it or not, and continues.
 
     Behind it, in a file that was used before, lie old turns of the same shape.
     """

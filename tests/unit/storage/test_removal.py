@@ -89,7 +89,7 @@ def test_the_space_does_not_wait_for_another_process(full_log, remove):
 
 
 def test_a_file_with_another_name_is_not_emptied(full_log, tmp_path):
-    """A backup by hard links keeps what it has."""
+    """A backup by hard links keeps its contents."""
     backup = tmp_path / "backup"
     os.link(full_log.segments[0].path, backup)
     size = backup.stat().st_size
@@ -98,7 +98,7 @@ def test_a_file_with_another_name_is_not_emptied(full_log, tmp_path):
 
 
 def test_a_segment_removed_while_it_is_read_is_looked_for_again(full_log, monkeypatch):
-    """The read goes on with what the log has by then."""
+    """The read continues with the log's present segments."""
     first, look = full_log.segments[0], Log._read
 
     def remove_first(log, layout, offset, bytes_max, **more):

@@ -95,7 +95,7 @@ def test_a_copy_of_the_whole_segment_comes_back(corrupt_log, read_all):
 
 
 def test_what_is_intact_is_left_alone(corrupt_log):
-    """Somebody was quicker: nothing is written."""
+    """The range is repaired already: nothing is written."""
     log, batches = corrupt_log
     before = log.segments[0].path.read_bytes()
     other = encode_records([b"x"] * 2, ["a.b"], Stamp(0, 0, 1))
@@ -177,7 +177,7 @@ def test_there_is_no_place_for_what_a_shorter_file_has_lost(corrupt_log, open_lo
 
 
 def test_what_is_removed_meanwhile_is_not_repaired(corrupt_log, fill):
-    """Retention may remove the segment while its copy is on the way: an error of ours says so."""
+    """Retention may remove the segment before its copy arrives: a typed error reports that."""
     log, batches = corrupt_log
     flip(log, 0)
     log.truncate_before(80)

@@ -1,4 +1,4 @@
-"""Retention: what goes by age, bytes and count, and that the active segment stays."""
+"""Retention by age, bytes and count; the active segment stays."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_by_age(oldest, start):
     ("bytes_max", "start"), [(350, 0), (349, 10), (250, 10), (150, 20), (50, 30), (1, 30)]
 )
 def test_by_bytes(bytes_max, start):
-    """Segments go until no more than the limit remains; the active one (50 bytes) stays."""
+    """Segments are removed until the limit holds; the active one (50 bytes) stays."""
     assert start_by_bytes(FACTS, total=350, bytes_max=bytes_max) == start
 
 
@@ -44,7 +44,7 @@ def log(open_log, make_batch):
 
 
 def apply_retention(log, policy, *, now_ns):
-    """Remove what a policy does not keep, as the cleaner does; the new start if there is one."""
+    """Remove what a policy does not keep, like the cleaner; return the new start, if any."""
     seal_if_old(log, policy, now_ns=now_ns)
     start = retention_start(log, policy, now_ns=now_ns)
     if start is None:

@@ -1,4 +1,4 @@
-"""Cuts of a log outlive crashes: neither journal nor checkpoint brings back what was removed."""
+"""Truncations of a log survive crashes: neither journal nor checkpoint restores removed batches."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def data(tmp_path, disk, make_batch):
 
 
 def cut(data, kept):
-    """Cut a log after so many batches; returns it."""
+    """Truncate a log after this many batches; return it."""
     log = data.now.logs[A]
     end = sum(read_header(batch).record_count for batch in data.written[A][:kept])
     del data.written[A][kept:]
@@ -28,7 +28,7 @@ def cut(data, kept):
 @pytest.mark.parametrize("size", [50, 1500], ids=["in one segment", "over segments"])
 @pytest.mark.parametrize("grown", [0, 1, 6])
 def test_what_comes_after_a_cut_is_there_and_nothing_else(data, keep, size, grown):
-    """The checkpoint names what was cut, and the journal has more of it."""
+    """The checkpoint and the journal still have what was truncated."""
     for _ in range(4):
         data.turn(A, size=size)
     data.checkpoint()
@@ -42,7 +42,7 @@ def test_what_comes_after_a_cut_is_there_and_nothing_else(data, keep, size, grow
 
 
 def test_names_of_segments_that_were_cut_away_stay_away(data):
-    """The log gets to where one of them began, and would go on in it."""
+    """Else the log would continue in an old file when it reaches its offset."""
     for _ in range(4):
         data.turn(A, size=1500)
     data.checkpoint()
@@ -53,7 +53,7 @@ def test_names_of_segments_that_were_cut_away_stay_away(data):
 
 
 def test_a_checkpoint_from_before_a_cut_makes_nothing_stable(data):
-    """Segments that recovery may go on in are not to be compacted."""
+    """Segments that recovery may continue in must not be compacted."""
     for _ in range(4):
         data.turn(A, size=1500)
     pending = data.now.checkpointer.begin(data.now.logs)
@@ -68,7 +68,7 @@ def test_a_checkpoint_from_before_a_cut_makes_nothing_stable(data):
 
 
 def test_a_cut_that_a_checkpoint_knows_of_is_over(data):
-    """The log goes on from the checkpoint, which is newer, though no record came in between."""
+    """The log continues from the newer checkpoint, even without new records."""
     for _ in range(4):
         data.turn(A)
     log = cut(data, 2)
@@ -82,7 +82,7 @@ def test_a_cut_that_a_checkpoint_knows_of_is_over(data):
 
 
 def test_cuts_are_counted_over_lives(data):
-    """A second cut is news to a checkpoint that knows the first."""
+    """A second truncation is newer than a checkpoint that includes the first."""
     for kept in (3, 2, 1):
         for _ in range(4):
             data.turn(A)
@@ -95,7 +95,7 @@ def test_cuts_are_counted_over_lives(data):
 
 
 def test_a_corrupt_note_is_reported(data):
-    """Nobody knows then where the log went on: it is said, and everything is tried."""
+    """The end of the log is then unknown: that is reported, and everything is replayed."""
     for _ in range(3):
         data.turn(A)
     log = cut(data, 2)

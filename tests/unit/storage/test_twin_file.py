@@ -1,4 +1,4 @@
-"""Small files with a twin: one of the two may be corrupt or gone at any time."""
+"""Small files with a twin: one of the two may be corrupt or missing at any time."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_both_corrupt_are_refused(path, disk):
 
 
 def test_the_twin_is_never_older_than_the_file(path, disk):
-    """A write that fails in between leaves the old file, and a twin that nobody relies on yet."""
+    """A write that fails in between leaves the old file and an unused newer twin."""
     disk.fail("rename", after=1)
     with pytest.raises(UnavailableError):
         write_with_twin(path, b"two", disk=disk)

@@ -1,4 +1,4 @@
-"""Chaos without brokers: which faults come, and what publishers, readers and members may hear."""
+"""Chaos without brokers: the faults, and what publishers, readers and members may observe."""
 
 import random
 from concurrent.futures import Future
@@ -48,7 +48,7 @@ def test_each_fault_comes_before_any_comes_again(seed):
 
 @pytest.mark.parametrize("kind", [*load.PASSING, errors.UnavailableError])
 def test_what_faults_cause_is_counted(kind):
-    """A client may hear that a broker is away, or leads no more."""
+    """A client may find a broker down, or no longer leading."""
     assert expected(kind("so")) == kind.code
 
 
@@ -281,7 +281,7 @@ def test_a_member_that_sees_what_must_not_be_says_so(histories, at, batches, com
 
 
 def test_positions_are_those_of_all_partitions(monkeypatch):
-    """A partition whose position nobody has committed has none."""
+    """A partition without a committed offset has none."""
 
     class Client:
         groups = SimpleNamespace(committed_offsets=lambda _: {PartitionName("s", 1): 7})

@@ -1,4 +1,4 @@
-"""The judge of histories: each broken promise is seen, and what is right is let pass."""
+"""The checker of histories: each broken promise is found, and valid histories pass."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def history():
 
 
 def test_a_right_history_passes(history):
-    """Retries are told the same again, readers start over, records nobody was told of may be."""
+    """Retries with the same answer, restarted readers and unacknowledged records pass."""
     history.ack(b"a", 0, floor=0)
     history.read("two", [0], [b"a"])
     history.refused(b"refused")
@@ -53,13 +53,13 @@ def test_a_right_history_passes(history):
     ],
 )
 def test_a_broken_promise_is_seen(history, what, happens):
-    """Loss, change, repetition and disorder, whoever notices."""
+    """Loss, change, repetition and disorder are found, whoever observes them."""
     with pytest.raises(ViolationError, match="partition 0"):
         happens(history)
 
 
 def test_what_was_refused_is_in_no_log(history):
-    """Unlike a record whose publisher heard nothing, which may be there or not."""
+    """Unlike a record without an answer, which may be there or not."""
     history.refused(b"no")
     history.settled("broker 1", [b"a", b"x", b"b", b"unanswered"])
     for happens in (
@@ -89,7 +89,7 @@ def group(history):
 
 
 def test_a_right_group_passes(group):
-    """Another member goes on at the position, or beyond: what was processed may come again."""
+    """Another member continues at the committed offset or later; processed records may repeat."""
     group.begins("bob", 1)
     group.processed("bob", [1, 2], [b"x", b"b"])
     group.begins("ann", 2)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_it_survives_its_own_death(tmp_path):
-    """kill -9, restart: same ports, what was acked is there; SIGTERM ends it with 0."""
+    """After kill -9 and a restart it has the same ports and acked records; SIGTERM exits with 0."""
     with ProcessServer(tmp_path) as server:
         ports = {name: port for name, port in server.ready.items() if name.endswith("_port")}
         assert server.ready["pid"] == server.pid

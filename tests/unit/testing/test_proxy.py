@@ -1,4 +1,4 @@
-"""The proxy for chaos tests: what passes, what is held, what breaks."""
+"""The proxy for chaos tests: passing, holding and breaking connections."""
 
 import asyncio
 
@@ -9,7 +9,7 @@ from strandline.testing.proxy import TcpProxy
 
 @pytest.fixture
 async def echo():
-    """A server that sends back what it gets; yields its port."""
+    """A server that echoes; yields its port."""
     writers = set()
 
     async def serve(reader, writer):
@@ -74,7 +74,7 @@ async def test_the_end_of_a_stream_passes(streams):
 
 @pytest.mark.parametrize("direction", ["to_target", "from_target"])
 async def test_a_cut_holds_bytes_until_it_ends(streams, proxy, direction):
-    """One direction is cut: nothing passes it, and after the cut nothing is missing."""
+    """In a partitioned direction nothing passes; afterwards nothing is missing."""
     reader, writer = streams
     writer.write(b"1")
     assert await reader.readexactly(1) == b"1"
@@ -117,7 +117,7 @@ async def test_broken_connections_end(streams, proxy):
 
 
 async def test_a_stopped_proxy_can_return(proxy, streams):
-    """After a stop nobody can connect; after a start they can, on the same port."""
+    """Connections fail after a stop and work after a start, on the same port."""
     await proxy.stop()
     with pytest.raises(ConnectionError):
         await asyncio.open_connection("127.0.0.1", proxy.port)

@@ -1,4 +1,4 @@
-"""The server for users' tests: started and stopped, where it listens, what it leaves behind."""
+"""The server for users' tests: start, stop, addresses and leftovers."""
 
 import subprocess
 import sys
@@ -28,7 +28,7 @@ def test_a_context_gives_an_address(tmp_path):
 
 
 def test_a_given_directory_is_kept(tmp_path):
-    """A test may stop a server and start another on what it stored."""
+    """A test may stop a server and start another on its data."""
     with Server(data_dir=tmp_path) as url, strandline.connect(url) as client:
         client.create_stream("s")
         client.append("s", b"kept")
@@ -37,7 +37,7 @@ def test_a_given_directory_is_kept(tmp_path):
 
 
 def test_the_object_knows_what_the_address_knows():
-    """For those who hold the server and not the address; stopping twice is harmless."""
+    """It can be used as the address; stopping twice is harmless."""
     server = Server(http_port=0)
     url = server.start()
     assert (server.flight, server.http_url) == (url.flight, url.http_url)

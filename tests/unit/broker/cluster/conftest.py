@@ -1,4 +1,4 @@
-"""Three brokers of a cluster in one process: real links, turns, logs; front ends are left out."""
+"""Three brokers of a cluster in one process: real links, group commits and logs, no front ends."""
 
 import asyncio
 from pathlib import Path
@@ -16,7 +16,7 @@ IDS = (1, 2, 3)
 
 
 class Cluster:
-    """Brokers by id, and what tests do with them."""
+    """Brokers by id, and helpers of tests."""
 
     def __init__(self, tmp_path, kit):
         self.tmp_path, self.kit = Path(tmp_path), kit
@@ -152,7 +152,7 @@ class Cluster:
             assert self.kit.values(partition) == wanted
 
     async def until_caught_up(self, number, end, *, name="s", index=0):
-        """Until a broker knows records up to an offset to be committed."""
+        """Wait until a broker knows records up to an offset to be committed."""
 
         def has_all():
             partition = self.partition(number, name, index)

@@ -1,4 +1,4 @@
-"""The activity stream on three brokers: every change is told once, whoever dies meanwhile."""
+"""The activity stream on three brokers: every change is reported once, through failovers."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -46,7 +46,7 @@ async def writers(cluster):
 
 
 async def join(cluster, member, *, avoid=0):
-    """A change that is told: a member joins a group. Tried until it is done."""
+    """Make a reported change: a member joins a group. Retried until it is done."""
     command = JoinGroup("g", member, ("s",), coordinator=BrokerId(1))
     async with asyncio.timeout(60):
         while True:

@@ -25,7 +25,7 @@ from strandline.servers.grpc.liftbridge.host import Host
 
 
 async def test_records_are_on_every_replica_when_acked(cluster):
-    """A stream made at one broker is known at all, and what is acked is served by each of them."""
+    """A stream created at one broker is known at all, and each serves acked records."""
     await cluster.start(1, 2, 3)
     await cluster.create(at=2)
     await cluster.put("a", "b", "c")
@@ -96,7 +96,7 @@ async def test_all_brokers_may_go_and_come_back(cluster):
 async def test_a_broker_that_starts_long_before_the_others_waits_for_them(
     cluster, kit, monkeypatch
 ):
-    """It registers in vain, again and again, and takes part once they are there."""
+    """It retries its registration, and takes part once the others are there."""
     monkeypatch.setattr(requests, "LEADERLESS_S", 0.1)
     tries = 0
 
@@ -119,7 +119,7 @@ async def test_a_broker_that_starts_long_before_the_others_waits_for_them(
 async def test_who_joins_and_is_told_nothing_says_what_may_be_wrong(
     cluster, kit, monkeypatch, caplog
 ):
-    """It lets in nobody but its peers, and so waits in vain if the controller is none of them."""
+    """It admits only its peers, and so waits without effect if none is the controller."""
     monkeypatch.setattr(requests, "LEADERLESS_S", 0.1)
     cluster.tls[1] = {"join": True}
     starting = asyncio.create_task(cluster.start(1))
@@ -129,7 +129,7 @@ async def test_who_joins_and_is_told_nothing_says_what_may_be_wrong(
 
 
 async def test_too_few_replicas_refuse_at_once(cluster, kit):
-    """With less than min_isr in sync a publish is refused, until they are back."""
+    """With fewer than min_isr in sync a publish is rejected, until they are back."""
     await cluster.start(1, 2, 3)
     await cluster.create(min_isr=3)
     await cluster.put("a")
@@ -149,7 +149,7 @@ async def test_too_few_replicas_refuse_at_once(cluster, kit):
 
 
 async def test_a_leader_that_is_cut_off_refuses_at_once(cluster, kit):
-    """Alone it can commit nothing, nor have the ISR made smaller: publishers are told, not held."""
+    """It can neither commit nor shrink the ISR: publishers get an error at once."""
     await cluster.start(1, 2, 3)
     await cluster.create(min_isr=1)
     await cluster.put("a")
@@ -195,7 +195,7 @@ async def controller(cluster):
 
 
 async def test_a_controller_that_stops_has_a_successor_before_it_is_gone(cluster):
-    """By one election that it asked for: nobody has to miss it for an election timeout."""
+    """It asks for one election, which saves an election timeout."""
     await cluster.start(1, 2, 3)
     await cluster.create(partitions=3, partition_by="subject")
     old = await controller(cluster)
@@ -217,7 +217,7 @@ async def test_a_controller_that_stops_has_a_successor_before_it_is_gone(cluster
 
 
 async def test_a_controller_whose_heirs_do_not_answer_stops_all_the_same(cluster, kit, caplog):
-    """Each is given its time; then who stays elects, as after a crash."""
+    """Each successor gets its time; then the rest elects, as after a crash."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     old = await controller(cluster)
@@ -264,7 +264,7 @@ async def test_deleted_streams_are_gone_everywhere(cluster, kit):
 
 
 async def test_metadata_is_told_while_a_stream_goes(cluster, kit):
-    """A broker that heard of it, and has not let go of it yet, tells clients of all the others."""
+    """A broker that is about to delete a stream still describes all the others."""
     await cluster.start(1, 2, 3)
     await cluster.create("keep")
     await cluster.create("drop")
@@ -280,7 +280,7 @@ async def test_metadata_is_told_while_a_stream_goes(cluster, kit):
 
 
 async def test_what_a_stream_cannot_be_is_refused_anywhere(cluster):
-    """Names that are taken and settings that a cluster cannot keep are refused."""
+    """Existing names and settings that a cluster cannot keep are rejected."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     with pytest.raises(StreamExistsError):
@@ -292,7 +292,7 @@ async def test_what_a_stream_cannot_be_is_refused_anywhere(cluster):
 
 
 async def test_a_broker_whose_disk_fails_comes_back_by_itself(cluster, kit):
-    """A failed sync takes the broker out; reopened, it registers anew and is in sync again."""
+    """A failed sync stops the broker; reopened, it registers again and is in sync again."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a")
@@ -307,7 +307,7 @@ async def test_a_broker_whose_disk_fails_comes_back_by_itself(cluster, kit):
 
 
 async def test_a_directory_has_one_broker(cluster, open_broker, tmp_path):
-    """Another id, or no cluster at all, is refused on a data directory of a cluster's broker."""
+    """Another id, or no cluster at all, is rejected on a data directory of a cluster's broker."""
     await cluster.start(1, 2, 3)
     await cluster.kill(1)
     (tmp_path / "data").symlink_to(tmp_path / "broker-1")
@@ -316,7 +316,7 @@ async def test_a_directory_has_one_broker(cluster, open_broker, tmp_path):
 
 
 async def test_who_asks_too_early_where_brokers_are_is_told_to_retry(tmp_path, kit):
-    """While a broker starts, its front ends listen before it knows at which ports."""
+    """A starting broker's front ends listen before it knows its ports."""
     [port] = free_ports(1)
     peers = [f"1=127.0.0.1:{port}"]
     config = BrokerConfig(
@@ -345,7 +345,7 @@ async def test_brokers_talk_over_tls(cluster):
 
 
 async def test_peers_have_a_network_of_their_own(cluster, kit):
-    """Brokers meet at one address, where nobody listens at the other, which clients are told."""
+    """Brokers use one address for peers, and another one for clients."""
     addresses = [peer.replace("127.0.0.1", "127.0.7.1") for peer in cluster.peers]
     cluster.peers = addresses
     own = {"peer_host": "127.0.7.1", "advertised_host": "127.0.0.1"}
@@ -384,7 +384,7 @@ async def leader_of_one(cluster):
 
 
 async def test_the_high_watermark_travels_with_the_next_batch(cluster, kit, monkeypatch):
-    """A commit alone wakes no follower at once; the batch after it tells what was committed."""
+    """A commit alone wakes no follower at once; the next batch carries it."""
     monkeypatch.setattr(replicas, "WATERMARK_DELAY_S", 3600.0)
     await cluster.start(1, 2, 3)
     await cluster.create()
@@ -436,7 +436,7 @@ async def test_an_isr_that_was_overtaken_takes_no_other_down_with_it(cluster, ki
 
 
 async def test_a_stream_that_is_not_opened_yet_is_not_called_unknown(cluster):
-    """A broker that has just started knows of it from its disk, and opens it once it may."""
+    """A broker that has just started knows it from its disk, and opens it once it may."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     broker = cluster.brokers[3]

@@ -52,7 +52,7 @@ def lag(cluster, leader, broker):
 
 
 async def test_without_a_majority_of_copies_a_partition_takes_no_records(cluster, kit):
-    """Below ``min_isr`` the leader says so; without any in service nobody leads."""
+    """Below ``min_isr`` the leader reports it; without a live replica there is no leader."""
     await cluster.start(1, 2, 3)
     await cluster.create(min_isr=3)
     leader = await cluster.leader()

@@ -29,7 +29,7 @@ def state(partition):
 
 
 def keys_kept(partition):
-    """Every key of which a record is left, deleted or not."""
+    """Return every key with a record left, deleted or not."""
     found = set()
     offset = partition.log_start_offset
     while (batches := partition.read(offset, 1 << 20)).size:
@@ -43,7 +43,7 @@ def keys_kept(partition):
 
 @pytest.fixture
 async def compacted(cluster):
-    """Three brokers with a compacted stream, and what tests do with it."""
+    """Three brokers with a compacted stream, and helpers."""
     cluster.settings["cleaner_interval_ms"] = 3_600_000  # tests say when
     await cluster.start(1, 2, 3)
     await cluster.create(compact=True, tombstone_delay_ms=DELAY_MS)
@@ -59,7 +59,7 @@ async def compacted(cluster):
         assert len(answers.acks) == len(records)
 
     async def clean(*numbers, rounds=2):
-        """Seal what there is, and compact on some brokers."""
+        """Seal the active segment, and compact on some brokers."""
         for number in numbers or tuple(cluster.brokers):
             broker = cluster.brokers[number]
             for _ in range(rounds):

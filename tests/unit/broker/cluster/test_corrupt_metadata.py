@@ -38,7 +38,7 @@ async def test_a_small_file_with_a_flipped_bit_stops_nothing(cluster, name):
 
 
 async def test_a_flipped_bit_in_the_log_of_the_metadata_is_told_with_the_commands(cluster, kit):
-    """The broker does not start, says what to run, and has its records when that was done."""
+    """The broker does not start, names the commands to run, and has its records afterwards."""
     await three_with_records(cluster)
     directory = cluster.brokers[3].data_dir
     await cluster.brokers[3]._checkpoints.checkpoint()  # the journal gives nothing back
@@ -63,7 +63,7 @@ async def test_a_flipped_bit_in_the_log_of_the_metadata_is_told_with_the_command
 
 
 async def test_metadata_that_was_discarded_too_soon_does_not_let_a_broker_vote_twice(cluster, kit):
-    """Without its vote withdrawn it is refused, and named with the command that is missing."""
+    """It is rejected until its vote is withdrawn; the error names the command."""
     await three_with_records(cluster)
     directory = cluster.brokers[3].data_dir
     await cluster.kill(3)
@@ -84,6 +84,6 @@ async def _no_wait(*_, **__):
 
 
 def test_a_directory_of_no_cluster_has_nothing_to_discard(tmp_path):
-    """Nothing is made of what is not there."""
+    """Nothing is created in it."""
     with pytest.raises(InvalidConfigError, match="not the data directory"):
         discard_metadata(tmp_path, disk=Disk())

@@ -1,4 +1,4 @@
-"""Creating streams one after the other: what one more costs three brokers."""
+"""Creating streams one after another: the cost of one more on three brokers."""
 
 import sys
 
@@ -27,7 +27,7 @@ async def steps_of(awaited):
 
 
 async def test_a_creation_costs_the_same_however_many_streams_there_are(cluster):
-    """Deciding it, following it and telling front ends of it look at no other stream.
+    """Deciding, applying and announcing it examine no other stream.
 
     The least of a few is taken: heartbeats and what goes on now and then come in between.
     """

@@ -1,4 +1,4 @@
-"""In a cluster, too, what is deleted gives its space and its descriptors back at once."""
+"""In a cluster, too, deletion frees space and descriptors at once."""
 
 import pytest
 
@@ -24,7 +24,7 @@ async def fill(cluster, kit):
 
 
 def no_logs_left(cluster):
-    """Whether no broker has a log of the stream any more, under any name."""
+    """Whether no broker has a log of the stream any longer, under any name."""
     return not any(
         list((cluster.tmp_path / f"broker-{n}" / "logs").glob("*1*")) for n in cluster.brokers
     )
@@ -45,7 +45,7 @@ async def test_a_deleted_stream_takes_no_space(cluster, kit, has_reader):
 
 
 async def test_a_truncated_stream_takes_no_space(cluster, kit):
-    """Every copy gives back what the leader was told to delete."""
+    """Every replica frees the space of deleted records."""
     await fill(cluster, kit)
     leader = await cluster.leader()
     paths = [cluster.partition(number).log.segments[0].path for number in (1, 2, 3)]

@@ -1,4 +1,4 @@
-"""An encrypted stream with several copies: who has no key still keeps one, byte for byte."""
+"""An encrypted stream with several replicas: one without the key still stores it byte for byte."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One survivor of three decides alone, with what it had."""
+"""One survivor of three becomes the only voter, with its own records."""
 
 import shutil
 
@@ -13,13 +13,13 @@ from strandline.types import BrokerId, LogId, PartitionName
 
 
 def test_a_directory_of_no_cluster_is_refused(tmp_path):
-    """Nothing is made of what is not there."""
+    """Nothing is created in it."""
     with pytest.raises(InvalidConfigError, match="not the data directory"):
         force_recover(tmp_path, disk=Disk())
 
 
 async def lose_most(cluster, survivor):
-    """Kill all brokers, of which the others never come back; the survivor's directory."""
+    """Kill all brokers, of which the others never return; return the survivor's directory."""
     directory = cluster.brokers[survivor].data_dir
     with pytest.raises(DataDirLockedError):
         force_recover(directory, disk=Disk())

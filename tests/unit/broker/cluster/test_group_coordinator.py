@@ -71,7 +71,7 @@ async def test_a_coordinator_that_was_cut_off_answers_nothing(cluster, monkeypat
 
 
 async def test_old_entries_go_on_every_replica(cluster, monkeypatch):
-    """The state is written anew and the log cut there; another coordinator begins from the rest."""
+    """Entries before a rewrite are deleted; another coordinator starts from the rest."""
     monkeypatch.setattr("strandline.broker.coordinators.runtime.SEGMENT_BYTES", 64 << 10)
     monkeypatch.setattr("strandline.core.coordinator_effects.REWRITE_ENTRIES_MIN", 40)
     await cluster.start(*IDS)

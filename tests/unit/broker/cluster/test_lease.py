@@ -25,7 +25,7 @@ async def test_a_broker_has_a_lease_while_it_is_in_touch_with_a_majority(cluster
 
 
 async def test_a_broker_that_begins_alone_has_no_lease(cluster):
-    """What its disk says may be of long ago."""
+    """Its metadata on disk may be old."""
     await cluster.start(1, 2, 3)
     await cluster.until_live()
     for number in (1, 2, 3):

@@ -1,4 +1,4 @@
-"""What takes long in a file system is done beside the event loop: three brokers of a cluster."""
+"""Slow file-system calls run on a thread, not on the event loop: three brokers of a cluster."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from strandline.types import PartitionName
 
 @pytest.fixture
 async def watched(cluster, kit, monkeypatch):
-    """Three brokers whose start is over, with disks that see what the loop does."""
+    """Three started brokers with disks that record the loop's calls."""
     monkeypatch.setattr(quorum, "SNAPSHOT_ENTRIES", 12)
     monkeypatch.setattr(metadata_applier, "WATERMARK_INTERVAL_S", 0.05)
     for number in (1, 2, 3):
@@ -53,7 +53,7 @@ async def test_streams_come_grow_move_and_go_beside_the_loop(watched):
 
 
 async def test_a_follower_cuts_its_log_beside_the_loop(watched):
-    """After an unclean election a copy has to give up what only it has."""
+    """After an unclean election a replica truncates the records that only it has."""
     await watched.create(replicas=2, min_isr=1)
     await watched.put(*"ab")
     first, second = watched.image().replicas

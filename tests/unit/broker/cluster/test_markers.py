@@ -50,7 +50,7 @@ async def pair():
 
 
 async def test_the_leader_writes_what_was_ordered(pair):
-    """As it was ordered, and whoever ordered hears so."""
+    """It writes the requested marker, and notifies the requester."""
     written = []
     pair.leads.write_here = lambda mark, done: (written.append(mark), done(None))
     assert await pair.order() == [None]
@@ -85,7 +85,7 @@ async def test_a_lost_link_ends_an_order_once(pair):
 
 
 async def test_a_broker_that_begins_writes_nothing(pair):
-    """Until it knows what writes there."""
+    """Before its writer of markers is set."""
     pair.leads = RemoteMarkers(pair.second)
     [failure] = await pair.order()
     assert "this broker begins" in failure.message

@@ -6,7 +6,7 @@ WORDS = [f"record-{number:03}" for number in range(20)]
 
 
 async def test_a_copy_that_moved_back_is_not_mixed_with_the_one_that_left(cluster):
-    """The journal still has what the old copy wrote; what is recovered is the new one's alone."""
+    """The journal still has the old replica's batches; only the new one's are recovered."""
     await cluster.start(1, 2, 3)
     await cluster.create(replicas=2)
     await cluster.put(*WORDS[:10])

@@ -1,4 +1,4 @@
-"""A broker that comes with an older copy of its data directory is refused, by name and remedy."""
+"""A broker with an older copy of its data directory is rejected, by name and with a remedy."""
 
 import shutil
 
@@ -9,7 +9,7 @@ from strandline.broker.cluster.broker import ClusterBroker
 
 
 async def older_copy(cluster, number):
-    """Let a broker go on from here, and then have the data directory of this moment again.
+    """Let a broker continue, then restore its present data directory.
 
     The copy is of the run that went on: the count of starts tells nothing.
     """
@@ -52,7 +52,7 @@ async def no_wait(*_, **__):
 async def test_an_older_copy_is_refused_and_named_with_the_command(
     cluster, kit, monkeypatch, has_new_controller
 ):
-    """Also by a controller that never heard of it; it votes no more, and comes back as told."""
+    """Also by a new controller; it no longer votes, and returns after the command."""
     monkeypatch.setattr(membership, "REGISTER_TIMEOUT_S", 1.0)
     await cluster.start(1, 2, 3)
     await cluster.create()
@@ -79,7 +79,7 @@ async def test_an_older_copy_is_refused_and_named_with_the_command(
 
 
 async def test_a_broker_with_its_own_directory_is_never_taken_for_an_older_copy(cluster):
-    """However it ended, and whoever led the metadata meanwhile."""
+    """However it ended, and whichever broker led the metadata meanwhile."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     for round_, number in enumerate((1, 2, 3, 1)):
@@ -93,7 +93,7 @@ async def test_a_broker_with_its_own_directory_is_never_taken_for_an_older_copy(
 async def test_brokers_that_register_late_after_a_restart_of_all_are_not_older_copies(
     cluster, monkeypatch
 ):
-    """The runs that ended are fenced while the new ones take part already, and have more on disk.
+    """The old runs are fenced while the new ones already take part and have stored more.
 
     It is what a busy machine does: front ends open later than a session lasts.
     """

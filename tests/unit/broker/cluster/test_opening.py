@@ -1,4 +1,4 @@
-"""New logs that are opened beside the loop, and who waits for them."""
+"""New logs that are opened on a thread, and the requests that wait for them."""
 
 import asyncio
 import threading
@@ -57,7 +57,7 @@ def note_bound(broker):
 
 
 async def test_a_creation_is_answered_once_all_leaders_serve_the_stream(three, slow, kit):
-    """A message published right after it would be received by nobody who may answer it."""
+    """Else a message published right after it would get no acknowledgement."""
     bound = [note_bound(three.brokers[number]) for number in (1, 2, 3)]
     creating = create(three, replicas=3, acks="replicated")
     await kit.until(lambda: len(slow["waiting"]) == 2)

@@ -1,4 +1,4 @@
-"""Orders to a cluster: accepted at any broker, decided anew if late, refused with advice.
+"""Commands to a cluster: accepted at any broker, repeated if outdated, rejected with advice.
 
 Three brokers in one process, on real links and logs; ``tests/integration`` has the whole stories.
 """
@@ -54,7 +54,7 @@ async def test_a_leader_is_chosen_and_stays_preferred(cluster):
 
 
 async def test_copies_move_and_the_old_ones_are_deleted(cluster, kit):
-    """Where a copy has gone its records are too; who leads stays readable all the time."""
+    """The replica's records move with it; the partition stays readable."""
     await cluster.start(1, 2, 3)
     await cluster.create(replicas=1, min_isr=1)
     await cluster.put(*"abc")
@@ -91,7 +91,7 @@ async def test_what_makes_no_sense_is_refused_with_the_reason(cluster):
 
 
 async def test_an_order_on_an_old_image_is_decided_anew(cluster, monkeypatch):
-    """Others may change a partition meanwhile; those who always do so are too many."""
+    """Concurrent changes cause a retry; too many of them an error."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     broker = cluster.brokers[await cluster.leader()]
@@ -113,7 +113,7 @@ async def test_an_order_on_an_old_image_is_decided_anew(cluster, monkeypatch):
 
 
 async def test_records_are_deleted_up_to_an_offset_on_every_copy(cluster, kit):
-    """Also at a broker that was away; only what is committed, which the leader knows."""
+    """Also at a broker that was away; only committed ones, which the leader knows."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put(*"abcdef")
@@ -164,7 +164,7 @@ async def test_what_retention_decided_is_not_done_to_a_stream_made_anew(cluster,
 
 
 async def test_a_stream_gets_more_partitions(cluster):
-    """Those there are go on as they were; the new ones are placed and led."""
+    """The present partitions are not affected; new ones are placed and led."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a")
@@ -195,7 +195,7 @@ async def test_another_directory_under_a_known_number_is_refused_at_the_door(clu
 
 
 async def test_the_controller_itself_can_be_removed(cluster, kit):
-    """It hands over to another, who lets it go; those left go on, and it knows that it is out."""
+    """It hands over to another broker, which removes it; the rest continues, and it is notified."""
     await cluster.start(1, 2, 3)
     await cluster.until_live()
     controller = cluster.brokers[1].membership.quorum.leader
@@ -214,7 +214,7 @@ async def test_the_controller_itself_can_be_removed(cluster, kit):
 
 
 async def test_a_copy_from_before_an_unclean_election_agrees_with_the_new_leader(cluster):
-    """Though it knows for certain that what it has was committed: the operator gave that up."""
+    """Even if its records were certainly committed: the operator accepted their loss."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a")

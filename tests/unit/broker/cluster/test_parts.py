@@ -87,7 +87,7 @@ def test_epochs_are_found_around_corruption(tmp_path, disk, hit):
 
 
 def test_the_first_epoch_begins_at_the_log_start(tmp_path, disk):
-    """What retention removed counts no more, also in the middle of a batch."""
+    """Records that retention removed do not count, also within a batch."""
     log = open_log(tmp_path / "log", disk)
     append(log, batch(0, 5, 0), batch(5, 5, 1), batch(10, 5, 2))
     log.truncate_before(7)
@@ -95,7 +95,7 @@ def test_the_first_epoch_begins_at_the_log_start(tmp_path, disk):
 
 
 def test_an_identity_is_for_ever_and_counts_starts(tmp_path, disk):
-    """A directory knows its broker; another one is refused; corruption is not guessed at."""
+    """A directory belongs to one broker; another is rejected, and corruption is an error."""
     first = begin_incarnation(tmp_path, "c", 1, disk=disk)
     second = begin_incarnation(tmp_path, "c", 1, disk=disk)
     assert (first.starts, second.starts) == (1, 2)
@@ -111,7 +111,7 @@ def test_an_identity_is_for_ever_and_counts_starts(tmp_path, disk):
 
 
 def test_founders_are_noted_once(tmp_path, disk):
-    """Settings that name more brokers later change nothing about who votes, nor does joining."""
+    """Later settings with more brokers do not change the voters, nor does joining."""
     for founders in ((1, 2, 3), (1, 2, 3, 4), ()):
         known = begin_incarnation(tmp_path / "a", "c", 1, disk=disk, founders=founders)
         assert known.founders == (1, 2, 3)
@@ -139,7 +139,7 @@ def test_a_broker_starts_on_a_full_disk(tmp_path, disk):
 
 
 def test_watermarks_are_kept_and_corruption_counts_as_missing(tmp_path, disk):
-    """They are a hint: what cannot be trusted is not used."""
+    """They are a hint: a corrupt file is not used."""
     assert load_watermarks(tmp_path, disk=disk) == {}
     save_watermarks(tmp_path, {7: 100, 8: 0}, disk=disk)
     assert load_watermarks(tmp_path, disk=disk) == {7: 100, 8: 0}
@@ -149,7 +149,7 @@ def test_watermarks_are_kept_and_corruption_counts_as_missing(tmp_path, disk):
 
 
 def test_frames_are_what_they_say(tmp_path):
-    """A batch in the place of another, and messages of somebody else, are refused."""
+    """A batch that differs from its reference, or a message of another sender, is rejected."""
     data = batch(10, 3, 2)
     message = Replicate(2, 1, 10, 5, (ref(data),))
     header = channels.encode_replication(9, message)
@@ -170,7 +170,7 @@ def test_frames_are_what_they_say(tmp_path):
 
 
 def test_the_machine_is_its_snapshot(tmp_path):
-    """Restored elsewhere it gives the same image; what is no command is an outcome."""
+    """A restored machine has the same image; an unknown command is an outcome."""
     seen = []
     machine = MetadataMachine(lambda: seen.append(1))
     assert machine.apply(encode_entry(OpenSession())).value == 1
@@ -185,7 +185,7 @@ def test_the_machine_is_its_snapshot(tmp_path):
 
 @pytest.mark.parametrize("appends_after", [0, 2])
 def test_a_log_that_was_restarted_stays_restarted(tmp_path, disk, appends_after):
-    """After a crash the journal does not bring back what was given up, only what came after."""
+    """After a crash the journal restores only batches after the reset."""
     plans = {5: LogPlan(tmp_path / "logs" / "5", 1 << 10, 10**9)}
     storage = recover(tmp_path, plans, disk=disk, file_bytes=64 << 10)
     log = storage.logs[5]
@@ -208,7 +208,7 @@ def test_a_log_that_was_restarted_stays_restarted(tmp_path, disk, appends_after)
 
 
 def test_a_log_that_was_cut_and_went_on_stays_so(tmp_path, disk):
-    """A crash after a cut and other batches brings back those, and not what was cut."""
+    """A crash after a truncation restores the new batches, not the truncated ones."""
     plans = {5: LogPlan(tmp_path / "logs" / "5", 1 << 10, 10**9)}
     storage = recover(tmp_path, plans, disk=disk, file_bytes=64 << 10)
     log = storage.logs[5]
@@ -231,7 +231,7 @@ def test_a_log_that_was_cut_and_went_on_stays_so(tmp_path, disk):
 
 
 def test_a_filler_is_cut_to_what_is_asked_for(tmp_path, disk):
-    """Elsewhere it may be several batches: who ends between two of those goes on from there."""
+    """Elsewhere it may be several batches: a replica that ends between two continues from there."""
     log = Log.open(tmp_path / "log", disk=disk, segment_bytes=1 << 16, segment_age_ms=0)
     for data in (encode_filler(0, 10, leader_epoch=1), batch(10, 2, epoch=1)):
         log.append(data, read_header(data))

@@ -1,4 +1,4 @@
-"""Questions among brokers: the answer of whom was asked counts, and a lost link is one."""
+"""Requests between brokers: only the asked broker's answer counts, and a lost link fails them."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ from strandline.errors import UnavailableError
 
 @pytest.fixture
 def sent():
-    """What went to which broker."""
+    """The requests sent, by broker."""
     return []
 
 
@@ -50,7 +50,7 @@ async def test_what_is_no_answer_to_the_question_is_dropped(questions):
 
 
 async def test_a_failure_and_a_lost_link_are_answers(questions):
-    """Of those who were asked there; the questions to others stay."""
+    """Only for requests to that broker; others stay."""
     failed, lost, kept = (
         questions.ask(to, ReadIndexRequest, ReadIndexResponse) for to in (1, 2, 3)
     )
@@ -65,13 +65,13 @@ async def test_a_failure_and_a_lost_link_are_answers(questions):
 
 
 async def test_who_is_not_there_was_not_asked(questions):
-    """And a loss of that link tells nobody anything."""
+    """And a loss of that link fails no request."""
     assert questions.ask(9, ReadIndexRequest, ReadIndexResponse) is None
     questions.peer_disconnected(9)
 
 
 async def test_who_gave_up_is_not_told(questions):
-    """Nothing of the question stays, and a late answer does no harm."""
+    """A cancelled request leaves nothing behind, and a late answer is ignored."""
     asked = questions.ask(1, ReadIndexRequest, ReadIndexResponse)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(asked, 0.001)

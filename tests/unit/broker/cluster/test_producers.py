@@ -1,4 +1,4 @@
-"""Idempotent producers in a cluster: every replica knows what its leader knew."""
+"""Idempotent producers in a cluster: every replica has its leader's producer state."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from strandline.types import ProducerStamp
 
 
 async def put(cluster, kit, numbers, *values):
-    """Append numbered values at whoever leads, until they are acked; the offset."""
+    """Append numbered values at the present leader, until they are acked; return the offset."""
     async with asyncio.timeout(30):
         while True:
             partition = cluster.partition(await cluster.leader())
@@ -31,13 +31,13 @@ async def put(cluster, kit, numbers, *values):
 
 @pytest.fixture(params=["at once", "beside the loop"])
 def reading(request, monkeypatch):
-    """How a replica that restarted reads back what it knew."""
+    """How a restarted replica loads its producer state."""
     if request.param == "beside the loop":
         monkeypatch.setattr(state_loader, "INLINE_BYTES", -1)
 
 
 async def test_a_new_leader_knows_the_producers(cluster, kit, reading):
-    """What the lost leader stored is acked where it is, by replicas that ran and that restarted."""
+    """Records of the lost leader are acked as duplicates, by running and restarted replicas."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     assert await put(cluster, kit, (7, 0, 0), "a", "b") == 0

@@ -1,4 +1,4 @@
-"""Copies that begin where records were deleted: also within a batch, of which a part stays."""
+"""Replicas that begin where records were deleted, also within a batch, part of which is kept."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Knowing what was decided: whoever asks goes by it, also the moment after, or is told why not."""
+"""The metadata read barrier: a caller sees everything decided before, or gets an error."""
 
 import asyncio
 
@@ -49,7 +49,7 @@ async def test_a_stream_is_known_elsewhere_the_moment_after_it_was_created(clust
 
 
 async def test_who_comes_while_a_question_is_under_way_waits_for_the_next():
-    """Its answer may be older; those who wait for the next share it."""
+    """Its answer may be older; waiting callers share the next one."""
     group = Group()
     first = asyncio.create_task(group.newest.know())
     question = await group.asked.get()
@@ -63,7 +63,7 @@ async def test_who_comes_while_a_question_is_under_way_waits_for_the_next():
 
 
 async def test_the_broker_has_to_have_followed():
-    """Not only to have heard how far it is."""
+    """Knowing the commit index is not enough: it must be applied."""
     group = Group()
     group.is_fresh = False
     knowing = asyncio.create_task(group.newest.know())
@@ -77,7 +77,7 @@ async def test_the_broker_has_to_have_followed():
 
 
 async def test_another_controller_is_asked_after_one_that_does_not_know():
-    """It was deposed, its link broke, or somebody else answers in its place."""
+    """It was deposed, its link broke, or another broker answers."""
     group = Group()
     knowing = asyncio.create_task(group.newest.know())
     await group.answer(0, "another leads")
@@ -93,7 +93,7 @@ async def test_another_controller_is_asked_after_one_that_does_not_know():
 
 @pytest.mark.parametrize("trouble", ["leaderless", "unreached"])
 async def test_where_nobody_can_tell_that_is_the_answer(trouble, monkeypatch):
-    """After a while, and the next who asks is not the worse for it."""
+    """The error comes after a while, and does not affect later calls."""
     monkeypatch.setattr(newest_module, "PATIENCE_S", 0.1)
     group = Group()
     group.leader = None if trouble == "leaderless" else 1

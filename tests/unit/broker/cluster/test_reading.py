@@ -1,4 +1,4 @@
-"""What is lent to other replicas: whole batches, cut to size where one begins within them."""
+"""Reads for other replicas: whole batches, shortened where a replica begins within one."""
 
 import pyarrow as pa
 import pytest
@@ -87,7 +87,7 @@ def test_of_a_compacted_batch_what_stays_is_lent(log, kept, first, left):
 
 
 def test_what_is_encrypted_stays_so(log):
-    """The part that is lent is sealed anew, and opens."""
+    """The shortened batch is encrypted again, and can be decrypted."""
     master = MasterKey(b"m" * 32)
     wrapped = (new_data_key(master),)
     name = PartitionName("s", 0)

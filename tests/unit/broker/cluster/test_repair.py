@@ -63,7 +63,7 @@ async def test_a_reader_that_meets_corruption_finds_it_repaired(loaded, role):
 
 
 async def test_the_scrub_finds_corruption_that_nobody_reads(loaded):
-    """A round of the scrub reads everything, and what it finds is repaired."""
+    """A round of the scrubber reads everything, and corruption is repaired."""
     broker, partition = loaded.brokers[1], loaded.partition(1)
     flip(partition.log, 17)
     await broker._scrubber.scrub()
@@ -86,7 +86,7 @@ async def test_corruption_while_a_broker_was_stopped_is_repaired(loaded):
 
 
 async def test_a_leader_repairs_itself_to_serve_a_follower_that_is_behind(loaded):
-    """A follower that has lost everything copies what the leader first had to get back."""
+    """A follower that lost everything copies batches that the leader first had to repair."""
     leader = await loaded.leader()
     victim, other = (n for n in (1, 2, 3) if n != leader)
     await loaded.kill(victim)
@@ -108,7 +108,7 @@ async def forget(cluster, at, victim):
 
 
 async def test_a_failed_sync_while_repairing_reopens_the_storage(loaded):
-    """Nobody knows what is on the disk then: the broker begins anew, and repairs it after all."""
+    """The disk's contents are unknown: the storage is reopened, and the repair follows."""
     leader = await loaded.leader()
     victim = next(n for n in (1, 2, 3) if n != leader)
     broker = loaded.brokers[victim]
@@ -124,7 +124,7 @@ async def test_a_failed_sync_while_repairing_reopens_the_storage(loaded):
 
 
 async def test_corruption_everywhere_stays_visible(loaded):
-    """Without an intact copy the records are refused, and those around them are served."""
+    """Without an intact replica the records are rejected, and those around them are served."""
     for number in loaded.brokers:
         flip(loaded.partition(number).log, 4)
     for number in loaded.brokers:

@@ -1,4 +1,4 @@
-"""One replica's driver with a real log, a turn that waits to be told, and messages by hand."""
+"""One replica's driver with a real log, a group commit on command, and messages by hand."""
 
 from types import SimpleNamespace
 
@@ -67,13 +67,13 @@ class Around:
                 write.done(error)
 
     def _change(self, log, work, done):
-        """A log is cut, at once or when the test lets it be."""
+        """Truncate a log, at once or when the test allows it."""
         self.cuts.append((work, done))
         if not self.is_cutting_held:
             self.cut()
 
     def cut(self):
-        """Cut what is to be cut, as a thread would."""
+        """Run the pending truncations, as a thread would."""
         cuts, self.cuts = self.cuts, []
         for work, done in cuts:
             error = None
@@ -84,7 +84,7 @@ class Around:
             done(error)
 
     def sync(self):
-        """The turn has ended."""
+        """End the group commit."""
         under_way, self.under_way = self.under_way, []
         for write in under_way:
             write.done(None)
@@ -163,7 +163,7 @@ def copy(driver, host, *batches, high_watermark=0):
 
 
 def test_copies_are_acked_after_the_sync_and_committed_when_heard(driver, host):
-    """What was copied counts once it is on disk, and is served as far as the leader said."""
+    """A replicated batch counts once synced, and is served up to the received high watermark."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3), batch(3, 2), high_watermark=4)
     assert not [m for _, m in host.sent if isinstance(m, Acked)]
@@ -175,7 +175,7 @@ def test_copies_are_acked_after_the_sync_and_committed_when_heard(driver, host):
 
 
 def test_a_restart_of_the_log_waits_for_the_copies_before_it(driver, host):
-    """Copies under way are finished, then the log begins anew, empty, where the leader's does."""
+    """Batches in progress are finished, then the log starts empty at the leader's log start."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3))
     fetch = host.last(Fetch)
@@ -193,7 +193,7 @@ def test_a_restart_of_the_log_waits_for_the_copies_before_it(driver, host):
 
 
 def test_a_full_disk_gives_the_stream_up_and_begins_again(driver, host):
-    """What was not stored is forgotten, and fetched again from where the log really ends."""
+    """Batches that were not stored are fetched again from the real log end."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3))
     host.write()
@@ -206,7 +206,7 @@ def test_a_full_disk_gives_the_stream_up_and_begins_again(driver, host):
 
 
 async def test_a_leader_waits_for_its_own_copies(driver, host, answers, kit):
-    """Elected while copies are under way, it leads once they are in its log, and goes on there."""
+    """Elected during writes, it leads once they are in its log, and continues there."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3))
     assign(driver, ME, 2)
@@ -222,7 +222,7 @@ async def test_a_leader_waits_for_its_own_copies(driver, host, answers, kit):
 
 
 async def test_a_new_leader_knows_the_end_once_its_followers_have_answered(driver, host):
-    """Until then its high watermark may be older than what its predecessor acknowledged."""
+    """Until then its high watermark may be older than its predecessor's."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3), high_watermark=1)
     host.write()
@@ -237,7 +237,7 @@ async def test_a_new_leader_knows_the_end_once_its_followers_have_answered(drive
 
 
 async def test_who_led_before_knows_the_end_only_when_it_leads_again(driver, host):
-    """What its successor acknowledged meanwhile is not in what it knew of its own time."""
+    """Its earlier knowledge lacks what its successor acknowledged."""
     assert not driver.partition.knows_end
     assign(driver, ME, 1)
     assert driver.partition.knows_end
@@ -252,7 +252,7 @@ async def test_who_led_before_knows_the_end_only_when_it_leads_again(driver, hos
 
 
 def test_a_sync_counts_only_what_was_not_cut_since(driver, host):
-    """A cut while the sync runs lowers what the sync is worth."""
+    """A truncation during the sync lowers the synced offset."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3), batch(3, 3))
     host.write()
@@ -270,7 +270,7 @@ def test_a_sync_counts_only_what_was_not_cut_since(driver, host):
 
 
 async def test_what_comes_while_the_log_is_cut_waits_for_it(driver, host, kit, answers):
-    """Copies, what is committed and a new leadership follow once the log is as long as told."""
+    """Batches, commits and a new leadership wait for the truncation."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3), batch(3, 3))
     host.write()
@@ -309,7 +309,7 @@ def test_a_replica_that_is_dropped_while_its_log_is_cut_says_nothing_more(driver
 
 
 def test_a_log_that_cannot_be_cut_is_reopened(driver, host, disk):
-    """The replica believes that it was: nothing may be told of that log any more."""
+    """The replica's state no longer fits, so nothing may be acknowledged for that log."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3), batch(3, 3))
     host.write()
@@ -323,7 +323,7 @@ def test_a_log_that_cannot_be_cut_is_reopened(driver, host, disk):
 
 
 def write_chunks(driver):
-    """The turn writes what was accepted; (chunk, where it ends) of each."""
+    """Write the accepted records like a group commit; return each batch and its end."""
     partition, written = driver.partition, []
     chunks, _, _ = partition.take(1 << 20, 1 << 20)
     for chunk in chunks:
@@ -377,7 +377,7 @@ def test_what_comes_is_gathered_while_two_chunks_are_on_their_way(driver, host, 
 
 
 def test_a_lost_leadership_tells_that_the_outcome_is_unknown(driver, answers, kit):
-    """Who waits for a commit hears so once, also if its sync ends only later."""
+    """A waiting publisher is notified once, even if its sync ends later."""
     assign(driver, ME, 1)
     kit.put(driver.partition, answers, "synced")
     for chunk, end in write_chunks(driver):
@@ -415,7 +415,7 @@ def test_a_copy_that_is_filling_starts_over_under_another_leader(driver, host):
 
 
 def test_a_compacted_copy_that_loses_committed_records_begins_anew(driver, host):
-    """What was cut had replaced records that compaction removed here: only the leader has those."""
+    """Truncated records had replaced compacted ones, which only the leader has."""
     driver.partition.config = msgspec.structs.replace(CONFIG, compact=True)
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3), batch(3, 3), high_watermark=6)

@@ -1,4 +1,4 @@
-"""Those who wait at a replica are told, whenever it goes."""
+"""Publishers that wait at a replica are notified, whenever it is dropped."""
 
 from types import SimpleNamespace
 
@@ -9,7 +9,7 @@ from strandline.types import Offset
 
 
 class Outcomes:
-    """A responder that keeps what it is told."""
+    """An ack sink that keeps the outcomes."""
 
     def __init__(self):
         self.told = []
@@ -19,13 +19,13 @@ class Outcomes:
 
 
 def chunk(ack_sink, token):
-    """A chunk with a record that somebody waits for."""
+    """A batch with a record whose publisher waits."""
     waiting = [AckWaiter(ack_sink, token, Offset(0))]
     return SimpleNamespace(on_disk=[], waiting=waiting, is_transactional=False)
 
 
 def test_who_published_just_before_the_stream_was_deleted_is_told():
-    """Also if it was between the write of the turn and its sync: nothing is committed any more."""
+    """Also between the group commit's write and its sync: nothing is committed after that."""
     partition = SimpleNamespace(
         config=SimpleNamespace(acks_in_force="replicated"),
         refuse=lambda _: None,

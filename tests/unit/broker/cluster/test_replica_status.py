@@ -1,4 +1,4 @@
-"""Who is asked how far copies are when a leader is lost, and what comes of the answers."""
+"""The request for log ends when a leader is lost, and the effect of the answers."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from strandline.broker.cluster.channels import REPLICATION
 
 
 async def test_the_copy_that_is_furthest_leads_next(cluster, kit, monkeypatch):
-    """What only one of two in sync has is kept, though the other has the smaller id."""
+    """A record on one of two in-sync replicas is kept, though the other has the smaller id."""
     monkeypatch.setattr(
         replica_status, "ASK_S", 30
     )  # the machine may stand still for a quarter second

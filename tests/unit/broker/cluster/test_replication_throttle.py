@@ -6,7 +6,7 @@ from strandline.broker.cluster.replication_throttle import SLICE_BYTES_MIN, Repl
 
 
 async def test_a_reader_waits_until_what_was_copied_has_had_its_time():
-    """The first goes at once; the next when the rate allows, whoever it is."""
+    """The first read is immediate; any other waits for the rate."""
     rate, read = ReplicationThrottle(100_000), asyncio.Event()
     begun_s = asyncio.get_running_loop().time()
     rate.ask("first", lambda: rate.spent(30_000))
@@ -18,7 +18,7 @@ async def test_a_reader_waits_until_what_was_copied_has_had_its_time():
 
 
 async def test_asked_again_a_reader_waits_once():
-    """A reader that lost patience is not read for twice."""
+    """A reader that asks again is not queued twice."""
     rate, reads = ReplicationThrottle(100_000), []
     rate.spent(10_000)
     rate.ask("a", lambda: reads.append(1))

@@ -16,7 +16,7 @@ from strandline.errors import NotLeaderError, RequestTimeoutError, UnavailableEr
 
 
 class Group:
-    """One image, decided upon by whoever leads; brokers reach each other unless cut off."""
+    """One image, changed by the present leader; brokers reach each other unless isolated."""
 
     def __init__(self):
         self.image = MetadataImage()
@@ -131,7 +131,7 @@ async def test_without_a_quorum_the_caller_is_told_in_time(group):
 
 
 async def test_what_nobody_was_asked_for_is_certain_not_to_happen(group, monkeypatch):
-    """Told in time for clients, who give up sooner; not once it may have been taken."""
+    """The error comes before clients give up; not once a proposal may have been accepted."""
     monkeypatch.setattr(requests_module, "LEADERLESS_S", 0.1)
     group.join(1)
     caller = group.join(2)
@@ -161,7 +161,7 @@ async def test_a_session_applies_once_what_is_proposed_twice(group):
 
 
 async def test_a_session_that_was_forgotten_is_opened_anew(group):
-    """The caller hears that the outcome is unknown; the next command goes through."""
+    """The caller learns that the outcome is unknown; the next command succeeds."""
     group.join(1)
     session = Session(group.join(2))
     await session.propose(AllocateProducerIds(1), timeout_s=60)
@@ -173,7 +173,7 @@ async def test_a_session_that_was_forgotten_is_opened_anew(group):
 
 
 async def test_who_asks_again_and_again_lets_others_run(group, monkeypatch):
-    """A registration does so for ever: the loop would never hear of a leader, nor of a stop."""
+    """Endless retries must not keep the loop from learning of a leader or a stop."""
     monkeypatch.setattr(requests_module, "LEADERLESS_S", 0.0)
     caller = group.join(2)
     group.leader = None

@@ -28,7 +28,7 @@ async def agree_from(cluster, kit, first, values):
 
 
 async def test_every_copy_goes_on_at_the_offset(cluster, kit):
-    """Also one that was away, and the next leader; the log of before is gone."""
+    """Also one that was away, and the next leader; the old log is removed."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a", "b")
@@ -52,7 +52,7 @@ async def test_every_copy_goes_on_at_the_offset(cluster, kit):
 
 
 async def test_only_beyond_the_end_and_only_at_the_leader(cluster, kit):
-    """What is refused leaves the records there, and more are taken."""
+    """A rejected skip keeps the records, and more are accepted."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a", "b")
@@ -66,7 +66,7 @@ async def test_only_beyond_the_end_and_only_at_the_leader(cluster, kit):
 
 
 async def test_nothing_that_is_acked_beyond_the_offset_is_lost(cluster, kit):
-    """Publishers that go on meanwhile are refused for a moment, or are before or behind it."""
+    """Concurrent publishes are rejected for a moment, or are before or after the skip."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     leader = await cluster.leader()

@@ -31,7 +31,7 @@ async def refuse_one(cluster, kit, number):
 
 
 async def test_a_leader_on_a_full_disk_lets_another_lead(cluster, kit):
-    """One refused record is enough: another leads, without it in the ISR, until there is space."""
+    """One rejected record suffices: another replica leads until there is space."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a")

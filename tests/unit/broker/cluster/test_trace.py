@@ -1,4 +1,4 @@
-"""Traces of real brokers: clocks that travel over the links, and what they prove."""
+"""Traces of real brokers: vector clocks on the links, and what they prove."""
 
 import re
 
@@ -10,7 +10,7 @@ from strandline.testing.shiviz import check_clocks, read_trace
 
 
 async def test_a_commit_is_after_every_copy_of_it(cluster):
-    """Whatever a leader commits, it knows that each replica in sync has synced it."""
+    """A leader's commit comes after every in-sync replica's sync in the clocks."""
     files = {number: cluster.tmp_path / f"trace-{number}" for number in (1, 2, 3)}
     cluster.tls = {number: {"trace": str(file)} for number, file in files.items()}
     await cluster.start(1, 2, 3)

@@ -1,4 +1,4 @@
-"""Transactions over three brokers: another coordinator, another leader, and what readers see."""
+"""Transactions on three brokers: a new coordinator, a new leader, and what readers see."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ HOME = "__transactions"
 
 
 class Desk:
-    """Asks whoever is the coordinator now, again while nobody is."""
+    """Sends requests to the present coordinator, and retries while there is none."""
 
     def __init__(self, cluster, tx):
         self.cluster = cluster
@@ -72,7 +72,7 @@ async def test_a_transaction_over_streams_that_others_lead(cluster, desk, tx):
 
 
 async def test_the_coordinator_dies_after_a_prepare(cluster, desk, tx):
-    """Another one knows what is prepared, and the decision from outside ends it."""
+    """The next one knows the prepared transaction, and the external decision ends it."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     who = await desk("begin", "pay")
@@ -85,7 +85,7 @@ async def test_the_coordinator_dies_after_a_prepare(cluster, desk, tx):
 
 
 async def test_the_leader_dies_between_prepare_and_commit(cluster, desk, tx):
-    """The new leader has the records and lets nobody write behind the end of the transaction."""
+    """The new leader has the records and accepts none after the end of the transaction."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     first = await desk("begin", "one")
@@ -106,7 +106,7 @@ async def test_the_leader_dies_between_prepare_and_commit(cluster, desk, tx):
 
 
 async def test_whoever_is_not_the_coordinator_names_it(cluster, desk, tx):
-    """A client is sent on; a producer of an older epoch is refused by the right one."""
+    """A client is redirected; the coordinator rejects a producer of an older epoch."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     old = await desk("begin", "pay")
@@ -123,7 +123,7 @@ async def test_whoever_is_not_the_coordinator_names_it(cluster, desk, tx):
 
 
 async def test_a_copy_that_starts_again_shows_no_open_transaction(cluster, desk, tx, monkeypatch):
-    """What is committed to the log and not by its transaction is hidden from the first moment."""
+    """Records of an uncommitted transaction are hidden from the first moment."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     who = await desk("begin", "pay")

@@ -1,4 +1,4 @@
-"""A copy that cannot be opened here: the rest of its stream goes on, and others lead it."""
+"""A replica that cannot be opened here: the rest of its stream works, and others lead it."""
 
 import errno
 
@@ -26,7 +26,7 @@ def quick(monkeypatch):
 async def test_partitions_that_cannot_be_opened_leave_the_others_of_the_stream_alone(
     cluster, kit, code
 ):
-    """Where new ones cannot be made the old one goes on, and other replicas lead the new ones."""
+    """The present partition works, and other replicas lead the new ones."""
     await cluster.start(1, 2, 3)
     await cluster.create()
     await cluster.put("a")
@@ -55,13 +55,13 @@ async def test_partitions_that_cannot_be_opened_leave_the_others_of_the_stream_a
 
 
 def _names_leader(cluster, number):
-    """Whether broker 1 sends clients of a partition to who leads it, and not to itself."""
+    """Whether broker 1 redirects clients of a partition to its leader, and not to itself."""
     leader = cluster.image(index=number).leader
     return cluster.partition(1, index=number).leader_address == f"127.0.0.1:{10_000 + leader}"
 
 
 async def test_who_has_the_only_copy_and_cannot_open_it_says_so_and_points_nowhere(cluster, kit):
-    """It is not led, clients are told why and to retry, and it opens when that is possible."""
+    """It has no leader, clients get the reason and retry, and it opens when that is possible."""
     await cluster.start(1, 2, 3)
     await cluster.create(replicas=1, min_isr=1)
     for disk in cluster.disks.values():

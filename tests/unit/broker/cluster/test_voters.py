@@ -1,4 +1,4 @@
-"""Who votes, step by step, as brokers come and go."""
+"""The voters of the quorum, step by step, as brokers join and leave."""
 
 import msgspec
 import pytest
@@ -50,19 +50,19 @@ def test_there_are_voters_enough_at_some_point():
 
 
 def test_founders_that_never_came_keep_their_vote():
-    """They are expected: nobody removed them."""
+    """They are expected, since nobody removed them."""
     assert steps(Members((1, 2, 3)), image(1, 2)) == []
 
 
 def test_a_removed_voter_leaves_if_the_others_can_decide():
-    """Two of whom one is away could decide nothing without the third."""
+    """Of the remaining two one is away, so they could not decide without it."""
     three = Members((1, 2, 3))
     assert steps(three, image(1, 2, removed=(3,))) == [Members((1, 2))]
     assert steps(three, image(1, 2, removed=(3,), _2={"is_fenced": True})) == []
 
 
 def test_a_voter_that_lost_its_disk_begins_anew():
-    """It leaves first, so that nothing is believed of what it had."""
+    """It leaves first, so that nothing is assumed of its former log."""
     lost = {"directory_id": "", "is_fenced": True}
     three = Members((1, 2, 3))
     assert steps(three, image(1, 2, 3, _3=lost)) == [Members((1, 2)), Members((1, 2), (3,))]
@@ -70,7 +70,7 @@ def test_a_voter_that_lost_its_disk_begins_anew():
 
 
 def test_a_leader_hands_over_to_a_voter_in_service():
-    """Whoever leads next lets it go."""
+    """The next leader removes it."""
     at = image(2, 3, removed=(1,), _2={"is_fenced": True})
     assert successor(Members((2, 3)), at) == 3
 

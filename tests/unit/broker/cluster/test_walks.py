@@ -26,13 +26,13 @@ class Trace:
         self.is_on = False
 
     def note(self, frame, event, _):
-        """Note a call: what ``sys.setprofile`` takes."""
+        """Note a call, as ``sys.setprofile`` reports it."""
         if self.is_on and event == "call":
             code = frame.f_code
             self.calls.append((Path(code.co_filename), code.co_qualname))
 
     def during(self, request):
-        """Call ``request`` and return what was called meanwhile."""
+        """Call ``request`` and return the functions called meanwhile."""
         self.calls.clear()
         self.is_on = True
         request()
@@ -65,7 +65,7 @@ def check_walk(title, calls):
 
 
 def traced(method, trace):
-    """Trace a method that threads of Arrow call, which ``threading`` does not know."""
+    """Trace a method that Arrow's threads call, which ``threading`` does not know."""
 
     def call(*arguments):
         sys.setprofile(trace.note)

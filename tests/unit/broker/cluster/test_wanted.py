@@ -1,4 +1,4 @@
-"""What is wanted at one time is taken at one time, and of each log the newest."""
+"""Pending proposals are taken together, and of each log the newest."""
 
 import asyncio
 

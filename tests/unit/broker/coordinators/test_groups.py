@@ -63,7 +63,7 @@ async def test_who_waits_when_a_term_ends_is_told(broker):
 
 
 async def test_a_member_gets_everything_and_commits(broker, make_stream):
-    """The first member reads all partitions; what it commits is what is read back."""
+    """The first member reads all partitions; its committed offsets are read back."""
     await make_stream(broker, partitions=3)
     joined = await broker.groups.join("g", "ann", ["s"], session_ms=9000)
     assert joined.partitions == parts(0, 1, 2)
@@ -77,7 +77,7 @@ async def test_a_member_gets_everything_and_commits(broker, make_stream):
 
 @pytest.mark.parametrize("is_clean", [True, False])
 async def test_a_restart_keeps_members_and_positions(open_broker, make_stream, kit, is_clean):
-    """After a stop or a crash the coordinator begins from what was stored."""
+    """After a stop or a crash the coordinator starts from the stored entries."""
     first = await open_broker()
     await make_stream(first, partitions=2)
     joined = await first.groups.join("g", "ann", ["s"], session_ms=9000)
@@ -94,7 +94,7 @@ async def test_a_restart_keeps_members_and_positions(open_broker, make_stream, k
 
 
 async def test_cursors_need_no_member(broker):
-    """Who is no member commits for a group that has none; deleting forgets it."""
+    """A consumer without membership commits for a group without members."""
     await broker.groups.commit("cursor", {"anything": {0: 3}}, number=1)
     await broker.groups.commit("cursor", {"anything": {0: 1, 4: 9}}, number=1)
     assert (await broker.groups.describe("cursor")).committed == {}, "nobody numbered them"
@@ -146,7 +146,7 @@ async def test_members_hear_of_streams_that_come_and_go(broker, make_stream):
 
 
 async def test_a_failed_sync_loses_nothing_that_was_told(broker, disk, kit):
-    """What could not be stored is refused, and the next term begins from what was."""
+    """Entries that cannot be stored are rejected; the next term starts from stored ones."""
     await broker.groups.commit("g", {"s": {0: 1}})
     disk.fail("sync", "journal", times=1)
     with pytest.raises(UnavailableError):
@@ -172,7 +172,7 @@ async def test_a_full_disk_refuses_commits_and_heals(broker, disk, kit):
 
 
 async def test_who_comes_while_the_log_is_read_is_told_so(open_broker, disk, monkeypatch):
-    """Reading what was stored may take long; a request waits for a moment and gets an error."""
+    """A request during a long load waits for a moment and gets an error."""
     first = await open_broker()
     await first.groups.commit("g", {"s": {0: 1}})
     await first.stop()
@@ -229,7 +229,7 @@ async def test_the_log_is_written_anew_when_it_has_grown(open_broker, kit, monke
 
 
 async def test_positions_are_there_to_be_watched(broker, make_stream):
-    """Metrics have the position of every group, whoever committed it, until it is deleted."""
+    """Metrics have the committed offsets of every group until it is deleted."""
     await make_stream(broker, partitions=2)
     await broker.groups.commit("copies", {"s": {0: 3, 1: 9}})
     joined = await broker.groups.join("g", "ann", ["s"], session_ms=9000)

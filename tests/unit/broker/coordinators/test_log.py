@@ -1,4 +1,4 @@
-"""A coordinator whose log is corrupt: it waits for the operator's word, and then goes on."""
+"""A coordinator with a corrupt log waits for the operator's permission, then continues."""
 
 import pytest
 
@@ -65,7 +65,7 @@ async def test_entries_that_are_gone_are_corruption_too(open_broker):
 async def test_a_transaction_whose_beginning_is_corrupt_is_not_known(
     open_broker, make_stream, tx, kit
 ):
-    """Its end tells nothing without it; others go on as they were."""
+    """Its end has no effect; other transactions are not affected."""
     first = await open_broker()
     partition, ask = await make_stream(first), tx.Asker(first)
     for id_ in ("lost", "kept"):

@@ -49,7 +49,7 @@ async def test_a_commit_shows_the_records_of_every_partition(broker, make_stream
 
 
 async def test_aborted_records_are_never_shown(partition, ask, tx, kit, answers):
-    """What others wrote meanwhile waits for the end of the transaction, and is then seen alone."""
+    """Other records wait for the end of the transaction, and only they are seen."""
     kit.put(partition, answers, "before")
     who = await written(ask, kit, "pay", partition)
     kit.put(partition, answers, "between")
@@ -99,7 +99,7 @@ async def test_records_get_in_only_where_the_transaction_is_open(
 
 
 async def test_a_producer_that_takes_over_fences_the_other(partition, ask, tx, kit, answers):
-    """What it had open is aborted, and it can neither write, nor end, nor begin any more."""
+    """Its open transaction is aborted, and it can neither write, end nor begin."""
     old = await written(ask, kit, "pay", partition, values="old")
     new = await written(ask, kit, "pay", partition, values=["new"])
     ask.write(old, partition, answers, "zombie")
@@ -119,7 +119,7 @@ async def test_a_producer_that_takes_over_fences_the_other(partition, ask, tx, k
 async def test_a_transaction_is_aborted_when_its_time_is_over(
     broker, partition, ask, tx, kit, clock
 ):
-    """Readers go on behind it; a metric names it; its producer is told."""
+    """Readers continue after it; a metric and an error report it."""
     who = await written(ask, kit, "slow", partition, timeout_ms=5_000)
     broker.refresh_telemetry()
     assert broker.telemetry.transactions_open == 1
@@ -134,7 +134,7 @@ async def test_a_transaction_is_aborted_when_its_time_is_over(
 
 
 async def test_everything_is_known_again_after_a_crash(open_broker, make_stream, tx, kit, clock):
-    """What was committed is seen, what was aborted is not, and what was open times out."""
+    """Committed records are seen, aborted ones are not, and open transactions time out."""
     broker = await open_broker()
     partition, ask = await make_stream(broker), tx.Asker(broker)
     who = await written(ask, kit, "one", partition, values="1")
@@ -179,7 +179,7 @@ async def test_what_was_aborted_stays_hidden_though_the_clock_was_set_back(
 
 
 async def test_a_first_transaction_reads_no_log_back(broker, partition, ask, tx, kit, answers):
-    """What was stored before there were any belongs to none; what comes then counts."""
+    """Earlier records belong to no transaction; later ones count."""
     kit.put(partition, answers, *"abc")
     await answers.wait(3)
     await broker.quiesce()
@@ -198,7 +198,7 @@ async def test_a_first_transaction_reads_no_log_back(broker, partition, ask, tx,
 
 
 async def test_a_copy_may_be_given_a_transaction_before_it_hears_of_any(partition, answers, kit):
-    """Its leader heard first: what is copied is hidden from the first batch on."""
+    """Replicated records are hidden from the first batch on."""
     kit.put(partition, answers, "a")
     await answers.wait(1)
     assert partition.transaction_index is None
@@ -293,7 +293,7 @@ async def test_parts_are_published_together(broker, make_stream, ask, tx, kit):
 
 
 async def test_a_stream_may_be_deleted_under_a_transaction(broker, make_stream, ask, tx, kit):
-    """Its marker is owed to nobody; the commit shows the rest."""
+    """Its marker is not needed; the commit makes the rest visible."""
     one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
     who = await written(ask, kit, "pay", one, two)
     await broker.delete_stream("two")
@@ -305,7 +305,7 @@ async def test_a_stream_may_be_deleted_under_a_transaction(broker, make_stream, 
 
 
 async def test_a_failed_disk_leaves_nothing_half_decided(broker, partition, ask, tx, kit, disk):
-    """Who asked is told to try again; after the reopening the same request has its answer."""
+    """The caller retries; after reopening the same request succeeds."""
     who = await written(ask, kit, "pay", partition)
     disk.fail("sync", "journal", times=1)
     with pytest.raises(UnavailableError):
@@ -316,7 +316,7 @@ async def test_a_failed_disk_leaves_nothing_half_decided(broker, partition, ask,
 
 
 async def test_a_full_disk_delays_a_marker(broker, make_stream, ask, tx, kit, disk):
-    """The decision stands; the marker follows when there is room, and then readers go on."""
+    """The decision is final; the marker follows when there is space, and readers continue."""
     one = await make_stream(broker, "one")
     who = await written(ask, kit, "pay", one)
     await kit.until(lambda: broker.committer.is_idle)
@@ -328,7 +328,7 @@ async def test_a_full_disk_delays_a_marker(broker, make_stream, ask, tx, kit, di
 async def test_the_coordinators_stream_grows_no_more_than_its_state(
     broker, ask, monkeypatch, open_broker, kit, tx
 ):
-    """After many entries the state is written anew, and what came before is not read again."""
+    """After many entries the state is rewritten, and older entries are deleted."""
     monkeypatch.setattr("strandline.core.coordinator_effects.REWRITE_ENTRIES_MIN", 20)
     who = None
     for _ in range(30):
@@ -343,7 +343,7 @@ async def test_the_coordinators_stream_grows_no_more_than_its_state(
 
 
 async def test_entries_from_before_a_restart_count(broker, monkeypatch, open_broker, kit, tx):
-    """A broker that is restarted often writes the state anew all the same."""
+    """A frequently restarted broker still rewrites the state."""
     monkeypatch.setattr("strandline.core.coordinator_effects.REWRITE_ENTRIES_MIN", 20)
     for _ in range(8):
         ask = tx.Asker(broker)
@@ -358,7 +358,7 @@ async def test_entries_from_before_a_restart_count(broker, monkeypatch, open_bro
 
 
 async def test_a_partition_is_let_into_only_by_its_name(ask, broker):
-    """A partition that there is not is refused before anything is noted."""
+    """An unknown partition is rejected before anything is stored."""
     who = await ask.begin("pay")
     with pytest.raises(InvalidRequestError):
         await ask.add("pay", who, ("nothing", 0))
@@ -428,7 +428,7 @@ async def test_a_transaction_is_on_disk_whatever_the_stream_promises(
 
 
 async def test_a_readonly_partition_takes_the_end_of_a_transaction(partition, ask, tx, kit):
-    """Or its readers would wait until somebody lets records in again."""
+    """Else its readers would wait until it is writable again."""
     who = await written(ask, kit, "pay", partition)
     partition.block_writes(UnavailableError("readonly"))
     await ask.end("pay", who, is_commit=True)
@@ -436,7 +436,7 @@ async def test_a_readonly_partition_takes_the_end_of_a_transaction(partition, as
 
 
 async def test_retention_may_remove_the_beginning_of_a_transaction(partition, ask, tx, kit):
-    """Reading goes on where the log begins, and the rest of an aborted one stays hidden."""
+    """Reading continues at the log start, and the rest of an aborted one stays hidden."""
     who = await written(ask, kit, "pay", partition, values=["a", "b"])
     partition.log.truncate_before(partition.high_watermark)
     assert partition.last_stable_offset == partition.log_start_offset

@@ -127,7 +127,7 @@ async def test_segments_are_written_back_a_little_at_a_time(
 
 
 def has_length(found, length):
-    """Whether so many were found."""
+    """Whether this many were found."""
     return len(found) == length
 
 
@@ -147,7 +147,7 @@ async def test_with_many_logs_more_files_are_full_before_a_checkpoint(
 
 
 async def test_a_spare_journal_file_is_made_ready(broker, write, kit):
-    """The turn that fills a file finds the next one waiting."""
+    """The group commit that fills a file finds the next one ready."""
     await kit.until(lambda: broker._storage.journal.spares == 1)
     await write(1)
     assert broker._storage.journal.spares == 0
@@ -157,7 +157,7 @@ async def test_a_spare_journal_file_is_made_ready(broker, write, kit):
 async def test_records_are_stored_while_a_checkpoint_runs(
     broker, partition, write, kit, disk, clock, answers
 ):
-    """Only the checkpoint waits for the disk; the turn goes on."""
+    """Only the checkpoint waits for the disk; group commits continue."""
     await write(1)
     gate = disk.hold("sync", "/logs/")
     clock.advance_ms(60_000)
@@ -170,7 +170,7 @@ async def test_records_are_stored_while_a_checkpoint_runs(
 async def test_a_stream_is_deleted_after_the_checkpoint_that_holds_it(
     broker, partition, write, kit, disk, clock
 ):
-    """Deleting waits for the checkpoint under way, whose files must not vanish meanwhile."""
+    """Deletion waits for the checkpoint in progress, whose files must not vanish."""
     await write(1)
     gate = disk.hold("sync", "/logs/")
     clock.advance_ms(60_000)
@@ -188,7 +188,7 @@ async def test_a_stream_is_deleted_after_the_checkpoint_that_holds_it(
 
 
 async def test_a_stop_waits_for_the_checkpoint_under_way(broker, write, kit, disk, clock):
-    """Two checkpoints never write at once, and the directory is not let go of under a thread."""
+    """Checkpoints never overlap, and the directory is not released before one ends."""
     await write(1)
     gate = disk.hold("sync", "/logs/")
     clock.advance_ms(60_000)
@@ -215,7 +215,7 @@ async def test_a_stop_waits_for_the_journal_file_being_made(open_broker, kit, di
 
 
 async def test_a_disk_that_stays_full_is_told_of_once(broker, write, kit, clock, disk, caplog):
-    """Not at each interval; full again after there was space is news."""
+    """Not at each interval; a disk that is full again is logged again."""
 
     async def fails():
         await write(1)

@@ -41,7 +41,7 @@ async def cleaned(open_broker, make_stream, answers, kit):
 
 
 async def test_retention_by_records_keeps_the_newest(cleaned):
-    """The log start moves on; what is kept is exactly what was asked for."""
+    """The log start moves, and exactly the configured number is kept."""
     partition = await cleaned.fill(10, retention_records=3)
     await cleaned._cleaner.clean()
     assert (partition.log_start_offset, partition.high_watermark) == (7, 10)
@@ -68,7 +68,7 @@ async def test_retention_by_age_seals_what_is_old(cleaned, clock):
 
 
 async def test_partitions_that_others_keep_are_left_to_them(cleaned, monkeypatch):
-    """Their settings are known here, their logs are not; what is kept here is cleaned."""
+    """Partitions without a replica here are skipped; others are cleaned."""
     partition = await cleaned.fill(10, retention_records=3)
     limits = {"retention_age_ms": 1, "retention_bytes": 1, "compact": True}
     settings = StreamConfig(name="r", subject="r", **limits)
@@ -156,7 +156,7 @@ async def test_a_stream_is_not_deleted_while_it_is_compacted(cleaned, disk, kit)
 
 
 async def test_a_stream_deleted_during_a_round_is_left_alone(cleaned, disk, kit, caplog):
-    """The round does not touch what went while it was busy with another stream."""
+    """The round does not touch a stream that was deleted meanwhile."""
     await cleaned.fill(300, name="a", keys=250, compact=True)
     await cleaned.fill(5, name="b", retention_records=1)
     await cleaned._checkpoints.checkpoint()
@@ -171,7 +171,7 @@ async def test_a_stream_deleted_during_a_round_is_left_alone(cleaned, disk, kit,
 
 
 async def test_retention_does_not_overtake_the_sync(cleaned, disk, kit, answers):
-    """What is not committed does not count: the log start never passes the high watermark."""
+    """The log start never passes the high watermark."""
     partition = await cleaned.fill(10, retention_records=2)
     cleaned._syncer.average_ms = 1e12
     gate = disk.hold("sync", "/journal/")
@@ -222,7 +222,7 @@ async def test_what_is_removed_went_for_something_durable(tmp_path, kit, answers
 
 
 async def test_nothing_is_removed_if_what_it_goes_for_cannot_be_synced(cleaned, disk, kit):
-    """A failing sync poisons the journal as in a turn; the next round does it after reopening."""
+    """A failed sync poisons the journal; the next round removes after reopening."""
     partition = await cleaned.fill(3, retention_records=1, acks="memory")
     disk.fail("sync", "/journal/", times=1)
     await cleaned._cleaner.clean()

@@ -1,4 +1,4 @@
-"""Records are removed beside the loop, and with them every descriptor and map of their files."""
+"""Records, and their files' descriptors and maps, are removed on a thread."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ SLOW = ("unlink", "remove_large", "truncate", "sync_directory", "remove_director
 
 
 class WatchedDisk(Disk):
-    """Notes the slow calls that the thread it was made on makes, while told to."""
+    """Records the slow calls of the thread that created it, while enabled."""
 
     def __init__(self):
         self.thread = threading.get_ident()
@@ -50,7 +50,7 @@ async def broker(tmp_path):
 
 @pytest.fixture
 def fill(broker, answers, kit):
-    """Makes a stream of several sealed segments, all of which a reader has mapped."""
+    """Creates a stream of several sealed segments, all mapped by a reader."""
 
     async def made(name="s", **settings):
         config = StreamConfig(name=name, subject=name, segment_bytes=SEGMENT_BYTES, **settings)
@@ -121,7 +121,7 @@ async def test_removing_gives_the_space_back(broker, fill, kit, tmp_path, remove
 
 
 async def test_acks_go_on_while_files_are_removed(broker, fill, answers, kit):
-    """A file system that takes its time holds up nobody but who asked for the removal."""
+    """A slow file system delays only the caller of the removal."""
     await fill()
     other = (await broker.create_stream(StreamConfig(name="t", subject="t"))).partition(0)
     reached, released = threading.Event(), threading.Event()
@@ -144,7 +144,7 @@ async def test_acks_go_on_while_files_are_removed(broker, fill, answers, kit):
 
 
 async def test_a_full_disk_is_freed_by_what_is_removed(broker, fill):
-    """The new start finds space once the files are gone, and not before."""
+    """The new start can be stored once the files are removed, and not before."""
     partition = await fill()
     write, path = broker.disk.write_atomically, partition.log.segments[0].path
 

@@ -92,7 +92,7 @@ async def test_retention_may_be_quicker(scrubber, stored, telemetry, monkeypatch
 
 
 async def test_a_log_that_is_closed_ends_the_round(scrubber, stored, telemetry):
-    """What was deleted or reopened is left to the next round."""
+    """A deleted or reopened log is left to the next round."""
     stored.log.close()
     await scrubber.scrub()
     assert telemetry.scrubbed_bytes == 0

@@ -1,4 +1,4 @@
-"""A connection on a transport that only takes notes: how frames are written, queued and cut off."""
+"""A connection on a recording transport: how frames are written, queued and dropped."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ PEER = PeerIdentity(cluster_id="c", broker_id=BrokerId(2), incarnation="b")
 
 
 class Transport(asyncio.Transport):
-    """Writes are kept; with ``room`` set, the protocol is paused after so many bytes."""
+    """Keeps writes; with ``room`` set, the protocol is paused after that many bytes."""
 
     def __init__(self):
         super().__init__()
@@ -87,7 +87,7 @@ def received(connection, data):
 
 
 class Log:
-    """What the owner was told."""
+    """The calls that the owner received."""
 
     def __init__(self):
         self.begun, self.ended, self.answered, self.hellos, self.frames = [], [], [], [], []
@@ -126,7 +126,7 @@ def make_outgoing(transport, log, **limits):
 
 
 def make_incoming(transport, log, **limits):
-    """A connection that somebody made to ME."""
+    """Return a connection that a peer opened to ME."""
     connection = Incoming(
         LinkLimits(**limits),
         on_frame=log.frame,
@@ -143,7 +143,7 @@ async def one_iteration():
 
 
 async def test_frames_of_one_iteration_are_one_write(transport, log):
-    """However many frames are sent before the loop turns, the transport is called once."""
+    """All frames of one loop iteration are written by one call."""
     connection = make_outgoing(transport, log)
     sent = [encode_frame(1, b"%d" % number, [b"batch"]) for number in range(100)]
     for buffers in sent:
@@ -207,7 +207,7 @@ async def test_finishing_writes_what_is_queued(transport, log):
 
 
 async def test_finishing_what_the_peer_has_ended_writes_nothing(transport, log):
-    """The transport knows of the end before the connection is told; uvloop's then takes no more."""
+    """The transport is closed before the connection is notified; uvloop's would then raise."""
     connection = make_outgoing(transport, log)
     connection.pause_writing()
     connection.send(encode_frame(1, b"last"))
@@ -243,7 +243,7 @@ async def test_a_stranger_gets_no_large_buffer(transport, log):
 
 
 async def test_frames_wait_until_the_peer_is_up(transport, log):
-    """What comes before is held, reading stops, and both go on in order at the release."""
+    """Early frames are held, reading stops, and both continue in order at the release."""
     connection = make_incoming(transport, log)
     received(connection, b"".join(encode_hello(PEER, ME.broker_id)))
     decoder = FrameDecoder(frame_bytes_max=4096, attachments_max=0)
@@ -269,7 +269,7 @@ async def test_who_does_not_wait_for_the_answer_is_cut_off(transport, log, size)
 
 
 async def test_nothing_is_taken_after_the_end(transport, log):
-    """Frames behind a bad one, and bytes after an abort, reach nobody."""
+    """Frames after a bad one, and bytes after an abort, are dropped."""
     connection = make_incoming(transport, log)
     received(connection, b"".join(encode_hello(PEER, ME.broker_id)))
     connection.release()

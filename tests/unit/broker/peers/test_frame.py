@@ -1,4 +1,4 @@
-"""Frames: their layout, and what is refused before it costs anything."""
+"""Frames: their layout, and rejections before any memory is allocated."""
 
 import struct
 
@@ -53,7 +53,7 @@ def test_attachments_are_sent_without_a_copy():
 
 
 def test_a_large_frame_is_received_in_place():
-    """What is over the receive buffer is read into the memory that its attachments then view."""
+    """A frame larger than the receive buffer is read into the memory that its attachments view."""
     data = joined(1, b"h", [b"x" * 5000])
     decoder = make_decoder()
     assert decoder.feed(data[:60]) == []
@@ -97,7 +97,7 @@ def test_what_is_no_frame_is_refused(data, what):
 
 
 def test_a_claim_costs_no_memory_before_it_is_checked():
-    """A head that claims too much is refused while the small buffer is all there is."""
+    """A head with impossible lengths is rejected before memory is allocated."""
     decoder = make_decoder(frame_bytes_max=1 << 30)
     with pytest.raises(PeerFrameError, match="at most"):
         decoder.feed(HEAD.pack(2**31, 0, 1, 0, 0))

@@ -1,4 +1,4 @@
-"""The handshake: who is let in, and what the others are told."""
+"""The handshake: accepted peers, and the reasons for rejections."""
 
 import msgspec
 import pytest
@@ -81,7 +81,7 @@ def test_both_sides_learn_who_the_other_is():
     ],
 )
 def test_a_hello_is_refused_for_a_reason(changes, reason, what):
-    """Each thing that can be wrong with a hello has its own reason and says what to look at."""
+    """Each fault of a hello has its own reason and a hint."""
     with pytest.raises(HandshakeError, match=what) as caught:
         accept_hello(hello_with(**changes), ME, KNOWN, certified=None)
     assert caught.value.reason is reason
@@ -99,14 +99,14 @@ def test_a_hello_is_refused_for_a_reason(changes, reason, what):
     ids=["channel", "empty", "not-msgpack", "deep", "list"],
 )
 def test_any_other_first_frame_is_refused(frame):
-    """What is no handshake at all is refused as such, not by an error of a library."""
+    """A frame that is not a handshake is rejected as such, without a library's error."""
     with pytest.raises(HandshakeError) as caught:
         accept_hello(frame, ME, KNOWN, certified=None)
     assert caught.value.reason is HandshakeRejection.NOT_A_PEER
 
 
 def test_a_rejection_is_no_hello():
-    """A connection that begins with a rejection is refused itself."""
+    """A connection that begins with a rejection is rejected."""
     rejection = frame_of(encode_rejection(HandshakeError(HandshakeRejection.VERSION, "no")))
     with pytest.raises(HandshakeError, match="without a request"):
         accept_hello(rejection, ME, KNOWN, certified=None)
@@ -121,15 +121,15 @@ def test_the_caller_hears_why_it_was_refused():
 
 
 def test_a_reason_of_a_later_version_is_understood_as_a_rejection():
-    """A reason we do not know does not break the reader."""
+    """An unknown reason does not break the decoder."""
     fields = {"kind": "rejected", "magic": MAGIC, "version": VERSION, "reason": "new", "text": "t"}
     frame = frame_of(encode_frame(0, msgspec.msgpack.encode(fields)))
-    with pytest.raises(HandshakeError, match="refused by broker 1: t"):
+    with pytest.raises(HandshakeError, match="rejected by broker 1: t"):
         accept_answer(frame, PEER, BrokerId(1), certified=None)
 
 
 def test_another_broker_at_the_address_is_not_talked_to():
-    """Whoever answers must be whom we called."""
+    """The answering broker must be the expected one."""
     third = PeerIdentity(cluster_id="c1", broker_id=BrokerId(3), incarnation="c")
     with pytest.raises(HandshakeError, match="broker 3 answers at the address of broker 2"):
         accept_answer(frame_of(encode_hello(third, BrokerId(1))), ME, BrokerId(2), certified=None)
@@ -137,7 +137,7 @@ def test_another_broker_at_the_address_is_not_talked_to():
 
 @pytest.mark.parametrize("certified", [frozenset(), frozenset({BrokerId(3)})])
 def test_the_certificate_must_name_the_broker(certified):
-    """With TLS, an id that the certificate does not name is refused by both sides."""
+    """With TLS, both sides reject an id that the certificate does not name."""
     hello = frame_of(encode_hello(PEER, BrokerId(1)))
     with pytest.raises(HandshakeError, match="broker-2") as caught:
         accept_hello(hello, ME, KNOWN, certified=certified)

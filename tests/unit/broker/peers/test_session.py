@@ -1,4 +1,4 @@
-"""The session: when a peer counts as there, told as stories of connections."""
+"""The session: when a peer counts as connected, as sequences of connections."""
 
 from dataclasses import dataclass
 
@@ -32,7 +32,7 @@ def test_a_peer_is_there_when_both_connections_are():
 
 
 def test_the_end_of_one_connection_ends_both():
-    """The other is closed, so that the peer hears of the loss too."""
+    """The other is closed, so that the peer notices the loss, too."""
     session, out, in_ = up()
     assert session.closed(in_) == [Close(out), Lost()]
     assert not session.is_up
@@ -41,7 +41,7 @@ def test_the_end_of_one_connection_ends_both():
 
 
 def test_an_end_is_told_once():
-    """The end of the connection that was closed for the other's sake is no news."""
+    """The end of the second connection is not reported again."""
     session, out, in_ = up()
     session.closed(in_)
     assert session.closed(out) == []
@@ -67,7 +67,7 @@ def test_before_the_peer_is_there_connections_stand_alone():
 
 
 def test_connections_of_two_incarnations_make_no_session():
-    """The peer was restarted: the connection of its earlier life is closed, whichever that is."""
+    """The peer was restarted: its earlier incarnation's connection is closed."""
     session = PeerSession()
     session.opened("in", Half("in", "i1"))
     assert session.opened("out", Half("out", "i2")) == [Close(Half("in", "i1"))]

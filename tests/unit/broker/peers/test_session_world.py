@@ -29,7 +29,7 @@ class End:
 
 
 class Side:
-    """A broker: its session, its call, and what it was told."""
+    """A broker: its session, its connection attempts, and its notifications."""
 
     def __init__(self, world, name):
         self.world = world
@@ -119,7 +119,7 @@ class World:
         self.sides = (self.one, self.two)
 
     def close(self, end):
-        """An abort: what was under way from here may be lost; both ends hear of it, later."""
+        """Abort: data in flight from here may be lost; both ends are notified later."""
         if end.is_open:
             end.is_open = False
             if self.rng.random() < 0.5:

@@ -1,4 +1,4 @@
-"""Answers about the end wait for a new leader to know it."""
+"""Requests for the end wait until a new leader knows it."""
 
 import asyncio
 
@@ -34,7 +34,7 @@ async def test_a_partition_that_goes_away_ends_the_wait(led_anew):
 
 
 async def test_nothing_is_waited_for_where_another_broker_leads(led_anew):
-    """Also if that changes while somebody waits: there is more to know elsewhere."""
+    """Also if the leader changes during the wait: the new one knows more."""
     asking = asyncio.create_task(wait_until_caught_up(led_anew))
     await asyncio.sleep(0)
     led_anew.is_led = False
@@ -44,7 +44,7 @@ async def test_nothing_is_waited_for_where_another_broker_leads(led_anew):
 
 
 async def test_a_leader_to_be_is_waited_for(led_anew):
-    """From when the metadata names it until it leads, it knows less than the leader before."""
+    """Between its election and its start it knows less than its predecessor."""
     led_anew.follow()
     asking = asyncio.create_task(wait_until_caught_up(led_anew))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""A partition's ledger beside a real log: cut off, corrupt, reopened, read at any place."""
+"""A partition's transaction index beside a real log: truncated, corrupt, reopened."""
 
 import pytest
 
@@ -95,7 +95,7 @@ def test_a_newer_epoch_hides_what_it_aborts(log):
 
 
 def test_what_is_cut_off_is_forgotten(log):
-    """A marker that was not committed leaves no trace; what takes its place counts."""
+    """A truncated marker has no effect; its replacement counts."""
     transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     add(log, transaction_index, ONE, BEGIN)
     add(log, transaction_index, ONE)
@@ -109,7 +109,7 @@ def test_what_is_cut_off_is_forgotten(log):
 
 
 def test_nothing_counts_before_it_is_committed(log):
-    """Readers wait, and records are let in, by what every in-sync replica has."""
+    """Readers and writers go by committed markers only."""
     transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     add(log, transaction_index, ONE, BEGIN)
     with pytest.raises(ProducerFencedError):
@@ -140,7 +140,7 @@ def test_no_record_gets_behind_an_end(log):
 
 
 def test_a_reopened_log_tells_the_same(log):
-    """Markers, aborted batches and what is open are found in the headers again."""
+    """Markers, aborted batches and open transactions are found in the headers again."""
     transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     for producer, kind in (
         (None, None),
@@ -171,7 +171,7 @@ def test_a_reopened_log_tells_the_same(log):
 
 
 def test_batches_that_were_read_back_are_not_noted_twice(log):
-    """A copy that the log had already when the ledger began is told to it once more."""
+    """A batch that was in the log before the index is noted once more, without effect."""
     batches = []
     for producer, kind in ((ONE, BEGIN), (ONE, None), (ONE, ABORT)):
         add(log, None, producer, kind)
@@ -187,7 +187,7 @@ def test_batches_that_were_read_back_are_not_noted_twice(log):
 
 
 def test_plain_logs_are_served_without_a_copy(log):
-    """What readers get is the log's own memory when nothing has to be left out."""
+    """If nothing is hidden, readers get the log's own memory."""
     transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     for _ in range(3):
         add(log, transaction_index)
@@ -196,7 +196,7 @@ def test_plain_logs_are_served_without_a_copy(log):
 
 
 def test_a_log_that_was_restarted_elsewhere_makes_it_stale(log):
-    """What it knew of is gone, and with it perhaps an end that it never heard of."""
+    """Its batches are gone, perhaps with an end marker that it never indexed."""
     transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     add(log, transaction_index, ONE, BEGIN)
     transaction_index.commit(1)
@@ -208,7 +208,7 @@ def test_a_log_that_was_restarted_elsewhere_makes_it_stale(log):
 
 
 def test_a_new_leader_lets_nothing_behind_an_end_that_is_not_committed(log):
-    """It has the end in its log, and commits it with what follows."""
+    """It has the end marker in its log, and commits it with later batches."""
     transaction_index = PartitionTransactions.loaded(log, start=0, high_watermark=0)
     add(log, transaction_index, ONE, BEGIN)
     transaction_index.commit(1)

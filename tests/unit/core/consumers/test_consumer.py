@@ -1,4 +1,4 @@
-"""A pull consumer's decisions: who gets what, when again, and how far all is acknowledged."""
+"""A pull consumer's decisions: deliveries, redeliveries and the acknowledgement floor."""
 
 import random
 
@@ -14,7 +14,7 @@ from strandline.errors import InvalidRecordError
 
 
 class Bench:
-    """A consumer of a log of so many records, driven as its runner drives it."""
+    """A consumer of a log with a given number of records, driven like its runner drives it."""
 
     def __init__(self, records=0, *, state=None, **policy):
         self.records = records
@@ -122,7 +122,7 @@ def test_an_expired_pull_is_told_what_is_left():
 
 
 def test_a_limit_of_bytes_ends_a_pull():
-    """Before a record that is too large, or with what is left of it when the batch is complete."""
+    """A pull ends before a record that is too large, or when its batch is complete."""
     bench = Bench(9)
     effects = bench.pull(batch=5, bytes_max=25)
     assert [each[0] for each in sent(effects)] == [1, 2]
@@ -166,7 +166,7 @@ def test_what_is_not_acknowledged_in_time_comes_again():
 
 
 def test_refused_records_come_again_at_once_or_later():
-    """As the refusal says."""
+    """A rejected record is redelivered at once, or after the delay of the rejection."""
     bench = Bench(2)
     bench.pull(batch=9)
     assert sent(bench.ack(2, "nak")) == [(2, 3, 2)]
@@ -249,7 +249,7 @@ def test_without_acknowledgements_delivered_is_done():
 
 
 def test_the_number_of_pending_records_is_limited():
-    """More come when some are acknowledged; what is due again comes anyway."""
+    """More records are delivered when some are acknowledged; redeliveries are not limited."""
     bench = Bench(5, max_ack_pending=2, ack_wait_ms=100)
     assert [each[0] for each in sent(bench.pull(batch=9))] == [1, 2]
     assert [each[0] for each in sent(bench.ack(1))] == [3]
@@ -286,7 +286,7 @@ def test_deleted_records_do_not_come_again():
 
 
 def test_a_restart_delivers_again_what_was_pending():
-    """With counts that go on; an acknowledgement of before the restart counts."""
+    """Counts continue after a restart, and an acknowledgement from before it counts."""
     bench = Bench(3, ack_wait_ms=10)
     bench.pull(batch=3)
     bench.ack(2)
@@ -299,7 +299,7 @@ def test_a_restart_delivers_again_what_was_pending():
 
 
 def test_a_dropped_pull_gets_nothing():
-    """Its receiver is gone."""
+    """A pull whose receiver is gone gets no records."""
     bench = Bench(0)
     bench.pull("a")
     bench.consumer.drop_pull("a")
@@ -317,7 +317,7 @@ def test_what_does_not_pass_the_filters_is_passed_over():
 
 @given(st.binary(max_size=100))
 def test_any_bytes_are_a_state_or_an_error(data):
-    """What is stored is read back, and nothing else is taken for it."""
+    """A stored state is read back; any other bytes are an error."""
     try:
         state = decode_state(data)
     except InvalidRecordError:
@@ -394,7 +394,7 @@ TestConsumerMachine.settings = settings(max_examples=60, stateful_step_count=40,
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_life_with_restarts_loses_nothing(seed):
-    """Clients that die, delay and refuse: in the end every record was acknowledged once."""
+    """With clients that die, delay and reject, every record is acknowledged once in the end."""
     chosen = random.Random(seed)
     bench = Bench(0, ack_wait_ms=50, max_ack_pending=chosen.choice([1, 3, 10]))
     done, delivered, token = set(), {}, 0

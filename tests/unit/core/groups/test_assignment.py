@@ -1,4 +1,4 @@
-"""Who reads what: everything once, evenly, and moving as little as that takes."""
+"""Assignments: every partition is read once, evenly, with as few moves as possible."""
 
 import time
 
@@ -49,7 +49,7 @@ def test_every_partition_has_one_reader_and_numbers_are_even(first, sizes, secon
 
 @given(st.integers(1, 20), st.integers(1, 60))
 def test_a_new_member_takes_only_its_share(members, partitions):
-    """Nothing moves between those who were there."""
+    """A new member moves no partition between the others."""
     names = [f"m{n:02}" for n in range(members)]
     before = assign(dict.fromkeys(names, ("a",)), {"a": partitions}, {})
     after = assign(dict.fromkeys([*names, "new"], ("a",)), {"a": partitions}, before)
@@ -60,7 +60,7 @@ def test_a_new_member_takes_only_its_share(members, partitions):
 
 @given(st.integers(2, 20), st.integers(1, 60), st.integers(0, 19))
 def test_only_what_a_leaver_had_moves(members, partitions, index):
-    """Who stays keeps everything."""
+    """Members that stay keep all of their partitions."""
     names = [f"m{n:02}" for n in range(members)]
     gone = names[index % members]
     before = assign(dict.fromkeys(names, ("a",)), {"a": partitions}, {})

@@ -100,7 +100,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule(number=members, is_static=st.booleans(), is_lost=st.booleans(), both=st.booleans())
     def join(self, number, is_static, is_lost, both):
-        """A new life of a member; the one before, if any, is just gone."""
+        """A member joins with a new id; its earlier one just disappears."""
         instance = f"i{number}" if is_static else ""
         client = self.clients[number] = Client(f"m{next(self.names)}", instance)
         streams = ("a", "b") if both else ("a",)
@@ -114,7 +114,7 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(number=members, gives_up=st.booleans(), is_lost=st.booleans())
     def heartbeat(self, number, gives_up, is_lost):
-        """It may give up what it was told to, and may not hear the answer."""
+        """A member may give up partitions, and may not receive the answer."""
         client = self.clients.get(number)
         if client is None or not client.is_member:
             return
@@ -132,7 +132,7 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(number=members, records=st.integers(1, 5), is_lost=st.booleans())
     def commit(self, number, records, is_lost):
-        """It consumes something of what it holds, and commits."""
+        """A member consumes some of its partitions, and commits."""
         client = self.clients.get(number)
         if client is None or not client.held:
             return
@@ -154,7 +154,7 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: self.late)
     @rule(data=st.data())
     def something_arrives_late(self, data):
-        """Nobody hears the answer; a join is not repeated that late, it has a time limit."""
+        """A delayed request; a join is not repeated that late, because it has a time limit."""
         make = data.draw(st.sampled_from(self.late[-12:]))
         if not isinstance(make(None), ev.Join):
             self.step(make(object()))
@@ -162,7 +162,7 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def positions_are_as_was_told(self):
-        """What was acknowledged counts, and nothing else."""
+        """Committed offsets are those that were acknowledged."""
         if self.unstored:
             return
         group = self.coordinator.state.groups.get(GROUP)
@@ -173,14 +173,14 @@ class Groups(RuleBasedStateMachine):
     @precondition(lambda self: self.clients)
     @rule(number=members)
     def leave(self, number):
-        """It goes, having committed what it wanted to."""
+        """A member leaves after its last commit."""
         client = self.clients.pop(number, None)
         if client is not None:
             self.ask(lambda token: ev.Leave(token, GROUP, client.name))
 
     @rule(ms=st.integers(1, 600))
     def time_passes(self, ms):
-        """Who is silent for too long is removed."""
+        """A member without heartbeats is removed."""
         self.now_ms += ms
         self.step(Tick())
         self.store(len(self.unstored))
@@ -199,7 +199,7 @@ class Groups(RuleBasedStateMachine):
 
     @rule(keep=st.integers(0, 3), number=members)
     def crash_while_committing(self, keep, number):
-        """Some of what was decided is stored, and nobody was told."""
+        """Some decisions are stored, and nobody was notified."""
         client = self.clients.get(number)
         if client is not None and client.is_member:
             self.step(
@@ -216,7 +216,7 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def nothing_has_two_holders(self):
-        """Not as the coordinator sees it, and not as members who are some see it."""
+        """No partition has two holders, for the coordinator and for its present members."""
         group = self.coordinator.state.groups.get(GROUP)
         known = group.members if group is not None else {}
         held = [name for member in known.values() for name in member.held]
@@ -227,7 +227,7 @@ class Groups(RuleBasedStateMachine):
 
     @invariant()
     def entries_say_everything(self):
-        """A coordinator that begins now knows what this one does, and so does a rewritten log."""
+        """A coordinator restored from the entries, rewritten or not, has the same state."""
         if self.unstored:
             return
         replayed, rewritten = GroupsState(), GroupsState()
@@ -240,7 +240,7 @@ class Groups(RuleBasedStateMachine):
             assert _plain(state) == _plain(self.coordinator.state)
 
     def teardown(self):
-        """Left alone, members come to share everything evenly."""
+        """Without further events the members share everything evenly."""
         for _ in range(12):
             for client in self.clients.values():
                 if client.is_member:

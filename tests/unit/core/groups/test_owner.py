@@ -20,7 +20,7 @@ class Run:
         self.begin()
 
     def begin(self):
-        """Begin another one from what is stored."""
+        """Start another coordinator from the stored entries."""
         state = GroupsState()
         for entry in self.entries:
             state.apply(decode_entry(entry))
@@ -45,7 +45,7 @@ class Run:
 
 
 def test_no_other_principal_speaks_for_a_member():
-    """Also for the next coordinator; a commit of somebody else does not count as a repeat."""
+    """Nor at the next coordinator; another principal's commit is no repeat."""
     run = Run()
     epoch = run.join("m", owner="ann", instance="i").epoch
     run.begin()
@@ -64,7 +64,7 @@ def test_no_other_principal_speaks_for_a_member():
 
 
 def test_a_name_is_free_again_when_its_member_has_left():
-    """Whoever joins under it then is its owner."""
+    """The principal that joins under it next is its owner."""
     run = Run()
     run.join("m", owner="ann", instance="i")
     run.join("n", owner="bob")  # who has the group kept

@@ -1,4 +1,4 @@
-"""The coordinator's log is written anew when it says far more than the state takes."""
+"""The coordinator's log is rewritten when it is much larger than the state."""
 
 from strandline.core.coordinator_effects import EntriesStored, Forget, Store
 from strandline.core.groups import events as ev

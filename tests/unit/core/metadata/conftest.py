@@ -64,7 +64,7 @@ class Cluster:
         self.must(Unfence(tuple(self.run(b) for b in brokers)))
 
     def create(self, name="s", *assignment, **settings):
-        """A stream, placed by rule unless told where."""
+        """Create a stream, placed by the rules unless an assignment is given."""
         replicas = len(assignment[0]) if assignment else settings.pop("replicas", 3)
         partitions = len(assignment) if assignment else settings.pop("partitions", 1)
         config = StreamConfig(

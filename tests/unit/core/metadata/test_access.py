@@ -50,7 +50,7 @@ def test_revoking_what_is_not_there_changes_nothing():
     "rule", [Rule("__broker", "read", "stream", "*"), Rule("app", "group", "stream", "*")]
 )
 def test_a_rule_that_is_none_is_refused(rule):
-    """Whoever proposes it: the metadata holds only rules that mean something."""
+    """The metadata only holds valid rules, whoever proposes them."""
     image = MetadataImage()
     after, outcome = apply_entry(image, Grant((rule,)))
     assert not outcome.is_applied
@@ -67,7 +67,7 @@ def test_there_is_a_limit_to_rules_and_tokens(monkeypatch):
 
 
 def test_a_token_is_kept_by_its_hash_and_revoked_by_its_id():
-    """What is stored could not be shown to a broker."""
+    """The stored form of a token cannot be used as one."""
     image = applied(AddToken(TOKEN))
     assert image.tokens == {"0123abcd": TOKEN}
     assert apply(image, RevokeToken("0123abcd")).tokens == {}
@@ -76,7 +76,7 @@ def test_a_token_is_kept_by_its_hash_and_revoked_by_its_id():
 
 
 def test_the_id_of_a_token_does_not_pass_to_another_principal():
-    """Who came with the first would otherwise become somebody else."""
+    """Else the first token's holder would become the other principal."""
     image = applied(AddToken(TOKEN))
     other = Token(id=TOKEN.id, principal="other", sha256=bytes(32), created_ns=1)
     _, outcome = apply_entry(image, AddToken(other))

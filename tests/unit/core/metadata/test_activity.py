@@ -17,7 +17,7 @@ from strandline.core.metadata.snapshot import decode_image, encode_image
 
 
 def after(*commands, image=None):
-    """The image after commands, each of which leaves one that is right."""
+    """Return the image after commands, each of which leaves a valid image."""
     image = image or MetadataImage()
     for command in commands:
         before, image = image, apply(image, command)
@@ -34,7 +34,7 @@ def told(image):
 
 
 def test_events_are_kept_once_there_is_a_stream_for_them():
-    """From the stream's own creation on, with ids that grow by one; other changes are no news."""
+    """From the stream's creation on, with ids that grow by one; other changes give no event."""
     image = after(
         create("s"),
         create("__activity"),
@@ -67,7 +67,7 @@ def test_an_event_names_the_partitions_that_changed():
 
 
 def test_what_is_stored_is_forgotten():
-    """Up to the id that is named; ids go on after it, and naming it again changes nothing."""
+    """Events up to the given id are forgotten; ids continue, and a repeat changes nothing."""
     image = after(create("__activity"), create("a"), create("b"), ForgetEvents(2))
     assert told(image) == [(3, "CreateStream")]
     image = after(ForgetEvents(2), ForgetEvents(3), create("c"), image=image)
@@ -75,7 +75,7 @@ def test_what_is_stored_is_forgotten():
 
 
 def test_without_the_stream_nothing_is_kept():
-    """Its deletion ends it; a stream made anew goes on with ids that were never used."""
+    """After deletion no events are kept; a new stream continues with unused ids."""
     image = after(create("__activity"), create("a"), DeleteStream("__activity"), create("b"))
     assert told(image) == []
     assert told(after(create("__activity"), image=image)) == [(3, "CreateStream")]

@@ -1,4 +1,4 @@
-"""The metadata state machine: what commands do and what they refuse."""
+"""The metadata state machine: the effects and rejections of commands."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_log_ids_are_never_reused():
 
 
 def test_a_name_is_taken_once():
-    """A second stream of one name is refused."""
+    """A second stream of the same name is rejected."""
     with pytest.raises(StreamExistsError, match="exists"):
         create(create())
 
@@ -85,6 +85,6 @@ def test_commands_do_not_change_the_image_they_were_given():
     ],
 )
 def test_impossible_settings_are_refused(settings, error):
-    """A stream that could not work is refused with the setting named."""
+    """A stream with invalid settings is rejected with the setting named."""
     with pytest.raises(error):
         create(**settings)

@@ -1,4 +1,4 @@
-"""Registration, fencing, draining and removal: who is counted on, and who is not let in."""
+"""Registration, fencing, draining and removal of brokers."""
 
 import msgspec
 import pytest
@@ -19,7 +19,7 @@ from strandline.core.metadata.commands import (
 
 
 def test_a_broker_comes_in_fenced(cluster):
-    """Having registered is not being there: it serves once it is heard regularly."""
+    """A registered broker is fenced until its heartbeats arrive."""
     made = cluster(2)
     assert made.register(3).is_applied
     assert made.image.brokers[3].state == "fenced"
@@ -28,7 +28,7 @@ def test_a_broker_comes_in_fenced(cluster):
 
 
 def test_an_admitted_broker_counts_for_nothing_until_it_registers(cluster):
-    """It may be admitted again, elsewhere, as long as nobody came; then the number is taken."""
+    """It may be admitted again at another address until it has registered."""
     made = cluster(2)
     made.must(AdmitBroker(3, "host:1"))
     made.must(AdmitBroker(3, "host:2"))
@@ -52,7 +52,7 @@ def test_an_impossible_admission_is_refused(cluster, broker, address):
 
 @pytest.mark.parametrize("is_fenced", [False, True])
 def test_an_id_belongs_to_one_data_directory(cluster, is_fenced):
-    """A second broker of an id is refused, be the first alive or not, and told what to do."""
+    """A second broker with a known id is rejected with a remedy."""
     made = cluster()
     if is_fenced:
         made.fence(2)
@@ -63,14 +63,14 @@ def test_an_id_belongs_to_one_data_directory(cluster, is_fenced):
 
 
 def test_a_data_directory_belongs_to_one_id(cluster):
-    """A broker whose configured id was changed is told its right one."""
+    """A broker whose configured id was changed is rejected with its right one."""
     outcome = cluster().register(4, directory="d2")
     assert outcome.reason == "duplicate_broker"
     assert "start it with id 2" in outcome.message
 
 
 def test_a_restart_on_the_same_directory_is_let_in(cluster):
-    """A broker that was not missed yet gives up what it led: the process that led is gone."""
+    """A broker that restarts before it is fenced loses the leaderships of its old process."""
     made = cluster()
     made.create("s", (1, 2, 3))
     assert made.register(1, run="r2").is_applied
@@ -104,7 +104,7 @@ def test_an_earlier_run_is_not_meant(cluster, kind):
 
 
 def test_a_fenced_broker_leads_nothing_and_is_in_no_isr(cluster):
-    """Fencing ends leaderships with an epoch, and commits wait for the broker no more."""
+    """Fencing ends leaderships with a new epoch, and commits no longer wait for the broker."""
     made = cluster()
     made.create("s", (1, 2, 3), (2, 3, 1))
     made.fence(1)
@@ -114,7 +114,7 @@ def test_a_fenced_broker_leads_nothing_and_is_in_no_isr(cluster):
 
 
 def test_the_last_in_sync_replica_stays_in_the_isr(cluster):
-    """It alone surely has what was committed; it is waited for, dead as it may be."""
+    """Only it surely has all committed records, so it stays, dead or alive."""
     made = cluster()
     made.create("s", (1, 2, 3))
     made.fence(3)
@@ -125,7 +125,7 @@ def test_the_last_in_sync_replica_stays_in_the_isr(cluster):
 
 
 def test_brokers_that_go_together_stay_in_the_isr_together(cluster):
-    """After a power cut any of those that had everything may come back and lead."""
+    """After a power cut any of the replicas that had everything may lead."""
     made = cluster()
     made.create("s", (1, 2, 3))
     made.fence(1, 2, 3)
@@ -211,7 +211,7 @@ def test_an_older_copy_of_a_data_directory_is_refused(cluster):
 
 
 def test_a_registration_that_comes_again_is_no_older_copy(cluster):
-    """Its answer was lost, or late: what the same run has on its disk since then is more."""
+    """A repeated registration is not compared with what the same run has stored since."""
     made = cluster()
     command = RegisterBroker(broker=1, directory_id="d1", incarnation="r2", stored_index=4)
     made.must(command)
@@ -221,7 +221,7 @@ def test_a_registration_that_comes_again_is_no_older_copy(cluster):
 
 
 def test_only_an_empty_broker_is_removed(cluster):
-    """Live, or keeping a partition, it is refused; its id is not used again."""
+    """A live broker, or one with a partition, is not removed; a removed id is not used again."""
     made = cluster(4)
     made.create("s", (1, 2, 3))
     assert made.do(RemoveBroker(4)).reason == "broker_in_use"
@@ -263,7 +263,7 @@ def test_an_unknown_broker_is_named(cluster, command):
 
 
 def test_a_broker_of_before_may_tell_what_is_not_asked_any_more():
-    """Where its nats-server is reached was kept once, and read by nobody."""
+    """The address of its nats-server, a field of earlier versions, is ignored."""
     told = {"type": "RegisterBroker", "broker": 1, "directory_id": "d", "incarnation": "i"}
     entry = decode_entry(msgspec.msgpack.encode({**told, "nats_address": "127.0.0.1:4222"}))
     assert entry == RegisterBroker(broker=1, directory_id="d", incarnation="i")

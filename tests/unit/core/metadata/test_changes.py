@@ -60,7 +60,7 @@ def test_an_impossible_isr_is_refused(cluster, isr, why):
 
 
 def test_only_the_leader_of_the_epoch_changes_the_isr(cluster):
-    """Another broker, an earlier epoch and an earlier run are refused."""
+    """Another broker, an earlier epoch and an earlier run are rejected."""
     made = cluster()
     made.create("s", (1, 2, 3))
     item = IsrChange(made.at(), 0, (1, 2))
@@ -71,7 +71,7 @@ def test_only_the_leader_of_the_epoch_changes_the_isr(cluster):
 
 
 def test_the_second_of_two_changes_to_one_version_is_refused(cluster):
-    """Compare and set: who decided on a partition that has changed decides anew."""
+    """Compare and set: a decision on an outdated partition is made again."""
     made = cluster()
     made.create("s", (1, 2, 3))
     item = IsrChange(made.at(), 0, (1, 2))
@@ -94,7 +94,7 @@ def test_a_change_does_not_reach_a_stream_made_again(cluster):
 
 
 def test_a_fenced_or_stopping_broker_does_not_join_the_isr(cluster):
-    """A commit would wait for it in vain."""
+    """Commits would wait for it without effect."""
     made = cluster()
     made.create("s", (1, 2, 3))
     made.isr(1)
@@ -136,7 +136,7 @@ def test_a_leader_is_not_elected_again(cluster):
 
 
 def test_nobody_leads_who_may_lack_committed_records(cluster):
-    """A live replica outside the ISR is refused, unless an operator gives up records by name."""
+    """A live replica outside the ISR is rejected, except in an unclean election."""
     made = cluster()
     made.create("s", (1, 2, 3))
     made.isr(1)
@@ -161,7 +161,7 @@ def test_a_leader_that_has_failed_leaves_the_isr(cluster):
 
 
 def test_a_safe_replica_may_lead_when_the_isr_is_gone(cluster):
-    """It has everything that was committed; who was in the ISR keeps everything too."""
+    """It has all committed records, and the ISR's members stay last known safe."""
     made = cluster()
     made.create("s", (1, 2, 3), min_isr=2)
     made.isr(1, 2)
@@ -175,7 +175,7 @@ def test_a_safe_replica_may_lead_when_the_isr_is_gone(cluster):
 
 @pytest.mark.parametrize("leader", [2, 4])
 def test_a_leader_is_a_replica_in_service(cluster, leader):
-    """Fenced brokers and strangers are refused, unclean or not."""
+    """Fenced brokers and brokers without a replica are rejected, unclean or not."""
     made = cluster(4)
     made.create("s", (1, 2, 3))
     made.fence(2)
@@ -187,7 +187,7 @@ def test_a_leader_is_a_replica_in_service(cluster, leader):
 
 
 def test_each_partition_of_a_command_stands_for_itself(cluster):
-    """What does not fit is listed with its reason; the rest is applied."""
+    """Invalid changes are listed with their reason; the rest is applied."""
     made = cluster()
     made.create("s", (1, 2, 3), (1, 2, 3))
     stale = msgspec.structs.replace(made.at(1), version=9)
@@ -241,7 +241,7 @@ def test_a_move_adds_first_and_removes_last(cluster):
 
 
 def test_a_move_is_called_off_by_moving_back(cluster):
-    """What was added leaves, at once, wherever it had got to."""
+    """The added replicas leave at once, however far they are."""
     made = cluster(4)
     made.create("s", (1, 2, 3))
     move(made, 4, 2, 3)
@@ -253,7 +253,7 @@ def test_a_move_is_called_off_by_moving_back(cluster):
 
 
 def test_a_replica_is_filling_until_it_is_in_sync(cluster):
-    """From when it is added, over elections; who was there from the first record never is."""
+    """From its addition on, across elections; a first replica is never filling."""
     made = cluster(4)
     made.create("s", (1, 2, 3))
     made.isr(1, 2)
@@ -284,7 +284,7 @@ def test_a_replica_that_leaves_before_it_is_in_sync_is_filling_when_it_is_back(c
 
 
 def test_an_unclean_leader_is_not_filling(cluster):
-    """What it has is what there is."""
+    """Its log defines the partition from then on."""
     made = cluster(4)
     made.create("s", (1, 2))
     move(made, 1, 3, 4)
@@ -360,7 +360,7 @@ def test_a_log_start_only_grows(cluster):
 
 
 def test_an_unclean_election_forgets_the_log_start(cluster):
-    """The new leader may end before it, and what it takes then is not to be deleted."""
+    """The new leader may end before it, and its next records must not count as deleted."""
     made = cluster()
     made.create("s", (1, 2, 3))
     made.must(MoveLogStarts((LogStart(made.at(), 5),)))
@@ -374,7 +374,7 @@ def test_an_unclean_election_forgets_the_log_start(cluster):
 
 
 def test_an_unclean_election_is_remembered_by_its_epoch(cluster):
-    """Copies from before it know then that they have to agree with the leader at any price."""
+    """Older replicas then know that they must agree with the leader in any case."""
     made = cluster()
     made.create("s", (1, 2, 3))
     made.isr(1, 2)

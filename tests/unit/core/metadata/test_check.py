@@ -1,4 +1,4 @@
-"""The judges of images: each says what is wrong with an image that is wrong in one way."""
+"""The checks of images: each finds the one violation in an invalid image."""
 
 import msgspec
 import pytest
@@ -39,7 +39,7 @@ def image(cluster):
     ],
 )
 def test_a_wrong_partition_is_found(image, fields, what):
-    """One sentence at least says what is wrong; the image it was made of is fine."""
+    """The check names the violation; the original image passes."""
     assert check_image(image) == []
     assert any(what in sentence for sentence in check_image(changed(image, **fields)))
 
@@ -81,14 +81,14 @@ def test_a_step_back_is_found(image, before, after, what):
     "counter", ["next_log_id", "next_producer_id", "next_client_id", "proposals"]
 )
 def test_a_counter_that_falls_is_found(image, counter):
-    """What was given out would be given out again."""
+    """A falling counter would allocate ids again."""
     fuller = msgspec.structs.replace(image, **{counter: 9})
     assert any(counter in what for what in check_step(fuller, image))
     assert check_step(image, fuller) == []
 
 
 def test_an_owner_that_changes_is_found(image):
-    """Producer ids would be somebody else's."""
+    """Producer ids would pass to another principal."""
     fuller = msgspec.structs.replace(image, producer_owners={"ann": 1, "bob": 2})
     swapped = msgspec.structs.replace(image, producer_owners={"ann": 2, "bob": 1})
     shared = msgspec.structs.replace(image, producer_owners={"ann": 1, "bob": 1})

@@ -1,4 +1,4 @@
-"""What the controller proposes: whom it fences, elects, hands over to and moves, and when not."""
+"""The controller's proposals: fencing, elections, hand-overs and moves, and when there are none."""
 
 import time
 
@@ -59,7 +59,7 @@ class Office:
         ]
 
     def wait(self, ms, *brokers):
-        """Time passes in which brokers are heard, and nothing is to be done."""
+        """Let time pass with heartbeats, and nothing to decide."""
         end = self.now_ms + ms
         while self.now_ms < end:
             self.now_ms += 500
@@ -105,7 +105,7 @@ def test_an_idle_cluster_looks_at_no_partition(office, monkeypatch):
 
 @pytest.mark.parametrize("is_draining", [False, True])
 def test_a_creation_costs_the_same_however_many_streams_there_are(cluster, opcodes, is_draining):
-    """Placing its replicas, applying it and deciding what follows look at no other stream."""
+    """Placing, applying and deciding after a creation examine no other stream."""
 
     def work_beside(streams):
         made = cluster(4)
@@ -132,7 +132,7 @@ def created(image, name):
 
 
 def test_a_new_controller_gives_everybody_time(office):
-    """It has heard of nobody, which says nothing about them."""
+    """It has received no heartbeats yet, which proves nothing about the brokers."""
     work = office(3, (1, 2, 3))
     later = Office(work.made, now_ms=50_000)
     later.pass_time(2_000)
@@ -164,7 +164,7 @@ def test_a_broker_that_is_heard_again_serves_and_leads_what_has_no_leader(office
 
 
 def test_an_earlier_run_is_not_heard(office):
-    """A heartbeat that was under way when the broker started again proves nothing."""
+    """A heartbeat of a broker's earlier run does not count."""
     work = office(3)
     work.hear(1, 2, 3)
     work.made.register(1, run="r2")
@@ -204,7 +204,7 @@ def test_the_most_up_to_date_replica_is_elected(office):
 
 
 def test_a_stopping_broker_hands_over_and_may_go(office):
-    """It leads nothing and is in no ISR before it stops, so that nobody notices."""
+    """It leads nothing and is in no ISR before it stops, so clients are not affected."""
     work = office(3, (1, 2, 3), (2, 1, 3))
     work.hear(1, 2, 3)
     work.made.must(BeginShutdown(work.made.run(1)))
@@ -270,7 +270,7 @@ def test_leaders_are_shared_again_when_brokers_have_stayed_for_a_while(office):
 
 
 def test_a_broker_that_comes_and_goes_moves_no_leaders_back(office):
-    """Each coming and going begins the delay anew."""
+    """Each arrival and departure restarts the delay."""
     work = office(3, (1, 2, 3))
     for _ in range(10):
         work.wait(3_000, 2, 3)
@@ -319,7 +319,7 @@ def applied(image, command):
 
 
 def test_commands_are_small_values(office):
-    """What is proposed names runs and partitions, and can be compared."""
+    """Proposals name runs and partitions, and can be compared."""
     work = office(2)
     work.pass_time(2_001)
     assert work.controller.decide(work.made.image, work.now_ms) == (
@@ -376,7 +376,7 @@ def test_a_new_controller_knows_who_went_before_its_time(cluster):
 
 
 def test_after_a_pause_connections_have_time_to_come_back(office):
-    """What broke before the controller itself stood still says nothing about now."""
+    """Connections lost before the controller's own pause do not count yet."""
     work = office(3, (1, 2, 3))
     work.hear(1, 2, 3)
     assert work.decide() == []
@@ -407,7 +407,7 @@ def test_a_broker_whose_disk_is_impaired_leads_what_only_it_can(office):
 
 
 def test_an_impaired_broker_keeps_what_others_could_not_write_either(office):
-    """With too few in sync beside it a new leader would take no records."""
+    """With too few other replicas in sync, a new leader would accept no records."""
     work = office(3, (1, 2), min_isr=2)
     impair(work, 1)
     assert work.decide() == []

@@ -1,4 +1,4 @@
-"""Who should lead: in sync, staying, up to date, least busy, smallest id; in this order."""
+"""The choice of a leader: in sync, staying, longest log, least busy, smallest id, in this order."""
 
 from collections import Counter
 
@@ -43,7 +43,7 @@ def test_a_safe_replica_is_chosen_only_if_nobody_in_the_isr_is_there(cluster):
 
 
 def test_the_most_up_to_date_is_chosen(cluster):
-    """By the epoch of the last batch, then by the log end; who did not answer comes last."""
+    """By the epoch of the last batch, then by the log end; unknown ones come last."""
     made = cluster()
     made.create("s", (1, 2, 3))
     made.fence(1)
@@ -54,7 +54,7 @@ def test_the_most_up_to_date_is_chosen(cluster):
 
 
 def test_candidates_are_asked_how_far_they_are(cluster):
-    """Where several may follow a leader that was lost; not who is lost with it."""
+    """Only if there are several, and not brokers that are being fenced."""
     made = cluster(4)
     made.create("s", (1, 2, 3), (1, 2, 4))
     log = made.partition().log_id
@@ -69,7 +69,7 @@ def test_candidates_are_asked_how_far_they_are(cluster):
 
 
 def test_leaderships_are_shared_among_equals(cluster):
-    """Who leads least, and of these the smallest id."""
+    """The broker that leads fewest wins, then the smallest id."""
     made = cluster()
     made.create("s", (1, 2, 3))
     made.fence(1)

@@ -57,7 +57,7 @@ def test_every_change_of_a_group_moves_its_epoch():
 
 
 def test_a_member_belongs_to_who_joined():
-    """Until it leaves; where access is not checked it belongs to nobody."""
+    """Until it leaves; without access checks it belongs to no principal."""
     image = applied(JoinGroup("g", "m", ("a",), 1, "ann"), JoinGroup("g", "n", ("a",), 1))
     assert image.groups["g"].owners == {"m": "ann"}
     image = applied(LeaveGroup("g", "m"), JoinGroup("g", "m", ("a",), 1, "bob"), image=image)
@@ -66,7 +66,7 @@ def test_a_member_belongs_to_who_joined():
 
 
 def test_more_partitions_move_the_epoch_of_those_who_read_the_stream():
-    """So that members share them out anew, and who still has the shares of before is told."""
+    """So members share the partitions again, and outdated members are notified."""
     image = applied(JoinGroup("g", "m", ("a",), 1), JoinGroup("h", "m", ("b",), 1))
     grown = apply(image, AddPartitions("a", 2))
     assert grown.groups["g"].epoch == image.next_group_epoch < grown.next_group_epoch
@@ -99,7 +99,7 @@ MEMBERS = st.dictionaries(
 
 @given(MEMBERS, st.dictionaries(st.sampled_from("abc"), st.integers(1, 7)))
 def test_each_partition_has_one_reader_who_asked_for_it(members, partitions):
-    """And among members of the same streams nobody has two more than another."""
+    """Members with the same streams differ by at most one partition."""
     group = GroupImage(coordinator=1, members=members)
     found = assignments(group, partitions)
     given_out = [(s, n) for mine in found.values() for s, numbers in mine.items() for n in numbers]
@@ -198,7 +198,7 @@ def test_resuming_what_is_not_paused_changes_nothing():
 
 @pytest.mark.parametrize("kind", [SetReadonly, PausePartitions])
 def test_states_are_of_partitions_that_exist(kind):
-    """Others are refused, and nothing changes."""
+    """Others are rejected, and nothing changes."""
     with pytest.raises(UnknownStreamError):
         applied(kind("x", (), True, 1))
     with pytest.raises(UnknownPartitionError):
@@ -206,7 +206,7 @@ def test_states_are_of_partitions_that_exist(kind):
 
 
 def test_images_without_groups_are_read():
-    """What an earlier version stored has neither groups nor states."""
+    """Images of an earlier version have neither groups nor states."""
     plain = msgspec.to_builtins(applied())
     for name in ("groups", "next_group_epoch"):
         del plain[name]

@@ -12,7 +12,7 @@ GROUPS = "__groups"
 
 
 def decided(made):
-    """What a controller that hears everybody does now, applied."""
+    """Return the image after the decisions of a controller that receives all heartbeats."""
     controller = Controller(0)
     for broker in made.image.brokers:
         controller.heartbeat(made.run(broker), 0)

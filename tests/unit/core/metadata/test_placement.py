@@ -48,7 +48,7 @@ def test_replicas_and_leaders_are_shared_evenly(cluster, brokers, replicas):
 
 
 def test_streams_of_one_partition_are_spread_too(cluster):
-    """What is kept already counts, so that the next stream goes where there is least."""
+    """Existing replicas count, so the next stream goes to the emptiest brokers."""
     made = cluster(5)
     for number in range(20):
         made.create(f"s{number}", replicas=3, partitions=1)
@@ -76,7 +76,7 @@ def test_with_too_few_racks_replicas_are_still_spread_over_them(cluster):
 
 
 def test_brokers_without_a_label_are_racks_of_their_own(cluster):
-    """Nobody who labels nothing is told that there is one rack."""
+    """Without labels every broker counts as its own rack."""
     made = cluster(3, racks=["", "", "a"])
     kept, _ = loads(place(made.image, partitions=30, replicas=2))
     assert spread(kept, 3) <= 1
@@ -145,7 +145,7 @@ def test_draining_moves_a_few_partitions_at_a_time(cluster):
 
 
 def test_a_move_that_waits_for_a_dead_broker_holds_up_no_other(cluster):
-    """It goes on when the broker is back, or is sent elsewhere if that is drained in its turn."""
+    """It continues when the broker is back, or is redirected if that broker is drained."""
     made = cluster(5)
     made.create("s", (1, 2, 3), (1, 2, 3))
     made.must(Drain(1))
@@ -178,7 +178,7 @@ def test_what_nobody_can_take_stays(cluster):
 
 
 def test_a_move_to_a_broker_that_is_drained_meanwhile_goes_elsewhere(cluster):
-    """Without waiting for a turn: it counts as moving already."""
+    """At once, since it already counts as moving."""
     made = cluster(5)
     made.create("s", (1, 2, 3))
     made.must(ReassignReplicas((Move(made.at(), (4, 2, 3)),)))
@@ -188,7 +188,7 @@ def test_a_move_to_a_broker_that_is_drained_meanwhile_goes_elsewhere(cluster):
 
 
 def test_a_broker_that_joined_is_filled_up(cluster):
-    """One replica at a time from the fullest, until nobody has two more than another."""
+    """One replica at a time from the fullest, until no broker has two more than another."""
     made = cluster(3)
     made.create("s", partitions=12, replicas=2)
     made.register(4)
@@ -230,7 +230,7 @@ def test_what_cannot_leave_a_drained_broker_is_named(cluster):
 
 
 def test_a_move_that_cannot_go_on_keeps_no_other_waiting(cluster):
-    """One without a leader copies nothing, nor does one that only waits for whoever stays."""
+    """A move without a leader, or one that waits for a remaining replica, copies nothing."""
     made = cluster(5)
     made.create("s", (1,), (2,), (4,))
     made.must(ReassignReplicas((Move(made.at(0), (5,)), Move(made.at(1), (5, 2)))))
@@ -242,7 +242,7 @@ def test_a_move_that_cannot_go_on_keeps_no_other_waiting(cluster):
 
 
 def test_copies_are_placed_well_by_moving_little(cluster):
-    """Who is in service stays, but for a second one in a rack while another has none."""
+    """Replicas in service stay, unless two share a rack while another rack is free."""
     made = cluster(5, racks=["a", "a", "b", "b", "c"])
     made.create("s", (1, 2, 3), (1, 3, 5))
 
@@ -273,7 +273,7 @@ def test_each_of_several_partitions_prefers_another_leader():
 
 
 def with_room(cluster, **most):
-    """Three brokers that can keep so many partitions."""
+    """Return an image of three brokers that can keep this many partitions."""
     image = cluster(3).image
     for broker, count in enumerate(most.values(), 1):
         known = image.brokers[broker]
@@ -289,7 +289,7 @@ def test_brokers_without_room_get_no_more_partitions(cluster):
 
 
 def test_partitions_for_which_no_broker_has_room_are_refused(cluster):
-    """The error names the broker, how much room it has, and what to do about it."""
+    """The error names the broker, its room, and the remedy."""
     image = with_room(cluster, first=2, second=100, third=100)
     place(image, partitions=2, replicas=3)
     reason = r"broker 1 would get 3 more partitions, and there is room for 2: .* it can keep 2\."
@@ -298,7 +298,7 @@ def test_partitions_for_which_no_broker_has_room_are_refused(cluster):
 
 
 def test_a_drain_goes_to_brokers_with_room_and_names_what_stays(cluster):
-    """A broker that could not open its copy gets none; once it can, the move goes on by itself."""
+    """A broker that could not open the replica gets none; the move continues once it can."""
     made = cluster(4)
     made.create("s", (1, 2), (1, 3))
     made.edit(4, partitions_max=1)
@@ -316,7 +316,7 @@ def test_a_drain_goes_to_brokers_with_room_and_names_what_stays(cluster):
 
 
 def test_a_rebalance_fills_up_brokers_with_room_or_says_who_has_none(cluster):
-    """It does not move what could not be opened; the rejection says what to do about it."""
+    """It moves nothing that could not be opened; the rejection has the remedy."""
     made = cluster(4)
     made.create("s", *[(1,)] * 6)
     made.edit(2, partitions_max=1)
@@ -334,7 +334,7 @@ def test_a_rebalance_fills_up_brokers_with_room_or_says_who_has_none(cluster):
 
 
 def test_copies_go_where_there_is_room(cluster):
-    """An order without a place to go is not refused while a broker with room is left."""
+    """A command without a target is not rejected while a broker has room."""
     made = cluster(4)
     made.create("s", (1, 2))
     made.create("t", (3,))

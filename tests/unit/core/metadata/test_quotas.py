@@ -15,7 +15,7 @@ FEW = Quota(connections=2, requests_per_s=5)
 
 
 def test_a_quota_replaces_the_one_before():
-    """A principal has one quota; what the new one does not limit is free again."""
+    """A principal has one quota; limits that the new one lacks are removed."""
     image = apply(MetadataImage(), SetQuota("shop", SLOW))
     image = apply(image, SetQuota("shop", FEW))
     assert image.quotas == {"shop": FEW}

@@ -41,7 +41,7 @@ def test_a_retry_is_answered_and_not_applied(session):
 
 
 def test_a_rejection_is_recorded_too(session):
-    """What was refused stays refused for its retry, though it would apply now."""
+    """A retry of a rejected command is rejected, even if it would apply now."""
     image, client = session
     entry = Proposed(client, 1, DeleteStream("s"))
     image, first = apply_entry(image, entry)
@@ -64,7 +64,7 @@ def test_an_earlier_sequence_is_not_applied(session):
 
 
 def test_the_session_not_used_for_longest_is_forgotten(session):
-    """There is room for so many; one that is used stays, and a retry in a forgotten one is none."""
+    """Used sessions stay, and a retry in a forgotten one is rejected."""
     image, client = session
     image, other = apply_entry(image, OpenSession())
     for sequence in range(1, SESSIONS_MAX):
@@ -86,7 +86,7 @@ def test_a_session_is_not_opened_within_one(session):
 
 
 def test_an_outcome_becomes_the_error_it_stands_for(session):
-    """Whoever proposed raises what the state machine found, wherever that was."""
+    """The proposer raises the state machine's error, on any broker."""
     image, _ = session
     create = CreateStream(StreamConfig(name="s", subject="s"), 1)
     image, outcome = apply_entry(image, create)
@@ -100,7 +100,7 @@ def test_an_outcome_becomes_the_error_it_stands_for(session):
 
 
 def test_a_producer_id_says_to_whom_it_was_given():
-    """Every principal keeps its number, nobody's is 0, and no number is given out twice."""
+    """Every principal keeps its number, nobody's is 0, and no number is used twice."""
     image, found = MetadataImage(), []
     for owner in ("", "ann", "bob", "ann", ""):
         image, outcome = apply_entry(image, AllocateProducerIds(10, owner))
@@ -125,7 +125,7 @@ def test_producer_ids_come_in_blocks_of_reason(session, count):
 
 
 def test_an_entry_survives_the_log(cluster):
-    """What is encoded is what is decoded."""
+    """Decoding returns the encoded entry."""
     made = cluster()
     entry = Proposed(7, 8, CreateStream(StreamConfig(name="s", subject="s"), 1, ((1, 2), (2, 1))))
     assert decode_entry(encode_entry(entry)) == entry
@@ -140,7 +140,7 @@ def test_bytes_that_are_no_entry_are_refused(data):
 
 
 def test_a_snapshot_is_the_image(cluster):
-    """Both forms give back what they were made of."""
+    """Both encodings decode to the original image."""
     made = cluster(4)
     made.create("s", (1, 2, 3), (2, 3, 4), min_isr=2)
     made.fence(2)

@@ -1,4 +1,4 @@
-"""Partitions that go on beyond their end: a new log in the place of the old."""
+"""Partitions that skip beyond their end: a new log replaces the old one."""
 
 from strandline.core.metadata.commands import SkipTo
 from strandline.core.metadata.partitions import OFFSET_MAX

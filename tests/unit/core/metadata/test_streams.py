@@ -1,4 +1,4 @@
-"""Streams of a cluster: where they may be placed, how they grow, what a broker alone refuses."""
+"""Streams of a cluster: placement, growth, and what a broker alone rejects."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_an_assignment_has_to_fit_the_stream(cluster, assignment, reason):
 
 
 def test_a_stream_needs_a_broker_in_service(cluster):
-    """One whose brokers went away since it was placed is refused; its maker places it anew."""
+    """A stream whose brokers are gone since its placement is rejected, to be placed again."""
     made = cluster()
     made.fence(1)
     made.must(BeginShutdown(made.run(2)))
@@ -73,7 +73,7 @@ def test_impossible_numbers_of_copies_are_refused(cluster, settings):
 
 
 def test_a_cluster_may_promise_replicated(cluster):
-    """What a broker alone refuses."""
+    """A broker alone rejects this level."""
     made = cluster()
     assert create(made, (1, 2, 3), acks="replicated", min_isr=2).is_applied
 

@@ -34,7 +34,7 @@ def test_a_batch_has_one_entry_at_least_and_ends_at_the_limit(log):
 
 
 def test_committed_entries_are_handed_out_once_and_only_from_disk(log):
-    """What is committed by others but not yet on our disk waits."""
+    """Entries that others have committed wait until they are on our disk."""
     log.append(entries(4, 4, first=6))
     log.commit_index = 6
     assert [e.index for e in log.take_committed()] == [1, 2, 3, 4, 5]
@@ -55,14 +55,14 @@ def test_truncation_takes_the_stable_mark_back(log):
 
 
 def test_a_committed_entry_is_never_truncated(log):
-    """Whoever asks for that has a bug."""
+    """A caller that asks for it has a bug."""
     log.commit_index = 4
     with pytest.raises(AssertionError, match="never removed"):
         log.truncate_from(4)
 
 
 def test_compaction_keeps_the_end_and_what_is_asked_for(log):
-    """The snapshot knows its term; a few entries before it stay for followers."""
+    """The snapshot has its term; a few entries before it stay for followers."""
     log.commit_index = 4
     log.take_committed()
     snapshot = log.compact(4, b"state", keep=1)
@@ -101,7 +101,7 @@ def test_a_snapshot_keeps_the_entries_that_go_on_from_it(log):
 
 
 def test_membership_round_trip():
-    """What is encoded is decoded."""
+    """Decoding returns the encoded membership."""
     members = Members(voters=(3, 1), learners=(9,))
     assert decode_members(encode_members(members)) == members
     assert members.quorum == 2

@@ -1,4 +1,4 @@
-"""What a leader knows of a follower's log: forward with answers, back only where they part."""
+"""A leader's view of a follower's log: forward with answers, back only where the logs differ."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_only_news_counts():
 
 
 def test_what_was_accepted_is_not_sent_again():
-    """What comes after it is sent next, and at once."""
+    """The next entries are sent at once."""
     progress = RaftProgress(next=6, match=5, wait_ticks=3)
     assert progress.accepted(8)
     assert progress == RaftProgress(next=9, match=8, wait_ticks=0)
@@ -40,7 +40,7 @@ def test_a_rejection_goes_back(hint, next_index):
     ("next_index", "match", "refused"), [(11, 3, 9), (11, 3, 11), (11, 10, 10)]
 )
 def test_an_old_rejection_says_nothing(next_index, match, refused):
-    """Something else is under way by now, or the entry was accepted since."""
+    """Other entries are in flight by now, or the entry was accepted since."""
     progress = RaftProgress(next=next_index, match=match, wait_ticks=2)
     progress.refused(refused, 0)
     assert progress == RaftProgress(next=next_index, match=match, wait_ticks=2)

@@ -1,4 +1,4 @@
-"""One member, message by message: what it answers, and when it may."""
+"""One member, message by message: its answers, and when they may be sent."""
 
 import pytest
 
@@ -103,7 +103,7 @@ def test_a_vote_leaves_only_after_it_is_on_disk():
 
 
 def test_one_vote_a_term_but_the_same_again():
-    """A second candidate is refused, a repeated request is not."""
+    """A second candidate is rejected, a repeated request is not."""
     raft = member(hard=(3, 2))
     tell(raft, 3, VoteRequest(term=3, last_index=9, last_term=2))
     tell(raft, 2, VoteRequest(term=3, last_index=0, last_term=0))
@@ -122,7 +122,7 @@ def test_votes_go_to_logs_no_older_than_ours(last_term, last_index, granted):
 
 
 def test_who_hears_from_a_leader_does_not_vote():
-    """A member that was cut off disturbs nobody, unless the leader sent it."""
+    """An isolated member disturbs nobody, unless the leader asked it to stand."""
     raft = member()
     tell(raft, 2, AppendEntries(1, 0, 0, 0))
     settle(raft)
@@ -134,7 +134,7 @@ def test_who_hears_from_a_leader_does_not_vote():
 
 
 def test_a_sole_voter_leads_at_once_and_commits_from_its_own_disk():
-    """Its learners hear of the term only after it is on disk."""
+    """Its learners receive the term only after it is on disk."""
     raft = member(voters=(1,), learners=(2,))
     tick(raft, 10)
     ready = raft.ready()
@@ -154,7 +154,7 @@ def test_a_learner_never_stands():
 
 
 def test_a_leader_without_quorum_steps_down_and_gives_up_reads():
-    """Somebody else may lead by now."""
+    """Another member may lead by now."""
     raft = elected()
     raft.read("mine")
     tick(raft, 20)
@@ -223,7 +223,7 @@ def test_commit_needs_a_quorum_and_an_entry_of_this_term():
 
 
 def test_a_follower_that_lost_its_log_gets_the_snapshot():
-    """And goes on from there."""
+    """It continues after the snapshot."""
     raft = elected()
     for _ in range(5):
         raft.propose(b"x")
@@ -273,7 +273,7 @@ def test_a_read_needs_a_quorum_that_answers_after_it():
 
 
 def test_a_new_leader_reads_only_after_it_has_committed():
-    """What the leaders before committed is in its log, but it cannot know how far."""
+    """It has its predecessors' committed entries, but does not know how far they go."""
     raft = elected(terms=(1, 1))
     raft.read("early")
     accept(raft, 2, 2, read_round=1)
@@ -319,7 +319,7 @@ def test_a_learner_that_lost_its_disk_is_sent_everything_again():
 
 
 def test_one_membership_change_at_a_time_by_a_leader_that_has_committed():
-    """Two changes under way could each find a quorum of their own."""
+    """Two concurrent changes could each find a quorum of their own."""
     raft = elected()
     with pytest.raises(UnavailableError, match="not committed"):
         raft.change_members(Members((1, 2)))
@@ -349,7 +349,7 @@ def test_a_leader_that_removed_itself_steps_down_when_that_is_committed():
 
 
 def test_a_voter_that_is_being_removed_may_still_be_needed():
-    """Its log may be the newest: then nobody else can be elected, until it has led once more."""
+    """If its log is the newest, only it can be elected, to lead once more."""
     raft = elected(voters=(1, 2))
     accept(raft, 2)
     raft.change_members(Members((2,)))
@@ -372,7 +372,7 @@ def test_a_voter_that_is_being_removed_may_still_be_needed():
 
 
 def test_handing_over_waits_for_the_heir_and_refuses_proposals():
-    """The heir is told to stand only when it has everything."""
+    """The successor is asked to stand only when it has every entry."""
     raft = elected()
     accept(raft, 2)
     raft.propose(b"x")

@@ -35,7 +35,7 @@ def test_the_largest_epoch_not_above_is_found_with_its_end(asked, answer):
 
 
 def test_cutting_the_end_forgets_what_began_there():
-    """An epoch that begins at the cut has no batch left."""
+    """An epoch that begins at the truncation has no batch left."""
     epochs = EpochList(((1, 0), (4, 5), (6, 8)))
     epochs.truncate_to(5)
     assert epochs.entries == ((1, 0),)
@@ -76,7 +76,7 @@ class OneLog:
         self.epochs.truncate_to(offset)
 
     def agree_with(self, leader):
-        """Ask the leader epoch by epoch, and cut as it answers."""
+        """Ask the leader epoch by epoch, and truncate as it answers."""
         while self.records:
             last = self.epochs.last
             agreed = leader.epochs.end_of(last, log_end_offset=len(leader.records))
@@ -99,7 +99,7 @@ elections = st.lists(
 
 @given(elections)
 def test_walking_back_ends_at_a_common_prefix(history):
-    """However fast leaders changed: whoever asked epoch by epoch holds a prefix of the leader."""
+    """However leaders change, agreeing epoch by epoch leaves a prefix of the leader's log."""
     logs = [OneLog() for _ in range(3)]
     for epoch, ((leading, following, _), appended, copied) in enumerate(history):
         leader, follower = logs[leading], logs[following]

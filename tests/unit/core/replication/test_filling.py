@@ -1,4 +1,4 @@
-"""A copy that was never in sync is filled by one leadership, or anew."""
+"""A replica that was never in sync is filled by one leadership, or starts again."""
 
 import msgspec
 import pytest
@@ -38,13 +38,13 @@ def part(make, filling):
 
 
 def anew(epoch, session, at=0):
-    """What is to be done when a copy starts over."""
+    """Return the effects of a replica that starts again."""
     fetch = fx.Send(1, Fetch(epoch, session, at, -1, RUN))
     return [fx.ResetTo(at), fx.Committed(at), fetch]
 
 
 def test_another_leadership_begins_anew(part, filling):
-    """Also that of the same broker: it does not know what it gave before."""
+    """Even one of the same broker, which does not know what it sent before."""
     assert part.step(filling(3, version=6), 0) == anew(3, FIRST + 1)
     assert (part.log.log_end_offset, part.replicated_offset, part.disk_offset) == (0, 0, 0)
 
@@ -57,26 +57,26 @@ def test_one_leadership_goes_on(part, filling):
 
 
 def test_once_in_sync_it_is_kept(part, assigned, filling):
-    """Whoever leads then: it has everything, or null values wait for it."""
+    """Under any later leader: it has everything, or null values wait for it."""
     part.step(assigned(2, 1, version=6), 0)
     part.step(filling(2, version=5), 0)  # old news
     assert part.step(assigned(3, 3, version=7), 0) == [fx.Send(3, Fetch(3, FIRST + 1, 10, 1, RUN))]
 
 
 def test_a_copy_that_was_only_away_is_kept(make, filling):
-    """Others may be filling: what this one acked was true."""
+    """Others may be filling: what this replica acked is valid."""
     replica = make(2, 10, hw=6)
     assert replica.step(filling(2, who=(3,)), 0) == [fx.Send(1, Fetch(2, FIRST, 10, 1, RUN))]
 
 
 def test_after_a_restart_it_begins_anew(make, filling):
-    """Who began it was not kept; the log start was, below which nothing is wanted."""
+    """The filling leader was not stored; the log start was, below which nothing is needed."""
     replica = make(2, 10, start=4, hw=6, epochs=((1, 4),))
     assert replica.step(filling(2), 0) == anew(2, FIRST, at=4)
 
 
 def test_a_copy_that_was_away_and_came_back_unnoticed_begins_anew(make, assigned, filling):
-    """Meanwhile nobody waited for it with null values."""
+    """Null values did not wait for it meanwhile."""
     replica = make(2, 10, hw=6)
     replica.step(assigned(2, 1, version=5), 0)
     assert replica.step(filling(2, version=8), 0) == anew(2, FIRST + 1)

@@ -1,4 +1,4 @@
-"""The follower: what it appends, cuts, acks and lets readers see."""
+"""The follower: what it appends, truncates, acks and exposes."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def stream(*refs, base=None, session=FIRST, hw=6, wants_ack=False):
 
 
 def test_it_acks_only_what_it_has_synced(follower):
-    """Appending says nothing; the sync does, once per turn."""
+    """An append is not acked; its sync is, once per group commit."""
     new = ref(10, 12, epoch=2)
     assert told(follower, stream(new), (b"x",)) == [fx.Append((new,), (b"x",))]
     assert follower.step(ev.Flush(), 0) == []
@@ -61,7 +61,7 @@ def test_what_is_there_already_is_skipped(follower):
 
 
 def test_a_gap_ends_the_session(follower):
-    """The follower asks again from where its log ends, and ignores what was under way."""
+    """The follower fetches again from its log end, and ignores messages in flight."""
     effects = told(follower, stream(ref(12, 13, epoch=2)), (b"x",))
     assert effects == [fx.Send(1, Fetch(2, FIRST + 1, 10, 1, "run 2"))]
     assert told(follower, stream(ref(10, 12, epoch=2)), (b"x",)) == []
@@ -87,7 +87,7 @@ def test_batches_that_cannot_be_right_stop_the_follower(follower, refs, epochs):
 
 
 def test_it_cuts_where_the_leader_says_and_asks_again(follower):
-    """Back to the end of the last epoch both know."""
+    """It truncates to the end of the last epoch that both know."""
     effects = told(follower, Diverged(2, FIRST, 1, 8))
     assert effects == [fx.TruncateTo(8), fx.Send(1, Fetch(2, FIRST + 1, 8, 1, "run 2"))]
 
@@ -112,12 +112,12 @@ def test_an_answer_to_an_old_question_cuts_nothing(follower):
 
 
 def test_an_answer_that_cuts_nothing_stops_the_follower(follower):
-    """A leader that sees a difference where there is none would be asked for ever."""
+    """Otherwise it would fetch from a wrong leader for ever."""
     assert told(follower, Diverged(2, FIRST, 1, 12)) == [fx.Halted(fx.DivergenceError.MISALIGNED)]
 
 
 def test_what_is_committed_is_never_cut(follower):
-    """It stops and says so: somebody assigned a leader that lacks committed records."""
+    """It halts and reports that a leader without committed records was assigned."""
     assert told(follower, Diverged(2, FIRST, 1, 5)) == [
         fx.Halted(fx.DivergenceError.BELOW_HIGH_WATERMARK)
     ]
@@ -134,7 +134,7 @@ def test_an_operator_may_choose_to_lose_what_is_committed(make, assigned):
 
 
 def test_a_log_that_cannot_be_compared_starts_again(follower):
-    """Below what the leader keeps; nothing counts as durable before the next sync."""
+    """It is below the leader's log start; nothing is durable before the next sync."""
     effects = told(follower, StartAt(2, FIRST, 20))
     again = fx.Send(1, Fetch(2, FIRST + 1, 20, -1, "run 2"))
     assert effects == [fx.ResetTo(20), fx.Committed(20), again]
@@ -144,7 +144,7 @@ def test_a_log_that_cannot_be_compared_starts_again(follower):
 
 
 def test_a_stream_that_is_further_than_the_leader_heard_is_not_dropped(follower):
-    """The leader's retention overtook what it had heard from us, not what we have."""
+    """Retention overtook the leader's view of us, not our log."""
     told(follower, stream(base=10, hw=10))
     again = fx.Send(1, Fetch(2, FIRST + 1, 10, 1, "run 2"))
     assert told(follower, StartAt(2, FIRST, 8)) == [again]
@@ -152,7 +152,7 @@ def test_a_stream_that_is_further_than_the_leader_heard_is_not_dropped(follower)
 
 
 def test_a_question_is_repeated_until_it_is_answered(follower):
-    """In the same session: it may only be slow. Then nothing is timed any more."""
+    """In the same session, since the answer may be late. Then no timer is left."""
     assert follower.deadline_ms == 100
     assert follower.step(ev.TimePassed(), 99) == []
     assert follower.step(ev.TimePassed(), 100) == [fx.Send(1, Fetch(2, FIRST, 10, 1, "run 2"))]
@@ -161,7 +161,7 @@ def test_a_question_is_repeated_until_it_is_answered(follower):
 
 
 def test_a_lost_link_ends_the_session(follower):
-    """Nothing is timed while the link is down; when it is back the follower opens anew."""
+    """No timer runs while the link is down; then the follower opens a new session."""
     told(follower, stream(base=10))
     assert follower.step(ev.PeerDisconnected(1), 0) == []
     assert follower.deadline_ms is None
@@ -173,7 +173,7 @@ def test_a_lost_link_ends_the_session(follower):
 
 
 def test_a_full_disk_gives_the_stream_up_for_a_while(follower):
-    """What could not be kept is fetched again later."""
+    """Batches that were not stored are fetched again later."""
     told(follower, stream(ref(10, 12, epoch=2)), (b"x",))
     assert follower.step(ev.Undone(10), 0) == []
     assert follower.log.log_end_offset == 10

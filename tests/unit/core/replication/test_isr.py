@@ -1,4 +1,4 @@
-"""Who is in sync, and whom a record needs while that is being changed."""
+"""The ISR, and which replicas a record needs while it changes."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def isr():
 
 
 def test_both_sets_count_while_a_change_is_open(isr):
-    """Nobody knows which is in force, so a record needs the members of both."""
+    """It is unknown which set is in force, so a record needs the members of both."""
     proposal = isr.propose({1, 3}, ((3, "run"),))
     assert (proposal.version, proposal.isr, proposal.joining) == (7, (1, 3), ((3, "run"),))
     assert isr.counted == (1, 2, 3)
@@ -21,7 +21,7 @@ def test_both_sets_count_while_a_change_is_open(isr):
 
 
 def test_a_newer_version_settles_an_open_proposal(isr):
-    """Whoever changed it: ours was it, or can no longer pass."""
+    """Either our proposal was decided, or it can no longer pass."""
     isr.propose({1}, ())
     assert isr.changed(8, (1, 2, 4))
     assert isr.counted == (1, 2, 4)
@@ -30,7 +30,7 @@ def test_a_newer_version_settles_an_open_proposal(isr):
 
 @pytest.mark.parametrize("version", [6, 7])
 def test_old_news_is_ignored(isr, version):
-    """What metadata said before does not undo what it said later."""
+    """Older metadata does not undo newer."""
     isr.propose({1}, ())
     assert not isr.changed(version, (1, 2, 3))
     assert isr.counted == (1, 2)
@@ -62,7 +62,7 @@ def follower(*, end, durable=None, now=0):
     ids=["has all", "below the epoch's start", "below the high watermark", "said nothing yet"],
 )
 def test_who_may_join(durable, high_watermark, epoch_start, joins):
-    """Only who has synced all that may be committed, the predecessor's records included."""
+    """A replica that has synced all records that may be committed, also the predecessor's."""
     progress = follower(end=10, durable=durable)
     assert may_join(progress, high_watermark, epoch_start=epoch_start) is joins
 
@@ -73,7 +73,7 @@ def test_who_may_join(durable, high_watermark, epoch_start, joins):
     ids=["has everything", "late", "late for too long", "lost what was committed"],
 )
 def test_who_must_leave(limits, end, now, leaves):
-    """Who lags for too long, and at once who lost what it had synced."""
+    """A replica that lags too long, and at once one that lost synced records."""
     progress = follower(end=end, durable=end)
     leaving = must_leave(progress, 8, log_end_offset=10, limits=limits, now_ms=now)
     assert leaving is leaves

@@ -1,4 +1,4 @@
-"""The leader: what it sends, what it commits and when it refuses."""
+"""The leader: what it sends and commits, and when it rejects records."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def publish(replica, base, after, now=0):
 
 
 def test_who_is_alone_in_sync_knows_at_once_that_it_has_all(make, assigned):
-    """Nobody could have committed what it lacks; readers wait for it to say so."""
+    """No other replica can have committed more; readers wait for the leader to know."""
     replica = make(1, 10, hw=3)
     effects = replica.step(assigned(2, 1, isr=(1,)), 0)
     assert effects == [fx.Committed(10), fx.RejectWrites(None)]
@@ -97,7 +97,7 @@ def test_ack_levels_are_reached_one_after_the_other(leader):
 
 
 def test_nobody_counts_before_it_has_spoken_in_this_epoch(leader):
-    """What a follower acked to an earlier leader says nothing about this one's log."""
+    """A follower's acks to an earlier leader prove nothing about this leader's log."""
     publish(leader, 10, 12)
     leader.step(ev.Synced(12), 0)
     assert told(leader, 2, Acked(1, 2, 12, 10)) == []
@@ -106,7 +106,7 @@ def test_nobody_counts_before_it_has_spoken_in_this_epoch(leader):
 
 
 def test_an_ack_of_an_old_session_does_not_count(leader):
-    """The follower may have cut its log since."""
+    """The follower may have truncated its log since."""
     join(leader, 3)
     join(leader, 2)
     publish(leader, 10, 12)
@@ -140,19 +140,19 @@ def test_a_follower_with_a_new_disk_is_heard_though_it_counts_from_the_beginning
     ids=["equal", "shorter", "longer", "older epochs", "empty", "empty beyond", "old epoch"],
 )
 def test_a_follower_is_told_where_the_logs_part(leader, fetch, answer):
-    """Or gets the stream, if its log is a prefix of ours."""
+    """Or is streamed to, if its log is a prefix of ours."""
     sent = sends(told(leader, 2, fetch))
     assert sent == ([] if answer is None else [(2, answer)])
 
 
 def test_a_follower_below_the_log_start_starts_there(leader):
-    """Retention removed what it would need next."""
+    """Retention removed the records that it would need next."""
     leader.step(ev.LogStartMoved(6), 0)
     assert sends(told(leader, 2, Fetch(2, 5, 4, 1))) == [(2, StartAt(2, 5, 6))]
 
 
 def test_a_follower_that_retention_overtakes_is_told_until_it_hears(leader):
-    """It was streaming, slowly; what it needs next is gone."""
+    """It was streaming slowly; the records that it needs next are removed."""
     told(leader, 2, Fetch(2, 5, 4, 1))
     leader.step(ev.LogStartMoved(6), 0)
     assert sends(leader.step(ev.Flush(), 0)) == [(2, StartAt(2, 5, 6))]
@@ -190,7 +190,7 @@ def test_a_full_window_waits_for_acks(leader):
 def test_who_is_not_in_sync_gets_less_while_there_are_publishers(
     make, assigned, isr, now_ms, wanted
 ):
-    """Copies that catch up leave them room; who is in sync holds up acks, and gets all."""
+    """Replicas that catch up leave room for publishers; in-sync ones get everything."""
     leader = make(1, 10, hw=10)
     leader.step(assigned(2, 1, isr=isr), 0)
     publish(leader, 10, 11, 200)
@@ -226,7 +226,7 @@ def test_a_batch_that_cannot_be_read_is_not_tried_in_a_circle(leader):
 
 
 def test_a_read_that_failed_is_repeated_though_acks_come(leader):
-    """The follower's answer to what was sent before must not stop the timer of the read."""
+    """Answers to earlier batches must not stop the timer of the read."""
     told(leader, 2, Fetch(2, 5, 4, 1))
     leader.step(ev.Flush(), 0)
     leader.step(ev.BatchesRead(2, 5, 4, (), ()), 0)
@@ -246,7 +246,7 @@ def test_an_idle_partition_has_no_timer_and_sends_nothing(leader):
 
 
 def test_the_high_watermark_goes_alone_once(leader):
-    """And only to who has all batches; who is behind gets it with them."""
+    """Only to followers with all batches; others receive it with their batches."""
     join(leader, 2)
     join(leader, 3)
     publish(leader, 10, 11)
@@ -277,7 +277,7 @@ def test_what_is_everywhere_is_what_the_slowest_replica_has(leader):
 
 
 def test_who_does_not_answer_is_asked_and_sent_nothing_twice(leader):
-    """An empty question finds out what was lost."""
+    """An empty request finds out what was lost."""
     join(leader, 2)
     publish(leader, 10, 11)
     assert leader.deadline_ms == 100
@@ -306,7 +306,7 @@ def test_a_newer_epoch_deposes_the_leader(leader):
 
 
 def test_news_for_an_earlier_leadership_are_dropped(leader):
-    """What metadata decided for epoch 1 does not touch the ISR of epoch 2."""
+    """Metadata's decision for epoch 1 does not change the ISR of epoch 2."""
     assert leader.step(ev.IsrChanged(1, 99, (1,)), 0) == []
     assert leader.step(ev.IsrRejected(1, 1), 0) == []
     assert leader.leader.isr.members == (1, 2, 3)
@@ -339,7 +339,7 @@ def test_who_lags_is_not_taken_back_before_it_has_caught_up(leader):
 
 
 def test_a_resigning_leader_hands_over_when_all_is_committed(leader):
-    """Who published last is acked first; the heirs are the in-sync followers, once."""
+    """The last publisher is acked first; the successors are the in-sync followers, once."""
     join(leader, 2)
     join(leader, 3)
     publish(leader, 10, 11)
@@ -382,7 +382,7 @@ def test_only_the_high_watermark_can_wait(leader):
 
 
 def test_a_follower_does_not_wait(make, assigned):
-    """What a follower has to say are acks, which publishers wait for."""
+    """A follower sends its acks at once, because publishers wait for them."""
     follower = make(2, 10, hw=10)
     follower.step(assigned(2, 1), 0)
     assert not follower.can_defer_flush

@@ -1,4 +1,4 @@
-"""Messages on the wire: what comes in is checked before a core sees it."""
+"""Replication messages are checked before a core receives them."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""What a leader knows of a follower."""
+"""A leader's view of a follower."""
 
 import pytest
 
@@ -34,13 +34,13 @@ def test_a_batch_larger_than_the_window_goes_alone(progress):
 
 
 def test_an_ack_of_more_than_was_sent_counts_for_what_was_sent(progress):
-    """A peer that is wrong does not make us commit what it cannot have."""
+    """A faulty peer cannot make us commit records that it cannot have."""
     progress.take_ack(Acked(1, 5, 99, 0))
     assert progress.durable_offset == 10
 
 
 def test_a_follower_that_comes_back_with_less_counts_for_less(progress):
-    """What it acked before does not speak for a disk that lost it."""
+    """Earlier acks prove nothing about a disk that lost the records."""
     progress.begin(Fetch(1, 6, 4, 1))
     assert progress.durable_offset == 4
     assert not progress.acked
@@ -83,7 +83,7 @@ def test_a_steady_lag_is_not_falling_behind(progress):
 
 @pytest.mark.parametrize(("written", "gains"), [(9, True), (10, False), (11, False)])
 def test_who_copies_no_faster_than_is_written_does_not_gain(progress, written, gains):
-    """Seen where it has reached what was the end once, and found as much or more before it."""
+    """Noticed when it reaches an earlier log end with as much or more still ahead."""
     progress.begin(Fetch(1, 6, 10, 1))
     end = 110
     progress.log_grew(10, end, 0)

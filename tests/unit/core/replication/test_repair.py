@@ -19,7 +19,7 @@ def follower(make, assigned):
 
 
 def test_corruption_is_asked_for_until_it_is_repaired(follower):
-    """Of the leader first, then of the others; what comes must cover it."""
+    """From the leader first, then from the others; the answer must cover it."""
     ask = FetchRange(2, 3, 5)
     assert follower.step(ev.CorruptionFound(3, 5), 0) == [fx.Send(1, ask)]
     assert follower.deadline_ms == 100
@@ -40,7 +40,7 @@ def test_what_is_not_committed_is_asked_of_the_leader_alone(follower):
 
 
 def test_without_a_source_it_waits(make, assigned):
-    """A follower whose log was not compared yet has nobody to ask for its tail."""
+    """A follower whose log was not compared yet has no replica to ask for its tail."""
     replica = make(2, 10)
     replica.step(assigned(2, 1), 0)
     assert replica.step(ev.CorruptionFound(3, 5), 0) == []
@@ -56,7 +56,7 @@ def test_what_was_cut_needs_no_repair(follower):
 
 
 def test_what_comes_in_the_place_of_corruption_that_was_cut_is_sound(make, assigned):
-    """A log that parted from the leader's is cut and grows again: nothing is asked for any more."""
+    """After a truncation the corrupt range is no longer requested."""
     replica = make(2, 10, hw=6)
     replica.step(assigned(2, 1), 0)
     replica.step(ev.CorruptionFound(7, 9), 0)
@@ -74,13 +74,13 @@ def test_what_comes_in_the_place_of_corruption_that_was_cut_is_sound(make, assig
     ids=["committed", "uncommitted", "uncommitted, for its leader", "beyond the end", "empty"],
 )
 def test_what_is_lent_is_the_same_on_both_sides(follower, sender, first, after, lent):
-    """Committed records to anybody, the rest only between a leader and who streams from it."""
+    """Committed records go to any replica, others only between a leader and its followers."""
     effects = follower.step(ev.Received(sender, FetchRange(2, first, after)), 0)
     assert effects == ([fx.ReadRange(sender, first, after)] if lent else [])
 
 
 def test_batches_that_were_read_are_sent(follower):
-    """As they are, beside the message."""
+    """Unchanged, beside the message."""
     effects = follower.step(ev.RangeRead(3, 2, (ref(2, 4),), (b"x" * 10,)), 0)
     assert effects == [fx.Send(3, Range(2, 2, (ref(2, 4),)), (b"x" * 10,))]
 

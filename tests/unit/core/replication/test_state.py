@@ -1,4 +1,4 @@
-"""The log as a replica knows it: offsets that never contradict each other."""
+"""A replica's log state: offsets that never contradict each other."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from .conftest import ref
 
 
 def test_appended_is_not_durable_before_a_sync():
-    """Batches move the log end; only a sync moves what is durable."""
+    """Batches move the log end; only a sync moves the durable offset."""
     log = LogState()
     log.append((ref(0, 3), ref(3, 4)))
     assert (log.log_end_offset, log.durable_offset, log.last_epoch) == (4, 0, 1)
@@ -18,7 +18,7 @@ def test_appended_is_not_durable_before_a_sync():
 
 
 def test_a_sync_that_is_older_than_another_changes_nothing():
-    """What is durable stays durable."""
+    """The durable offset does not go back."""
     log = LogState(0, 5, epochs=((1, 0),))
     log.synced(2)
     assert log.durable_offset == 5
@@ -38,7 +38,7 @@ def test_a_batch_that_does_not_follow_is_our_bug():
 
 
 def test_a_cut_lowers_what_is_durable():
-    """What was cut is not durable any more, though the disk may still hold it."""
+    """Truncated records are no longer durable, though the disk may still have them."""
     log = LogState(0, 9, epochs=((1, 0), (2, 4)))
     log.truncate_to(4)
     assert (log.log_end_offset, log.durable_offset, log.last_epoch) == (4, 4, 1)
@@ -56,7 +56,7 @@ def test_a_reset_is_not_durable_at_once():
 
 
 def test_a_checkpointed_high_watermark_is_kept_within_the_log():
-    """One that is older than retention, or newer than what is left, is corrected."""
+    """A value below the log start or beyond the log end is corrected."""
     assert LogState(5, 9, high_watermark=2).high_watermark == 5
     assert LogState(5, 9, high_watermark=20).high_watermark == 9
 

@@ -1,4 +1,4 @@
-"""Traces: what is told of a replica, and clocks that say what can have been known."""
+"""Traces of replicas, and vector clocks that show what each host can know."""
 
 import re
 from pathlib import Path
@@ -17,7 +17,7 @@ from .conftest import ref
 
 
 def test_a_leader_tells_its_election_and_its_writes(limits, assigned):
-    """Two lines an event; what tells nothing new is no event."""
+    """Two lines for each event; a repetition is no event."""
     lines = []
     log = LogState(0, 0, high_watermark=0, epochs=())
     leader = TracedReplica(1, log, limits=limits, session=0, incarnation="run")
@@ -41,7 +41,7 @@ def test_a_leader_tells_its_election_and_its_writes(limits, assigned):
 
 
 def test_a_simulated_trace_has_right_clocks():
-    """Each host counts its events; whoever follows a leader knows of the leader's election."""
+    """Each host counts its events; a follower's clock includes the leader's election."""
     events = read_trace("".join(simulated_trace(5, 3000)).splitlines())
     check_clocks(events)
     assert len(events) == 3000
@@ -53,7 +53,7 @@ def test_a_simulated_trace_has_right_clocks():
 
 
 def test_a_trace_adds_up():
-    """What is told of a log fits: each write begins at its end, and no more is synced than written.
+    """The traced events of a log fit: each write begins at its end, and syncs do not exceed writes.
 
     With this seed copies are cut back, started anew and fall out of sync; no write fails.
     """
@@ -80,7 +80,7 @@ def test_a_trace_adds_up():
 
 
 def test_clocks_are_heard_once():
-    """Ours goes on by itself, others only forward, and a copy of it changes nothing here."""
+    """Our own clock advances by itself, others only by receipt; a copy changes nothing here."""
     lines = []
     trace = Trace("broker-1.1", lines.append)
     trace.received({"broker-2.1": 5})
@@ -92,7 +92,7 @@ def test_clocks_are_heard_once():
 
 
 def test_a_partition_without_a_leader_is_told(limits, assigned):
-    """A replica that nobody leads says so; what of its links and effects says nothing is none."""
+    """The loss of the leader is traced; its effects and links are not."""
     lines = []
     log = LogState(0, 0, high_watermark=0, epochs=())
     replica = TracedReplica(1, log, limits=limits, session=0, incarnation="run")
@@ -107,7 +107,7 @@ def test_a_partition_without_a_leader_is_told(limits, assigned):
 
 
 def test_the_documented_trace_is_that_of_its_seed():
-    """docs/traces.md shows what its command prints."""
+    """docs/traces.md shows the output of its command."""
     page = (Path(__file__).parents[4] / "docs" / "traces.md").read_text("utf-8")
     shown = page.rpartition("```text\n")[2].partition("```")[0]
     assert shown == "".join(simulated_trace(5, 4))
@@ -123,7 +123,7 @@ def test_the_documented_trace_is_that_of_its_seed():
     ],
 )
 def test_a_wrong_clock_is_seen(what, clock):
-    """The judge of clocks fails what cannot be."""
+    """The check rejects impossible clocks."""
     right = [TraceEvent("b", {"b": 1}, "sends"), TraceEvent("a", {"a": 1, "b": 1}, "hears")]
     check_clocks(right)
     with pytest.raises(ViolationError):

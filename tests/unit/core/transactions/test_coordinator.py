@@ -1,4 +1,4 @@
-"""The coordinator beyond its stories: limits, forgetting, and what its entries hold."""
+"""The coordinator beyond the golden scripts: limits, forgetting, and its entries."""
 
 import msgspec
 import pytest
@@ -71,7 +71,7 @@ def test_another_principal_gets_another_producer():
 
 
 def test_a_nonce_of_somebody_else_repeats_nothing():
-    """Whoever guesses it begins a transaction of its own."""
+    """Another principal with the same nonce begins a transaction of its own."""
     run = Run()
     mine = run.begin("pay")
     [answer] = run.step(ev.Begin("t", "pay", None, "nonce 1", 1000, producer_id_of(2, 1)))
@@ -102,7 +102,7 @@ def test_an_id_goes_on_under_another_producer_when_epochs_are_used_up():
 
 
 def test_open_transactions_are_limited(monkeypatch):
-    """One more is refused, as something that will pass."""
+    """One more is rejected with a temporary error."""
     monkeypatch.setattr(coordinator_module, "OPEN_MAX", 2)
     run = Run()
     first = run.begin("a")
@@ -114,7 +114,7 @@ def test_open_transactions_are_limited(monkeypatch):
 
 
 def test_ids_that_ended_longest_ago_are_forgotten(monkeypatch):
-    """Who comes back under one is fenced, and may begin anew."""
+    """A producer that returns under such an id is fenced, and may begin again."""
     monkeypatch.setattr(state_module, "IDS_MAX", 3)
     run = Run()
     producers = {}

@@ -1,4 +1,4 @@
-"""What a partition knows of transactions: how far readers go, and what they are not shown."""
+"""A partition's transaction index: how far readers read, and what is hidden from them."""
 
 import pytest
 from hypothesis import given
@@ -39,7 +39,7 @@ def test_an_abort_hides_its_own_batches_only():
 
 @pytest.mark.parametrize("kind", [COMMIT, ABORT])
 def test_what_has_ended_never_opens_again(kind):
-    """A beginning that comes late, or twice, is none."""
+    """A late or repeated beginning has no effect."""
     index = TransactionIndex(0)
     index.note(BEGIN, TransactionalProducer(1, 3), 0)
     index.note(BEGIN, TransactionalProducer(1, 3), 1)
@@ -53,7 +53,7 @@ def test_what_has_ended_never_opens_again(kind):
 
 
 def test_a_log_that_begins_in_the_middle_of_a_transaction():
-    """Its records stand for the beginning that retention has removed."""
+    """Its records replace the BEGIN marker that retention has removed."""
     index = TransactionIndex(5)
     index.note_records(TransactionalProducer(1, 3), 5)
     index.note_records(TransactionalProducer(1, 3), 6)
@@ -93,7 +93,7 @@ HISTORIES = st.lists(st.tuples(KINDS, st.integers(0, 2), st.integers(0, 3)), max
 
 @given(history=HISTORIES, cut=st.integers(0, 40))
 def test_what_readers_were_not_shown_stays_hidden(history, cut):
-    """Below the offset to which they could read nothing changes any more, whatever comes later."""
+    """Below the last stable offset nothing changes any more."""
 
     def feed(index, part, first):
         for offset, (kind, number, epoch) in enumerate(part, first):
@@ -112,7 +112,7 @@ def test_what_readers_were_not_shown_stays_hidden(history, cut):
 
 
 def test_what_was_aborted_is_listed_for_a_range():
-    """Each transaction that may have batches there, whoever wrote it, and no other."""
+    """Each aborted transaction that may have batches there, and no other."""
     index = TransactionIndex(0)
     for first, number, end in ((0, 1, ABORT), (10, 2, COMMIT), (20, 3, ABORT)):
         index.note(BEGIN, TransactionalProducer(number, 0), first)
