@@ -295,13 +295,7 @@ class MessageIngest:
         if is_judging and is_concerned:
             ack_sink = sink
             if wrapped is not None and has_inbox:
-                ack_sink = EnvelopeResponder(
-                    wrapped,
-                    sink,
-                    subject=subject,
-                    stream_subject=target.stream_subject,
-                    clock=self._clock,
-                )
+                ack_sink = self._responder(wrapped, sink, subject=subject, target=target)
         partition = target.partition_for(publication.key, publication.message_id)
         rejection = publication.rejection or _unmet_need(publication, target)
         if rejection is not None and (ack_sink is not None or publication.is_malformed):
@@ -350,6 +344,18 @@ class MessageIngest:
             message_id=message_id,
             expected_last=expected_last,
             expected_subject_last=expected_subject,
+        )
+
+    def _responder(
+        self, wrapped: envelope.EnvelopeMessage, sink: ReplySink, *, subject: str, target: Target
+    ) -> EnvelopeResponder:
+        """Return the ack sink of a Liftbridge message."""
+        return EnvelopeResponder(
+            wrapped,
+            sink,
+            subject=subject,
+            stream_subject=target.stream_subject,
+            clock=self._clock,
         )
 
 

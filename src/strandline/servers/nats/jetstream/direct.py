@@ -66,7 +66,7 @@ class _Batch:
         if self._last and size > self._bytes_max:
             return False
         counts = (("Nats-Num-Pending", self._pending - 1), ("Nats-Last-Sequence", self._last))
-        reply = direct_reply(request, self._body, message, counts)
+        reply = direct_reply(request, self._body, message, counts=counts)
         if len(reply.payload) + len(reply.block) > request.link.payload_max:
             return False  # the client asks for what is left, and for this one alone
         request.link.deliver_with_headers(request.reply, reply.payload, block=reply.block)
@@ -84,6 +84,7 @@ def direct_reply(
     request: ApiRequest,
     body: GetRequest,
     message: StoredMessage,
+    *,
     counts: tuple[tuple[str, int], ...] = (),
 ) -> ApiReply:
     """Return a message as a direct read has it: itself, and where it comes from in headers."""

@@ -273,8 +273,10 @@ class StreamCalls:
         if body.name != request.call.stream:
             refuse(STREAM_MISMATCH)
         config = stream_config(body, is_cluster=self._config.cluster.is_on)
-        if self._config.auth.enabled and is_reserved(config.subject):
-            # The permission to ask covers every subject but NATS' own.
+        bucket = config.name.removeprefix("KV_")
+        is_bucket = bucket != config.name and config.subject == f"$KV.{bucket}.>"
+        if self._config.auth.enabled and is_reserved(config.subject) and not is_bucket:
+            # The permission to ask covers every subject but NATS' own, and a bucket's own.
             refuse_config(f"subject {config.subject!r} is NATS' own")
         return config
 
