@@ -221,6 +221,31 @@ async def test_administrators_do_everything(server, admin):
     await client.close()
 
 
+async def test_a_bucket_needs_its_stream_and_its_subject(server, admin):
+    """Reading it is reading its stream, putting is publishing; other buckets stay closed."""
+    root = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    for name in ("ours", "theirs"):
+        bucket = await root.jetstream().create_key_value(bucket=name)
+        await bucket.put("k", b"v")
+    rules = (("read", "stream", "KV_ours"), ("publish", "subject", "$KV.ours.>"))
+    for rule in rules:
+        admin.access.grant("keeper", *rule)
+    token = admin.access.create_token("keeper")
+    client = await nats.connect(server.nats_url, token=token)
+    js = client.jetstream(timeout=1)
+    bucket = await js.key_value("ours")
+    assert (await bucket.get("k")).value == b"v"
+    assert await bucket.update("k", b"w", last=1) == 2
+    assert (await bucket.get("k")).value == b"w"
+    with pytest.raises(nats.errors.TimeoutError):
+        await js.key_value("theirs")
+    with pytest.raises(nats.errors.TimeoutError):
+        await js.publish("$KV.theirs.k", b"x")
+    assert (await (await root.jetstream().key_value("theirs")).get("k")).value == b"v"
+    await client.close()
+    await root.close()
+
+
 async def test_nobody_hears_the_requests_of_others(server, admin):
     """A rule about all subjects does not allow to receive them."""
     admin.access.grant("listener", "read", "subject", ">", "$JS.API.>")
