@@ -30,8 +30,10 @@ async def put(broker, kit, count, *, name="s", size=3000):
 
 
 async def test_a_stream_comes_shrinks_and_goes_beside_the_loop(watched, kit, disk):
-    """No change of a stream's files syncs anything on the loop,
-    cut or remove no file, and rename none but the directory of a deleted log."""
+    """No change of a stream's files makes the loop sync, truncate or remove a file.
+
+    It renames nothing but the directory of a deleted log.
+    """
     config = StreamConfig(name="s", subject="s", segment_bytes=64 << 10, compact=True)
     await watched.create_stream(config)
     await put(watched, kit, 60)

@@ -56,7 +56,7 @@ def test_a_broker_that_stands_alone_has_no_cluster(url, words):
 
 
 def test_an_unclean_election_is_announced_loudly(url):
-    """Before it is ordered; programs, and whoever said --yes, are not asked."""
+    """A warning comes before the command; programs and --yes are not asked."""
     done = run("elect", "s", "--leader", "1", "--unclean", "--yes", server=url)
     assert "RECORDS MAY BE LOST" in done.stderr
 

@@ -1,4 +1,4 @@
-"""Aggregates without Spark: what a record does to a state, and where reading goes on."""
+"""Aggregates without Spark: the effect of a record on a state, and where reading continues."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_each_function_does_what_it_says():
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_in_the_changelog(number):
-    """JSON has no notation for it, so the state has Spark's text for it, and goes on from that."""
+    """JSON has no notation for it, so the state has Spark's text, which is read again."""
     state = folded((0, 0, 1.5), (0, 1, number))
     text = encode_state(state)
     shown = {math.inf: "Infinity", -math.inf: "-Infinity"}.get(number, "NaN")
@@ -92,7 +92,7 @@ def test_what_a_state_cannot_hold_is_refused(column, kind):
 
 
 def test_what_a_state_can_hold_passes():
-    """Numbers for all functions, texts to compare, and what is only kept as its text."""
+    """Numbers for all functions, texts for comparisons, other values as their text."""
     for kind in ("int", "bigint", "float", "double"):
         refuse_types(FOLDS, dict.fromkeys(("n", "total", "low", "high", "newest"), kind))
     refuse_types(parse_folds({"a": "min(x)", "b": "last(x)"}), {"a": "string", "b": "string"})

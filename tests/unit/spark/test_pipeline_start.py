@@ -1,4 +1,4 @@
-"""How pipelines start: what a refused one leaves, late Python processes, too old a Spark."""
+"""The start of pipelines: rejections without leftovers, late Python processes, an old Spark."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def broker():
 
 
 def refused(begin):
-    """A pipeline that is refused after it has begun."""
+    """A pipeline that is rejected after it has begun."""
     with removed_if_refused():
         begin()
         raise InvalidConfigError("the SQL is wrong")
@@ -33,7 +33,7 @@ def names(client):
 
 
 def test_a_refused_pipeline_leaves_no_output_behind(broker):
-    """Only what it made is removed: not what was there, nor what somebody has written to."""
+    """Only streams that it created are deleted, and only while they are empty."""
     server, client = broker
     source = stream_of(server, "in")
     client.create_stream("there")
@@ -52,7 +52,7 @@ def test_a_refused_pipeline_leaves_no_output_behind(broker):
 
 
 def test_an_output_made_anew_by_somebody_else_stays(broker):
-    """What was deleted and created by another meanwhile is not ours to remove."""
+    """A stream that was recreated meanwhile is not deleted."""
     server, client = broker
 
     def begin():

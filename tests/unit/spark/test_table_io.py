@@ -42,7 +42,7 @@ def options(directory, table_format, **more):
 
 
 def schema_of(kind):
-    """A column of this type beside one of numbers."""
+    """Return a schema with a column of this type and one of numbers."""
     return StructType([StructField("n", LongType()), StructField("odd", kind)])
 
 

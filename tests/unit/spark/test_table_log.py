@@ -68,7 +68,7 @@ def test_the_first_commit_may_start_anywhere():
 
 
 def test_commits_follow_each_other_without_gap_or_overlap():
-    """The next batch goes on where the last one ended; other partitions stay as they are."""
+    """The next batch starts where the last one ended; other partitions do not change."""
     first = accepted(None, proposal(file(p0=span(0, 10), p1=span(0, 5))))
     second = accepted(first, proposal(file(p0=span(10, 12)), batch=1))
     assert second.sequence == 1
@@ -76,7 +76,7 @@ def test_commits_follow_each_other_without_gap_or_overlap():
 
 
 def test_a_table_that_was_deleted_is_not_continued_by_a_load():
-    """A load creates its table with its first batch; who names no stream may begin anywhere."""
+    """A load creates its table with its first batch; without a stream any start is allowed."""
     later = file(p0=span(10, 12))
     with pytest.raises(InvalidRequestError, match=r"batch 3 of x@1.*deleted.*new checkpoint"):
         decide(None, proposal(later, batch=3, stream="x@1"))
@@ -99,7 +99,7 @@ def test_records_of_another_stream_are_refused():
 
 
 def test_a_state_of_an_earlier_version_is_read():
-    """Manifests that say nothing of a stream are those of tables that nobody told."""
+    """Manifests without a stream belong to tables without one."""
     old = json.loads(encode_manifest(accepted(None, proposal(file(p0=span(0, 10))))))
     del old["stream"]
     assert decode_manifest(json.dumps(old).encode(), name="m").stream is None
@@ -130,7 +130,7 @@ def test_a_hole_or_a_repeat_within_a_batch_is_refused():
 
 
 def explained(last, wanted, *, missing):
-    """A proposal with what a stream holds that lacks the offsets in ``missing``."""
+    """Return a proposal, and a stream that lacks the offsets in ``missing``."""
     stored = {}
     for partition, (start, stop) in unexplained(last, wanted).items():
         offsets = [offset for offset in range(start, stop) if offset not in missing]
@@ -167,7 +167,7 @@ def test_dense_batches_ask_nobody():
 
 
 def test_a_sparse_table_takes_filtered_batches():
-    """With denseOffsets off, holes are the query's business; going back is still refused."""
+    """With denseOffsets off, gaps are allowed; going back is still rejected."""
     first = accepted(None, proposal(file(p0=span(0, 10, rows=4)), dense=False))
     second = accepted(first, proposal(file(p0=span(15, 20, rows=1)), batch=1, dense=False))
     assert second.offsets == {0: 20}
@@ -201,7 +201,7 @@ def test_batch_numbers_may_be_skipped():
 
 
 def test_a_new_query_continues_the_table():
-    """Another transaction id may go on where the table ends, and both are remembered."""
+    """Another transaction id may continue at the table's end, and both are remembered."""
     first = accepted(None, proposal(file(p0=span(0, 10)), txn="a", batch=3))
     second = accepted(first, proposal(file(p0=span(10, 20)), txn="b", batch=0))
     assert decide(second, proposal(file(p0=span(0, 10)), txn="a", batch=3)) == ("already committed")
