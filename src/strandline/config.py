@@ -54,6 +54,9 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Per partition; 0 is unlimited."""
     retention_records: int = 0
     """Per partition; 0 is unlimited."""
+    max_records_per_subject: int = 0
+    """Keep only so many records of each subject, the newest; 0 is unlimited. Readers see no more at
+    once, and compaction frees the space later."""
     compact: bool = False
     """Keep only the newest record of each key."""
     tombstone_delay_ms: int = 24 * 3600 * 1000
@@ -68,6 +71,11 @@ class StreamConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Do so even while Liftbridge's clients subscribe to it."""
     optimistic_concurrency: bool = False
     """Reject what Liftbridge's clients publish unless the offset they expect is the next."""
+
+    @property
+    def has_gaps(self) -> bool:
+        """Return whether compaction removes records between others."""
+        return self.compact or self.max_records_per_subject > 0
 
     @property
     def acks_in_force(self) -> Acks:

@@ -118,6 +118,12 @@ class WrongLastSequenceError(InvalidRequestError):
     code = "wrong_last_sequence"
 
 
+class RollupError(InvalidRequestError):
+    """A publish with ``Nats-Rollup`` to a stream that does not limit the records of a subject."""
+
+    code = "rollup"
+
+
 class StreamMismatchError(InvalidRequestError):
     """The stream that the publisher expects does not store the subject."""
 

@@ -55,6 +55,7 @@ class PartitionPort(Protocol):
         token: object = None,
         message_id: str | None = None,
         expected_last: int | None = None,
+        expected_subject_last: int | None = None,
         acks: Acks | None = None,
     ) -> None:
         """Accept a record; the outcome reaches ``ack_sink``, never the caller."""
@@ -128,6 +129,7 @@ class Target:
         "by_message_id",
         "checks_offsets",
         "is_ours",
+        "limits_subjects",
         "name",
         "partition",
         "partitions",
@@ -146,6 +148,8 @@ class Target:
         """Whether a reply subject gets a PubAck."""
         self.checks_offsets = config.optimistic_concurrency
         """Whether a Liftbridge message is stored only at the offset that it expects."""
+        self.limits_subjects = config.max_records_per_subject > 0
+        """Whether it knows the last record of each subject."""
         self.partitions = binding.stream.partitions
         number = binding.partition
         if number is None:

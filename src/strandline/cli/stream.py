@@ -111,6 +111,14 @@ def create(
             help="Maximum number per partition; 0 is unlimited.", min=0, rich_help_panel=RETENTION
         ),
     ] = 0,
+    max_records_per_subject: Annotated[
+        int,
+        typer.Option(
+            help="Keep only so many records of each subject; 0 is unlimited.",
+            min=0,
+            rich_help_panel=RETENTION,
+        ),
+    ] = 0,
     compact: Annotated[
         bool,
         typer.Option(
@@ -158,6 +166,7 @@ def create(
             retention_age_ms=retention_age,
             retention_bytes=retention_bytes,
             retention_records=retention_records,
+            max_records_per_subject=max_records_per_subject,
             compact=compact,
             dedup_window_ms=dedup_window,
             segment_bytes=segment_bytes,

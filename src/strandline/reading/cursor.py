@@ -19,6 +19,22 @@ from strandline.record.decode import walk
 from strandline.types import Offset, PartitionName
 
 
+class OffsetRun(NamedTuple):
+    """Records in a row that may match a filter, half-open."""
+
+    start: int
+    stop: int
+    size: int
+    """About how many bytes they take; 0: unknown, or many."""
+
+
+class RunFinder(Protocol):
+    """Knows which records may match a pattern of subjects."""
+
+    def next_run(self, position: int, end: int) -> OffsetRun:
+        """Return the next run from ``position`` on; an empty one at ``end``: there is none."""
+
+
 class Readable(Protocol):
     """A partition, as readers use it."""
 
@@ -36,6 +52,9 @@ class Readable(Protocol):
 
     def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
         """Whole batches from the one that holds ``offset``; empty if there is nothing to see."""
+
+    def find_runs(self, pattern: str) -> RunFinder | None:
+        """Return who knows where matching subjects are; None: every record has to be read."""
 
 
 PartitionT = TypeVar("PartitionT", bound=Readable)
@@ -77,6 +96,8 @@ class Cursor(Generic[PartitionT]):
         self._may_move = extent.may_move
         self._request = request
         self._filter = RecordFilter(request)
+        pattern = request.subject
+        self._runs = None if pattern is None else extent.partition.find_runs(pattern)
         self._names = names
         needed = ("offset", *self._filter.columns)
         extra = [name for name in needed if name not in self._names]
@@ -118,7 +139,15 @@ class Cursor(Generic[PartitionT]):
         end = self.end
         if self.position >= end:
             return []
-        buffer = self._read(self._request.batch_bytes)
+        bytes_max = self._request.batch_bytes
+        if self._runs is not None:
+            run = self._runs.next_run(self.position, end)
+            if run.start > self.position:
+                self.position, self._may_move = Offset(run.start), False
+            if self.position >= end:
+                return []
+            bytes_max = min(bytes_max, run.size or bytes_max)
+        buffer = self._read(bytes_max)
         if not buffer.size:
             # Compaction has removed every record from here to the end.
             self.position = max(self.position, end)

@@ -62,6 +62,9 @@ class Attributes(IntFlag):
     REMOVED = 1024
     """Not for readers: a filler, for offsets of which compaction has left nothing. One record
     without meaning."""
+    PURGE = 2048
+    """Not for readers: the records of its one record's subject, which may be a pattern, below the
+    offset in its value are removed. In streams with per-subject retention."""
 
 
 class BatchHeader(NamedTuple):

@@ -1,4 +1,4 @@
-"""The filter for the batches that readers may see: no markers, placeholders or aborted batches.
+"""The filter for the batches that readers may see: nothing hidden, and nothing aborted.
 
 Must not know how transactions end.
 """
@@ -11,7 +11,7 @@ from strandline.record.batch import Attributes
 
 _PARTS: Final = struct.Struct("<8xIxxHq32xq")
 """Length, attributes, base offset, producer id."""
-_HIDDEN: Final = int(Attributes.MARKER | Attributes.REMOVED)
+_HIDDEN: Final = int(Attributes.MARKER | Attributes.REMOVED | Attributes.PURGE)
 _SPECIAL: Final = int(_HIDDEN | Attributes.TRANSACTIONAL)
 
 Counts = Callable[[int, int], bool]

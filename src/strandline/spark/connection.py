@@ -124,7 +124,7 @@ def stream_state(options: ReadOptions) -> StreamExtent:
             )
             for each in info.partitions
         ),
-        is_compacted=info.config.compact,
+        is_compacted=info.config.has_gaps,
     )
 
 
@@ -306,7 +306,7 @@ def _refuse_short_read(options: ReadOptions, wanted: OffsetRange, *, records: in
     starts = {each.partition: each.log_start_offset for each in info.partitions}
     # Compaction, transaction markers and aborted records leave gaps. A deletion moves the
     # start of the log.
-    if not info.config.compact and starts.get(wanted.partition, 0) > wanted.start:
+    if not info.config.has_gaps and starts.get(wanted.partition, 0) > wanted.start:
         raise DataLossError(
             f"{options.stream}/{wanted.partition} gave {records} records of the "
             f"{wanted.records_max} from offset {wanted.start} to {wanted.stop}"

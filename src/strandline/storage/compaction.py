@@ -1,4 +1,6 @@
-"""Key compaction: only the newest record of each key is kept, and none of a deleted key.
+"""Compaction: only the newest record of each key is kept, and none of a deleted key.
+
+Of a stream that limits the records of a subject, those that ``subject_history`` keeps are kept.
 
 Rules: only sealed segments below a checkpoint are rewritten, one file each: the kept batches are
 written to ``.cleaned``, synced, and renamed over the old file, which open readers keep. Records
@@ -21,6 +23,7 @@ from strandline.storage.disk import Disk
 from strandline.storage.log import Log
 from strandline.storage.segment import Segment
 from strandline.storage.segment_reads import RetiredSegmentError
+from strandline.storage.subject_history import SubjectHistory
 from strandline.types import Offset, TimestampNs
 
 DIRTY_SHARE = 0.1
@@ -59,6 +62,7 @@ class Compactor:
         tombstone_delay_ms: how long null values are kept.
         ids_ms: how long message ids detect retries; 0: not at all.
         numbers_ms: how long producer sequence numbers do; 0: not at all.
+        records_per_subject: keep so many records of each subject; 0: the newest of each key.
     """
 
     def __init__(
@@ -69,12 +73,14 @@ class Compactor:
         tombstone_delay_ms: int,
         ids_ms: int = 0,
         numbers_ms: int = 0,
+        records_per_subject: int = 0,
     ) -> None:
         self._log = log
         self._disk = disk
         self._delay_ns = tombstone_delay_ms * 1_000_000
         self._ids_ms = ids_ms
         self._numbers_ms = numbers_ms
+        self._records_per_subject = records_per_subject
         self._done_before = -1
         self._tombstone_due_ns = 0
         self._tombstone_first = 0
@@ -129,6 +135,7 @@ class Compactor:
             ids_from_ns=_since(now_ns, self._ids_ms),
             numbers_from_ns=_since(now_ns, self._numbers_ms),
             log=self._log,
+            history=SubjectHistory(limit) if (limit := self._records_per_subject) else None,
         )
         keys = scan_keys(scope)
         rewritten: list[Rewritten] = []

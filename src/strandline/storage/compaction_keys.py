@@ -17,6 +17,7 @@ from strandline.record.batch import NO_PRODUCER, Attributes, BatchHeader
 from strandline.record.codec import decode_batches
 from strandline.storage.log import Log
 from strandline.storage.segment_reads import CorruptRange
+from strandline.storage.subject_history import SubjectHistory
 from strandline.storage.walk import FoundBatch, walk
 from strandline.types import Offset
 
@@ -44,6 +45,8 @@ class Scope(NamedTuple):
     numbers_from_ns: int
     log: Log
     """Decrypts and encrypts batches."""
+    history: SubjectHistory | None = None
+    """What stays of each subject, in the place of what stays of each key."""
 
     def ids_held_ns(self, header: BatchHeader) -> int:
         """Return for how many ns a batch stays to detect retries by message id; -1: not at all."""
@@ -118,7 +121,9 @@ def scan_keys(scope: Scope) -> CompactionKeys:
                 break
             if scope.numbers_held_ns(found.header) >= 0:
                 keys.last_numbered[found.header.producer_id] = found.header.base_offset
-            if found.header.attributes & Attributes.KEYS and scope.counts(found.header):
+            if scope.history is not None:
+                scope.history.apply(memoryview(scope.log.opened(found.view)))
+            elif found.header.attributes & Attributes.KEYS and scope.counts(found.header):
                 _note_batch(keys, found, scope.log)
     return keys
 

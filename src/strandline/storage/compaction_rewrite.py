@@ -129,10 +129,12 @@ class SegmentRewrite:
         if not self._scope.counts(header):
             self.records_removed += header.record_count
             return None
-        if not header.attributes & Attributes.KEYS:
+        history = self._scope.history
+        is_kept = header.attributes & (Attributes.MARKER | Attributes.PURGE)
+        if is_kept or (history is None and not header.attributes & Attributes.KEYS):
             return found.view
         batch = rows(self._scope.log.opened(found.view))
-        keep = self._keep(batch, header)
+        keep = self._keep(batch, header) if history is None else history.stays(batch)
         if (
             not any(keep)
             and self._keys.is_last_numbered(header)

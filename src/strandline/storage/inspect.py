@@ -34,8 +34,16 @@ from strandline.storage.lost_ranges import (
 )
 from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, SparseIndex, decode_index
 from strandline.storage.recovery import JOURNAL_NAME
+from strandline.storage.scan import intact_at
 from strandline.storage.segment import Segment
-from strandline.storage.segment_reads import INDEX_SUFFIX, LOG_SUFFIX, TIMES_SUFFIX, CorruptRange
+from strandline.storage.segment_reads import (
+    INDEX_SUFFIX,
+    LOG_SUFFIX,
+    SUBJECTS_SUFFIX,
+    TIMES_SUFFIX,
+    CorruptRange,
+)
+from strandline.storage.subject_index import check_subjects
 from strandline.storage.truncation_marker import MARKER_NAME, read_marker
 from strandline.storage.walk import open_unindexed, walk
 
@@ -46,6 +54,7 @@ Kind = Literal[
     "segment",
     "index",
     "timeindex",
+    "subjects",
     "log-start",
     "log-generation",
     "truncation-marker",
@@ -231,7 +240,7 @@ class _Inspection:
         for base, limit in zip(bases, [*bases, -1][1:], strict=True):
             yield from self._inspect_segment(directory, base, limit=limit, durable=durable)
         for name in sorted(names):
-            if not name.endswith((LOG_SUFFIX, INDEX_SUFFIX, TIMES_SUFFIX)):
+            if not name.endswith((LOG_SUFFIX, INDEX_SUFFIX, TIMES_SUFFIX, SUBJECTS_SUFFIX)):
                 yield self._inspect_other(directory / name)
 
     def _inspect_segment(
@@ -251,6 +260,8 @@ class _Inspection:
         for suffix, kind in ((INDEX_SUFFIX, KIND_OFFSETS), (TIMES_SUFFIX, KIND_TIMES)):
             if segment.path.with_suffix(suffix).exists():
                 yield self._inspect_index(segment, suffix, kind, places=places)
+        if (path := segment.path.with_suffix(SUBJECTS_SUFFIX)).exists():
+            yield self._inspect_subjects(path, segment.size)
 
     def _inspect_index(
         self, segment: Segment, suffix: str, kind: int, *, places: dict[int, int] | None
@@ -267,6 +278,22 @@ class _Inspection:
             report.add("note", 0, "describes a longer segment; it will be rebuilt")
         elif places is not None:
             _verify_index(index, report, places=places, of_offsets=kind == KIND_OFFSETS)
+        return report
+
+    def _inspect_subjects(self, path: Path, log_bytes: int) -> FileReport:
+        report = self._report(path, "subjects")
+        data = self._disk.read_bytes(path) or b""
+        if (sealed := intact_at(memoryview(data), 0)) is not None and sealed.length == len(data):
+            report.facts = {"is_encrypted": 1}
+            return report
+        index = check_subjects(data)
+        if index is None:
+            report.add("corruption", 0, "checksum mismatch; it will be rebuilt from the segment")
+            return report
+        about = index.about
+        report.facts = {"subjects": index.subjects, "records": index.records}
+        if about.log_bytes != log_bytes:
+            report.add("note", 0, "describes another segment; it will be rebuilt")
         return report
 
     def _inspect_other(self, path: Path) -> FileReport:

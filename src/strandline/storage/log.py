@@ -15,6 +15,7 @@ disk does not, and leaves it as it was. Does not decode records. ``log_durabilit
 failures each part survives.
 """
 
+import contextlib
 import threading
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
@@ -32,8 +33,10 @@ from strandline.storage.log_directory import doom_log_directory, remove_doomed
 from strandline.storage.log_durability import LogDurability
 from strandline.storage.log_replay import LogReplayer
 from strandline.storage.log_start import START_NAME, format_start
+from strandline.storage.log_subjects import LogSubjects
 from strandline.storage.scan import header_at
 from strandline.storage.segment import Segment
+from strandline.storage.segment_reads import SUBJECTS_SUFFIX, RetiredSegmentError
 from strandline.storage.truncation_marker import TruncationMarker, write_marker
 from strandline.types import Offset
 
@@ -73,6 +76,7 @@ class Log(LogDurability):
             segments[-1].seal()
             segments = [*segments, Segment(directory, log_start_offset, disk=disk)]
         super().__init__(directory, segments, log_start_offset, disk=disk)
+        self.subjects = LogSubjects(self, disk)
         self._noted_start = log_start_offset
         """The last log start that was stored durably."""
         self._names_lock = threading.RLock()
@@ -311,6 +315,7 @@ class Log(LogDurability):
         fresh.adopt(position)
         fresh.has_durable_name = True
         fresh.load_indexes()
+        self._disk.unlink(segment.path.with_suffix(SUBJECTS_SUFFIX))
         return fresh
 
     def truncate_before(self, offset: int) -> None:
@@ -439,6 +444,43 @@ class Log(LogDurability):
                 self._arrange([new if each is old else each for each in self._layout.segments])
             self._let_go([old])  # before a truncation may remove the new one's name
         return True
+
+    def keep_index(self, segment: Segment, path: Path, data: Bytes) -> bool:
+        """Give a segment an index file, unless it went away meanwhile; not synced; any thread.
+
+        The file is replaced, not written: readers have it mapped.
+
+        Returns:
+            Whether it has it.
+
+        Raises:
+            DiskFullError: no space.
+            LogPoisonedError: it could not be written.
+        """
+        fresh = path.with_name(path.name + ".new")
+        self._disk.write_whole(fresh, data)
+        with self._names_lock:
+            if self._closed or segment not in self._layout.segments:
+                self._disk.unlink(fresh)
+                return False
+            self._disk.rename(fresh, path)
+        return True
+
+    def index_subjects(self, start: int) -> int:
+        """Make the subject indexes that stable segments from ``start`` on lack; any thread.
+
+        Returns:
+            Where to go on.
+
+        Raises:
+            StrandlineError: a segment cannot be read, or not decrypted.
+        """
+        for segment in self.stable_segments:
+            if segment.next_offset > start:
+                with contextlib.suppress(RetiredSegmentError):  # removed, or replaced, just now
+                    self.subjects.prepare(segment)
+                start = segment.next_offset
+        return start
 
     def delete(self) -> None:
         """Remove the log and its directory; views that readers hold stay valid.

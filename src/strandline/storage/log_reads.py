@@ -89,9 +89,9 @@ class LogReads:
             later = sum(segment.size for segment in layout.segments[first + 1 :])
             return later + layout.segments[first].bytes_from(offset)
 
-        return self._as_it_is(count)
+        return self.as_it_is(count)
 
-    def _as_it_is(self, look: Callable[[Layout], T]) -> T:
+    def as_it_is(self, look: Callable[[Layout], T]) -> T:
         """Call ``look``, again if a segment was removed or replaced meanwhile.
 
         Raises:
@@ -133,7 +133,7 @@ class LogReads:
             OffsetOutOfRangeError: the offset is not in the log.
             CorruptBatchError: the offset is in a corrupt batch; has the offset to continue at.
         """
-        return self._as_it_is(
+        return self.as_it_is(
             lambda layout: self._read(layout, offset, bytes_max, below=below, verify=verify)
         )
 
@@ -247,7 +247,7 @@ class LogReads:
                         return Offset(found)
             return Offset(layout.segments[-1].next_offset)
 
-        return self._as_it_is(find)
+        return self.as_it_is(find)
 
     def _out_of_range(self, offset: int) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(

@@ -16,6 +16,7 @@ from strandline.storage.offset_index import KIND_OFFSETS, KIND_TIMES, IndexFile
 from strandline.storage.segment_reads import (
     DOOMED_SUFFIX,
     INDEX_SUFFIX,
+    SUBJECTS_SUFFIX,
     TIMES_SUFFIX,
     SegmentReads,
 )
@@ -124,6 +125,7 @@ class Segment(SegmentReads):
             self._disk.fdatasync(fd)
         finally:
             self._disk.close(fd)
+        self.subjects = None  # there were records missing
 
     def truncate(self, position: int, next_offset: int) -> None:
         """Drop the bytes from ``position`` on, durably if they were in the file.
@@ -138,6 +140,7 @@ class Segment(SegmentReads):
         self.next_offset = next_offset
         self.size = position
         self._hints = {}
+        self.subjects = None
         self._tail = (min(written, position), [bytes(kept)] if kept else [])
         if position < self.indexed_bytes:
             self.indexed_bytes = -1
@@ -225,7 +228,7 @@ class Segment(SegmentReads):
 
     def remove_indexes(self) -> None:
         """Remove the index files; they can be rebuilt."""
-        for suffix in (INDEX_SUFFIX, TIMES_SUFFIX):
+        for suffix in (INDEX_SUFFIX, TIMES_SUFFIX, SUBJECTS_SUFFIX):
             self._disk.unlink(self.path.with_suffix(suffix))
 
     def doom(self) -> None:

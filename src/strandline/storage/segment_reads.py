@@ -35,6 +35,7 @@ from strandline.types import Offset, TimestampNs
 LOG_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 TIMES_SUFFIX = ".timeindex"
+SUBJECTS_SUFFIX = ".subjects"
 DOOMED_SUFFIX = ".doomed"
 _WINDOW_BYTES = 64 << 10
 _HINTS_MAX = 64
@@ -71,8 +72,8 @@ class SegmentReads:
     __slots__ = (
         "_disk", "_file", "_hints", "_map", "_pinned", "_tail", "base_offset", "cuts",
         "first_timestamp", "has_durable_name", "index", "indexed_bytes", "is_retired",
-        "max_timestamp", "next_offset", "path", "sealed", "size", "synced_bytes", "times",
-        "written_back_bytes",
+        "max_timestamp", "next_offset", "path", "sealed", "size", "subjects", "synced_bytes",
+        "times", "written_back_bytes",
     )  # fmt: skip
 
     def __init__(self, directory: Path, base_offset: int, *, disk: Disk) -> None:
@@ -93,6 +94,8 @@ class SegmentReads:
         self.indexed_bytes = -1
         self.index: SparseIndex | None = SparseIndex()
         self.times: SparseIndex | None = SparseIndex()
+        self.subjects: object | None = None
+        """The subject index, as far as ``log_subjects`` has it in memory."""
         self._file: OpenFile | None = None
         self._map: mmap.mmap | None = None
         self._tail: tuple[int, list[Bytes]] = (0, [])
@@ -209,14 +212,14 @@ class SegmentReads:
     def retire(self) -> None:
         """Release the file, which will be removed or was replaced; any thread."""
         self.is_retired = True
-        self._file = self._map = self._pinned = None
+        self._file = self._map = self._pinned = self.subjects = None
         MAPPED_SEGMENTS.forget(self)
 
     def release(self) -> None:
         """Release map, descriptor and indexes of a sealed segment; they are reloaded on demand."""
         if self.sealed and self.is_synced:
             MAPPED_SEGMENTS.forget(self)
-            self._map = None
+            self._map = self.subjects = None
             self._file = None
             if self.is_indexed:
                 self.index = self.times = None

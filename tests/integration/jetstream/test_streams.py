@@ -11,6 +11,7 @@ from nats.js.api import StreamConfig
 
 import strandline
 from strandline.servers.nats.jetstream import records
+from strandline.storage.log_subjects import LogSubjects
 from strandline.testing.server import Server
 
 
@@ -182,6 +183,9 @@ async def test_subjects_are_counted(ask, stream):
     assert found["state"]["subjects"] == counts
     only = await ask(f"STREAM.INFO.{stream.name}", {"subjects_filter": stream.subject("odd")})
     assert only["state"]["subjects"] == {stream.subject("odd"): 2}
+    page = await ask(f"STREAM.INFO.{stream.name}", {"subjects_filter": ">", "offset": 1})
+    assert page["state"]["subjects"] == {stream.subject("odd"): 2}
+    assert (page["total"], page["offset"], page["limit"]) == (2, 1, 100_000)
 
 
 async def test_what_cannot_be_is_refused_with_the_same_numbers(ask, stream):
@@ -407,21 +411,43 @@ async def _client(url):
     return await nats.connect(url)
 
 
-async def test_a_search_reads_no_more_than_its_share(ours, ask_us, monkeypatch):
-    """What is not found soon is given up with an error, not read for ever."""
+@pytest.fixture
+def long(ours, monkeypatch):
+    """A stream with more records than a search may read."""
     monkeypatch.setattr(records, "BATCH_BYTES", 4096)
     monkeypatch.setattr(records, "SEARCH_BYTES_MAX", 8192)
     with strandline.connect(ours.flight) as admin:
         admin.create_stream("long", subject="long.>")
-        for _ in range(10):
-            admin.append("long", bytes(8192), subject="long.a")
+        for number in range(10):
+            admin.append("long", bytes(8192), subject=f"long.{'a' if number else 'first'}")
+        yield
+        admin.delete_stream("long")
+
+
+@pytest.mark.usefixtures("long")
+async def test_subjects_are_found_without_reading_what_lies_between(ask_us):
+    """The subject index tells where they are, and that there are none."""
+    found = await ask_us("STREAM.MSG.GET.long", {"last_by_subj": "long.first"})
+    assert found["message"]["seq"] == 1
+    found = await ask_us("STREAM.MSG.GET.long", {"next_by_subj": "long.a", "seq": 2})
+    assert found["message"]["seq"] == 2
+    for body in ({"last_by_subj": "long.b"}, {"next_by_subj": "long.*.*"}):
+        code, number, _ = await ask_us.error("STREAM.MSG.GET.long", body)
+        assert (code, number) == (404, 10037)
+    found = await ask_us("STREAM.INFO.long", {"subjects_filter": "long.*"})
+    assert found["state"]["subjects"] == {"long.a": 9, "long.first": 1}
+
+
+@pytest.mark.usefixtures("long")
+async def test_a_search_reads_no_more_than_its_share(ask_us, monkeypatch):
+    """Without an index, what is not found soon is given up with an error, not read for ever."""
+    monkeypatch.setattr(LogSubjects, "look", lambda *_: None)
     code, number, _ = await ask_us.error("STREAM.MSG.GET.long", {"last_by_subj": "long.b"})
     assert (code, number) == (503, 10008)
     found = await ask_us("STREAM.MSG.GET.long", {"last_by_subj": "long.a"})
     assert found["message"]["seq"] == 10
     code, number, _ = await ask_us.error("STREAM.INFO.long", {"subjects_filter": ">"})
     assert (code, number) == (503, 10008)
-    await ask_us("STREAM.DELETE.long")
 
 
 async def test_an_answer_that_is_too_large_says_so(ours, ask_us):

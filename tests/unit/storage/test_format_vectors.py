@@ -3,11 +3,20 @@
 import re
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+
 from strandline.storage.disk import Disk
 from strandline.storage.journal import Journal
 from strandline.storage.journal_file import FILE_HEADER_BYTES, read_entry, read_file_header
 from strandline.storage.log_start import format_start, parse_start
 from strandline.storage.offset_index import KIND_OFFSETS, IndexFile, SparseIndex, decode_index
+from strandline.storage.subject_index import (
+    IndexedLog,
+    SubjectRows,
+    check_subjects,
+    encode_subjects,
+)
 
 PAGE = (Path(__file__).parents[3] / "docs" / "format.md").read_text()
 
@@ -53,6 +62,17 @@ def test_an_index_says_where_offsets_are():
     found, decoded = decode_index(vector, KIND_OFFSETS)
     assert found == about
     assert decoded.floor(500) == (300, 32_800)
+
+
+def test_a_subject_index_lists_offsets_by_subject():
+    """The page's index, encoded and looked up."""
+    about = IndexedLog(224, 112, 7, 5, 8)
+    subjects = pa.array(["a", "b.c", "a"]).dictionary_encode()
+    vector = vector_after("**a subject index**")
+    assert encode_subjects(about, [SubjectRows(np.array([5, 6, 7]), subjects)]) == vector
+    index = check_subjects(vector)
+    assert index.about == about
+    assert index.offsets(index.find(["a"])).tolist() == [5, 7]
 
 
 def test_a_log_start_is_a_number_and_its_checksum():

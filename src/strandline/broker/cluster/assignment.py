@@ -26,7 +26,7 @@ def assignment(
         version=partition.version,
         min_isr=config.min_isr,
         unclean=is_older,
-        filling=partition.filling if config.compact else (),
+        filling=partition.filling if config.has_gaps else (),
     )
 
 

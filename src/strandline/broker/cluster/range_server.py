@@ -126,7 +126,7 @@ class RangeServer:
         """Write batches from another replica over corruption, on a thread."""
         first, after = effect.batches[0].base_offset, effect.batches[-1].next_offset
         name, telemetry = self._partition.name, self._host.telemetry
-        batches, is_compacted = list(map(bytes, effect.buffers)), self._partition.config.compact
+        batches, is_compacted = list(map(bytes, effect.buffers)), self._partition.config.has_gaps
         log, outcome = self._partition.log, list[bool | StrandlineError]()
 
         def work() -> None:

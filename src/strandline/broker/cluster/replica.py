@@ -197,7 +197,7 @@ class ReplicaDriver:
             logger.error("%s cannot be truncated to %d", partition.name, change.offset)
             return
         is_loss = change.offset < partition.high_watermark
-        is_compacted = partition.config.compact
+        is_compacted = partition.config.has_gaps
         self._truncation = change
         ends: list[Offset] = []
 
@@ -232,7 +232,7 @@ class ReplicaDriver:
             self.partition.move(end)
             self.step(ev.Synced(end))
         else:
-            assert end == change.offset or self.partition.config.compact, (
+            assert end == change.offset or self.partition.config.has_gaps, (
                 "leaders change at batches"
             )
             self._synced_meanwhile = min(self._synced_meanwhile, end)

@@ -1,4 +1,4 @@
-"""Retention and compaction of every partition, on a timer.
+"""Retention, compaction and subject indexes of every partition, on a timer.
 
 Rules: the loop decides what is removed and changes the log in memory, in microseconds; everything
 that reads or writes files runs on a thread. Segments are rewritten one partition at a time, and
@@ -18,6 +18,7 @@ from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock, SteadyTime
 from strandline.config import StreamConfig
 from strandline.errors import StrandlineError, UnavailableError
+from strandline.record.subjects import has_wildcard
 from strandline.storage.compaction import Compactor
 from strandline.storage.disk import Disk
 from strandline.storage.log import Log
@@ -76,6 +77,8 @@ class Cleaner:
         self._compactors: dict[Log, Compactor] = {}
         self._steady = SteadyTime(clock)
         self._write_times: dict[Log, WriteTimes] = {}
+        self._indexed: dict[Log, int] = {}
+        """As far as the subjects of each log are indexed."""
 
     async def run(self) -> None:
         """Clean for ever; failures are logged and retried in the next round."""
@@ -91,8 +94,10 @@ class Cleaner:
                 continue
             try:
                 await self._retain(partition)
-                if partition.config.compact:
+                if partition.config.has_gaps:
                     await self._compact(partition)
+                if has_wildcard(partition.config.subject) and partition.key_error is None:
+                    await self._index(partition.log)
             except UnavailableError as error:
                 logger.warning("cleaning %s, will try again: %s", partition.name, error)
             except StrandlineError as error:
@@ -100,6 +105,7 @@ class Cleaner:
         live = {partition.log for partition in self._partitions()}
         self._compactors = {log: c for log, c in self._compactors.items() if log in live}
         self._write_times = {log: t for log, t in self._write_times.items() if log in live}
+        self._indexed = {log: o for log, o in self._indexed.items() if log in live}
 
     async def _retain(self, partition: Partition) -> None:
         """Delete committed records that exceed the limits of age, size or number."""
@@ -137,6 +143,7 @@ class Cleaner:
                 tombstone_delay_ms=partition.config.tombstone_delay_ms,
                 ids_ms=partition.config.dedup_window_ms,
                 numbers_ms=PRODUCER_MEMORY_S * 1000,
+                records_per_subject=partition.config.max_records_per_subject,
             )
             self._compactors[log] = compactor
         # Null values that are removed too early cannot be restored: use the earlier time.
@@ -158,9 +165,14 @@ class Cleaner:
             if partition.log is not log:
                 return  # the log was reopened meanwhile, and the prepared files are gone
             await asyncio.to_thread(compactor.apply, prepared)
+            self._indexed.pop(log, None)
         self._telemetry.compaction_records += prepared.records_removed
         seconds = (self._clock.monotonic_ms() - started_ms) / 1e3
         self._telemetry.compaction_seconds.observe(seconds)
+
+    async def _index(self, log: Log) -> None:
+        """Index the subjects of what is sealed."""
+        self._indexed[log] = await asyncio.to_thread(log.index_subjects, self._indexed.get(log, 0))
 
 
 def _seen_by_all(partition: Partition) -> Offset:

@@ -85,7 +85,7 @@ class Scrubber:
             UnavailableError: it was closed.
         """
         offset, end = log.log_start_offset, log.log_end_offset
-        may_have_gaps = partition.config.compact and partition.replica_hooks is None
+        may_have_gaps = partition.config.has_gaps and partition.replica_hooks is None
         read = log.read if may_have_gaps else log.read_dense
         while offset < end and partition.log is log and not partition.closed:
             size = 0

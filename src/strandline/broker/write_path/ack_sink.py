@@ -1,5 +1,6 @@
 """The interface through which every outcome of an append is reported."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -26,6 +27,38 @@ class AckSink(Protocol):
     def rejected(self, token: object, error: StrandlineError) -> None:
         """The append did not happen or, after a failed write or sync, may not have happened."""
         ...
+
+
+class CommitWaiter:
+    """An ack sink that waits for one append."""
+
+    def __init__(self) -> None:
+        self._stored: asyncio.Future[Offset] = asyncio.get_running_loop().create_future()
+
+    def acked(
+        self,
+        token: object,  # noqa: ARG002  the ack sink's signature
+        partition: PartitionName,  # noqa: ARG002  see above
+        offset: Offset,
+        *,
+        duplicate: bool,  # noqa: ARG002  see above
+    ) -> None:
+        """Complete with the offset."""
+        if not self._stored.done():
+            self._stored.set_result(offset)
+
+    def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  see above
+        """Complete with the error."""
+        if not self._stored.done():
+            self._stored.set_exception(error)
+
+    async def wait(self) -> Offset:
+        """Return the record's offset when it is as safe as was asked.
+
+        Raises:
+            StrandlineError: it was refused, or may not be stored.
+        """
+        return await self._stored
 
 
 class ChunkAckSink(AckSink, Protocol):

@@ -18,6 +18,8 @@ from functools import partial
 
 import pyarrow as pa
 
+from strandline.broker.read_path.subject_retention import RetainedSearch, retention_of, search_of
+from strandline.broker.read_path.subject_search import SubjectSearch
 from strandline.broker.read_path.transaction_visibility import (
     PartitionTransactions,
     has_transactions,
@@ -41,7 +43,10 @@ from strandline.broker.write_path.pending import (
     acknowledge,
     extra_bytes,
     reject_waiting,
+    waiters_at,
 )
+from strandline.broker.write_path.repeat_answers import RepeatAnswers
+from strandline.broker.write_path.subject_sequences import SubjectSequences
 from strandline.config import Acks, StreamConfig
 from strandline.core.transactions.effects import MarkerKind
 from strandline.core.transactions.state import TransactionalProducer
@@ -94,14 +99,12 @@ class Partition:
         self.next_offset = log.log_end_offset
         self.pending = PendingQueue()
         self._is_dirty = False
-        self._late: list[tuple[Offset, AckWaiter]] = []
-        """Repeats of what is written and not committed, with the last offset of it."""
-        self.duplicates = Duplicates(
-            name,
-            log,
-            admission=admission,
-        )
+        self._repeats = RepeatAnswers(self, admission)
+        self.duplicates = Duplicates(name, log, admission=admission)
         self.transaction_index: PartitionTransactions | None = None  # until one is used
+        self.retention = retention_of(log, config, admission.clock)
+        """Of a stream that keeps so many records of each subject."""
+        self.sequences = SubjectSequences(self, self.duplicates.held)
         self._waiters: list[Waiter] = []
         self.times = BatchTimes()
         self.closed_by: StrandlineError | None = None
@@ -202,6 +205,7 @@ class Partition:
         token: object = None,
         message_id: str | None = None,
         expected_last: int | None = None,
+        expected_subject_last: int | None = None,
         acks: Acks | None = None,
     ) -> None:
         """Accept a record; the outcome reaches ``ack_sink``, never the caller.
@@ -215,6 +219,7 @@ class Partition:
             token: handed back to the responder.
             message_id: deduplicates within the stream's window.
             expected_last: reject unless the last record's sequence (offset + 1) is this.
+            expected_subject_last: as ``expected_last``, of the last record of the subject.
             acks: less than the stream's, to be told sooner.
         """
         admission = self._admission
@@ -227,16 +232,19 @@ class Partition:
         held = self.duplicates.held
         is_held = bool(held.waiting)
         is_judged = message_id is not None or expected_last is not None
+        is_judged = is_judged or expected_subject_last is not None
         if rejection is None and is_judged and not is_held:
             # A repeat is recognised first: what it expected was true when it was stored.
             try:
                 if message_id is not None:
                     known = self.duplicates.find_message(message_id, self.config.dedup_window_ms)
                     if known is not None:
-                        self._answer_repeat(known, ack_sink, token, last=known)
+                        self._repeats.answer(known, ack_sink, token, last=known)
                         return
                 if expected_last is not None and expected_last != self.next_offset:
                     raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
+                if expected_subject_last is not None:
+                    self.sequences.check(subject, expected_subject_last)
                 if message_id is not None:  # the record is certain of its offset now
                     self.duplicates.note_message(message_id, self.next_offset)
             except StillLoadingError:
@@ -246,7 +254,12 @@ class Partition:
         if rejection is None and is_held:
             again = partial(self.append, value, subject=subject, key=key, headers=headers)
             again = partial(again, ack_sink=ack_sink, token=token, acks=acks)
-            again = partial(again, message_id=message_id, expected_last=expected_last)
+            again = partial(
+                again,
+                message_id=message_id,
+                expected_last=expected_last,
+                expected_subject_last=expected_subject_last,
+            )
             rejection = held.add(HeldAppend(again, ack_sink, token, size))
             if rejection is None:
                 return
@@ -260,6 +273,7 @@ class Partition:
         if ack_sink is not None:
             waiting = chunk.waiting if acks is None else self._waiting(chunk, acks)
             waiting.append(AckWaiter(ack_sink, token, self.next_offset))
+        self.sequences.note((subject,), self.next_offset, headers)
         chunk.size += size
         admission.pending_bytes += size
         self.next_offset = Offset(self.next_offset + 1)
@@ -300,6 +314,7 @@ class Partition:
         chunk.add_many(values, subjects)
         if tokens.count(None) < count:
             chunk.waiting.append(AckRun(ack_sink, tokens, self.next_offset))
+        self.sequences.note(chunk.subjects[-count:], self.next_offset)
         chunk.size += size
         admission.pending_bytes += size
         self.next_offset = Offset(self.next_offset + count)
@@ -340,6 +355,7 @@ class Partition:
         if rejection is None and producer is not None:
             try:
                 if is_transactional:
+                    self.sequences.check_transactional()
                     if self.transaction_index is None:
                         raise ProducerFencedError(f"no transaction is open in {self.name}")
                     transactional = TransactionalProducer(producer.producer_id, producer.epoch)
@@ -347,7 +363,7 @@ class Partition:
                 known = self.duplicates.find_batch(producer, batch.num_rows)
                 if known is not None:
                     last = Offset(known + batch.num_rows - 1)
-                    self._answer_repeat(known, ack_sink, token, last=last)
+                    self._repeats.answer(known, ack_sink, token, last=last)
                     return
             except StrandlineError as error:
                 rejection = error
@@ -362,6 +378,7 @@ class Partition:
             self.pending.add(chunk)
             self.next_offset = Offset(self.next_offset + piece.num_rows)
             self._admission.pending_bytes += chunk.size
+        self.sequences.note_batch(batch, first, self.config.subject)
         if ack_sink is not None:
             waiting = self._waiting(chunk, None if is_transactional else acks)
             waiting.append(AckWaiter(ack_sink, token, first))
@@ -387,6 +404,10 @@ class Partition:
         self.needs_sync = True
         stamp = ProducerStamp(producer.producer_id, producer.epoch, -1)
         chunk = PendingMarker(self.next_offset, stamp, marker_attributes(kind))
+        self.add_marker(chunk, ack_sink, token)
+
+    def add_marker(self, chunk: PendingMarker, ack_sink: AckSink, token: object) -> None:
+        """Accept a batch that readers do not see; told when it is committed."""
         chunk.waiting.append(AckWaiter(ack_sink, token, self.next_offset))
         self.pending.add(chunk)
         self.next_offset = Offset(self.next_offset + 1)
@@ -400,30 +421,8 @@ class Partition:
 
     def _waiting(self, chunk: Chunk, acks: Acks | None) -> list[Waiting]:
         """Return the waiters that are notified at the level ``acks`` of a batch."""
-        if acks == "memory":
-            return chunk.early
-        is_less = (
-            acks == "disk"
-            and self.replica_hooks is not None
-            and self.config.acks_in_force == "replicated"
-        )
-        return chunk.on_disk if is_less else chunk.waiting
-
-    def _answer_repeat(
-        self, known: Offset, ack_sink: AckSink | None, token: object, *, last: Offset
-    ) -> None:
-        """Tell who repeats what is, or will be, from ``known`` to ``last``, once that is safe."""
-        self._admission.duplicates += 1
-        if ack_sink is None:
-            return
-        waiting = AckWaiter(ack_sink, token, known, duplicate=True)
-        if last < self.high_watermark:
-            ack_sink.acked(token, self.name, known, duplicate=True)
-            self._admission.outbox.send_answers_soon()
-        elif last < self.log_end_offset:
-            self._late.append((last, waiting))
-        else:
-            self.pending.holder_of(last).waiting.append(waiting)
+        full = "disk" if self.replica_hooks is None else self.config.acks_in_force
+        return waiters_at(chunk, acks, full)
 
     # The group commit
 
@@ -465,11 +464,7 @@ class Partition:
         self.high_watermark = offset
         if self._waiters:
             self._wake_waiters()
-        if self._late:
-            due = [late for last, late in self._late if last < offset]
-            self._late = [each for each in self._late if each[0] >= offset]
-            for late in due:
-                late.acked(self.name)
+        self._repeats.committed(offset)
 
     def journaled(self, chunk: Chunk, batch: bytearray) -> int:
         """A batch is in the journal, not synced; return how many acks that made."""
@@ -493,17 +488,16 @@ class Partition:
             How many records that are.
         """
         before = self.next_offset
-        late, self._late = self._late, []
         pending = self.pending.clear()
         self._admission.pending_bytes -= sum(chunk.size for chunk in pending)
         self.next_offset = self.log_end_offset
         self.duplicates.forget_from(self.next_offset)
+        self.sequences.forget_from(self.next_offset)
         if self.transaction_index is not None:
             self.transaction_index.forget_from(self.next_offset)
         reject_waiting((*chunks, *pending), error)
         self.duplicates.held.reject(error)
-        for _, each in late:
-            each.rejected(error)
+        self._repeats.reject(error)
         return before - (chunks[0].base_offset if chunks else self.next_offset)
 
     # The log and the role
@@ -520,6 +514,8 @@ class Partition:
         self.log = log
         self._led_from = Offset(0) if self.replica_hooks is None else None  # who leads next says so
         self.duplicates.rebind(log)
+        self.retention = retention_of(log, self.config, self._admission.clock)
+        self.sequences.start_over(log.log_end_offset)
         self.next_offset = log.log_end_offset
         self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
         if self.transaction_index is not None:
@@ -564,6 +560,7 @@ class Partition:
         self.leader_epoch = leader_epoch
         self.duplicates.forget_messages()  # the leader before knew other ids
         self.next_offset = self._led_from = self.log_end_offset
+        self.sequences.start_over(self.next_offset)
         self.preload_ids()
         self._wake_waiters()
 
@@ -579,9 +576,8 @@ class Partition:
             for batch in batches:
                 self.transaction_index.written(batch)
         elif any(map(has_transactions, batches)):
-            self.keep_transaction_index(
-                self.high_watermark
-            )  # the leader has heard of transactions before us
+            # The leader has heard of transactions before us.
+            self.keep_transaction_index(self.high_watermark)
         self.duplicates.copied(batches)
 
     def refuse(self, error: StrandlineError | None) -> None:
@@ -660,9 +656,11 @@ class Partition:
                 f"{end} ({name})"
             )
         try:
+            if self.retention is not None:
+                return self.retention.read(offset, bytes_max, below=end)
             if self.transaction_index is not None:
                 seen = self.transaction_index.readable(offset, bytes_max, below=end)
-            elif self.config.compact:
+            elif self.config.has_gaps:
                 seen = read_visible(self.log, offset, bytes_max, below=end, counts=always_counts)
             else:
                 seen = self.log.read_dense(offset, bytes_max, below=end).buffer
@@ -670,6 +668,11 @@ class Partition:
         except CorruptBatchError as error:
             self.report_corruption(error)
             raise
+
+    def find_runs(self, *patterns: str) -> SubjectSearch | RetainedSearch | None:
+        """Return who knows where records with matching subjects are; None: nobody; any thread."""
+        here = self.log if self.retention is None else self.retention
+        return search_of(here, patterns) if self.remote_error is None else None
 
     def watch(self, waiter: Waiter) -> None:
         """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``.
@@ -688,10 +691,8 @@ class Partition:
 
     def stored_ns(self, offset: int) -> TimestampNs | None:
         """About when the record at an offset, or the next one, was stored; None if not readable."""
-        end = self.last_stable_offset
-        if offset >= end:
-            return None
-        return stored_time(self.log, max(offset, self.log_start_offset), below=end)
+        end, first = self.last_stable_offset, max(offset, self.log_start_offset)
+        return stored_time(self.log, first, below=end) if offset < end else None
 
     def _wake_waiters(self) -> None:
         """Wake who waits for records; they leave the list meanwhile, on their own threads."""

@@ -11,7 +11,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
+from strandline.config import Acks
 from strandline.errors import StrandlineError
+from strandline.record.batch import Attributes
 from strandline.record.codec import (
     BATCH_RECORDS_MAX,
     NOBODY,
@@ -21,6 +23,7 @@ from strandline.record.codec import (
     encode_one,
     encode_records,
 )
+from strandline.storage.subject_history import format_purge
 from strandline.types import Offset, PartitionName, ProducerStamp, TimestampNs
 
 CHUNK_BYTES_MAX = 4 << 20
@@ -237,6 +240,22 @@ class PendingMarker:
         return encode_records([b""], [MARKER_SUBJECT], stamp)
 
 
+class PendingPurge(PendingMarker):
+    """The removal of the records of a pattern of subjects below an offset."""
+
+    __slots__ = ("_below", "_pattern")
+
+    def __init__(self, base_offset: Offset, pattern: str, below: Offset) -> None:
+        super().__init__(base_offset, NOBODY, int(Attributes.PURGE))
+        self._pattern = pattern
+        self._below = below
+
+    def encode(self, stamp: Stamp) -> bytearray:
+        """The removal as a batch."""
+        stamp = stamp._replace(attributes=self.attributes)
+        return encode_records([format_purge(self._below)], [self._pattern], stamp)
+
+
 Chunk = PendingRecords | PendingArrowBatch | PendingMarker
 
 
@@ -344,6 +363,13 @@ def acknowledge(waiting: list[Waiting], partition: PartitionName) -> int:
     finally:
         waiting[:] = rest
     return acks
+
+
+def waiters_at(chunk: Chunk, acks: Acks | None, full: Acks) -> list[Waiting]:
+    """Return the waiters of a batch that are notified at a level; ``full`` is the most there is."""
+    if acks == "memory":
+        return chunk.early
+    return chunk.on_disk if acks == "disk" and full == "replicated" else chunk.waiting
 
 
 def reject_waiting(chunks: Iterable[Chunk], error: StrandlineError) -> None:

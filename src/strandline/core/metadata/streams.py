@@ -28,6 +28,7 @@ _AMOUNTS = (
     "retention_age_ms",
     "retention_bytes",
     "retention_records",
+    "max_records_per_subject",
     "tombstone_delay_ms",
     "dedup_window_ms",
     "auto_pause_ms",
@@ -153,6 +154,11 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
         raise InvalidConfigError(
             "partition_by 'suffix' puts '.N' after the subject, which does not work if the subject "
             "ends in '>'; use 'subject' or 'key'"
+        )
+    if config.compact and config.max_records_per_subject:
+        raise InvalidConfigError(
+            "compact keeps the newest record of each key, max_records_per_subject the newest of "
+            "each subject: choose one"
         )
     _check_queue_group(config, is_cluster=is_cluster)
     _check_copies(config, is_cluster=is_cluster)

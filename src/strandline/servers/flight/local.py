@@ -4,7 +4,7 @@ Rules: only committed bytes that are in the file already are listed. Encrypted r
 the broker only.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from strandline.api.local import (
     LOCAL_FILES,
@@ -40,6 +40,8 @@ def _local_files(context: ActionContext, request: ReadRequest) -> list[LocalFile
     plan = plan_read(request, stream)
     if not broker.config.local_reads or broker.image.quotas:
         return [NOTHING]  # reads of files cannot be metered
+    if request.subject is not None and _is_sparse(plan.ranges, request.subject):
+        return [NOTHING]  # the broker has the subject index, and need not read it all
     parts = tuple(_part(extent) for extent in plan.ranges if extent.stop is not None)
     if sum(f.size - f.position for part in parts for f in part.files) < WORTH_BYTES:
         return [NOTHING]
@@ -51,6 +53,15 @@ def _local_files(context: ActionContext, request: ReadRequest) -> list[LocalFile
             parts=parts,
         )
     ]
+
+
+def _is_sparse(ranges: Iterable[PartitionRange[Partition]], pattern: str) -> bool:
+    """Return whether a read would pass over most of its records."""
+    finders = [(each, each.partition.find_runs(pattern)) for each in ranges]
+    return all(
+        runs is not None and each.stop is not None and runs.is_sparse(each.start, each.stop)
+        for each, runs in finders
+    )
 
 
 def _part(extent: PartitionRange[Partition]) -> LocalPart:
@@ -79,7 +90,7 @@ def _part(extent: PartitionRange[Partition]) -> LocalPart:
         files=tuple(files),
         log_start_offset=partition.log_start_offset,
         may_move=may_move,
-        has_hidden=partition.config.compact or partition.transaction_index is not None,
+        has_hidden=partition.config.has_gaps or partition.transaction_index is not None,
         aborted=tuple(AbortedRange(*each) for each in aborted),
     )
 

@@ -193,6 +193,9 @@ def _retention(stream: StreamSnapshot) -> str:
         f"{size(config.retention_bytes)} a partition" if config.retention_bytes else "",
         f"{config.retention_records:,} records a partition" if config.retention_records else "",
         "newest of each key" if config.compact else "",
+        f"{config.max_records_per_subject:,} of each subject"
+        if config.max_records_per_subject
+        else "",
     ]
     return ", ".join(limit for limit in limits if limit) or "all"
 

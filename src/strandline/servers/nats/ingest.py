@@ -3,6 +3,10 @@
     header                        meaning
     Nats-Msg-Id                   stored once within the stream's window
     Nats-Expected-Last-Sequence   stored only if the partition's last sequence is this
+    Nats-Expected-Last-Subject-Sequence   the same of the subject's, in streams that limit the
+                                  records of a subject
+    Nats-Rollup                   takes the place of all records before, of the subject (sub) or of
+                                  the partition (all); in the same streams
     Nats-Expected-Stream          the checks and the ack concern this stream only; it is the one of
                                   its queue group that gets the record
     Nats-Stream                   JetStream republished the message: nothing is judged or answered
@@ -24,7 +28,13 @@ import msgspec
 
 from strandline.broker.routing import PartitionPort, Route, RouteTable, Target
 from strandline.clock import Clock
-from strandline.errors import InvalidRecordError, InvalidRequestError, StreamMismatchError
+from strandline.errors import (
+    InvalidRecordError,
+    InvalidRequestError,
+    NotLeaderError,
+    RollupError,
+    StreamMismatchError,
+)
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
 from strandline.servers.nats.backpressure import FORWARDING, Backpressure
@@ -33,6 +43,7 @@ from strandline.servers.nats.ports import AdmissionPort
 from strandline.servers.nats.protocol import Message
 from strandline.servers.nats.replies import EnvelopeResponder, ReplySink, is_left_to_others
 from strandline.servers.resume_forwarder import PendingForward
+from strandline.storage.subject_history import ROLLUP_HEADER, ROLLUPS
 
 if TYPE_CHECKING:
     # Loads the client, which a broker alone does not need.
@@ -42,15 +53,14 @@ KEY_HEADER: Final = "Strandline-Key"
 TOMBSTONE_HEADER: Final = "Strandline-Tombstone"
 EXPECTED_STREAM_HEADER: Final = "Nats-Expected-Stream"
 EXPECTED_LAST_HEADER: Final = "Nats-Expected-Last-Sequence"
+EXPECTED_SUBJECT_LAST_HEADER: Final = "Nats-Expected-Last-Subject-Sequence"
 REPUBLISHED_HEADER: Final = "Nats-Stream"
 REPLY_HEADER: Final = "reply"
 """Of records whose stream does not answer publishes: the reply subject, as Liftbridge keeps it."""
 UNSUPPORTED_HEADERS: Final = frozenset(
     {
         "Nats-Expected-Last-Msg-Id",
-        "Nats-Expected-Last-Subject-Sequence",
         "Nats-Expected-Last-Subject-Sequence-Subject",
-        "Nats-Rollup",
         "Nats-TTL",
         "Nats-Incr",
         "Nats-Batch-Id",
@@ -69,6 +79,8 @@ class ParsedMessage(msgspec.Struct):
     message_id: str | None = None
     expected_stream: str | None = None
     expected_last: int | None = None
+    expected_subject_last: int | None = None
+    has_rollup: bool = False
     is_republished: bool = False
     """Whether another stream has stored it, and judged its headers, before."""
     rejection: InvalidRequestError | None = None
@@ -124,10 +136,17 @@ def _apply_control_header(
         found.message_id = found.message_id or as_id(value) or None
     elif name == EXPECTED_STREAM_HEADER:
         found.expected_stream = value.decode(errors="replace")
-    elif name == EXPECTED_LAST_HEADER:
+    elif name in (EXPECTED_LAST_HEADER, EXPECTED_SUBJECT_LAST_HEADER):
         if not value.isdigit() or len(value) > 19:
-            return InvalidRequestError(f"{EXPECTED_LAST_HEADER} is not a sequence: {value[:40]!r}")
-        found.expected_last = int(value)
+            return InvalidRequestError(f"{name} is not a sequence: {value[:40]!r}")
+        if name == EXPECTED_LAST_HEADER:
+            found.expected_last = int(value)
+        else:
+            found.expected_subject_last = int(value)
+    elif name == ROLLUP_HEADER:
+        found.has_rollup = True
+        if value not in ROLLUPS:
+            return RollupError(f"rollup value invalid: {value[:40]!r}")
     elif name == REPUBLISHED_HEADER:
         found.is_republished = True
     elif name == TOMBSTONE_HEADER:
@@ -284,7 +303,7 @@ class MessageIngest:
                     clock=self._clock,
                 )
         partition = target.partition_for(publication.key, publication.message_id)
-        rejection = publication.rejection
+        rejection = publication.rejection or _unmet_need(publication, target)
         if rejection is not None and (ack_sink is not None or publication.is_malformed):
             # Every broker of a cluster receives the message: the leader rejects it for all.
             if sink.is_alone or partition.is_led:
@@ -298,12 +317,17 @@ class MessageIngest:
         if reply is not None and not answers:  # a header for the application: keep it
             headers = [*(headers or ()), (REPLY_HEADER, reply)]
         expected_last = publication.expected_last if ack_sink is not None else None
+        expected_subject = publication.expected_subject_last if ack_sink is not None else None
         if wrapped is not None and target.checks_offsets:
             expected_last = wrapped.offset if wrapped.offset >= 0 else expected_last
         token = token if ack_sink is not None else None
         message_id = publication.message_id if is_judging else None
         forwarder = self._forwarder if sink.is_alone else None
         if forwarder is not None and forwarder.is_led_elsewhere(partition.name):
+            if expected_subject is not None:
+                error = NotLeaderError(f"publish with {EXPECTED_SUBJECT_LAST_HEADER} to the leader")
+                self._admission.reject(error, ack_sink, token, stream=target.name)
+                return
             forwarder.append(
                 PendingForward(
                     partition.name, publication.value, subject, publication.key, headers, message_id
@@ -325,4 +349,19 @@ class MessageIngest:
             token=token,
             message_id=message_id,
             expected_last=expected_last,
+            expected_subject_last=expected_subject,
         )
+
+
+def _unmet_need(publication: ParsedMessage, target: Target) -> InvalidRequestError | None:
+    """Return why a stream cannot store a message as it asks; None: it can."""
+    if target.limits_subjects:
+        return None
+    if publication.has_rollup:
+        return RollupError("rollup not permitted")
+    if publication.expected_subject_last is not None:
+        return InvalidRequestError(
+            f"header {EXPECTED_SUBJECT_LAST_HEADER} is supported in streams with "
+            "max_records_per_subject (JetStream's max_msgs_per_subject) only"
+        )
+    return None

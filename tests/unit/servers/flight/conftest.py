@@ -108,6 +108,9 @@ class FakePartition:
             taken += batch
         return pa.py_buffer(taken)
 
+    def find_runs(self, _pattern: str) -> None:
+        """There is no subject index."""
+
     def watch(self, waiter) -> None:
         """Set it when there is more."""
         self.waiters.append(waiter)

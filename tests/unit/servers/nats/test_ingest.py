@@ -233,7 +233,20 @@ def test_a_stream_that_answers_refuses_beside_one_that_stores(broker, sink, publ
     broker.turn()
     assert (len(a.records), len(log.records)) == (0, 2)
     assert [to for to, _ in sink.rejections] == [b"r", b"r"]
-    assert broker.admission.rejects == {"invalid_request": 1, "stream_mismatch": 1}
+    assert broker.admission.rejects == {"rollup": 1, "stream_mismatch": 1}
+
+
+def test_a_stream_that_limits_subjects_takes_their_headers(broker, sink, publish):
+    """Rollups are stored, expected sequences of a subject reach the partition; others are not."""
+    (a,) = broker.add("A", "x", max_records_per_subject=1)
+    publish(b"x", b"1", reply=b"r", headers=[("Nats-Rollup", b"sub")])
+    publish(b"x", b"2", reply=b"r", headers=[("Nats-Expected-Last-Subject-Sequence", b"7")])
+    for name, value in (("Nats-Rollup", b"some"), ("Nats-Expected-Last-Subject-Sequence", b"-1")):
+        publish(b"x", reply=b"r", headers=[(name, value)])
+    broker.turn()
+    assert [record.value for record in a.records] == [b"1", b"2"]
+    assert [record.expected_subject_last for record in a.records] == [None, 7]
+    assert broker.admission.rejects == {"rollup": 1, "invalid_request": 1}
 
 
 def test_an_envelope_with_an_inbox_is_judged(broker, sink, publish):
@@ -286,7 +299,7 @@ def test_one_broker_of_a_cluster_refuses(broker, sink, publish):
     assert (sink.rejections, broker.admission.rejects) == ([], {})
     sink.is_alone = True
     publish(b"x", reply=b"r", headers=[("Nats-Rollup", b"sub")])
-    assert broker.admission.rejects == {"invalid_request": 1}
+    assert broker.admission.rejects == {"rollup": 1}
 
 
 def test_what_another_broker_leads_is_left_to_it(broker, sink, publish):

@@ -166,7 +166,7 @@ def _latest(partition: Partition, end: Offset) -> BatchHeader:
     log, offset = partition.log, Offset(end - 1)
     for _ in range(LOOK_BACK_MAX):
         found = read_header(memoryview(log.read(offset, 1, below=end).buffer))
-        is_hidden = found.attributes & (Attributes.MARKER | Attributes.REMOVED)
+        is_hidden = found.attributes & (Attributes.MARKER | Attributes.REMOVED | Attributes.PURGE)
         if found.base_offset <= log.log_start_offset:
             break
         if not is_hidden and is_visible(partition.transaction_index, found):

@@ -9,12 +9,13 @@ import logging
 from typing import Final
 
 from strandline.broker.cluster.broker import ClusterBroker
+from strandline.broker.write_path.ack_sink import CommitWaiter
 from strandline.broker.write_path.partition import Partition
 from strandline.config import StreamConfig
 from strandline.core.metadata.streams import REPLICAS_MAX
-from strandline.errors import StrandlineError, StreamExistsError, UnavailableError
+from strandline.errors import StreamExistsError, UnavailableError
 from strandline.servers.grpc.liftbridge.host import ACTIVITY, CURSORS, Host
-from strandline.types import Offset, PartitionName
+from strandline.types import Offset
 
 logger = logging.getLogger(__name__)
 
@@ -75,28 +76,8 @@ async def ensure_streams(host: Host) -> None:
                 await asyncio.sleep(RETRY_S)
 
 
-class InternalStore:
+class InternalStore(CommitWaiter):
     """An ack sink that waits for one append."""
-
-    def __init__(self) -> None:
-        self._stored: asyncio.Future[Offset] = asyncio.get_running_loop().create_future()
-
-    def acked(
-        self,
-        token: object,  # noqa: ARG002  the responder's signature
-        partition: PartitionName,  # noqa: ARG002  see above
-        offset: Offset,
-        *,
-        duplicate: bool,  # noqa: ARG002  see above
-    ) -> None:
-        """Complete with the offset."""
-        if not self._stored.done():
-            self._stored.set_result(offset)
-
-    def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  see above
-        """Complete with the error."""
-        if not self._stored.done():
-            self._stored.set_exception(error)
 
     async def append(self, partition: Partition, value: bytes, *, key: bytes | None) -> Offset:
         """Store a value; return its offset when it is durable.
@@ -109,4 +90,4 @@ class InternalStore:
         partition.append(
             value, subject=f"{subject}.{number}" if number else subject, key=key, ack_sink=self
         )
-        return await self._stored
+        return await self.wait()

@@ -79,8 +79,6 @@ CONSUMERS_MAX: Final = 1_000
 """Of one partition."""
 NAMES_PER_PAGE: Final = 1024
 CONSUMERS_PER_PAGE: Final = 256
-FILTERED_BYTES_MAX: Final = 4 << 30
-"""Of a log whose records are counted for a filter: that reads them all."""
 BATCH_MAX: Final = 1 << 20
 EARLY_ACKS_MAX: Final = 1_000
 """Acknowledgements that wait until consumers are loaded; the messages of others come again."""
@@ -330,16 +328,6 @@ class ConsumerCalls:
         """Make a consumer, and store it if it is durable."""
         if len(led.runners) >= CONSUMERS_MAX:
             refuse(TOO_MANY_CONSUMERS)
-        log = led.partition.log
-        if (
-            config.filters
-            and config.deliver_policy != "new"
-            and log.size_bytes > FILTERED_BYTES_MAX
-        ):
-            refuse_consumer(
-                f"a filter over more than {FILTERED_BYTES_MAX >> 30} GiB needs an index of "
-                "subjects, which is not built: use deliver_policy new, or no filter"
-            )
         await self._api.caught_up(view)
         before = await self._api.on_thread(_start_of, led.partition, config)
         kept = KeptConsumer(

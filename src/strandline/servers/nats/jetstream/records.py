@@ -1,8 +1,9 @@
 """Records of a partition as JetStream's messages; on threads, since files are read.
 
-Rules: only committed records are seen, up to the last stable offset. Without a subject index a
-search reads records; one that has read ``SEARCH_BYTES_MAX`` without success is given up with an
-error, so that no request costs more than that. ``state`` counts records.
+Rules: only committed records are seen, up to the last stable offset. Subjects are looked up in the
+subject index. Where a segment has none, a search reads records; one that has read
+``SEARCH_BYTES_MAX`` without success is given up with an error, so that no request costs more than
+that. ``state`` counts records.
 """
 
 import base64
@@ -11,6 +12,8 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from strandline.api.tickets import ReadRequest
+from strandline.broker.read_path.subject_retention import RetainedSearch, SubjectRetention
+from strandline.broker.read_path.subject_search import SubjectSearch, Tally
 from strandline.broker.write_path.partition import Partition
 from strandline.errors import InvalidRecordError, InvalidSubjectError
 from strandline.reading.cursor import Cursor, PartitionRange
@@ -31,8 +34,7 @@ from strandline.types import Offset
 
 BATCH_BYTES: Final = 2 << 20
 SEARCH_BYTES_MAX: Final = 256 << 20
-SUBJECTS_MAX: Final = 100_000
-"""Also how many a page of JetStream's answer has at most."""
+SUBJECTS_PER_PAGE: Final = 100_000
 PORTION_BYTES: Final = 256 << 10
 PORTIONS: Final = 64
 """So many are read at once if no record in them matches."""
@@ -100,17 +102,55 @@ def last_message(partition: Partition, pattern: str = ">") -> StoredMessage | No
     Raises:
         ApiRefusal: none was found in as many bytes as may be read.
     """
-    found = newest_offset(partition, None if pattern == ">" else pattern)
-    return None if found is None else message_at(partition, found)
+    if partition.retention is not None:
+        return _last_kept(partition, partition.retention, pattern)
+    if pattern == ">":
+        newest = newest_offset(partition)
+        return None if newest is None else message_at(partition, newest)
+    search = partition.find_runs(pattern)
+    start, end = partition.log_start_offset, int(partition.last_stable_offset)
+    while search is not None and start < end:
+        run = search.last_run(start, end)
+        found: int | None = run.start
+        if run.stop - run.start > 1:  # not indexed
+            found = _newest_between(partition, run.start, run.stop, pattern=pattern)
+        message = None if found is None or run.start == run.stop else message_at(partition, found)
+        if message is not None:
+            return message  # else it does not count: its transaction was aborted
+        end = run.start
+    return None
 
 
-def newest_offset(partition: Partition, pattern: str | None = None) -> Offset | None:
-    """Return the offset of the newest record, or of the newest whose subject matches."""
+def _last_kept(
+    partition: Partition, retention: SubjectRetention, pattern: str
+) -> StoredMessage | None:
+    """Return the newest record that is kept of matching subjects."""
+    search, before = RetainedSearch(retention, (pattern,)), -1
+    while True:
+        run = search.last_run(partition.log_start_offset, partition.last_stable_offset)
+        if run.start in (run.stop, before):
+            return None
+        message = message_at(partition, run.start)
+        if message is not None:
+            return message
+        before = run.start  # a newer one took its place just now, or it was purged
+
+
+def newest_offset(partition: Partition) -> Offset | None:
+    """Return the offset of the newest record."""
     start, end = partition.log_start_offset, partition.last_stable_offset
-    if start >= end:
-        return None
+    if partition.retention is not None:
+        run = RetainedSearch(partition.retention, ()).last_run(start, end)
+        return Offset(run.start) if run.start < run.stop else None
+    return _newest_between(partition, start, end) if start < end else None
+
+
+def _newest_between(
+    partition: Partition, start: int, stop: int, *, pattern: str | None = None
+) -> Offset | None:
+    """Return the offset of the newest of some records that matches; reads them."""
     request = _request(partition, ["offset"], pattern)
-    extent = PartitionRange(partition, start, end, may_move=True)
+    extent = PartitionRange(partition, Offset(start), Offset(stop), may_move=True)
     return _search(DescendingCursor(request, extent, names=["offset"]))
 
 
@@ -154,19 +194,22 @@ def _search(cursor: Cursor[Partition]) -> Offset | None:
 
 
 def read_some(
-    partition: Partition, offset: int, patterns: tuple[str, ...]
+    partition: Partition, offset: int, search: SubjectSearch | None
 ) -> tuple[list[StoredMessage], int]:
     """Read some records from an offset on, those whose subjects match one of the patterns.
 
     Args:
         partition: of the records.
         offset: the first one's, or of a gap before it.
-        patterns: none: all records match.
+        search: knows where matching records are; None: all records match.
 
     Returns:
         The records, none if there were none for as long as may be read at once; and where to go on.
     """
     start, end = max(offset, partition.log_start_offset), partition.last_stable_offset
+    patterns = () if search is None else search.patterns
+    if start < end and search is not None and patterns:
+        start = search.next_run(start, end).start
     if start >= end:
         return [], start
     extent = PartitionRange(partition, Offset(start), end, may_move=True)
@@ -183,12 +226,14 @@ def read_some(
 
 def count_matching(partition: Partition, start: int, end: int, *, patterns: tuple[str, ...]) -> int:
     """Count records from ``start`` to ``end`` whose subjects match one of the patterns."""
-    first = max(start, partition.log_start_offset)
-    if first >= end:
+    search, first = partition.find_runs(*patterns), max(start, partition.log_start_offset)
+    if first >= end or search is None:
         return 0
-    cursor, count = open_cursor(partition, first, end, columns=["offset", "subject"]), 0
-    while cursor.has_more:
-        count += sum(matching(batch, patterns).num_rows for batch, _ in cursor.read())
+    count, uncovered = search.count(first, end)
+    for extent in uncovered:
+        cursor = open_cursor(partition, *extent, columns=["offset", "subject"])
+        while cursor.has_more:
+            count += sum(matching(batch, patterns).num_rows for batch, _ in cursor.read())
     return count
 
 
@@ -206,29 +251,37 @@ def matching(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch
     return batch.filter(pa.array(found, pa.bool_()).take(subjects.indices))
 
 
-def count_subjects(partition: Partition, pattern: str) -> dict[str, int]:
-    """Return how many records each matching subject has, by subject in order.
+def tally_subjects(partition: Partition, *patterns: str) -> dict[str, Tally]:
+    """Return the tallies of all subjects that match one of the patterns.
 
     Raises:
-        ApiRefusal: there are more records, or subjects, than one request may read.
+        ApiRefusal: there is no index, and more to read than one request may.
     """
-    counts: dict[str, int] = {}
-    start, end = partition.log_start_offset, partition.last_stable_offset
-    cursor = open_cursor(partition, start, end, columns=["offset", "subject"])
-    for _ in range(SEARCH_BYTES_MAX // BATCH_BYTES):
-        if not cursor.has_more:
-            names = [each for each in counts if pattern == ">" or subject_matches(pattern, each)]
-            return {name: counts[name] for name in sorted(names)}
-        for batch, _ in cursor.read():
-            for each in batch.column("subject").value_counts().to_pylist():
-                counts[each["values"]] = counts.get(each["values"], 0) + each["counts"]
-        if len(counts) > SUBJECTS_MAX:
-            raise _too_much(f"more than {SUBJECTS_MAX} subjects")
-    raise _too_much(f"more than {SEARCH_BYTES_MAX >> 20} MiB of records")
+    search, budget = partition.find_runs(*patterns), SEARCH_BYTES_MAX // BATCH_BYTES
+    if search is None:
+        return {}
+    tallies, uncovered = search.tally(partition.log_start_offset, partition.last_stable_offset)
+    for extent in uncovered:
+        cursor = open_cursor(partition, *extent, columns=["offset", "subject"])
+        while cursor.has_more:
+            budget -= 1
+            if budget < 0:
+                raise _too_much(f"more than {SEARCH_BYTES_MAX >> 20} MiB of records")
+            for batch, _ in cursor.read():
+                _tally_batch(tallies, matching(batch, patterns))
+    return tallies
+
+
+def _tally_batch(tallies: dict[str, Tally], batch: pa.RecordBatch) -> None:
+    """Add the records of a batch, which follow those before or precede them."""
+    offsets, subjects = (column.to_pylist() for column in batch.columns)
+    for offset, subject in zip(offsets, subjects, strict=True):
+        before = tallies.get(subject, Tally(0, -1))
+        tallies[subject] = Tally(before.records + 1, max(before.last, offset))
 
 
 def _too_much(what: str) -> ApiRefusal:
-    return ApiRefusal(detailed(UNAVAILABLE, f"{what}, and there is no index of subjects"))
+    return ApiRefusal(detailed(UNAVAILABLE, f"{what}, and they have no subject index"))
 
 
 def messages_of(batch: pa.RecordBatch) -> list[StoredMessage]:

@@ -108,6 +108,8 @@ class PendingCounter:
         first, end = max(after, partition.log_start_offset), partition.last_stable_offset
         if not self._patterns:
             return self._counter.count(partition, first, end) if first < end else 0
+        if partition.retention is not None:  # what was counted may be replaced since
+            return count_matching(partition, first, end, patterns=self._patterns)
         if first != self._from or end < self._to:
             self._from = self._to = first
             self._count = 0
@@ -160,6 +162,7 @@ class ConsumerRunner:
         self.core = PullConsumer(kept.config.policy, kept.state, self._now_ms)
         self.is_over = False
         self._pending = PendingCounter(partition, host.counter, kept.config.filters)
+        self._search = partition.find_runs(*kept.config.filters)
         self._fresh: deque[StoredMessage] = deque()
         """Read ahead, in order."""
         self._read_to = -1
@@ -231,6 +234,7 @@ class ConsumerRunner:
             self.kept.config = config
             self.core.policy = config.policy
             self._pending = PendingCounter(self.partition, self._host.counter, config.filters)
+            self._search = self.partition.find_runs(*config.filters)
             self._fresh.clear()
             self._read_to = -1
             if self.is_durable:
@@ -440,7 +444,7 @@ class ConsumerRunner:
         """Return the next record that passes the filters, and whether there is none now."""
         start = max(self._read_to, sequence - 1)
         messages, self._read_to = await self._host.on_thread(
-            read_some, self.partition, start, self.config.filters
+            read_some, self.partition, start, self._search
         )
         self._fresh.extend(messages)
         if self._fresh:

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from strandline.broker.read_path.subject_retention import RetainedSearch
 from strandline.broker.write_path.partition import Partition
 from strandline.record.batch import read_header
 from strandline.record.decode import walk
@@ -88,7 +89,9 @@ class RecordCounter:
         Raises:
             ApiRefusal: they are not counted yet; asking again goes on.
         """
-        if not partition.config.compact:
+        if partition.retention is not None:
+            return RetainedSearch(partition.retention, ()).count(start, end)[0]
+        if not partition.config.has_gaps:
             return end - start - partition.hidden_between(start, end)
         count = read = 0
         for segment in partition.log.segments:

@@ -2,7 +2,8 @@
 
 Rules: an answer says what is in force, not what was asked for. A setting that a stream here cannot
 have is refused by its name, unless it asks for nothing: zero, null, false and empty mean the same.
-Settings that are always in force (``allow_direct``, ``deny_delete``) may be asked for or not.
+Settings that are always in force (``allow_direct``, ``deny_delete``, and with a limit for each
+subject ``allow_rollup_hdrs``) may be asked for or not.
 Unknown settings are ignored, as nats-server does outside of its strict mode.
 """
 
@@ -33,13 +34,11 @@ UNSUPPORTED: Final = (
     "republish",
     "sealed",
     "deny_purge",
-    "allow_rollup_hdrs",
     "mirror_direct",
     "discard_new_per_subject",
     "consumer_limits",
     "description",
     "template_owner",
-    "allow_msg_ttl",
     "subject_delete_marker_ttl",
     "allow_msg_counter",
     "allow_atomic",
@@ -81,7 +80,7 @@ class StreamConfigRequest(msgspec.Struct, frozen=True):
     republish: Any = None
     sealed: Any = None
     deny_purge: Any = None
-    allow_rollup_hdrs: Any = None
+    allow_rollup_hdrs: bool | None = None
     mirror_direct: Any = None
     discard_new_per_subject: Any = None
     consumer_limits: Any = None
@@ -146,7 +145,8 @@ def jetstream_config(config: StreamConfig, view: JetStreamView | None = None) ->
         num_replicas=config.replicas,
         no_ack=not config.pub_ack,
         duplicate_window=config.dedup_window_ms * NS_PER_MS,
-        max_msgs_per_subject=UNLIMITED,
+        max_msgs_per_subject=config.max_records_per_subject or UNLIMITED,
+        allow_rollup_hdrs=config.max_records_per_subject > 0,
         metadata=metadata,
     )
 
@@ -180,6 +180,7 @@ def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamCo
         retention_records=_limit(request.max_msgs),
         retention_bytes=_limit(request.max_bytes),
         retention_age_ms=ms_of(_limit(request.max_age)),
+        max_records_per_subject=_limit(request.max_msgs_per_subject),
         dedup_window_ms=ms_of(_window_ns(request)),
     )
 
@@ -207,7 +208,14 @@ def _check_supported(request: StreamConfigRequest) -> None:
         refuse_config("compression s2 is not supported")
     if (request.first_seq or 0) > 1:
         refuse_config("first_seq is not supported")
-    for field in ("max_msgs_per_subject", "max_msg_size", "max_consumers"):
+    if not _limit(request.max_msgs_per_subject):
+        if request.allow_rollup_hdrs:
+            refuse_config("allow_rollup_hdrs needs max_msgs_per_subject")
+        # nats.py asks for it whenever it creates a bucket. The answer says that it is not in force,
+        # and a publish with a TTL is refused.
+        if request.allow_msg_ttl:
+            refuse_config("allow_msg_ttl is not supported")
+    for field in ("max_msg_size", "max_consumers"):
         if _limit(getattr(request, field)):
             refuse_config(f"{field} is not supported")
     is_limited = any(map(_limit, (request.max_msgs, request.max_bytes)))

@@ -7,6 +7,8 @@ import msgspec
 
 from strandline.broker.routing import subject_patterns
 from strandline.broker.stream import Stream
+from strandline.broker.write_path.ack_sink import CommitWaiter
+from strandline.broker.write_path.partition import Partition
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
     UNDECODABLE,
@@ -16,7 +18,7 @@ from strandline.errors import (
     UnknownStreamError,
 )
 from strandline.reading.descending import offset_before_end
-from strandline.record.subjects import is_reserved, subjects_overlap
+from strandline.record.subjects import is_reserved, subject_covers, subjects_overlap
 from strandline.servers.nats.jetstream.api import (
     PEER_TIMEOUT_S,
     ApiReply,
@@ -41,13 +43,13 @@ from strandline.servers.nats.jetstream.errors import (
     refuse_purge,
 )
 from strandline.servers.nats.jetstream.records import (
-    SUBJECTS_MAX,
+    SUBJECTS_PER_PAGE,
     StoredMessage,
     check_pattern,
-    count_subjects,
     last_message,
     message_at,
     next_message,
+    tally_subjects,
 )
 from strandline.servers.nats.jetstream.state import RecordCounter, StreamState, summed_state
 from strandline.servers.nats.jetstream.stream_config import (
@@ -247,10 +249,13 @@ class StreamCalls:
             check_pattern(body.subjects_filter)
             if not view.is_exact:
                 refuse(BAD_REQUEST, _several(view))
-            state.subjects = await self._api.on_thread(
-                count_subjects, view.partitions[0], body.subjects_filter
+            tallies = await self._api.on_thread(
+                tally_subjects, view.partitions[0], body.subjects_filter
             )
-            paging = {"total": len(state.subjects), "offset": 0, "limit": SUBJECTS_MAX}
+            first, names = min(body.offset or 0, len(tallies)), sorted(tallies)
+            page = names[first : first + SUBJECTS_PER_PAGE]
+            state.subjects = {name: tallies[name].records for name in page}
+            paging = {"total": len(tallies), "offset": first, "limit": SUBJECTS_PER_PAGE}
         return request.answer(**paging, **self._shown(view, state))
 
     async def _create(self, request: ApiRequest) -> ApiReply:
@@ -323,12 +328,11 @@ class StreamCalls:
         if not view.is_exact:
             refuse_purge(_several(view))
         [partition] = view.partitions
-        if body.filter and body.filter != ">":
-            check_pattern(body.filter)
-            refuse_purge(
-                "a filter is not supported: only the oldest records of a stream can be deleted"
-            )
         await self._api.caught_up(view)
+        if body.filter:
+            check_pattern(body.filter)
+            if not subject_covers(body.filter, partition.config.subject):
+                return request.answer(success=True, purged=await self._purge_some(partition, body))
         start, end = partition.log_start_offset, partition.last_stable_offset
         target = min(body.seq - 1, end) if body.seq else end
         if body.keep:
@@ -338,6 +342,23 @@ class StreamCalls:
             purged = await self._api.on_thread(self._counter.count, partition, start, target)
             await self._broker.truncate_before(*partition.name, Offset(target))
         return request.answer(success=True, purged=purged)
+
+    async def _purge_some(self, partition: Partition, body: _PurgeRequest) -> int:
+        """Remove records of some subjects; return how many."""
+        if partition.retention is None:
+            refuse_purge("a filter is supported in streams with max_msgs_per_subject only")
+        pattern, end = body.filter or ">", partition.last_stable_offset
+        below = min(body.seq - 1, end) if body.seq else end
+        await self._api.on_thread(partition.retention.catch_up, end)
+        offsets = (await self._api.on_thread(partition.retention.offsets, (pattern,))).tolist()
+        if body.keep:
+            below = Offset(offsets[-body.keep] if len(offsets) > body.keep else 0)
+        purged = len([offset for offset in offsets if offset < below])
+        if purged:
+            committed = CommitWaiter()
+            partition.sequences.purge(pattern, Offset(below), ack_sink=committed, token=None)
+            await committed.wait()
+        return purged
 
     # Messages
 

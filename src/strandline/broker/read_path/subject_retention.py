@@ -1,0 +1,248 @@
+"""Per-subject retention as readers of a partition see it: at once, whatever compaction has freed.
+
+Rules: what is kept is known as far as the log was applied, which every read does up to the stable
+offset, so there is nothing to keep up to date meanwhile. Records older than the stream's age are
+hidden at once, too. After a start, or where the log was reopened, the first read applies all of it.
+Corruption is stepped over: what it has replaced is seen until it is repaired and the partition
+opened again. Any thread.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from strandline.broker.read_path.subject_search import SubjectSearch, Tally, Uncovered
+from strandline.broker.read_path.visible import read_visible
+from strandline.clock import Clock
+from strandline.config import StreamConfig
+from strandline.errors import CorruptBatchError, OffsetOutOfRangeError
+from strandline.reading.cursor import OffsetRun
+from strandline.record.batch import Buffer, read_header
+from strandline.record.decode import walk
+from strandline.record.visible import always_counts
+from strandline.storage.log import Log
+from strandline.storage.subject_history import SubjectHistory
+from strandline.storage.subject_index import Numbers
+from strandline.types import Offset, TimestampNs
+
+READ_BYTES: Final = 4 << 20
+READ_ALONG: Final = 10_000
+"""So many offsets are read without looking where matching records are."""
+EXPIRY_NS: Final = 20_000_000
+"""So often it is looked up which records are too old."""
+
+
+class SubjectRetention:
+    """What a partition's readers see of each subject.
+
+    Args:
+        log: of the partition.
+        config: of the stream.
+        clock: for the age of records.
+    """
+
+    def __init__(self, log: Log, config: StreamConfig, clock: Clock) -> None:
+        self._log = log
+        self._age_ns = config.retention_age_ms * 1_000_000
+        self._clock = clock
+        self._history = SubjectHistory(config.max_records_per_subject)
+        self._lock = threading.Lock()
+        """Held while the log is applied, and while every subject is looked at."""
+        self.position = 0
+        """As far as the log is applied."""
+        self._pruned_at = 0
+        self._expired_below, self._expiry_ns = 0, -EXPIRY_NS
+
+    @property
+    def start(self) -> int:
+        """The first offset that readers see."""
+        now_ns = self._clock.now_ns()
+        if self._age_ns and abs(now_ns - self._expiry_ns) >= EXPIRY_NS:
+            self._expiry_ns = now_ns
+            oldest, first = TimestampNs(now_ns - self._age_ns), Offset(self._expired_below)
+            self._expired_below = self._log.offset_for_timestamp(oldest, start=first)
+        return max(self._expired_below, self._log.log_start_offset)
+
+    def bytes_left(self) -> int:
+        """About how much of the log is not applied yet."""
+        return self._log.bytes_from(self.position)
+
+    def last(self, subject: str) -> int:
+        """Return the offset of a subject's newest record that was applied; -1: there is none.
+
+        It may be below ``start``.
+        """
+        return self._history.last(subject)
+
+    def catch_up(self, end: int, *, may_wait: bool = True) -> bool:
+        """Apply the log up to a stable offset; return whether it is.
+
+        Args:
+            end: the offset.
+            may_wait: whether another thread that does so may be waited for.
+
+        Raises:
+            EncryptionKeyError, DecryptionError: the log is encrypted, and does not open.
+            UnavailableError: it cannot be read.
+        """
+        if self.position >= end and self._pruned_at == self._log.log_start_offset:
+            return True
+        if not self._lock.acquire(blocking=may_wait):
+            return False
+        try:
+            self._catch_up(end)
+        finally:
+            self._lock.release()
+        return True
+
+    def _catch_up(self, end: int) -> None:
+        start = self._log.log_start_offset
+        if self._pruned_at != start:
+            self._history.forget_below(start)
+            self._pruned_at = start
+        while self.position < end:
+            self.position = max(self.position, start)
+            try:
+                found = self._log.read(self.position, READ_BYTES, below=Offset(end))
+            except CorruptBatchError as error:
+                self.position = max(self.position + 1, error.next_offset)
+                continue
+            except OffsetOutOfRangeError:
+                start = self._log.log_start_offset
+                if start <= self.position:
+                    return  # it was cut meanwhile
+                continue
+            if not found.buffer:
+                self.position = max(self.position, min(found.next_offset, end))
+                return
+            # Of encrypted batches it may open only the first ones; placeholders it leaves out.
+            batches = memoryview(self._log.opened(found.buffer))
+            self._history.apply(batches)
+            self.position = _end_of(batches) if batches else found.next_offset
+
+    def read(self, offset: Offset, bytes_max: int, *, below: Offset) -> pa.Buffer:
+        """Read the batches that readers may see, with no records but those that are kept.
+
+        Args:
+            offset: of the first record wanted.
+            bytes_max: about so many.
+            below: the stable offset.
+
+        Returns:
+            Whole batches in order; empty if nothing is left.
+
+        Raises:
+            OffsetOutOfRangeError, CorruptBatchError: as ``Log.read``.
+            EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
+        """
+        self.catch_up(below)
+        start = self.start
+        offset = Offset(max(offset, start))
+        while offset < below:
+            seen: Buffer = read_visible(
+                self._log, offset, bytes_max, below=below, counts=always_counts
+            )
+            if not seen:
+                break
+            plain = memoryview(self._log.opened(seen))
+            kept = self._history.filtered(plain, start)
+            if kept:
+                return pa.py_buffer(kept[0] if len(kept) == 1 else b"".join(kept))
+            offset = Offset(_end_of(plain))
+        return pa.py_buffer(b"")
+
+    def tally(self, patterns: Sequence[str], start: int, stop: int) -> dict[str, Tally]:
+        """Return how many records each matching subject has among some offsets, and the last."""
+        first, found = max(start, self.start), dict[str, Tally]()
+        with self._lock:
+            for subject, offset in self._history.kept(patterns):
+                if first <= offset < stop:
+                    before = found.get(subject)
+                    found[subject] = Tally(before.records + 1 if before else 1, offset)
+        return found
+
+    def offsets(self, patterns: Sequence[str]) -> Numbers:
+        """Return the offsets of all matching records, in order."""
+        with self._lock:
+            offsets = [offset for _, offset in self._history.kept(patterns)]
+        found = np.sort(np.array(offsets, np.int64))
+        visible: Numbers = found[np.searchsorted(found, self.start) :]
+        return visible
+
+
+def retention_of(log: Log, config: StreamConfig, clock: Clock) -> SubjectRetention | None:
+    """Return the retention of a partition, if its stream limits the records of a subject."""
+    return SubjectRetention(log, config, clock) if config.max_records_per_subject else None
+
+
+class RetainedSearch:
+    """Finds the records that are kept of some subjects; in the place of a ``SubjectSearch``.
+
+    Args:
+        retention: of the partition.
+        patterns: of subjects; none, or ``>``: every subject matches.
+
+    Attributes:
+        patterns: none: every subject matches.
+    """
+
+    def __init__(self, retention: SubjectRetention, patterns: Sequence[str]) -> None:
+        self._retention = retention
+        self.patterns = () if ">" in patterns else tuple(patterns)
+
+    def next_run(self, position: int, end: int) -> OffsetRun:
+        """Return the next records from ``position`` on that may match; empty at ``end``: none."""
+        if not self.patterns or end - position <= READ_ALONG:
+            return OffsetRun(position, end, 0)
+        self._retention.catch_up(end)
+        offsets = self._retention.offsets(self.patterns)
+        place = int(np.searchsorted(offsets, position))
+        if place == len(offsets) or offsets[place] >= end:
+            return OffsetRun(end, end, 0)
+        return OffsetRun(int(offsets[place]), int(offsets[place]) + 1, 1)
+
+    def last_run(self, start: int, end: int) -> OffsetRun:
+        """Return the newest matching record; empty at ``start``: there is none.
+
+        It may be behind ``end``, where it has just taken the place of an older one.
+        """
+        self._retention.catch_up(end)
+        if len(self.patterns) == 1 and "*" not in self.patterns[0] and ">" not in self.patterns[0]:
+            last = self._retention.last(self.patterns[0])
+        else:
+            offsets = self._retention.offsets(self.patterns)
+            last = int(offsets[-1]) if len(offsets) else -1
+        is_seen = last >= max(start, self._retention.start)
+        return OffsetRun(last, last + 1, 1) if is_seen else OffsetRun(start, start, 0)
+
+    def is_sparse(self, _start: int, _stop: int) -> bool:
+        """Nobody else may read the log: it has records that are not kept."""
+        return True
+
+    def count(self, start: int, stop: int) -> tuple[int, list[Uncovered]]:
+        """Count the matching records of some offsets."""
+        self._retention.catch_up(stop)
+        offsets = self._retention.offsets(self.patterns)
+        return int(np.searchsorted(offsets, stop) - np.searchsorted(offsets, start)), []
+
+    def tally(self, start: int, stop: int) -> tuple[dict[str, Tally], list[Uncovered]]:
+        """Return the tallies of all matching subjects that have a record among these offsets."""
+        self._retention.catch_up(stop)
+        return self._retention.tally(self.patterns, start, stop), []
+
+
+def _end_of(batches: memoryview) -> int:
+    """Return the offset after whole batches."""
+    return read_header(batches, walk(batches)[-1][0]).next_offset
+
+
+def search_of(
+    records: Log | SubjectRetention, patterns: Sequence[str]
+) -> SubjectSearch | RetainedSearch:
+    """Return a search in a log, or in what is kept of one."""
+    if isinstance(records, SubjectRetention):
+        return RetainedSearch(records, patterns)
+    return SubjectSearch(records, patterns)

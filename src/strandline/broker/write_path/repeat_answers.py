@@ -1,0 +1,67 @@
+"""Answers to repeated appends: each is acknowledged when the record that it repeats is safe."""
+
+from typing import Any, Protocol
+
+from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.admission import Admission
+from strandline.broker.write_path.pending import AckWaiter, PendingQueue
+from strandline.errors import StrandlineError
+from strandline.types import Offset, PartitionName
+
+
+class _RepeatedPartition(Protocol):
+    """The partition, as far as repeats need to know it."""
+
+    name: PartitionName
+    pending: PendingQueue
+    high_watermark: Offset
+
+    @property
+    def log_end_offset(self) -> Offset: ...
+
+
+class RepeatAnswers:
+    """The answers to repeats of one partition.
+
+    Args:
+        partition: of the records.
+        admission: counts repeats, and sends answers.
+    """
+
+    def __init__(self, partition: _RepeatedPartition, admission: Admission[Any]) -> None:
+        self._partition = partition
+        self._admission = admission
+        self._late: list[tuple[Offset, AckWaiter]] = []
+        """Repeats of what is written and not committed, with the last offset of it."""
+
+    def answer(
+        self, known: Offset, ack_sink: AckSink | None, token: object, *, last: Offset
+    ) -> None:
+        """Tell who repeats what is, or will be, from ``known`` to ``last``, once that is safe."""
+        partition = self._partition
+        self._admission.duplicates += 1
+        if ack_sink is None:
+            return
+        waiting = AckWaiter(ack_sink, token, known, duplicate=True)
+        if last < partition.high_watermark:
+            ack_sink.acked(token, partition.name, known, duplicate=True)
+            self._admission.outbox.send_answers_soon()
+        elif last < partition.log_end_offset:
+            self._late.append((last, waiting))
+        else:
+            partition.pending.holder_of(last).waiting.append(waiting)
+
+    def committed(self, offset: Offset) -> None:
+        """Acknowledge repeats of records below ``offset``, which are committed."""
+        if not self._late:
+            return
+        due = [late for last, late in self._late if last < offset]
+        self._late = [each for each in self._late if each[0] >= offset]
+        for late in due:
+            late.acked(self._partition.name)
+
+    def reject(self, error: StrandlineError) -> None:
+        """Reject what is not acknowledged yet."""
+        late, self._late = self._late, []
+        for _, each in late:
+            each.rejected(error)

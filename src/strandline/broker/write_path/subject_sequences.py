@@ -1,0 +1,199 @@
+"""The last sequence of each subject of a partition, for publishes that expect one.
+
+What is committed is known from the partition's retention, what was accepted since from here; both
+together cover the whole log. Until they do, publishes that expect a sequence are held.
+
+Rules: loop thread. Nothing is read on it but a little. ``set`` is called at every commit while
+something is waited for.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from strandline.broker.read_path.subject_retention import SubjectRetention
+from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.admission import Waiter
+from strandline.broker.write_path.held_appends import HeldAppends
+from strandline.broker.write_path.pending import PendingMarker, PendingPurge
+from strandline.errors import (
+    InvalidRequestError,
+    StillLoadingError,
+    StrandlineError,
+    WrongLastSequenceError,
+)
+from strandline.record.codec import Headers
+from strandline.storage.subject_history import ROLLUP_HEADER
+from strandline.types import Offset
+
+logger = logging.getLogger(__name__)
+
+INLINE_BYTES: Final = 256 << 10
+"""So much of the log is applied at once on the loop: it takes a few milliseconds."""
+NOTED_MAX: Final = 4_096
+"""With more records accepted than this, those that were committed meanwhile are applied."""
+
+
+class _SequencedPartition(Protocol):
+    """The partition, as far as its sequences need to know it."""
+
+    retention: SubjectRetention | None
+    next_offset: Offset
+
+    @property
+    def write_error(self) -> StrandlineError | None: ...
+
+    def add_marker(self, chunk: PendingMarker, ack_sink: AckSink, token: object) -> None: ...
+
+    @property
+    def log_end_offset(self) -> Offset: ...
+
+    @property
+    def last_stable_offset(self) -> Offset: ...
+
+    def watch(self, waiter: Waiter) -> None: ...
+
+    def unwatch(self, waiter: Waiter) -> None: ...
+
+
+class SubjectSequences:
+    """The last sequences of one partition.
+
+    Args:
+        partition: whose retention knows what is committed.
+        held: the appends that wait.
+    """
+
+    def __init__(self, partition: _SequencedPartition, held: HeldAppends) -> None:
+        self._partition = partition
+        self._held = held
+        self._accepted: dict[str, Sequence[int]] = {}
+        """Offsets of records that may not be applied yet; none without any."""
+        self._needed = int(partition.log_end_offset)
+        """Up to here the log has to be applied, as its records are not in ``_accepted``."""
+        self._noted, self._noted_max = 0, NOTED_MAX
+        self._is_watching = False
+        self._task: asyncio.Task[None] | None = None
+
+    def check_transactional(self) -> None:
+        """Refuse a transaction: until it has ended nobody knows what its records replace.
+
+        Raises:
+            InvalidRequestError: the stream keeps so many records of each subject.
+        """
+        if self._partition.retention is not None:
+            raise InvalidRequestError("a stream with max_records_per_subject takes no transactions")
+
+    def check(self, subject: str, expected: int) -> None:
+        """Check that the last sequence of a subject is the one that a publish expects.
+
+        Raises:
+            StillLoadingError: it is not known yet; appends that are held are released when it is.
+            WrongLastSequenceError: it is another.
+        """
+        retention = self._partition.retention
+        if retention is None or retention.position < self._needed:
+            self.set()
+        if retention is None or retention.position < self._needed:
+            raise StillLoadingError("the last sequences of subjects are read back; retry")
+        last = self._accepted.get(subject, (-1,))[-1]
+        if last < retention.position:  # applied, and perhaps removed since
+            last = retention.last(subject)
+        if last < retention.start:
+            last = -1
+        if last + 1 != expected:
+            raise WrongLastSequenceError(f"wrong last sequence: {last + 1}")
+
+    def note(self, subjects: Iterable[str], offset: int, headers: Headers | None = None) -> None:
+        """Note records that were accepted, from ``offset`` on; all with these headers."""
+        if self._partition.retention is None:
+            return
+        number = 0
+        for number, subject in enumerate(subjects, 1):
+            self._accepted[subject] = (*self._accepted.get(subject, ()), offset + number - 1)
+        self._noted += number
+        if headers and any(name == ROLLUP_HEADER for name, _ in headers):
+            self.note_barrier(offset)
+        if self._noted > self._noted_max:
+            self.set()
+
+    def note_batch(self, batch: pa.RecordBatch, offset: int, default_subject: str) -> None:
+        """Note the rows of an Arrow batch that was accepted."""
+        if self._partition.retention is None:
+            return
+        subjects = [default_subject] * batch.num_rows
+        if "subject" in batch.schema.names:
+            subjects = [each or default_subject for each in batch.column("subject").to_pylist()]
+        self.note(subjects, offset)
+        if "headers" in batch.schema.names:
+            self.note_barrier(offset + batch.num_rows - 1)  # it may hold a rollup
+
+    def note_barrier(self, offset: int) -> None:
+        """Note a record that may concern other subjects than its own."""
+        self._needed = max(self._needed, offset + 1)
+
+    def purge(self, pattern: str, below: Offset, *, ack_sink: AckSink, token: object) -> None:
+        """Remove the records of a pattern below an offset; told when that is committed."""
+        partition = self._partition
+        if partition.write_error is not None:
+            ack_sink.rejected(token, partition.write_error)
+            return
+        self.note_barrier(partition.next_offset)
+        partition.add_marker(PendingPurge(partition.next_offset, pattern, below), ack_sink, token)
+
+    def start_over(self, offset: int) -> None:
+        """All that is accepted from now on begins at ``offset``: the log tells the rest."""
+        self._accepted.clear()
+        self._needed = offset
+
+    def forget_from(self, offset: int) -> None:
+        """Forget accepted records at ``offset`` and after: they were not stored."""
+        self._keep(lambda each: each < offset)
+        self._needed = min(self._needed, offset)
+
+    def _keep(self, is_kept: Callable[[int], bool]) -> None:
+        kept = {name: tuple(filter(is_kept, found)) for name, found in self._accepted.items()}
+        self._accepted = {name: found for name, found in kept.items() if found}
+
+    def set(self) -> None:
+        """Apply what is committed, on a thread if it is much, and release appends that wait."""
+        retention, end = self._partition.retention, self._partition.last_stable_offset
+        if retention is None or self._task is not None:
+            return
+        if retention.bytes_left() <= INLINE_BYTES and self._applies_inline(retention, end):
+            self._applied(retention)
+            return
+        self._task = asyncio.create_task(self._apply(retention, end), name="subject-sequences")
+
+    def _applies_inline(self, retention: SubjectRetention, end: Offset) -> bool:
+        try:
+            return retention.catch_up(end, may_wait=False)
+        except StrandlineError:
+            return False  # the thread meets it again, and rejects what waits
+
+    async def _apply(self, retention: SubjectRetention, end: Offset) -> None:
+        try:
+            await asyncio.to_thread(retention.catch_up, end)
+        except StrandlineError as error:
+            logger.warning("the last sequences of subjects cannot be read back: %s", error)
+            self._held.reject(error)
+        finally:
+            self._task = None
+        self._applied(retention)
+
+    def _applied(self, retention: SubjectRetention) -> None:
+        is_missing = retention.position < self._needed
+        if is_missing and not self._is_watching:
+            self._partition.watch(self)  # the rest is not committed yet
+        elif not is_missing and self._is_watching:
+            self._partition.unwatch(self)
+        self._is_watching = is_missing
+        position = retention.position
+        self._keep(lambda each: each >= position)
+        self._noted = sum(map(len, self._accepted.values()))
+        self._noted_max = max(NOTED_MAX, 2 * self._noted)
+        if not is_missing and self._held.waiting:
+            asyncio.get_running_loop().call_soon(self._held.release)
