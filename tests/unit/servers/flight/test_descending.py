@@ -119,6 +119,6 @@ def test_the_last_records_are_those_that_readers_see(stream, partition, count):
     ],
 )
 def test_what_contradicts_itself_is_refused(fields):
-    """With what to leave out."""
+    """The error names the options to leave out."""
     with pytest.raises(InvalidRequestError, match="leave"):
         check_request(ReadRequest(stream="s", **fields))

@@ -47,7 +47,7 @@ def action(client, command, body=None):
 
 
 def error_of(function, *args, **kwargs) -> StrandlineError:
-    """The error of ours that a call ends with."""
+    """Return our error that a call ends with."""
     with pytest.raises(fl.FlightError) as caught:
         function(*args, **kwargs)
     return from_flight(caught.value, address="here")
@@ -171,7 +171,7 @@ def test_streams_are_administered_by_actions(client, broker):
     ],
 )
 def test_wrong_actions_are_refused_with_the_remedy(client, stream, name, body, part):
-    """The message names the field, the nearest setting, or what there is."""
+    """The message has the field, the nearest setting, or the existing names."""
     error = error_of(lambda: list(client.do_action(fl.Action(name, body))))
     assert isinstance(error, InvalidRequestError)
     assert part in error.message
@@ -217,7 +217,7 @@ def test_nobody_waits_for_a_partition_that_is_at_other_brokers(client, broker, a
 
 
 def test_actions_and_streams_can_be_listed(client, broker):
-    """A foreign client finds out what there is."""
+    """A foreign client can discover both."""
     assert {kind.type for kind in client.list_actions()} == set(COMMANDS)
     broker.make_stream("logs.a")
     broker.make_stream("other")

@@ -11,7 +11,7 @@ P0, P1 = PartitionName("s", 0), PartitionName("s", 1)
 
 
 def row(place: int) -> Row:
-    """A row told apart by its place."""
+    """Return a row that names its index."""
     return Row(place, b"", None, "s", None, "id")
 
 

@@ -57,7 +57,7 @@ def test_deadlines(text, seconds):
 
 @pytest.mark.parametrize("text", [b"", b"S", b"1", b"1s", b"-1S", b"123456789S", b"1 S"])
 def test_what_is_no_deadline(text):
-    """Is none, and not an error."""
+    """An invalid deadline counts as none, and is no error."""
     assert timeout_s(text) is None
 
 

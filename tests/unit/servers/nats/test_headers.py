@@ -1,4 +1,4 @@
-"""The header block: order and repeats kept, malformed ones refused."""
+"""The header block: order and repeats are kept, malformed ones rejected."""
 
 import pytest
 
