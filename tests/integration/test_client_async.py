@@ -21,7 +21,7 @@ PATIENCE_S = 20
 
 
 async def test_streams_records_and_reads(strandline_url):
-    """The whole of a stream's life."""
+    """A stream from its creation to its deletion."""
     async with await strandline.connect_async(strandline_url) as client:
         assert client.address == strandline_url
         await client.create_stream("s", partitions=2)
@@ -248,7 +248,7 @@ async def test_waits_that_time_out_lose_nothing(strandline_url, kind):
 
 
 async def test_reads_that_end_leave_no_threads(strandline_url):
-    """At their end, or where a context is left that has not come to it: both let go at once."""
+    """At their end, or when their context is left early."""
     names = ("strandline-reader", "strandline-subscription")
 
     def reads():

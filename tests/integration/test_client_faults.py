@@ -133,7 +133,7 @@ def test_a_paused_broker_is_a_timeout_not_a_hang(process):
 
 
 def test_why_records_wait_is_told_long_before_they_are_given_up(process, caplog):
-    """Once for each time that nothing is acknowledged, and what was never sent is not stored."""
+    """Once for each outage, and what was never sent is not stored."""
     with strandline.connect(process.flight) as client:
         client.create_stream("s")
         producer = client.producer("s", delivery_timeout_s=9)
@@ -175,7 +175,7 @@ def threads(process):
 
 
 def test_a_stream_that_is_not_appended_to_any_longer_costs_no_threads(process):
-    """Neither here nor at the broker; the next append begins anew, behind those before it."""
+    """Neither here nor at the broker; the next append starts them again, in order."""
     streams = [f"s{number}" for number in range(20)]
     with strandline.connect(process.flight) as client:
         for stream in streams:
@@ -230,7 +230,7 @@ def test_rejections_do_not_use_a_producer_up(monkeypatch):
 
 
 def test_a_stop_answers_what_it_took_and_refuses_the_rest():
-    """SIGTERM under load: every ack is true, and the broker is gone within seconds."""
+    """SIGTERM under load: every ack is valid, and the broker ends within seconds."""
     server = Server()
     url = server.start()
     client = strandline.connect(url)

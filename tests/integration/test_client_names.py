@@ -1,4 +1,4 @@
-"""Names, times and the like that cannot be: whoever gives one is told so by an error of ours."""
+"""Invalid names, times and the like raise one of our errors."""
 
 import asyncio
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_is_refused_before_anything_is_done(client, call):
 
 
 def test_a_part_counts_the_rows_that_it_has(client):
-    """Of data frames too, and none that were refused."""
+    """Of data frames, too, and without rejected ones."""
     with client.stage("counted", 0) as stage:
         stage.append_batch("s", pd.DataFrame({"value": [b"a", b"b"]}))
         stage.append("s", b"c")

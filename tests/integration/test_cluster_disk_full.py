@@ -1,4 +1,4 @@
-"""The leader's disk is really full: another broker leads, and the leadership stays there a while.
+"""The leader's disk is really full: another broker leads, and keeps the leadership for a while.
 
 Needs the right to mount; skipped where there is none.
 """
@@ -76,7 +76,7 @@ def lead_at_full(servers, kit):
 
 
 def cli(server: ProcessServer, *arguments):
-    """Run a command of ours at a broker."""
+    """Run one of our commands at a broker."""
     command = (sys.executable, "-m", "strandline.cli", *arguments, "--server", server.flight)
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stderr

@@ -43,7 +43,7 @@ def publish(producer):
 
 
 def test_idle_strangers_keep_nobody_from_publishing(tmp_path, many_sockets, kit):
-    """Twice as many silent connections as there are descriptors, at each listener in turn."""
+    """Twice as many idle connections as descriptors, at each listener."""
     command = (*FEW, "--output", "json")
     with ProcessServer(tmp_path / "data", command=command, environment=AUTH) as server:
         with (

@@ -107,7 +107,7 @@ def inspect(data_dir):
 
 
 def readable(client):
-    """Offsets that are served, with what they hold checked."""
+    """Return the served offsets, after checking their contents."""
     rows = client.read("s", columns=["offset", "value"], skip_corrupt=True)
     found = {}
     for batch in rows:

@@ -47,7 +47,7 @@ async def publish_each_once(url):
 
 
 async def test_no_publish_is_refused_after_a_restart():
-    """The broker reads the ids back, and publishes wait for that instead of being refused."""
+    """The broker loads the ids, and publishes wait for that."""
     with ProcessServer() as server:
         with strandline.connect(server.flight) as client:
             client.create_stream("orders")
