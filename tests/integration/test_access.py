@@ -168,7 +168,7 @@ def test_a_group_is_joined_by_who_may_read_all_its_streams(admin, newcomer):
     admin.delete_stream("consumed")
 
 
-def test_revoking_ends_a_read_that_goes_on(admin, newcomer):
+def test_revoking_ends_a_read_that_continues(admin, newcomer):
     """A following reader gets the error within moments."""
     admin.create_stream("followed")
     name, client = newcomer(("read", "stream", "followed"))
@@ -285,7 +285,7 @@ def test_tokens_are_listed_without_what_they_say(server, admin, newcomer):
             assert ADMIN.encode() not in file.read_bytes()
 
 
-def test_rules_that_mean_nothing_are_refused_before_they_are_sent(admin):
+def test_rules_that_mean_nothing_are_rejected_before_they_are_sent(admin):
     """And revoking a missing rule is an error."""
     with pytest.raises(InvalidRequestError, match="no 'group' of a stream"):
         admin.access.grant("app", "group", "stream", "s")

@@ -123,7 +123,7 @@ def tokens(cluster):
         return {name: admin.access.create_token(name) for name in ("writer", "reader", "nobody")}
 
 
-def test_a_publish_is_allowed_or_refused_wherever_it_arrives(cluster, tokens):
+def test_a_publish_is_allowed_or_rejected_wherever_it_arrives(cluster, tokens):
     """At the leader and at the two that hand it on: by the asker's rules, not by the broker's."""
     for number in IDS:
         value = b"through %d" % number

@@ -121,7 +121,7 @@ def test_the_nats_server_dies_with_the_broker(kit):
         assert ended(child, kit)
 
 
-def test_a_second_broker_on_the_directory_is_refused(tmp_path):
+def test_a_second_broker_on_the_directory_is_rejected(tmp_path):
     """Exit code 1 and one line that names the directory, the first one's pid and the way out."""
     with ProcessServer(tmp_path / "data") as server:
         second = subprocess.run(

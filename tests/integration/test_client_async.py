@@ -301,7 +301,7 @@ async def test_reads_that_are_left_leave_no_threads(strandline_url):
                 await asyncio.sleep(0.02)
 
 
-async def test_an_option_that_does_not_exist_is_refused_at_the_call(strandline_url):
+async def test_an_option_that_does_not_exist_is_rejected_at_the_call(strandline_url):
     """Not when the producer, subscription or consumer is opened."""
     async with await strandline.connect_async(strandline_url) as client:
         await client.create_stream("s")

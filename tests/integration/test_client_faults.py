@@ -77,7 +77,7 @@ def test_without_ids_records_arrive_at_least_once(process):
     client.close()
 
 
-def test_a_subscription_goes_on_after_a_restart(process):
+def test_a_subscription_continues_after_a_restart(process):
     """No record twice, none left out, nothing to do for the user."""
     client = strandline.connect(process.flight)
     client.create_stream("s", partitions=2, partition_by="key")
@@ -147,7 +147,7 @@ def test_why_records_wait_is_told_long_before_they_are_given_up(process, caplog)
         )
 
 
-def test_what_was_sent_is_not_refused_by_a_broker_that_knows_nothing_of_it(process):
+def test_what_was_sent_is_not_rejected_by_a_broker_that_knows_nothing_of_it(process):
     """One without the stream says nothing of a record that the one before may have stored."""
     with strandline.connect(process.flight) as client:
         client.create_stream("s")
@@ -229,7 +229,7 @@ def test_rejections_do_not_use_a_producer_up(monkeypatch):
         assert values(client, "s") == [b"8", b"2", b"1"]
 
 
-def test_a_stop_answers_what_it_took_and_refuses_the_rest():
+def test_a_stop_answers_what_it_took_and_rejects_the_rest():
     """SIGTERM under load: every ack is valid, and the broker ends within seconds."""
     server = Server()
     url = server.start()

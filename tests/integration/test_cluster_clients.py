@@ -346,7 +346,7 @@ def test_reads_gather_partitions_from_their_leaders(cluster, client):
 @pytest.mark.parametrize(
     ("replica", "order"), [("leader", "ascending"), ("any", "ascending"), ("leader", "descending")]
 )
-def test_a_long_read_goes_on_at_another_replica(cluster, client, replica, order):
+def test_a_long_read_continues_at_another_replica(cluster, client, replica, order):
     """In the middle of a kill -9 of the broker that serves it: no record twice, none left out."""
     name = f"long-{replica}-{order}"
     create(client, name, partitions=1)

@@ -42,7 +42,7 @@ def small_disk(tmp_path):
         subprocess.run(("umount", str(place)), check=True)
 
 
-def test_a_leader_on_a_full_disk_hands_over_and_publishing_goes_on(small_disk, tmp_path, kit):
+def test_a_leader_on_a_full_disk_hands_over_and_publishing_continues(small_disk, tmp_path, kit):
     """Within seconds another copy leads; back with space the old leader first catches up."""
     with three_brokers(tmp_path, environment_of=lambda _: SETTINGS) as servers:
         lead_at_full(servers, kit)

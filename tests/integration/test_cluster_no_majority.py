@@ -42,7 +42,7 @@ CALLS = {
 }
 
 
-def test_a_broker_alone_says_unavailable_reads_its_own_copy_and_goes_on(alone, kit):
+def test_a_broker_alone_says_unavailable_reads_its_own_copy_and_continues(alone, kit):
     """No call reports a missing stream; each continues when the others are back."""
     for name, call in CALLS.items():
         with (

@@ -81,7 +81,7 @@ def sizes(*consumers):
     return sorted(len(consumer.assignment()) for consumer in consumers)
 
 
-def test_one_member_reads_everything_and_the_next_goes_on(client, stream):
+def test_one_member_reads_everything_and_the_next_continues(client, stream):
     """Leaving commits; the next member continues there."""
     with client.consumer("one", stream) as consumer:
         found = take(consumer, 40)
@@ -116,7 +116,7 @@ def test_a_second_member_gets_a_share_and_disturbs_nobody_else(client, stream):
         until(lambda: len(ann.assignment()) == 4, ann)
 
 
-def test_who_keeps_its_partitions_goes_on_while_others_are_stuck(client, stream):
+def test_who_keeps_its_partitions_continues_while_others_are_stuck(client, stream):
     """A rebalance that waits for a stuck member stops no other one."""
     options = {"commit_interval_s": 0.01}
     with (
@@ -233,7 +233,7 @@ def test_what_came_after_a_member_began_late_is_for_the_next(client, stream):
             assert take(second, 2) == begun
 
 
-def test_a_position_that_is_gone_begins_anew(client, stream):
+def test_a_position_that_is_gone_begins_again(client, stream):
     """If the log no longer has the offset, ``start`` decides."""
     client.groups.commit("behind", {PartitionName(stream, 0): 1000})
     with client.consumer("behind", stream) as consumer:
@@ -242,7 +242,7 @@ def test_a_position_that_is_gone_begins_anew(client, stream):
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_a_group_behind_retention_goes_on_at_the_first_record_kept(
+def test_a_group_behind_retention_continues_at_the_first_record_kept(
     client, stream, caplog, is_running
 ):
     """Even if it starts at the end: these records were never returned. A warning is logged."""

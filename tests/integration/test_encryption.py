@@ -167,7 +167,7 @@ def _until_stopped(subscription):
     return found[1:]
 
 
-def test_liftbridge_without_a_key_refuses_in_its_words(liftbridge):
+def test_liftbridge_without_a_key_rejects_in_its_words(liftbridge):
     """New encrypted streams, as Go's client expects it, and publishes to the one there is."""
     server, api = liftbridge(LIFTBRIDGE_KEY)
     create(api, "hidden")

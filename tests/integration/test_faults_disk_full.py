@@ -79,7 +79,7 @@ def refused(publisher):
     return sum(count for why, count in publisher.rejections.items() if "no space left" in why)
 
 
-async def test_a_full_disk_refuses_and_heals(small_disk, kit):
+async def test_a_full_disk_rejects_and_heals(small_disk, kit):
     """Errors say disk_full, acked records stay, and service returns when there is space again."""
     with ProcessServer(small_disk / "data", environment=SETTINGS) as server:
         with strandline.connect(server.flight) as admin:

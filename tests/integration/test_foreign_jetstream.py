@@ -76,7 +76,7 @@ async def client(server):
     await connected.close()
 
 
-async def test_a_stream_that_jetstream_covers_is_refused(broker, client):
+async def test_a_stream_that_jetstream_covers_is_rejected(broker, client):
     """The error names JetStream's stream and a remedy; with pub_ack off it is created."""
     jetstream = client.jetstream()
     await jetstream.add_stream(name="theirs", subjects=["orders.>", "single", "parts.1"])

@@ -117,7 +117,7 @@ def test_an_envelope_may_expect_an_offset(api, server, way):
     }
 
 
-def test_a_readonly_stream_refuses_nats_too(api, server):
+def test_a_readonly_stream_rejects_nats_too(api, server):
     """A publisher that waits gets the reason; nothing is stored."""
     api.CreateStream(pb.CreateStreamRequest(name="closed", subject="closed"), timeout=TIMEOUT_S)
     api.SetStreamReadonly(

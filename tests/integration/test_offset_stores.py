@@ -233,7 +233,7 @@ def test_stores_that_are_away_say_so(tmp_path):
 
 
 @pytest.mark.parametrize("url", ["secret", "secret://u:secret@h/d", "mssql+pymssql://u:secret@h/d"])
-def test_what_is_no_database_is_refused_without_its_password(url):
+def test_what_is_no_database_is_rejected_without_its_password(url):
     """Not a URL, an unknown database, a driver that is not there; the URL is not shown."""
     with pytest.raises(InvalidConfigError) as refused:
         SqlOffsetStore(url)

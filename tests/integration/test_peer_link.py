@@ -498,7 +498,7 @@ def test_a_port_that_is_taken_is_an_error(run):
     ],
     ids=["cluster", "wrong-broker", "own-id", "unknown"],
 )
-def test_who_does_not_belong_is_refused(run, caplog, *, cluster_id, broker, called, words):
+def test_who_does_not_belong_is_rejected(run, caplog, *, cluster_id, broker, called, words):
     """Another cluster, another broker at the address, our own id, an unknown broker."""
 
     async def scenario():
@@ -515,7 +515,7 @@ def test_who_does_not_belong_is_refused(run, caplog, *, cluster_id, broker, call
     run(scenario())
 
 
-def test_who_is_refused_again_and_again_is_told_of_once(run, caplog):
+def test_who_is_rejected_again_and_again_is_told_of_once(run, caplog):
     """It calls each second, so repeated warnings would fill the log."""
 
     async def scenario():

@@ -112,7 +112,7 @@ def test_reading_through_flight_is_held_up(admin, shop):
     assert time.monotonic() - began > 1.0
 
 
-def test_a_request_too_many_is_refused_and_told_when_to_come(admin, shop):
+def test_a_request_too_many_is_rejected_and_told_when_to_come(admin, shop):
     """A typed error that says how long to wait; after that it is served."""
     admin.quotas.set("shop", requests_per_s=2)
 
@@ -263,7 +263,7 @@ async def test_a_publisher_far_over_its_quota_is_told(server, admin, till, limit
     assert server.rejections()[till.name] >= len(errors)
 
 
-async def test_what_cannot_be_refused_waits_and_keeps_its_place(server, admin, till, flushed):
+async def test_what_cannot_be_rejected_waits_and_keeps_its_place(server, admin, till, flushed):
     """A publish without a reply subject, and those behind it, wait until the debt is paid."""
     await asyncio.to_thread(partial(admin.quotas.set, till.name, publish_bytes_per_s=RATE))
     async with publisher(server.ingest_url, till.token) as client:
@@ -423,7 +423,7 @@ def api(server, admin, grpc_stub):
         )
 
 
-def test_a_publish_through_grpc_is_refused_while_there_is_debt(admin, api):
+def test_a_publish_through_grpc_is_rejected_while_there_is_debt(admin, api):
     """Each call is RESOURCE_EXHAUSTED with the time to retry; later it is served."""
     admin.quotas.set("boat", publish_bytes_per_s=RATE)
     request = pb.PublishRequest(stream="orders", value=VALUE, ackPolicy=pb.AckPolicy.ALL)

@@ -460,7 +460,7 @@ def test_who_never_shakes_hands_is_let_go_by_grpc_too(papers, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-def test_old_versions_of_tls_are_refused(server, papers):
+def test_old_versions_of_tls_are_rejected(server, papers):
     """A client that offers at most TLS 1.1 is disconnected."""
     old = papers.context()
     old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1

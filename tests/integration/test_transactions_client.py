@@ -203,7 +203,7 @@ def test_a_prepared_transaction_is_ended_by_anybody(server, client, name):
         client.abort_prepared(name, staged)
 
 
-def test_a_record_that_is_refused_prevents_the_commit(client, name):
+def test_a_record_that_is_rejected_prevents_the_commit(client, name):
     """Even if its future was looked at."""
     client.create_stream(name, partitions=2)
     t = client.transaction(name)

@@ -61,7 +61,7 @@ def test_the_schema_is_the_list_of_columns(batch_reader, log):
     ("schema", "message"),
     [("colour STRING", "no column 'colour'"), ("value STRING", "cast it after loading")],
 )
-def test_other_columns_and_types_are_refused(batch_reader, log, schema, message):
+def test_other_columns_and_types_are_rejected(batch_reader, log, schema, message):
     """A column that records do not have, or another type, is an error that says what to do."""
     stream = log.new_stream(1)
     with pytest.raises(PySparkException, match=message):

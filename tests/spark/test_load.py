@@ -113,7 +113,7 @@ def test_a_load_takes_each_record_once(spark, log, tmp_path, table_format):
 
 
 @pytest.mark.parametrize("table_format", ["parquet", "delta"])
-def test_columns_that_were_changed_after_the_first_commit_are_refused(
+def test_columns_that_were_changed_after_the_first_commit_are_rejected(
     spark, log, tmp_path, table_format
 ):
     """A new column in the file would not come into the table: the load says so, instead of going on
@@ -186,7 +186,7 @@ def test_files_are_rolled_by_size(spark, log, tmp_path):
     assert read_table(load.into).count_rows() == 1000
 
 
-def test_a_load_whose_table_was_deleted_is_refused(spark, log, tmp_path):
+def test_a_load_whose_table_was_deleted_is_rejected(spark, log, tmp_path):
     """Its checkpoint would leave out what the deleted table had; a new one loads everything."""
     load = LoadPipeline(log, tmp_path, "delta", schema="id BIGINT", values="json")
     load.append(range(4))

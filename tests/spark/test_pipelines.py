@@ -92,7 +92,7 @@ def test_a_transform_filters_multiplies_and_splits(run, log):
     assert sorted(map(int, values(log, odd))) == sorted(2 * [n for n in range(1, 40, 2) if n != 7])
 
 
-def test_an_aggregate_goes_on_from_its_changelog(run, log, tmp_path):
+def test_an_aggregate_continues_from_its_changelog(run, log, tmp_path):
     """States are those of all records, also on a machine that has the changelog alone."""
     source, target = log.new_stream(50), log.new_stream() + "-state"
     config = {
@@ -156,14 +156,14 @@ def test_columns_of_an_aggregate_stay_what_they_are(run, log):
         ("max(timestamp)", "got timestamp"),
     ],
 )
-def test_an_aggregate_whose_state_would_not_come_back_is_refused(run, log, column, message):
+def test_an_aggregate_whose_state_would_not_come_back_is_rejected(run, log, column, message):
     """A sum of texts was one long text; decimals and times ended the second run, for good."""
     source, target = log.new_stream(10), log.new_stream() + "-state"
     with pytest.raises(InvalidConfigError, match=f"column 'total': .*{message}"):
         run("aggregate", stream=source, into=target, key="key", columns={"total": column})
 
 
-def test_a_checkpoint_of_another_output_is_refused(run, log):
+def test_a_checkpoint_of_another_output_is_rejected(run, log):
     """Another stream, or one that was made anew, got only what came from then on."""
     source, target = log.new_stream(40), log.new_stream() + "-copy"
     run("copy", stream=source, into=target)
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_another_output_is_refused(run, log):
     assert values(log, target) == values(log, source)
 
 
-def test_a_pipeline_goes_on_without_lost_records_if_told(run, log):
+def test_a_pipeline_continues_without_lost_records_if_told(run, log):
     """Also a copy that lost its checkpoint, whose output says a place that is gone."""
     source = log.new_stream(20, partitions=1, segment_bytes=1 << 20)
     target = f"{source}-copy"

@@ -65,7 +65,7 @@ def test_a_message_id_makes_a_repeat_harmless(spark, log):
         (["CAST(id AS STRING) value"], "overwrite", "only appending"),
     ],
 )
-def test_rows_that_are_no_records_are_refused(spark, log, columns, mode, message):
+def test_rows_that_are_no_records_are_rejected(spark, log, columns, mode, message):
     """Missing, unknown or wrong columns and overwriting are errors that say what to do."""
     with pytest.raises(PySparkException, match=message):
         spark.range(3).selectExpr(*columns).write.format("strandline").options(
@@ -277,7 +277,7 @@ def test_what_the_exactly_once_sink_wrote_is_loaded_with_the_defaults(
     assert land(bare, tmp_path / "told", server=log.server, stream=stream) == every
 
 
-def test_options_that_are_not_ours_are_refused(spark, log, stream_reader, batch_reader, tmp_path):
+def test_options_that_are_not_ours_are_rejected(spark, log, stream_reader, batch_reader, tmp_path):
     """Where a read is loaded, or used if its schema was given; never with an error of Spark's own.
     Tables of Spark's catalog, which lose their options, are refused with what to write.
     """

@@ -84,7 +84,7 @@ def wait_until_at(query, offset):
     wait_until(query, lambda last: sum(offsets_of(last, "endOffset").values()) == offset)
 
 
-def test_available_now_reads_in_limited_batches_and_goes_on(
+def test_available_now_reads_in_limited_batches_and_continues(
     stream_reader, log, landed, run, tmp_path
 ):
     """Each batch keeps to maxRecordsPerTrigger, and a second run reads only what is new."""
@@ -191,7 +191,7 @@ def test_the_long_poll_wakes_at_once(stream_reader, log, following):
         assert time.monotonic() - began < 50
 
 
-def test_a_stream_created_anew_is_not_continued(stream_reader, log, run):
+def test_a_stream_recreated_is_not_continued(stream_reader, log, run):
     """A checkpoint of a deleted stream is refused although name and offsets would fit."""
     stream = log.new_stream(10)
     frame = stream_reader(stream).load()

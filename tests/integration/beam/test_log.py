@@ -201,7 +201,7 @@ def test_discarding_beyond_the_end_moves_the_log_there(log):
 
 
 @pytest.mark.parametrize("first", [(1 << 62) + 1, (1 << 63) - 1, (1 << 64) - 1])
-def test_an_index_without_room_behind_it_is_refused(log, first):
+def test_an_index_without_room_behind_it_is_rejected(log, first):
     """Such a log could store nothing, and a batch that fails stops all streams."""
     log.append([b"a"])
     with pytest.raises(grpc.RpcError) as refused:

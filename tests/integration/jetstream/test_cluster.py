@@ -152,7 +152,7 @@ async def fetch_some(client, consumer, seen):
         await each.ack_sync(timeout=3)
 
 
-async def test_a_consumer_goes_on_at_the_next_leader(cluster):
+async def test_a_consumer_continues_at_the_next_leader(cluster):
     """Acknowledged messages are not repeated; others are, with their count."""
     client = await connected(cluster[1].nats_url)
     js = client.jetstream()

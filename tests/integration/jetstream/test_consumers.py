@@ -343,7 +343,7 @@ async def test_making_a_consumer_again(ask, filled):
     )
 
 
-async def test_impossible_consumers_are_refused_with_the_same_numbers(ask, filled):
+async def test_impossible_consumers_are_rejected_with_the_same_numbers(ask, filled):
     """Code, number and text."""
     name = filled.name
     path = f"CONSUMER.CREATE.{name}.p"
@@ -478,7 +478,7 @@ async def test_a_deleted_streams_consumers_are_forgotten(ours, ask_us):
         admin.delete_stream("again")
 
 
-async def test_what_is_not_built_is_refused(ask_us):
+async def test_what_is_not_built_is_rejected(ask_us):
     """By its name."""
     await ask_us("STREAM.CREATE.less", {"name": "less", "subjects": ["less"]})
     settings = {

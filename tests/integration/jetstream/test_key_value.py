@@ -127,7 +127,7 @@ async def test_a_rollup_of_all_takes_the_place_of_everything(nc, bucket, ask):
     assert await kv.create("b", b"again") == 5
 
 
-async def test_headers_that_a_stream_does_not_know_are_refused(nc, stream):
+async def test_headers_that_a_stream_does_not_know_are_rejected(nc, stream):
     """A rollup where none is allowed, and one of an unknown kind."""
     with pytest.raises(js_errors.APIError) as caught:
         await stream.js.publish(stream.subject("a"), b"", headers={"Nats-Rollup": "sub"})

@@ -188,7 +188,7 @@ async def test_subjects_are_counted(ask, stream):
     assert (page["total"], page["offset"], page["limit"]) == (2, 1, 100_000)
 
 
-async def test_what_cannot_be_is_refused_with_the_same_numbers(ask, stream):
+async def test_what_cannot_be_is_rejected_with_the_same_numbers(ask, stream):
     """Errors of requests about streams: code, number and text."""
     missing = (404, 10059, "stream not found")
     for operation in ("INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE"):
@@ -248,7 +248,7 @@ async def test_limits_and_replicas_are_kept(nc, stream):
 # Ours alone
 
 
-async def test_settings_that_are_not_built_are_refused_by_name(ask_us):
+async def test_settings_that_are_not_built_are_rejected_by_name(ask_us):
     """Each with JetStream's error for a configuration that cannot be."""
     settings = {
         "retention": "workqueue",
@@ -294,7 +294,7 @@ async def test_settings_that_ask_for_nothing_are_taken(ask_us):
     assert (await ask_us("STREAM.DELETE.nothing"))["success"] is True
 
 
-async def test_changes_and_deletions_of_messages_are_refused(ask_us):
+async def test_changes_and_deletions_of_messages_are_rejected(ask_us):
     """The settings of a stream are fixed, and a log has no holes."""
     body = {"name": "fixed", "subjects": ["fixed"]}
     await ask_us("STREAM.CREATE.fixed", body)

@@ -186,7 +186,7 @@ def test_a_partition_has_one_reader_of_a_group(lift, stream):
         ),
     ],
 )
-def test_wrong_group_calls_are_refused(lift, api, kind, fields, code, text):
+def test_wrong_group_calls_are_rejected(lift, api, kind, fields, code, text):
     """With Liftbridge's codes."""
     call, make = {
         "Join": (api.JoinConsumerGroup, pb.JoinConsumerGroupRequest),

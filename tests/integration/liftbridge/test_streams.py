@@ -59,7 +59,7 @@ def test_every_setting_of_a_stream_is_taken(lift, api):
         ({"subject": "f.>", "partitions": 2}, "INVALID_ARGUMENT", "partition_by"),
     ],
 )
-def test_impossible_streams_are_refused(lift, api, fields, code, text):
+def test_impossible_streams_are_rejected(lift, api, fields, code, text):
     """Each with Liftbridge's code, and never at the broker's cost."""
     request = pb.CreateStreamRequest(**{"name": "bad", "subject": "bad", **fields})
     found, details = lift.rejection(api.CreateStream, request)
@@ -276,7 +276,7 @@ def test_a_message_id_makes_a_retry_the_same_record(lift, stream):
     assert lift.publish(stream, b"a", b"a", headers=headers) == [0, 0]
 
 
-def test_a_stream_of_publishes_answers_in_band_and_goes_on(lift, stream):
+def test_a_stream_of_publishes_answers_in_band_and_continues(lift, stream):
     """Rejections come as responses with an empty ack; the stream ends only when the client does."""
     publishing = lift.publishing()
     publishing.send(stream="none", correlationId="1")

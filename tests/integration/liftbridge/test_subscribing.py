@@ -161,7 +161,7 @@ def test_a_stop_beyond_the_end_waits_for_it(lift, stream):
         ),
     ],
 )
-def test_wrong_subscriptions_are_refused(api, stream, fields, code, text):
+def test_wrong_subscriptions_are_rejected(api, stream, fields, code, text):
     """Before anything is sent, with Liftbridge's codes and texts."""
     call = api.Subscribe(pb.SubscribeRequest(**{"stream": stream, **fields}), timeout=TIMEOUT_S)
     with pytest.raises(grpc.RpcError) as caught:
@@ -169,7 +169,7 @@ def test_wrong_subscriptions_are_refused(api, stream, fields, code, text):
     assert (caught.value.code().name, text in caught.value.details()) == (code, True)
 
 
-def test_a_stop_before_the_start_is_refused(lift, api, stream):
+def test_a_stop_before_the_start_is_rejected(lift, api, stream):
     """With the two offsets in the text."""
     lift.publish(stream, b"0", b"1", b"2")
     call = api.Subscribe(
@@ -446,7 +446,7 @@ def test_an_idle_partition_pauses_itself(lift, api):
     lift.until(lambda: lift.partition("idle-read").paused)
 
 
-def test_a_readonly_partition_refuses_records_and_ends_its_readers(lift, api, stream):
+def test_a_readonly_partition_rejects_records_and_ends_its_readers(lift, api, stream):
     """Publishes are rejected, readers get the rest and then the end; it can be undone."""
     lift.publish(stream, b"a", b"b")
     api.SetStreamReadonly(

@@ -27,7 +27,7 @@ def run(*words, server=NOBODY, stdin=None):
         (("reassign", "s", "--to", "a"), "not a list of brokers"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_asking(words, reason):
+def test_what_cannot_be_meant_is_rejected_before_asking(words, reason):
     """No broker runs here, and none is needed to say so."""
     done = run(*words)
     assert done.exit_code == 1

@@ -190,7 +190,7 @@ def test_nothing_is_overwritten(init):
     assert {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()} == before
 
 
-def test_what_a_broker_would_refuse_leaves_nothing_behind(init):
+def test_what_a_broker_would_reject_leaves_nothing_behind(init):
     """Settings are loaded as a broker loads them before the command says that it is done."""
     refused = init("--cluster-id", "c" * 200, code=1)
     assert "cluster.name has 1 to 128 characters" in refused.stderr
@@ -228,7 +228,7 @@ def test_a_package_that_is_missing_leaves_nothing_behind(tmp_path):
         (("1=a",), ("--port-base", "0"), "some brokers are elsewhere"),
     ],
 )
-def test_what_cannot_be_a_cluster_is_refused(init, brokers, arguments, message):
+def test_what_cannot_be_a_cluster_is_rejected(init, brokers, arguments, message):
     """The error has a valid alternative, and nothing is written."""
     refused = init(*arguments, brokers=brokers, code=1)
     assert message in refused.stderr

@@ -79,7 +79,7 @@ def lines(result):
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_an_empty_subject_is_refused(run, url):
+def test_an_empty_subject_is_rejected(run, url):
     """An empty subject is an error, unlike a missing one."""
     said = run("stream", "create", "nothing", "--subject", "", code=1).stderr
     assert "the subject is empty" in said
@@ -128,7 +128,7 @@ def test_one_record_goes_in_and_comes_out(run, stream):
     assert "one espresso" in run("read", stream).stdout
 
 
-def test_a_subject_that_the_stream_does_not_store_is_refused(run, stream):
+def test_a_subject_that_the_stream_does_not_store_is_rejected(run, stream):
     """It would not reach the stream through NATS either; the message has valid subjects."""
     refused = run("publish", stream, "x", "--subject", "other", code=1)
     assert f"'other' does not match '{stream}.>' of stream '{stream}'" in refused.stderr
@@ -181,7 +181,7 @@ def test_values_of_one_line_survive_a_copy(run, stream):
 
 
 @pytest.mark.parametrize("where", ["stdin", "file"])
-def test_a_line_that_is_refused_is_named(run, stream, tmp_path, where):
+def test_a_line_that_is_rejected_is_named(run, stream, tmp_path, where):
     """With its number and how many records were stored, which a reader finds."""
     text = b"one\n" + b"x" * 2_000_000 + b"\nthree\n"
     (tmp_path / "lines").write_bytes(text)
@@ -194,7 +194,7 @@ def test_a_line_that_is_refused_is_named(run, stream, tmp_path, where):
     assert [record["value"] for record in found] == ["one"]
 
 
-def test_lines_that_the_broker_refuses_are_named(run, stream):
+def test_lines_that_the_broker_rejects_are_named(run, stream):
     """Late and immediate rejections name the line, and reading stops there."""
     text = "".join(f"{number}\n" for number in range(5000))
     wrong = run("publish", stream, "--subject", f"{stream}..a", code=1, stdin=text).stderr

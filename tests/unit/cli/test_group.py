@@ -49,7 +49,7 @@ def test_a_group_is_made_shown_and_deleted(run):
     assert "(unknown_group)" in run("info", "billing", code=1).stderr
 
 
-def test_a_place_beyond_the_end_is_refused(run):
+def test_a_place_beyond_the_end_is_rejected(run):
     """A group reset there would silently consume nothing for long."""
     refused = run("reset", "far", "orders", "--partition", "0", "--to", "99999999", code=1)
     assert "offset 99999999 is beyond the end of orders/0, 3" in refused.stderr

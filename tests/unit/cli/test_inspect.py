@@ -161,7 +161,7 @@ def test_a_compacted_and_a_deleted_stream_are_not_missed(run, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100])
-def test_what_is_not_ours_is_refused(run, tmp_path, content):
+def test_what_is_not_ours_is_rejected(run, tmp_path, content):
     """Another directory or file is an error with a code, not a listing of nothing."""
     assert run(tmp_path).exit_code == 1
     file = tmp_path / "notes.txt"

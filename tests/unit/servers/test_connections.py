@@ -20,7 +20,7 @@ def test_the_oldest_stranger_makes_room():
     assert limit.count == 3
 
 
-def test_where_everybody_is_known_one_too_many_is_refused():
+def test_where_everybody_is_known_one_too_many_is_rejected():
     """Active connections are not closed for it."""
     limit = ConnectionLimit(2)
     assert admit(limit, "a", "b") == []

@@ -195,7 +195,7 @@ async def test_the_producer_of_a_deleted_stream_is_ended(broker, forwarder, prod
 
 
 @pytest.mark.parametrize(("isr", "leader"), [((1,), 1), ((1, 2), 1), ((1,), None)])
-async def test_what_the_leader_would_refuse_for_want_of_copies_is_refused_here(
+async def test_what_the_leader_would_reject_for_want_of_copies_is_rejected_here(
     broker, forwarder, producers, isr, leader
 ):
     """At once, instead of being tried until its time is over; an election is waited for."""

@@ -86,7 +86,7 @@ def test_what_waits_is_told_how_long_and_counted(place):
     assert figures.quota_wait_seconds["shop"] == pytest.approx(3.0)
 
 
-def test_a_refused_request_says_when_to_ask_again(place):
+def test_a_rejected_request_says_when_to_ask_again(place):
     """And is served then."""
     place.limit(requests_per_s=2)
     place.shop.check_request()
@@ -100,7 +100,7 @@ def test_a_refused_request_says_when_to_ask_again(place):
     assert place.telemetry.quota_rejections == {"shop": 1}
 
 
-def test_a_publish_that_cannot_be_held_up_is_refused_while_there_is_debt(place):
+def test_a_publish_that_cannot_be_held_up_is_rejected_while_there_is_debt(place):
     """Passed bytes are counted completely; the next ones wait until they are repaid."""
     place.limit(publish_bytes_per_s=1000)
     place.shop.check_publish(2500)
@@ -111,7 +111,7 @@ def test_a_publish_that_cannot_be_held_up_is_refused_while_there_is_debt(place):
     assert place.telemetry.quota_published_bytes == {"shop": 2501}
 
 
-def test_one_connection_too_many_is_refused(place):
+def test_one_connection_too_many_is_rejected(place):
     """Until another is closed."""
     place.limit(connections=1)
     place.shop.open()

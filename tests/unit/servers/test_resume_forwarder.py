@@ -68,7 +68,7 @@ async def leader(monkeypatch):
     await made.resuming.stop()
 
 
-async def test_what_was_refused_goes_again_before_what_came_behind_it(leader):
+async def test_what_was_rejected_goes_again_before_what_came_behind_it(leader):
     """The partition is resumed once, when nothing is in flight."""
     leader.publish("a", "b", "c")
     leader.answer(1)
@@ -134,7 +134,7 @@ async def test_a_partition_that_cannot_be_woken_is_the_answer(leader):
     assert leader.stored == ["b"]
 
 
-async def test_a_leader_that_goes_on_refusing_is_believed(leader, monkeypatch):
+async def test_a_leader_that_continues_refusing_is_believed(leader, monkeypatch):
     """After retries for as long as it may not know of the resume."""
     monkeypatch.setattr(waking_module, "PATIENCE_S", 0.05)
 

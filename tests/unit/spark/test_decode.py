@@ -234,7 +234,7 @@ def test_avro_of_another_version_is_read_with_its_writer_s_schema():
         '{"type":"record","fields":[{"name":"a","type":"int"}]}',
     ],
 )
-def test_an_avro_schema_without_columns_is_refused(schema):
+def test_an_avro_schema_without_columns_is_rejected(schema):
     """Missing, broken, not a record, or with a union that no column can hold."""
     with pytest.raises(InvalidConfigError):
         arrow_schema_of(schema)
@@ -257,7 +257,7 @@ def test_arrow_values_may_hold_many_rows():
     assert [place for place, _ in found.bad][:1] == [1]
 
 
-def test_values_that_no_column_can_hold_are_refused_alone():
+def test_values_that_no_column_can_hold_are_rejected_alone():
     """A time beyond the year 9999 and an Arrow value with a repeated column affect no others."""
     text = json.dumps(AVRO)
     plain = json.loads(text)
@@ -307,7 +307,7 @@ def options_of(*, schema=None, **more):
     )
 
 
-def test_what_json_cannot_become_is_refused_at_the_start():
+def test_what_json_cannot_become_is_rejected_at_the_start():
     """A map, also one within a list, is named before any value is read; for Avro it is a column."""
     pairs = MapType(StringType(), StringType())
     record = pa.schema([("value", pa.binary())])
@@ -318,7 +318,7 @@ def test_what_json_cannot_become_is_refused_at_the_start():
         check_decoding(record, options_of(schema=schema, values="avro"))
 
 
-def test_rows_that_are_no_records_are_refused_at_the_start():
+def test_rows_that_are_no_records_are_rejected_at_the_start():
     """Decoding needs values, and dead letters need their source."""
     letters = options_of(deadLetters="bad", stream="s", server="s:1")
     value, offset = ("value", pa.binary()), ("offset", pa.int64())
@@ -352,7 +352,7 @@ def test_columns_of_json_are_inferred_from_objects_alone():
         ([b'{"a":null,"b":[{"c":null}]}'], r"no field .* has a value yet \(a, b.c\)"),
     ],
 )
-def test_a_sample_that_tells_no_columns_is_refused(sample, message):
+def test_a_sample_that_tells_no_columns_is_rejected(sample, message):
     """JSON objects that disagree, or have nothing that a column could be made of."""
     with pytest.raises(InvalidConfigError, match=f"{message}.*give 'schema'"):
         infer_json_schema(pa.array(sample, pa.binary()))
@@ -396,7 +396,7 @@ def test_times_and_bytes_are_read_at_any_depth():
     assert found.bad == [(2, "'soon' is not a time such as 2024-01-31T12:00:00Z")]
 
 
-def test_a_value_too_deep_is_refused_alone():
+def test_a_value_too_deep_is_rejected_alone():
     """Whatever reads it, its neighbours are decoded."""
     deep = b'{"b":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     found = decoded([b'{"a":1}', deep, b'{"a":NaN}', b'{"a":2}', b"oops"])
@@ -438,13 +438,13 @@ def test_inferred_columns_hold_what_was_there(sample, kind):
         ([b'{"a":{}}', b'{"a":[1]}'], "a is an object in one and a list in another"),
     ],
 )
-def test_what_no_column_holds_without_loss_is_refused(sample, message):
+def test_what_no_column_holds_without_loss_is_rejected(sample, message):
     """By name, and before the first commit: the user chooses the type."""
     with pytest.raises(InvalidConfigError, match=f"{message}.*give 'schema'"):
         infer_json_schema(pa.array(sample, pa.binary()))
 
 
-def test_columns_that_differ_by_case_alone_are_refused():
+def test_columns_that_differ_by_case_alone_are_rejected():
     """Also in structs within lists: such a table could not be opened."""
     refuse_case_twins(pa.schema([("a", pa.struct([("b", pa.int64())])), ("b", pa.int64())]))
     twins = pa.struct([("userId", pa.int64()), ("userid", pa.int64())])

@@ -71,7 +71,7 @@ def test_a_value_that_sql_cannot_take_is_no_outage():
     assert found.message == f"query q failed: {cast} Use `try_cast`. SQLSTATE: 22018"
 
 
-def test_sql_that_spark_refuses_is_the_description_s_mistake():
+def test_sql_that_spark_rejects_is_the_description_s_mistake():
     """Spark begins its message with an empty line, and ends it with plans."""
     found = refused_description(RuntimeError("\n[PARSE_SYNTAX_ERROR] at 'SELEKT'\n\n== SQL ==\n"))
     assert type(found) is InvalidConfigError

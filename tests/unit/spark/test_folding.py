@@ -83,7 +83,7 @@ def test_the_smallest_and_the_largest_do_not_depend_on_the_order(numbers):
         ("last(x)", "map<string,binary>"),
     ],
 )
-def test_what_a_state_cannot_hold_is_refused(column, kind):
+def test_what_a_state_cannot_hold_is_rejected(column, kind):
     """A state is JSON: a sum of texts would be one long text, and a decimal or a time would come
     back as a text that nothing can be added to or compared with.
     """
@@ -106,7 +106,7 @@ def test_a_record_is_folded_once():
     assert folded((0, 0, 5), (0, 1, 6), (0, 0, 5), (0, 1, 6)) == folded((0, 0, 5), (0, 1, 6))
 
 
-def test_states_of_other_columns_are_refused():
+def test_states_of_other_columns_are_rejected():
     """A column that was added would begin in the middle, and one of another function ended in a
     TypeError of Python's.
     """
@@ -154,7 +154,7 @@ def test_the_newest_states_tell_the_position(records, cut):
     assert run(restored, rest) == run({}, placed)
 
 
-def test_wrong_columns_and_states_are_refused():
+def test_wrong_columns_and_states_are_rejected():
     """An unknown function, a missing argument, and bytes that are no state are named."""
     for text in ("median(x)", "sum()", "count"):
         with pytest.raises(InvalidConfigError, match="'a'"):

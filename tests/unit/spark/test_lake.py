@@ -151,7 +151,7 @@ def test_the_first_commit_is_one_too(lake):
     assert lake.values() == expected(p0=5)
 
 
-def test_a_batch_of_nothing_but_refused_records_moves_the_offsets(lake):
+def test_a_batch_of_nothing_but_rejected_records_moves_the_offsets(lake):
     """Records that became dead letters are done: their offsets are committed without a file."""
     assert lake.commit(lake.propose(rows(0, 0, 10)))
     whole = lake.propose(rows(0, 10, 15), batch=1)
@@ -162,7 +162,7 @@ def test_a_batch_of_nothing_but_refused_records_moves_the_offsets(lake):
     assert lake.values() == expected(p0=10)
 
 
-def test_a_gap_is_refused(lake):
+def test_a_gap_is_rejected(lake):
     """Records between the table's end and the batch are missing, whatever the format."""
     assert lake.commit(lake.propose(rows(0, 0, 10)))
     with pytest.raises(DataLossError, match="2 offsets are missing"):
@@ -219,7 +219,7 @@ def rename_column(lake):
 
 
 @pytest.mark.parametrize("change", [partition_anew, rename_column])
-def test_what_others_changed_between_two_commits_is_refused(lake, change):
+def test_what_others_changed_between_two_commits_is_rejected(lake, change):
     """Before any task writes, and also after that; the error is permanent and has a remedy."""
     assert lake.commit(lake.propose(rows(0, 0, 3)))
     staged, store = lake.propose(rows(0, 3, 5), batch=1), lake.store()
@@ -258,7 +258,7 @@ def track_rows(table):
 @pytest.mark.parametrize(
     ("change", "reason"), [(constrain, "constraints small"), (track_rows, "features.*rowTracking")]
 )
-def test_what_delta_asks_of_writers_and_we_do_not_do_is_refused(tmp_path, change, reason):
+def test_what_delta_asks_of_writers_and_we_do_not_do_is_rejected(tmp_path, change, reason):
     """A row that breaks a constraint was committed, and an unknown feature tried without end."""
     lake = Lake(tmp_path, "delta")
     assert lake.commit(lake.propose(rows(0, 0, 3)))
@@ -337,7 +337,7 @@ def test_a_delta_table_restored_to_before_our_first_commit_has_none_of_our_recor
     assert lake.values() == sorted([*expected(p0=5), *expected(p7=2)])
 
 
-def test_a_restore_that_the_log_no_longer_explains_is_refused(tmp_path):
+def test_a_restore_that_the_log_no_longer_explains_is_rejected(tmp_path):
     """The log was cleaned up, so the end of the table is unknown."""
     lake = Lake(tmp_path, "delta")
     write_deltalake(lake.path, pa.Table.from_batches([rows(7, 0, 2)]))
@@ -352,7 +352,7 @@ def test_a_restore_that_the_log_no_longer_explains_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kept", ["the restore", "nothing of it"])
-def test_a_restored_delta_table_whose_log_was_cleaned_up_is_refused(tmp_path, kept):
+def test_a_restored_delta_table_whose_log_was_cleaned_up_is_rejected(tmp_path, kept):
     """The application transactions are those of the last commit, but its records are gone."""
     lake = Lake(tmp_path, "delta")
     for batch in range(2):
@@ -366,7 +366,7 @@ def test_a_restored_delta_table_whose_log_was_cleaned_up_is_refused(tmp_path, ke
         lake.offsets()
 
 
-def test_a_rolled_back_iceberg_table_whose_snapshots_expired_is_refused(tmp_path):
+def test_a_rolled_back_iceberg_table_whose_snapshots_expired_is_rejected(tmp_path):
     """The property is that of the last commit, but its records are gone."""
     lake = Lake(tmp_path, "iceberg")
     for batch in range(2):
@@ -391,7 +391,7 @@ def test_expired_snapshots_of_an_iceberg_table_do_not_hide_the_offsets(tmp_path)
     assert lake.offsets() == {"0": 3}
 
 
-def test_an_iceberg_table_rolled_back_to_before_our_commits_is_refused(tmp_path):
+def test_an_iceberg_table_rolled_back_to_before_our_commits_is_rejected(tmp_path):
     """No snapshot says which of our records it has, if any."""
     lake = Lake(tmp_path, "iceberg")
     lake.store()

@@ -62,7 +62,7 @@ def test_a_mistake_is_named(change, message):
         ),
     ],
 )
-def test_a_pipeline_that_feeds_on_itself_is_refused(pipeline, message):
+def test_a_pipeline_that_feeds_on_itself_is_rejected(pipeline, message):
     """Nor may one read a stream twice, or none."""
     with pytest.raises(InvalidConfigError, match=message):
         decode_pipeline({"checkpoint": "c"} | pipeline)
@@ -74,7 +74,7 @@ def test_a_mirror_may_have_the_name_of_its_stream():
     assert decode_pipeline({"checkpoint": "c"} | mirror).into == "a"
 
 
-def test_what_is_no_mapping_is_refused():
+def test_what_is_no_mapping_is_rejected():
     """An empty file and a list are no pipelines."""
     for values in (None, [LOAD]):
         with pytest.raises(InvalidConfigError, match="not a pipeline"):

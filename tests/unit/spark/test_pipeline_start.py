@@ -32,7 +32,7 @@ def names(client):
     return {each.name for each in client.list_streams()}
 
 
-def test_a_refused_pipeline_leaves_no_output_behind(broker):
+def test_a_rejected_pipeline_leaves_no_output_behind(broker):
     """Only streams that it created are deleted, and only while they are empty."""
     server, client = broker
     source = stream_of(server, "in")
@@ -51,7 +51,7 @@ def test_a_refused_pipeline_leaves_no_output_behind(broker):
     assert "started" in names(client)
 
 
-def test_an_output_made_anew_by_somebody_else_stays(broker):
+def test_an_output_recreated_by_somebody_else_stays(broker):
     """A stream that was recreated meanwhile is not deleted."""
     server, client = broker
 
@@ -103,7 +103,7 @@ def test_a_pipeline_whose_python_processes_come_too_late_is_started_again(monkey
 
 
 @pytest.mark.parametrize("made", [StrandlineSource, StrandlineTable, lambda _: spark_session()])
-def test_an_old_spark_is_refused_by_name(monkeypatch, made):
+def test_an_old_spark_is_rejected_by_name(monkeypatch, made):
     """Instead of a TypeError within Spark, whose interface was another one."""
     for version in ("4.1.4", "3.5.0"):
         monkeypatch.setattr("pyspark.__version__", version)

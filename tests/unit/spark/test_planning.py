@@ -52,7 +52,7 @@ def test_offsets_survive_the_checkpoint(offsets):
     assert decode_offsets(encoded) == offsets
 
 
-def test_another_stream_of_the_same_name_is_refused():
+def test_another_stream_of_the_same_name_is_rejected():
     """A checkpoint of a stream that was recreated is not continued."""
     encoded = encode_offsets({0: 1}, identity="x@1")
     refuse_other_stream(encoded, StreamExtent("x@1", ()))
@@ -63,7 +63,7 @@ def test_another_stream_of_the_same_name_is_refused():
 @pytest.mark.parametrize(
     "encoded", [{"orders": {"0": 5}}, {"0": 5}, {"0": "x", "stream": "x@1"}, [5], 5, "a"]
 )
-def test_a_checkpoint_of_another_source_is_refused(encoded):
+def test_a_checkpoint_of_another_source_is_rejected(encoded):
     """Offsets of Kafka's source, for example, are rejected with a remedy."""
     with pytest.raises(InvalidConfigError, match="start with a new checkpoint"):
         decode_offsets(encoded)
@@ -76,7 +76,7 @@ def test_starts_by_word_and_by_number():
     assert starting_offsets(STATES, options(starting_offsets={1: 7})) == {0: 10, 1: 7}
 
 
-def test_impossible_starts_are_refused():
+def test_impossible_starts_are_rejected():
     """Beyond the end, before the log start, or of an unknown partition."""
     with pytest.raises(OffsetOutOfRangeError, match="100"):
         starting_offsets(STATES, options(starting_offsets={0: 101}))
@@ -105,7 +105,7 @@ def test_an_end_before_the_log_is_nothing_to_read_if_allowed(caplog):
         ending_offsets(STATES, backwards, starting=starting_offsets(STATES, backwards))
 
 
-def test_impossible_ends_are_refused():
+def test_impossible_ends_are_rejected():
     """An end beyond the committed records or before the start is an error."""
     start = starting_offsets(STATES, options())
     assert ending_offsets(STATES, options(ending_offsets={0: 20}), starting=start) == {0: 20, 1: 50}

@@ -45,7 +45,7 @@ def test_the_same_place_is_noted_once(broker):
     assert client.groups.list() == []
 
 
-def test_a_query_that_may_not_note_goes_on_without(broker):
+def test_a_query_that_may_not_note_continues_without(broker):
     """A group with members takes no positions from others: the query is not ended, and stops
     asking.
     """

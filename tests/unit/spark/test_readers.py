@@ -223,7 +223,7 @@ def test_a_running_query_waits_for_records(broker):
     assert len(broker.waits) == 1
 
 
-def test_lost_records_and_other_streams_are_refused(broker):
+def test_lost_records_and_other_streams_are_rejected(broker):
     """Truncation, a shorter log and another stream of the name end the query."""
     broker.extents[0] = (20, 100)
     with pytest.raises(DataLossError, match="deleted before they were read"):
@@ -246,7 +246,7 @@ def test_tasks_follow_from_offsets_alone(broker):
     assert reader().partitions(encoded(5, 5), encoded(5, 5)) == []
 
 
-def test_a_planned_batch_of_another_stream_is_refused(broker):
+def test_a_planned_batch_of_another_stream_is_rejected(broker):
     """A restarted query begins with the micro-batch it had planned, the very first one with an
     initial offset of now: that is refused where it is another stream's.
     """
@@ -326,7 +326,7 @@ def test_columns_that_may_be_null_are_not_declared_otherwise():
     assert source().reader(schema=offsets).target.names == ["offset"]
 
 
-def test_a_refused_streaming_read_says_so_whatever_is_called_first():
+def test_a_rejected_streaming_read_says_so_whatever_is_called_first():
     """Spark loses an error that is raised while it makes the reader, and fails with its own."""
     made = source(longPollMs="soon")
     reader = made.streamReader(schema=source().schema())
@@ -355,7 +355,7 @@ def test_only_rows_that_are_records_can_be_appended():
             check_columns(schema_of(*fields), WRITE)
 
 
-def test_replacing_is_refused():
+def test_replacing_is_rejected():
     """Neither format overwrites."""
     schema = schema_of(("value", "value"))
     for made in (source(), TableFormat(CaseInsensitiveDict({"path": "t"}))):

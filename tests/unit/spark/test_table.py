@@ -165,7 +165,7 @@ def test_garbage_goes_by_age_and_committed_files_stay(tmp_path):
     assert stored(tmp_path) == expected(p0=12)
 
 
-def test_a_directory_of_other_files_is_refused(tmp_path):
+def test_a_directory_of_other_files_is_rejected(tmp_path):
     """A table is not started among files that are not its own."""
     (tmp_path / "letters.txt").write_text("x")
     with pytest.raises(InvalidRequestError, match="not a table"):
@@ -223,7 +223,7 @@ def test_a_failed_task_stages_no_file(tmp_path):
     assert list(files.staging.iterdir()) == []
 
 
-def test_rows_without_an_offset_are_refused(tmp_path):
+def test_rows_without_an_offset_are_rejected(tmp_path):
     """A null offset cannot be committed once, so it is not committed."""
     batch = pa.RecordBatch.from_pydict(
         {"partition": pa.array([0], pa.int32()), "offset": pa.array([None], pa.int64())}

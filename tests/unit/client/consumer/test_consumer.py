@@ -135,7 +135,7 @@ def test_runs_of_a_batch_are_split():
     assert pieces == [(1, [0, 1]), (0, [7]), (1, [2])]
 
 
-def test_a_fetch_goes_on_where_it_broke_off():
+def test_a_fetch_continues_where_it_broke_off():
     """After a lost connection each record comes once."""
     source = Source()
     source.breaks_at = 4
@@ -144,7 +144,7 @@ def test_a_fetch_goes_on_where_it_broke_off():
     assert len(source.opened) == 2
 
 
-def test_a_fetch_begins_anew_where_its_offsets_are_gone():
+def test_a_fetch_begins_again_where_its_offsets_are_gone():
     """Records deleted by retention are skipped."""
     source = Source()
     source.first = 6
@@ -322,7 +322,7 @@ def test_a_partition_that_cannot_be_claimed_now_is_claimed_later(caplog):
     consumer.close()
 
 
-def test_numbers_of_arrays_are_taken_and_others_are_refused_by_name():
+def test_numbers_of_arrays_are_taken_and_others_are_rejected_by_name():
     """A position that cannot be committed would end every later poll."""
     coordinator = Coordinator()
     options = Options(commit_interval_s=0.0)

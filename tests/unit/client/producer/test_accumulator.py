@@ -21,7 +21,7 @@ def accumulator(**changes) -> RecordAccumulator:
     return RecordAccumulator(**{**limits, **changes})
 
 
-def test_the_first_record_of_a_lot_is_news():
+def test_the_first_record_of_a_batch_is_news():
     """The sender must set its timer; the next records need no attention."""
     held = accumulator()
     assert held.add(0, record(1), None, size=10, now_s=0.0)
@@ -32,7 +32,7 @@ def test_the_first_record_of_a_lot_is_news():
 @pytest.mark.parametrize(
     ("sizes", "ready"), [([60, 40], 1), ([1] * 5, 1), ([1] * 4, 0), ([500], 1)]
 )
-def test_a_lot_is_ready_when_it_is_large_enough(sizes, ready):
+def test_a_batch_is_ready_when_it_is_large_enough(sizes, ready):
     """By bytes or by records, whichever comes first; one large record is a batch."""
     held = accumulator()
     for number, size in enumerate(sizes):
@@ -40,7 +40,7 @@ def test_a_lot_is_ready_when_it_is_large_enough(sizes, ready):
     assert len(list(held.take_ready(0.0))) == ready
 
 
-def test_a_lot_is_ready_when_it_is_old_enough():
+def test_a_batch_is_ready_when_it_is_old_enough():
     """Linger counts from the batch's first record."""
     held = accumulator()
     held.add(0, record(1), None, size=1, now_s=10.0)
@@ -63,7 +63,7 @@ def test_flushing_takes_everything():
     assert sorted(batch.partition for batch in held.take_ready(0.0, everything=True)) == [0, 1, 2]
 
 
-def test_records_that_may_go_anywhere_fill_one_lot_after_another():
+def test_records_that_may_go_anywhere_fill_one_batch_after_another():
     """Spreading single records would make many small batches."""
     held = accumulator()
     chosen = []
@@ -74,7 +74,7 @@ def test_records_that_may_go_anywhere_fill_one_lot_after_another():
     assert chosen == [1] * 5 + [2] * 5 + [0] * 5
 
 
-def test_records_with_message_ids_and_without_share_no_lot():
+def test_records_with_message_ids_and_without_share_no_batch():
     """A batch with ids gets no sequence."""
     held = accumulator()
     for has_id in (False, True, True, False):

@@ -103,7 +103,7 @@ def test_the_window_limits_what_is_in_flight():
     assert send(narrow, "b").number == 2
 
 
-def test_a_lost_lane_sends_again_in_order_with_the_same_numbers():
+def test_a_lost_sender_sends_again_in_order_with_the_same_numbers():
     """In-flight batches come before queued ones, in their original order."""
     box = in_flight_batches(window_batches=3)
     put(box, *(FakeLot(rows=2) for _ in range(5)))
@@ -126,7 +126,7 @@ def test_a_lost_lane_sends_again_in_order_with_the_same_numbers():
     assert box.size == 0
 
 
-def test_a_partition_moves_to_another_lane_when_nothing_of_it_is_in_flight():
+def test_a_partition_moves_to_another_sender_when_nothing_of_it_is_in_flight():
     """Its order would be lost otherwise; other partitions are not held up."""
     box = in_flight_batches()
     put(box, FakeLot(), FakeLot(partition=1), FakeLot(), FakeLot(partition=1))
@@ -157,7 +157,7 @@ def test_a_late_ack_is_ignored():
     assert box.complete("b", 0) is None
 
 
-def test_lots_past_their_deadline_are_given_up():
+def test_batches_past_their_deadline_are_given_up():
     """The error says whether they may be stored, and the last rejection."""
     box = in_flight_batches(window_batches=1)
     first, second, third = put(box, *(FakeLot(deadline_s=at) for at in (1.0, 2.0, 9.0)))
@@ -191,7 +191,7 @@ def test_some_partitions_can_be_given_up():
     assert box.partition_of(0) is None
 
 
-def test_what_a_refused_call_did_not_answer_was_not_taken():
+def test_what_a_rejected_call_did_not_answer_was_not_taken():
     """A broker answers all that it has taken before it ends a call with an error."""
     box = in_flight_batches()
     batches = put(box, FakeLot(), FakeLot(), FakeLot())
@@ -248,7 +248,7 @@ def test_a_flush_waits_for_what_was_put_before_it():
 # Numbers
 
 
-def test_lots_with_message_ids_have_no_numbers():
+def test_batches_with_message_ids_have_no_numbers():
     """Nor has anything if the producer is not idempotent."""
     box = in_flight_batches()
     put(box, FakeLot(has_ids=True), FakeLot())
@@ -258,7 +258,7 @@ def test_lots_with_message_ids_have_no_numbers():
     assert send(plain).numbers is None
 
 
-def test_a_lot_without_numbers_names_the_one_before_it():
+def test_a_batch_without_numbers_names_the_one_before_it():
     """It names the batch of its partition in flight before it, as later ones do."""
     box = in_flight_batches()
     ids = {"has_ids": True}
@@ -284,7 +284,7 @@ def test_a_lot_without_numbers_names_the_one_before_it():
 @pytest.mark.parametrize(
     "error", [NotLeaderError("n"), StillLoadingError("l"), UnavailableError("u")]
 )
-def test_what_was_refused_for_a_while_keeps_its_numbers(error):
+def test_what_was_rejected_for_a_while_keeps_its_numbers(error):
     """And so do batches after it, rejected because it is missing."""
     box = in_flight_batches()
     put(box, FakeLot(), FakeLot())
@@ -295,7 +295,7 @@ def test_what_was_refused_for_a_while_keeps_its_numbers(error):
 
 
 @pytest.mark.parametrize("error", [InvalidRecordError("i"), RecordTooLargeError("r")])
-def test_what_is_behind_a_refused_lot_begins_an_epoch(error):
+def test_what_is_behind_a_rejected_batch_begins_an_epoch(error):
     """Even if it was sent before on a lane that was lost: without the first it was not stored."""
     box = in_flight_batches()
     batches = put(box, FakeLot(), FakeLot(), FakeLot())
@@ -313,7 +313,7 @@ def test_what_is_behind_a_refused_lot_begins_an_epoch(error):
 
 
 @pytest.mark.parametrize("error", [InvalidRecordError("i"), DiskFullError("d")])
-def test_what_is_behind_a_refused_lot_is_kept_when_its_lane_is_lost(error):
+def test_what_is_behind_a_rejected_batch_is_kept_when_its_sender_is_lost(error):
     """Its sequence cannot be stored, so it is sent again without doubt."""
     box = in_flight_batches()
     batches = put(box, FakeLot(), FakeLot(), FakeLot())
@@ -336,7 +336,7 @@ def test_what_is_behind_a_refused_lot_is_kept_when_its_lane_is_lost(error):
     assert (batch, outcome.code) == (batches[1], "timeout"), "these numbers are good"
 
 
-def test_what_comes_after_a_refused_lot_is_not_in_doubt_either():
+def test_what_comes_after_a_rejected_batch_is_not_in_doubt_either():
     """Its sequence cannot be stored until a new epoch begins."""
     box = in_flight_batches()
     put(box, FakeLot(), FakeLot())
@@ -403,7 +403,7 @@ def test_what_a_broker_does_not_take_now_may_be_stored_all_the_same():
     assert (batch, outcome.code) == (batches[1], "timeout")
 
 
-def test_what_was_numbered_anew_in_flight_is_not_in_doubt():
+def test_what_was_numbered_again_in_flight_is_not_in_doubt():
     """Its first sequence was rejected, whatever happens to its sender."""
     box = in_flight_batches()
     put(box, FakeLot(), FakeLot(), FakeLot(), FakeLot())
@@ -488,7 +488,7 @@ def test_a_gap_of_the_producer_before_is_none_of_the_next():
     assert [each.in_doubt for each in box.expire(100.0)] == [True, True]
 
 
-def test_what_may_be_stored_is_not_numbered_anew():
+def test_what_may_be_stored_is_not_numbered_again():
     """It is given up: under a new number it could be stored twice."""
     box = in_flight_batches()
     batches = put(box, FakeLot(deadline_s=1.0), FakeLot(), FakeLot())
@@ -516,7 +516,7 @@ def test_what_was_never_written_is_not_in_doubt():
         assert box.writes("a", entry) == in_doubt
 
 
-def test_a_forgotten_producer_goes_on_in_the_next_epoch():
+def test_a_forgotten_producer_continues_in_the_next_epoch():
     """After a long silence the broker no longer knows the sequence."""
     box = in_flight_batches()
     put(box, FakeLot(rows=3))

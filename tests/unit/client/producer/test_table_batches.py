@@ -35,7 +35,7 @@ def failed(future, error):
     future.set_exception(error)
 
 
-def test_a_lot_has_only_the_columns_its_records_have():
+def test_a_batch_has_only_the_columns_its_records_have():
     """Values only: no bytes are spent on empty columns."""
     plain = lot_of(
         ProducerRecord(b"a", None, None, None, None), ProducerRecord(None, None, None, None, None)
@@ -81,7 +81,7 @@ def test_an_ack_may_speak_row_by_row():
     assert isinstance(batch.futures[2].exception(), DiskFullError)
 
 
-def test_a_refused_lot_fails_every_record():
+def test_a_rejected_batch_fails_every_record():
     """Each future has the broker's error, or the producer's own."""
     batch = lot_of(*[ProducerRecord(b"v", None, None, None, None)] * 2)
     resolve(batch, PutAck(sequence=0, error=FULL), failed, error=from_body(FULL))
@@ -99,7 +99,7 @@ def table_lots(count: int) -> tuple[AckFuture, list[TableProducerBatch]]:
     return future, [TableProducerBatch(number, piece, table_ack) for number in range(count)]
 
 
-def test_a_table_is_acked_when_all_its_lots_are():
+def test_a_table_is_acked_when_all_its_batches_are():
     """The ranges of all partitions come together."""
     future, batches = table_lots(2)
     resolve(batches[0], PutAck(sequence=0, ranges=(AckedRange(0, 5, 2),)), failed)
@@ -144,7 +144,7 @@ def test_data_frames_and_readers_are_taken():
 
 
 @pytest.mark.parametrize("data", [b"bytes", [b"a"], None, {"value": [b"a"]}])
-def test_other_data_is_refused(data):
+def test_other_data_is_rejected(data):
     """The error has the accepted types."""
     with pytest.raises(InvalidRecordError, match="table"):
         batches_from(data, batch_bytes=1000)
@@ -160,7 +160,7 @@ def test_padding_adds_null_columns():
     ]
 
 
-def test_rows_with_message_ids_and_without_share_no_lot():
+def test_rows_with_message_ids_and_without_share_no_batch():
     """In order; a table that has ids everywhere, or nowhere, stays whole."""
     ids = ["a", None, None, "b", "c"]
     batch = pa.record_batch({"value": list("01234"), "message_id": pa.array(ids, pa.string())})
@@ -212,7 +212,7 @@ def test_data_frames_of_pandas_are_taken(frame):
 @pytest.mark.parametrize(
     "columns", [{"value": [1, "a"]}, {"value": ["a"], "headers": [[("h", 1)]]}]
 )
-def test_a_data_frame_that_arrow_refuses_is_an_invalid_record(columns):
+def test_a_data_frame_that_arrow_rejects_is_an_invalid_record(columns):
     """It is one of our errors, like any record that cannot be stored."""
     pandas = pytest.importorskip("pandas")
     with pytest.raises(InvalidRecordError, match="DataFrame cannot be converted"):

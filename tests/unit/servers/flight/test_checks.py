@@ -44,7 +44,7 @@ def test_a_record_over_the_limit_is_named_with_it(columns):
         check(**columns)
 
 
-def test_a_batch_over_the_limit_is_refused():
+def test_a_batch_over_the_limit_is_rejected():
     """Before it is validated, let alone stored."""
     with pytest.raises(RecordTooLargeError, match="batch_bytes"):
         check(value=[b"x" * 100] * 200)
@@ -85,7 +85,7 @@ HEADERS_BOMB = pa.MapArray.from_arrays(
         {"value": refers(["x" * 90], 200, pa.string_view())},
     ],
 )
-def test_a_batch_that_becomes_large_is_refused_while_it_is_small(columns, monkeypatch):
+def test_a_batch_that_becomes_large_is_rejected_while_it_is_small(columns, monkeypatch):
     """A value that many rows refer to is not copied for each of them first."""
     monkeypatch.setattr(checks, "normalise", None)
     with pytest.raises(RecordTooLargeError, match="batch of 18000 bytes"):
@@ -184,7 +184,7 @@ KINDS = st.sampled_from(
     kinds=st.lists(KINDS, min_size=4, max_size=4),
     rows=st.integers(0, 3),
 )
-def test_any_schema_is_taken_or_refused(names, kinds, rows):
+def test_any_schema_is_taken_or_rejected(names, kinds, rows):
     """Any columns and types give a batch or one of our errors."""
     arrays = [pa.nulls(rows, kind) for _, kind in zip(names, kinds, strict=False)]
     batch = pa.RecordBatch.from_arrays(arrays, names=names)

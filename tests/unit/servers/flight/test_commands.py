@@ -51,7 +51,7 @@ def test_list_actions_describes_every_command_and_its_fields(client):
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_a_command_without_a_body_refuses_one_and_another_refuses_garbage(name):
+def test_a_command_without_a_body_rejects_one_and_another_rejects_garbage(name):
     """Nothing that the caller sent is left unread."""
     with pytest.raises(InvalidRequestError):
         COMMANDS[name].decode_request(b"[1]")

@@ -41,7 +41,7 @@ def test_waits_are_short(broker):
         assert time.monotonic() - started < 30
 
 
-def test_stopping_refuses_what_begins(broker):
+def test_stopping_rejects_what_begins(broker):
     """With an error that may be retried."""
     lifecycle = ServerLifecycle(broker)
     lifecycle.check()

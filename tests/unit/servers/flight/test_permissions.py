@@ -55,7 +55,7 @@ def test_every_command_has_a_body_to_try_it_with():
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_an_action_is_refused_if_any_need_is_missing(name):
+def test_an_action_is_rejected_if_any_need_is_missing(name):
     """A caller that lacks one permission is rejected, even with all others."""
     needs = needs_of(name)
     wanted = rules_for(needs)

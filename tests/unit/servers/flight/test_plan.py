@@ -80,7 +80,7 @@ def test_an_offset_belongs_to_one_partition(broker):
 
 
 @pytest.mark.parametrize("request_", [{"partition": 3}, {"starts": {0: 0, 7: 0}}])
-def test_unknown_partitions_are_refused(broker, request_):
+def test_unknown_partitions_are_rejected(broker, request_):
     """Before anything is read."""
     with pytest.raises(UnknownPartitionError):
         extents(broker.make_stream(partitions=3), **request_)

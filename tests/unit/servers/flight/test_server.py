@@ -125,7 +125,7 @@ def test_a_put_is_acked_by_metadata(client, partition):
         (fl.FlightDescriptor.for_command(b'{"stream":"s","acks":"x"}'), "invalid_request"),
     ],
 )
-def test_a_put_to_nowhere_is_refused(client, stream, descriptor, code):
+def test_a_put_to_nowhere_is_rejected(client, stream, descriptor, code):
     """Whatever the descriptor holds."""
 
     def put():
@@ -170,7 +170,7 @@ def test_streams_are_administered_by_actions(client, broker):
         ("wait_beyond", b'{"name":"s","beyond":{"5":0}}', "partition"),
     ],
 )
-def test_wrong_actions_are_refused_with_the_remedy(client, stream, name, body, part):
+def test_wrong_actions_are_rejected_with_the_remedy(client, stream, name, body, part):
     """The message has the field, the nearest setting, or the existing names."""
     error = error_of(lambda: list(client.do_action(fl.Action(name, body))))
     assert isinstance(error, InvalidRequestError)

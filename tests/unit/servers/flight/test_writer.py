@@ -164,7 +164,7 @@ def test_an_expected_offset_goes_to_the_partition(broker, stream, partition):
         (BatchTag(sequence=0, partition=0, expected_offset=-1), 1),
     ],
 )
-def test_expected_offsets_that_cannot_be_are_refused(broker, stream, partition, tag, count):
+def test_expected_offsets_that_cannot_be_are_rejected(broker, stream, partition, tag, count):
     """Without a partition, for several records, with a producer's sequence, or below 0."""
     [ack] = Put(broker).run(Chunk(values(*[b"a"] * count), encode(tag)))
     assert ack.error.code == "invalid_request"
@@ -181,7 +181,7 @@ def test_expected_offsets_that_cannot_be_are_refused(broker, stream, partition, 
         (BatchTag(sequence=0, partition=0, producer=ProducerTag(-1, 0, 0)), {}),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(broker, stream, partition, tag, columns):
+def test_numbers_that_cannot_be_are_rejected(broker, stream, partition, tag, columns):
     """Rows for several partitions, rows with message ids, numbers out of their range."""
     [ack] = Put(broker).run(Chunk(values(b"a", **columns), encode(tag)))
     assert ack.error.code == "invalid_request"
@@ -216,7 +216,7 @@ def test_a_rejection_of_the_broker_is_the_batches_answer(broker, stream, partiti
     assert ack.error.retriable
 
 
-def test_what_is_behind_a_refused_batch_is_refused_until_that_is_sent_again(
+def test_what_is_behind_a_rejected_batch_is_rejected_until_that_is_sent_again(
     broker, stream, partition
 ):
     """Batches without a sequence keep their order; others continue."""
@@ -398,7 +398,7 @@ def test_acks_mean_no_more_than_the_stream_promises(broker, promised, asked, is_
         Put(broker, acks=asked)
 
 
-def test_an_unknown_stream_is_refused_at_once(broker):
+def test_an_unknown_stream_is_rejected_at_once(broker):
     """Before a batch is read."""
     with pytest.raises(UnknownStreamError):
         Put(broker)

@@ -226,7 +226,7 @@ async def test_who_was_just_answered_is_not_the_oldest(front_end):
 @pytest.mark.parametrize(
     "header", ["Transfer-Encoding: chunked", "Content-Length: 99999999999", "Content-Length: 1"]
 )
-async def test_a_request_with_a_body_is_refused_before_its_body_comes(front_end, header):
+async def test_a_request_with_a_body_is_rejected_before_its_body_comes(front_end, header):
     """No page takes one, and each tiny chunk of it would keep the loop busy."""
     reader, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
     writer.write(f"GET /health/live HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode())

@@ -420,7 +420,7 @@ async def test_no_server_is_a_clear_error(broker, subscribe, monkeypatch):
         (b"INFO nonsense\r\n", "unreadable INFO"),
     ],
 )
-async def test_unusable_servers_are_refused(broker, subscribe, monkeypatch, info, why):
+async def test_unusable_servers_are_rejected(broker, subscribe, monkeypatch, info, why):
     """A server we cannot work with is named, with the reason."""
     monkeypatch.setattr(server_link, "FIRST_CONNECTION_TIMEOUT_S", 0.3)
     unusable = await ScriptedServer(info).start()

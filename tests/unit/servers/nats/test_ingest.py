@@ -81,12 +81,12 @@ def test_expected_last_sequence_must_be_a_number(value):
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_HEADERS))
-def test_unsupported_headers_are_refused(name):
+def test_unsupported_headers_are_rejected(name):
     """Unsupported JetStream headers are rejected, not ignored."""
     assert name in interpret(block((name, b"1")), b"").rejection.message
 
 
-def test_malformed_headers_are_refused():
+def test_malformed_headers_are_rejected():
     """A broken block is a typed error."""
     with pytest.raises(InvalidRecordError):
         interpret(b"NATS/1.0\r\nbroken\r\n\r\n", b"")
@@ -224,7 +224,7 @@ def test_control_headers_judge_nothing_where_nobody_is_answered(
     assert broker.admission.rejects == {}
 
 
-def test_a_stream_that_answers_refuses_beside_one_that_stores(broker, sink, publish):
+def test_a_stream_that_answers_rejects_beside_one_that_stores(broker, sink, publish):
     """One stream's rejection does not affect a stream without acks."""
     (a,) = broker.add("A", "x")
     (log,) = broker.add("LOG", ">", pub_ack=False)
@@ -276,7 +276,7 @@ def test_malformed_headers_are_counted_and_logged_seldom(broker, sink, publish, 
     assert "headers do not end with an empty line" in line
 
 
-def test_refused_headers_are_let_go_at_once(broker, sink):
+def test_rejected_headers_are_let_go_at_once(broker, sink):
     """A flood of them does not fill the memory until garbage is collected."""
     broker.add("A", "x")
     routes = broker.routes
@@ -291,7 +291,7 @@ def test_refused_headers_are_let_go_at_once(broker, sink):
         gc.enable()
 
 
-def test_one_broker_of_a_cluster_refuses(broker, sink, publish):
+def test_one_broker_of_a_cluster_rejects(broker, sink, publish):
     """Every broker receives the message; the leader counts and answers it for all."""
     (a,) = broker.add("A", "x")
     a.is_led = False

@@ -48,7 +48,7 @@ async def test_publish_and_ack(broker, ingest, client):
     assert [(r.value, r.subject) for r in partition.records] == [(b"hello", "a.b")]
 
 
-async def test_acks_wait_for_the_turn_and_come_in_one_write(broker, ingest, client, until):
+async def test_acks_wait_for_the_group_commit_and_come_in_one_write(broker, ingest, client, until):
     """All acks of a group commit are sent together, after the sync."""
     broker.add("S", "a")
     broker.frozen = True
@@ -141,7 +141,7 @@ async def test_an_empty_header_block_is_none(broker, ingest, client):
 
 
 @pytest.mark.parametrize("pattern", [b"orders.>", b">", b"other", b"*.a", b"_INBOX"])
-async def test_subscriptions_that_would_hear_nothing_are_refused(broker, ingest, client, pattern):
+async def test_subscriptions_that_would_hear_nothing_are_rejected(broker, ingest, client, pattern):
     """Only replies are delivered here; others get an error, and the client stays connected."""
     broker.add("S", "orders.>")
     listener = await ingest()

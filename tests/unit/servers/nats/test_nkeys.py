@@ -50,13 +50,13 @@ def test_a_key_of_theirs_is_read():
 
 @settings(max_examples=50)
 @given(text=st.text(max_size=80))
-def test_what_is_no_key_is_refused(text):
+def test_what_is_no_key_is_rejected(text):
     """Any other text is an error of its sender's."""
     with pytest.raises(InvalidRecordError):
         decode_public(SERVER, text)
 
 
-def test_a_key_of_another_kind_is_refused():
+def test_a_key_of_another_kind_is_rejected():
     """A user's key does not pass for a server's."""
     with pytest.raises(InvalidRecordError):
         decode_public(SERVER, KeyPair(USER).public)
@@ -76,7 +76,7 @@ def test_claims_are_those_that_were_signed(server):
     assert verified_claims(token, server.public, Claims) == Claims("x")
 
 
-def test_claims_of_somebody_else_are_refused(server):
+def test_claims_of_somebody_else_are_rejected(server):
     """Another server's signature, or a changed claim, is worth nothing."""
     token = server.token({"name": "x"}).encode()
     with pytest.raises(InvalidRecordError, match="signature is not valid for the server's key"):

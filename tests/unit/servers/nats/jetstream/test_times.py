@@ -29,7 +29,7 @@ def test_zones_and_missing_fractions_are_read():
 
 
 @pytest.mark.parametrize("text", ["", "now", "2026-13-01T00:00:00Z", "2026-01-01", "1e9", "0" * 99])
-def test_what_is_no_time_is_refused(text):
+def test_what_is_no_time_is_rejected(text):
     """Also what looks like one."""
     with pytest.raises(ValueError, match=r"time|month"):
         parse_time(text)
