@@ -535,7 +535,7 @@ def test_who_is_rejected_again_and_again_is_told_of_once(run, caplog):
                 await asyncio.sleep(0.01)
         await one.links.stop()
         await stranger.links.stop()
-        assert caplog.text.count("refused a connection: it has another disk") == 1
+        assert caplog.text.count("rejected a connection: it has another disk") == 1
 
     run(scenario())
 

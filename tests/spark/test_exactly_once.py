@@ -13,7 +13,7 @@ def write(frame, log, **options):
 
 
 def values(log, stream):
-    """What a reader sees."""
+    """Return what a reader sees."""
     return sorted(value for *_, value in log.records(stream))
 
 

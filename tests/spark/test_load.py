@@ -58,7 +58,7 @@ class LoadPipeline:
         run_pipeline(spark, decode_pipeline(self.config))
 
     def table(self):
-        """What a reader of the format finds."""
+        """Return what a reader of the format finds."""
         if self.format == "delta":
             return DeltaTable(self.into).to_pyarrow_table()
         if self.format == "iceberg":
@@ -71,7 +71,7 @@ class LoadPipeline:
         return sorted(zip(*(column.to_pylist() for column in columns), strict=True))
 
     def expected(self):
-        """What the log says the table should be."""
+        """Return the table that the log implies."""
         return [
             (partition, offset, json.loads(value)["id"])
             for partition, offset, value in self.log.records(self.stream)
@@ -187,7 +187,7 @@ def test_files_are_rolled_by_size(spark, log, tmp_path):
 
 
 def test_a_load_whose_table_was_deleted_is_rejected(spark, log, tmp_path):
-    """Its checkpoint would leave out what the deleted table had; a new one loads everything."""
+    """Its checkpoint would skip the deleted table's records; a new one loads everything."""
     load = LoadPipeline(log, tmp_path, "delta", schema="id BIGINT", values="json")
     load.append(range(4))
     load.run(spark)

@@ -23,7 +23,7 @@ AT_ONCE_S = 10
 
 
 class Run:
-    """A pipeline's process, which leads a process group as at a terminal, and what it prints."""
+    """A pipeline's process, which leads a process group as at a terminal, and its output."""
 
     def __init__(self, directory, *options):
         command = [STRANDLINE, "pipeline", "run", "load.yaml", "--master", "local[2]", *SPARK]
