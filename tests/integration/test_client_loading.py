@@ -1,4 +1,4 @@
-"""A partition whose leader still reads its log back: clients of ours wait for it within their time.
+"""A partition whose leader is still loading its log: our clients wait within their timeout.
 
 Every log counts as long here, and each load takes a while: the first append with an id to a
 partition waits, and numbered ones are refused with ``still_loading``.
@@ -13,7 +13,7 @@ import pytest
 from nats.js.errors import ServiceUnavailableError
 
 import strandline
-from strandline.broker.write_path import duplicates, held_appends, state_loader
+from strandline.broker.write_path import duplicates, state_loader
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.producer.accumulator import ProducerRecord
 from strandline.client.producer.conditional_appender import ConditionalAppender
@@ -62,7 +62,7 @@ def client(server):
 
 @pytest.fixture
 def numbers(monkeypatch):
-    """The epoch and the producer of each lot that was sent."""
+    """The epoch and the producer of each sent batch."""
     found = []
     send = InFlightBatches.next_batch
 
@@ -144,7 +144,7 @@ def rejections(loads, monkeypatch):
     """The first five records with ids are refused: loading ends between two that are under way."""
     left = [5]
     monkeypatch.setattr(state_loader, "INLINE_BYTES", 1 << 30)
-    monkeypatch.setattr(held_appends, "HELD_S_MAX", 0.2)  # nothing ends the wait before
+    monkeypatch.setattr(duplicates, "HELD_S_MAX", 0.2)  # nothing ends the wait before
     load = duplicates.Duplicates._load_window
 
     def refusing(self, window_ms):
@@ -158,7 +158,7 @@ def rejections(loads, monkeypatch):
 
 
 def test_records_with_ids_keep_their_order(client, rejections):
-    """Records after a refused one are not stored before it, although it has no number."""
+    """Records after a rejected one are not stored before it, although it has no sequence."""
     expected = [b"%d" % number for number in range(60)]
     with client.producer("s", linger_ms=0, batch_bytes=1) as producer:
         for number, value in enumerate(expected):
@@ -215,7 +215,7 @@ async def test_a_nats_publisher_is_told_503_when_loading_takes_long(
     client, server, loads, monkeypatch
 ):
     """As by a JetStream that is not ready: stock clients make an error of it that says so."""
-    monkeypatch.setattr(held_appends, "HELD_S_MAX", 0.2)
+    monkeypatch.setattr(duplicates, "HELD_S_MAX", 0.2)
     loads["seconds"] = 3.0
     nc = await nats.connect(server.nats_url)
     try:

@@ -19,6 +19,7 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.headers import encode_headers
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.storage import reserve
@@ -99,7 +100,8 @@ async def test_ids_that_are_not_utf8_are_told_apart(open_broker, make_stream, an
     def publish(broker, token, message_id):
         routes = broker.routes
         block = encode_headers([("Nats-Msg-Id", message_id)])
-        intake = MessageIngest(broker.clock, routes, broker.admission)
+        backpressure = Backpressure(1 << 20)
+        intake = MessageIngest(broker.clock, routes, broker.admission, backpressure=backpressure)
         intake.take(routes.find(b"s"), token, block=block, payload=b"v", sink=answers)
 
     first = await open_broker()
@@ -117,7 +119,7 @@ async def test_ids_that_are_not_utf8_are_told_apart(open_broker, make_stream, an
     assert answers.duplicates == {b"a again", b"b again"}
 
 
-async def test_a_second_broker_on_the_directory_is_refused(broker, open_broker, partition):
+async def test_a_second_broker_on_the_directory_is_rejected(broker, open_broker, partition):
     """The first one is not affected; after its stop the directory is free."""
     with pytest.raises(DataDirLockedError, match="in use by another broker"):
         await open_broker()
@@ -172,7 +174,7 @@ async def test_a_broker_starts_and_stops_on_a_full_disk(
     assert kit.values(found) == [b"a", b"b"]
 
 
-async def test_a_full_disk_after_a_crash_refuses_the_start_and_loses_nothing(
+async def test_a_full_disk_after_a_crash_rejects_the_start_and_loses_nothing(
     open_broker, make_stream, answers, disk, kit
 ):
     """Replay needs space: the start reports that, and keeps the journal."""
@@ -325,7 +327,7 @@ async def test_deleting_rejects_what_is_pending(broker, partition, answers, kit,
         await broker.delete_stream("s")
 
 
-async def test_deleting_waits_for_the_sync_under_way(broker, partition, answers, disk, kit):
+async def test_deleting_waits_for_the_sync_in_progress(broker, partition, answers, disk, kit):
     """Records in a group commit are answered first, then the files are removed."""
     broker._syncer.average_ms = 1e12
     kit.put(partition, answers, "a")

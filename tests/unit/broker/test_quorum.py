@@ -10,7 +10,6 @@ from strandline.broker import quorum as quorum_module
 from strandline.broker.quorum import Quorum
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.write_path.group_commit import GroupCommitter
-from strandline.broker.write_path.partition import Admission
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import SystemClock
 from strandline.config import LimitsConfig
@@ -56,11 +55,10 @@ class Member:
         loop = asyncio.get_running_loop()
         plans = {LOG_ID: LogPlan(directory / "quorum", 64 << 10, 10**9)}
         self.storage = recover(directory, plans, disk=disk, file_bytes=64 << 10)
-        admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: self.committer.wake())  # noqa: PLW0108  made later
         self.poisoned = []
         self.committer = GroupCommitter(
             loop,
-            admission=admission,
+            LimitsConfig(),
             clock=self.clock,
             telemetry=Telemetry(),
             on_poisoned=self.poisoned.append,
@@ -274,7 +272,7 @@ async def test_a_member_whose_storage_failed_takes_no_part(net):
     assert b"after" not in failed.machine.words
 
 
-async def test_votes_survive_and_corruption_to_them_is_refused(net):
+async def test_votes_survive_and_corruption_to_them_is_rejected(net):
     """Term and vote are read back as written; corrupt with their twin they are never guessed at."""
     await net.say(b"a")
     member = net.members[1]

@@ -17,7 +17,7 @@ from strandline.broker.routing import RouteTable
 from strandline.config import BrokerConfig
 from strandline.errors import UnavailableError
 from strandline.servers.metering import Metering
-from strandline.servers.nats.backpressure import OVERLOAD, QUOTA, Backpressure
+from strandline.servers.nats.backpressure import OVERLOAD, QUOTA
 from strandline.servers.nats.connection import PublisherConnection, PublisherState
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.jetstream.api import JetStreamApi
@@ -44,7 +44,6 @@ class IngestListener:
         config: the broker's settings.
         routes: the routes of all streams; shared with the other listeners.
         ingest: handles messages that are more than a plain payload.
-        backpressure: pauses reading while the broker is full.
         metering: the meters of principals, if shared with other servers.
         api: answers requests of the JetStream API.
 
@@ -59,7 +58,6 @@ class IngestListener:
         *,
         routes: RouteTable,
         ingest: MessageIngest,
-        backpressure: Backpressure,
         metering: Metering | None = None,
         api: JetStreamApi | None = None,
     ) -> None:
@@ -71,7 +69,6 @@ class IngestListener:
             config,
             routes=routes,
             ingest=ingest,
-            backpressure=backpressure,
             metering=metering,
             tls=tls,
             api=api,
@@ -98,7 +95,6 @@ class IngestListener:
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]
         self.shared.info_line = self._make_info_line()
-        self._broker.on_answered(self.shared.send_answers)
         self._pinger = start_task(self._ping_all(), "ingest-pings")
 
     def pause(self) -> None:
@@ -118,7 +114,7 @@ class IngestListener:
                 await self._broker.quiesce()
         except TimeoutError:
             logger.warning("closing publishers' connections before their last acks")
-        self.shared.send_answers()
+        self.shared.ingest.send_answers()
         await end_task(self._pinger)
         for connection in list(self.shared.connections):
             connection.close()

@@ -109,7 +109,7 @@ class NatsConnection(ServerLink):
             else:
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
-        shared.messages += messages
+        shared.received[shared.name] += messages
 
     def _take_many(self, events: Sequence[Event]) -> bool:
         """Append what one read brought, if it is nothing but plain messages; else return False."""
@@ -123,15 +123,16 @@ class NatsConnection(ServerLink):
         sink: ReplySink = self._sole if route.is_shared else self
         if not self._shared.ingest.append_many(table, events, sink):
             return False
-        self._shared.messages += len(events)
+        self._shared.received[self._shared.name] += len(events)
         return True
 
     def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'
         shared = self._shared
         if self.output:
             self.flush()
-        if shared.admission.pending_bytes > shared.backpressure.pending_high:
-            shared.backpressure.hold(self)
+        backpressure = shared.ingest.backpressure
+        if shared.admission.pending_bytes > backpressure.pending_high:
+            backpressure.hold(self)
 
     def _find_route(self, table: RouteTable, subject: bytes, reply: bytes | None) -> Route | None:
         """Return the route of a new subject; None if the subject is invalid."""
@@ -273,7 +274,7 @@ class NatsConnection(ServerLink):
             self.deliver(reply, pub_ack(partition, offset, duplicate=True))
             return
         if not self.output:
-            self._shared.unflushed.append(self)
+            self._shared.ingest.unflushed.append(self)
         sequence = offset + 1
         template = self._shared.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sequence))
@@ -283,7 +284,7 @@ class NatsConnection(ServerLink):
     ) -> None:
         """Queue the PubAcks of records in a row."""
         if not self.output:
-            self._shared.unflushed.append(self)
+            self._shared.ingest.unflushed.append(self)
         first, count = offset + 1, len(tokens)
         templates = self._shared.ack_lines.templates(partition, first, count)
         self.output += [
@@ -316,7 +317,7 @@ class NatsConnection(ServerLink):
 
     def flush_answers(self) -> None:
         """Send what was queued between group commits."""
-        self._shared.send_answers()
+        self._shared.ingest.send_answers()
 
     @property
     def payload_max(self) -> int:
@@ -330,7 +331,7 @@ class NatsConnection(ServerLink):
         if size > self.parser.payload_max:
             return False
         if not self.output:
-            self._shared.unflushed.append(self)
+            self._shared.ingest.unflushed.append(self)
         return True
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.routing import RouteTable, StreamPort
 from strandline.broker.stream import Stream
-from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.pending import AckSink
 from strandline.clock import Clock
 from strandline.config import StreamConfig
 from strandline.core.metadata.image import MetadataImage
@@ -136,7 +136,7 @@ class JetStreamPort(Protocol):
         """Call ``callback`` with the names of streams of which this broker begins to lead parts."""
         ...
 
-    def check_knows_streams(self) -> None:
+    def check_metadata(self) -> None:
         """Reject to say that there is no stream where that is not known."""
         ...
 

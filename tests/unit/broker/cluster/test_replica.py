@@ -7,6 +7,7 @@ import pytest
 
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.write_path.append_queue import GATHERING_MS_MAX
+from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.partition import Admission, Partition
 from strandline.clock import ManualClock
 from strandline.config import LimitsConfig, StreamConfig
@@ -45,7 +46,8 @@ class Around:
     def __init__(self):
         self.poisoned = []
         poison = self.poisoned.append
-        self.committer = SimpleNamespace(submit=self._submit, change=self._change, poison=poison)
+        catch_up = SimpleNamespace(submit=self._submit, change=self._change)
+        self.committer = SimpleNamespace(catch_up=catch_up, poison=poison)
         self.telemetry = Telemetry()
         self.waiting, self.under_way, self.sent, self.answered = [], [], [], []
         self.driver, self.is_cutting_held, self.cuts = None, False, []
@@ -136,7 +138,8 @@ def host():
 @pytest.fixture
 def driver(tmp_path, disk, host):
     log = Log.open(tmp_path / "log", disk=disk, segment_bytes=1 << 16, segment_age_ms=10**9)
-    admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None)
+    outbox = Outbox(loop=SimpleNamespace(call_soon=lambda *_: None))
+    admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None, outbox=outbox)
     partition = Partition(
         PartitionName("s", 0), CONFIG, log, log_id=1, leader_epoch=0, admission=admission
     )
@@ -308,7 +311,7 @@ def test_a_replica_that_is_dropped_while_its_log_is_cut_says_nothing_more(driver
     assert host.poisoned == []
 
 
-def test_a_log_that_cannot_be_cut_is_reopened(driver, host, disk):
+def test_a_log_that_cannot_be_truncated_is_reopened(driver, host, disk):
     """The replica's state no longer fits, so nothing may be acknowledged for that log."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3), batch(3, 3))
@@ -414,7 +417,7 @@ def test_a_copy_that_is_filling_starts_over_under_another_leader(driver, host):
     assert host.last(Acked).durable_offset == driver.partition.high_watermark == 4
 
 
-def test_a_compacted_copy_that_loses_committed_records_begins_anew(driver, host):
+def test_a_compacted_copy_that_loses_committed_records_begins_again(driver, host):
     """Truncated records had replaced compacted ones, which only the leader has."""
     driver.partition.config = msgspec.structs.replace(CONFIG, compact=True)
     assign(driver, LEADER, 1)

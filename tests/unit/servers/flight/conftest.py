@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from strandline.broker.broker import Broker
 from strandline.broker.routing import RouteTable
 from strandline.clock import SystemClock
 from strandline.config import BrokerConfig, StreamConfig
@@ -16,6 +15,7 @@ from strandline.errors import (
     CorruptBatchError,
     OffsetOutOfRangeError,
     StrandlineError,
+    UnavailableError,
     UnknownPartitionError,
     UnknownStreamError,
 )
@@ -56,7 +56,7 @@ class FakePartition:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more records."""
+        """Whether it accepts no more records."""
         return self.closed_by is not None
 
     def hidden_between(self, start, stop):
@@ -116,7 +116,7 @@ class FakePartition:
         self.waiters.append(waiter)
 
     def unwatch(self, waiter) -> None:
-        """Set it no more."""
+        """Remove the watcher."""
         self.waiters.remove(waiter)
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
@@ -207,17 +207,18 @@ class FakeBroker:
 
     def stream(self, name: str) -> SimpleNamespace:
         """By name."""
-        self.check_knows_streams()
+        if self.unknown is not None:
+            raise self.unknown
         if name not in self._streams:
             raise UnknownStreamError(f"no stream {name!r}")
         return self._streams[name]
 
-    check_quorum = Broker.check_quorum
-
-    def check_knows_streams(self) -> None:
-        """Raise what a test has ordered."""
+    def check_metadata(self) -> None:
+        """Raise the error that a test has set."""
         if self.unknown is not None:
             raise self.unknown
+        if not self.has_quorum:
+            raise UnavailableError("this broker has lost the majority of its cluster")
 
     def copy_of(self, name: str) -> SimpleNamespace:
         """By name, also where it is not known which streams there are."""
@@ -249,7 +250,7 @@ class FakeBroker:
         return offset
 
     def on_answered(self, callback) -> None:
-        """Remember whom to call."""
+        """Register the callback."""
         self.answered.append(callback)
 
     def call_soon(self, function, *args) -> None:
