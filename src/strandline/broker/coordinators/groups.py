@@ -272,7 +272,7 @@ class GroupCoordinatorService(CoordinatorRuntime[GroupCoordinator]):
             for number, offset in offsets.items()
         ]
 
-    async def describe(self, group: str, *, must_be_decided: bool = False) -> ConsumerGroup:
+    async def describe(self, group: str, *, must_be_decided: bool) -> ConsumerGroup:
         """Return a copy of a group's present state.
 
         Args:

@@ -29,7 +29,12 @@ from strandline.security.principal import Principal
 from strandline.security.quota import Quota
 from strandline.servers.nats.accounts import INBOXES, SYSTEM_SUBJECTS
 from strandline.servers.nats.callout import Permissions
-from strandline.servers.nats.jetstream.subjects import ACK_PREFIX, GROUP_PREFIX, PREFIX
+from strandline.servers.nats.jetstream.subjects import (
+    ACK_PREFIX,
+    FLOW_PREFIX,
+    GROUP_PREFIX,
+    PREFIX,
+)
 from strandline.servers.nats.jetstream.views import names_of
 
 JETSTREAM: Final = "$JS.>"
@@ -51,6 +56,7 @@ OF_CONSUMER: Final = (
     "CONSUMER.DURABLE.CREATE.{}.{}",
     "CONSUMER.INFO.{}.{}",
     "CONSUMER.DELETE.{}.{}",
+    "CONSUMER.PAUSE.{}.{}",
     "CONSUMER.MSG.NEXT.{}.{}",
 )
 OF_ANY_CONSUMER: Final = "CONSUMER.CREATE.{}"
@@ -145,6 +151,7 @@ def _of_consumers(stream: str, groups: tuple[str, ...]) -> Iterator[str]:
             continue
         yield from (PREFIX + each.format(stream, consumer) for each in OF_CONSUMER)
         yield f"{ACK_PREFIX}{stream}.{consumer}.>"
+        yield f"{FLOW_PREFIX}{stream}.{consumer}.*"
 
 
 def _tokens(pattern: str, partitions: Mapping[str, int]) -> Iterator[str]:

@@ -2,10 +2,12 @@
 
 import os
 import threading
+import time
 
 import pytest
 
 from strandline.broker.broker import Broker
+from strandline.broker.maintenance.reclaimer import SpaceReclaimer
 from strandline.config import BrokerConfig, JournalConfig, StreamConfig
 from strandline.errors import DiskFullError, OffsetOutOfRangeError
 from strandline.storage.disk import Disk
@@ -173,3 +175,20 @@ async def test_a_removal_that_fails_is_logged_and_the_next_one_done(broker, capl
     await broker.reclaimer.drained()
     assert done
     assert "cannot remove x" in caplog.text
+
+
+def test_closing_finishes_the_removal_in_progress():
+    """What is queued is left to the next start; nothing is removed after the broker has stopped."""
+    reclaimer = SpaceReclaimer()
+    begun, done = threading.Event(), []
+
+    def slow():
+        begun.set()
+        time.sleep(0.1)
+        done.append("first")
+
+    reclaimer.run(slow)
+    reclaimer.run(lambda: done.append("second"))
+    assert begun.wait(10)
+    reclaimer.close()
+    assert done == ["first"]

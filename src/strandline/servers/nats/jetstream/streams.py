@@ -7,8 +7,8 @@ import msgspec
 
 from strandline.broker.routing import subject_patterns
 from strandline.broker.stream import Stream
-from strandline.broker.write_path.ack_sink import CommitWaiter
 from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.pending import CommitWaiter
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
     UNDECODABLE,
@@ -147,7 +147,7 @@ class StreamCalls:
         ]
 
     async def _account(self, request: ApiRequest) -> ApiReply:
-        self._broker.check_knows_streams()
+        self._broker.check_metadata()
         streams = {view.stream.name: view.stream for view in self._views()}
         partitions = [each for stream in streams.values() for each in stream.partitions]
         return request.answer(
@@ -166,7 +166,7 @@ class StreamCalls:
         body = request.body(_PageRequest)
         if body.subject:
             check_pattern(body.subject)
-        self._broker.check_knows_streams()
+        self._broker.check_metadata()
         views = self._views(body.subject)
         first = min(body.offset or 0, len(views))
         fields = {"total": len(views), "offset": first, "limit": size}
