@@ -63,3 +63,10 @@ def test_gos_client_uses_streams_and_consumers(programs, url):
 def test_gos_client_receives_from_push_and_ordered_consumers(programs, url):
     """Both of its APIs; ordered consumers that are lost, queue groups, flow control."""
     assert_done(programs / "push", url)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_gos_client_uses_key_value_buckets(programs, url):
+    """Create, get, put, update, delete, purge, keys, history, watch, status."""
+    assert_done(programs / "kv", url)
