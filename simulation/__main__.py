@@ -1,4 +1,4 @@
-"""``python -m simulation``: run histories from seeds, or look for seeded bugs.
+"""``python -m simulation``: run histories from seeds, or search for seeded bugs.
 
     python -m simulation histories --seeds 200  # all simulations, seeds 0 to 199
     python -m simulation histories consensus --seeds 17:18  # one history again
@@ -62,7 +62,7 @@ SIMULATIONS: Final = {
 
 
 def run_histories(name: str, seeds: range) -> bool:
-    """Run a history for each seed and print what happened in all of them; whether all were good."""
+    """Run a history for each seed and print totals; return whether all passed."""
     run = SIMULATIONS[name].run
     started_s, events, failures = time.process_time(), 0, 0
     counts: Counter[str] = Counter()
@@ -142,7 +142,7 @@ def parse_seeds(text: str) -> range:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; the exit code.
+    """Run the command line's request; return the exit code.
 
     Args:
         words: of the command line; None: of this process.

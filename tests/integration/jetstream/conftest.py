@@ -1,4 +1,4 @@
-"""The JetStream API, asked by stock clients; where it can, the same of nats-server's own JetStream.
+"""The JetStream API, used by stock clients; often compared with nats-server's own JetStream.
 
 A test of the fixture ``js`` runs against both, so what it asserts is what JetStream does.
 """
@@ -122,7 +122,7 @@ class Asker:
         return found["code"], found["err_code"], found["description"]
 
     async def pull(self, stream, consumer, body=None, *, seconds=1.0):
-        """What comes to one pull until there is silence: messages and statuses."""
+        """Return the messages and statuses of one pull, until silence."""
         payload = b"" if body is None else body
         if not isinstance(payload, bytes):
             payload = json.dumps(payload).encode()
@@ -150,7 +150,7 @@ async def until(condition):
 
 
 def shape(message):
-    """A message as tests compare it: data, or the status and what else it says."""
+    """Return a message as tests compare it: data, or the status and its headers."""
     headers = dict(message.headers or {})
     if "Status" not in headers:
         return message.data.decode()
@@ -232,7 +232,7 @@ def cli(tmp_path, nats_command):
 
 @pytest.fixture
 def cluster(tmp_path):
-    """Three brokers as processes, whose nats-servers have met, by number."""
+    """Three brokers as processes with connected nats-servers, by number."""
     ports = free_ports(len(IDS))
     meeting = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, ports, strict=True))
     with three_brokers(tmp_path, more=("--nats-peers", meeting)) as servers:

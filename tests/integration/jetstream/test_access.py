@@ -1,4 +1,4 @@
-"""Access to the JetStream API: a rule about a stream allows the requests that it stands for."""
+"""Access to the JetStream API: a rule about a stream allows the corresponding requests."""
 
 import asyncio
 
@@ -83,7 +83,7 @@ async def allowed(server, admin):
 
 
 async def _ignore(_):
-    """Denials are what this is about."""
+    """Denials are expected here."""
 
 
 READ = {
@@ -125,7 +125,7 @@ async def test_a_consumer_needs_its_group_too(allowed):
 
 
 async def test_acknowledging_needs_the_group(server, admin, allowed):
-    """Who may not use the consumer cannot settle its messages."""
+    """A client without permission for the consumer cannot settle its messages."""
     client = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
     js = client.jetstream()
     config = ConsumerConfig(durable_name="acked", ack_policy="explicit")
@@ -203,13 +203,13 @@ async def test_rules_that_stand_for_no_request_allow_none(allowed):
 
 
 async def test_a_quota_of_requests_closes_the_api(allowed, admin):
-    """The broker does not know whose request it is, so it cannot count."""
+    """The broker does not know the caller, so it cannot count requests."""
     admin.quotas.set("counted", requests_per_s=10)
     assert await allowed("counted", ("read", "stream", "mine")) == set()
 
 
 async def test_administrators_do_everything(server, admin):
-    """Also create a stream; on a subject of NATS' own nobody does."""
+    """Also create a stream; none on a subject of NATS' own."""
     client = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
     js = client.jetstream()
     await js.add_stream(name="made", subjects=["made"])

@@ -31,7 +31,7 @@ def test_streams_are_managed_from_the_command_line(ours, cli):
 
 
 def test_consumers_are_used_from_the_command_line(ours, cli):
-    """Add, list, show, report, next, remove; and what ``bench`` does with a durable."""
+    """Add, list, show, report, next, remove, and ``bench`` with a durable."""
 
     def run(*arguments):
         return cli(ours.nats_url, *arguments)

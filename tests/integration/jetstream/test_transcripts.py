@@ -1,4 +1,4 @@
-"""The wire, as text: a request, and below it every answer.
+"""Transcripts of the protocol: a request, and below it every answer.
 
 A line that begins with ``>`` is a message: its subject and its payload. ``ack`` stands for the
 reply subject of the last message. The lines after it are what comes to its reply subject until the
@@ -37,14 +37,14 @@ def steady(text):
 
 
 class Wire:
-    """A client that shows what comes."""
+    """A client that shows what it receives."""
 
     def __init__(self, client):
         self._client = client
         self._reply = ""
 
     async def send(self, line):
-        """Send a message; return what comes of it, as lines."""
+        """Send a message; return the answers as lines."""
         subject, _, payload = line.partition(" ")
         subject = self._reply if subject == "ack" else subject
         inbox = self._client.new_inbox()
@@ -78,7 +78,7 @@ class Wire:
 
 
 async def played(text):
-    """The script with what comes now."""
+    """Return the script with the present answers."""
     lines = []
     with Server(nats=True) as url:
         client = await connected(url.nats_url)

@@ -163,7 +163,7 @@ def test_heartbeats_fill_the_silence():
     assert bench.consumer.next_due_ms == 200
 
 
-def test_too_many_pulls_are_refused():
+def test_too_many_pulls_are_rejected():
     """Unless they notice by missing heartbeats."""
     bench = Bench(max_waiting=1)
     assert bench.pull("a") == []
@@ -182,7 +182,7 @@ def test_what_is_not_acknowledged_in_time_comes_again():
     assert bench.consumer.redelivered == 1
 
 
-def test_refused_records_come_again_at_once_or_later():
+def test_rejected_records_come_again_at_once_or_later():
     """A rejected record is redelivered at once, or after the delay of the rejection."""
     bench = Bench(2)
     bench.pull(batch=9)

@@ -1,4 +1,4 @@
-"""The leaf connection: interest in inboxes, what is delivered, and bytes of any kind."""
+"""The leaf connection: interest in inboxes, deliveries, and arbitrary bytes."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from strandline.servers.nats.leaf_link import LeafClient, LeafLink
 
 
 class Transport(asyncio.Transport):
-    """Keeps what is written."""
+    """Keeps the written bytes."""
 
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class Transport(asyncio.Transport):
 
 @pytest.fixture
 async def leaf():
-    """A client with a connection under way: the client, the link, its transport."""
+    """A client with an open connection: the client, the link, its transport."""
     client = LeafClient("strandline-1", lambda: ("127.0.0.1", 1))
     link = LeafLink(client, None)
     transport = Transport()
@@ -161,7 +161,7 @@ async def test_messages_that_nobody_asked_for_are_skipped(leaf):
 
 
 async def test_errors_close_the_connection(leaf):
-    """The reason is kept; who waits for it to be ready is told."""
+    """The reason is kept, and waiters are notified."""
     _, link, transport = leaf
     link.data_received(b"-ERR 'Authorization Violation'\r\n")
     assert transport.is_aborted

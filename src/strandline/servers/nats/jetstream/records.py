@@ -252,14 +252,14 @@ def matching(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch
 
 
 def tally_subjects(
-    partition: Partition, *patterns: str, end: int | None = None
+    partition: Partition, *patterns: str, stop: int | None = None
 ) -> dict[str, Tally]:
     """Return the tallies of all subjects that match one of the patterns.
 
     Args:
         partition: of the records.
         patterns: of subjects.
-        end: below this offset; None: all of them.
+        stop: below this offset; None: up to the end.
 
     Raises:
         ApiRefusal: there is no index, and more to read than one request may.
@@ -267,8 +267,8 @@ def tally_subjects(
     search, budget = partition.find_runs(*patterns), SEARCH_BYTES_MAX // BATCH_BYTES
     if search is None:
         return {}
-    stop = partition.last_stable_offset if end is None else end
-    tallies, uncovered = search.tally(partition.log_start_offset, stop)
+    end = partition.last_stable_offset if stop is None else stop
+    tallies, uncovered = search.tally(partition.log_start_offset, end)
     for extent in uncovered:
         cursor = open_cursor(partition, *extent, columns=["offset", "subject"])
         while cursor.has_more:

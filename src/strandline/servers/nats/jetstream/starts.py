@@ -50,7 +50,7 @@ def find_heads(partition: Partition, patterns: tuple[str, ...], end: int) -> Sub
     Raises:
         ApiRefusal: there is no index of subjects, and more to read than one request may.
     """
-    tallies = tally_subjects(partition, *patterns, end=end)
+    tallies = tally_subjects(partition, *patterns, stop=end)
     newest = sorted(each.last + 1 for each in tallies.values())
     return SubjectHeads(array(SEQUENCE, newest), end)
 

@@ -97,7 +97,7 @@ def test_names_are_those_of_the_subject():
 
 
 @pytest.mark.parametrize("field", UNSUPPORTED)
-def test_every_setting_that_is_not_built_is_refused(field):
+def test_every_setting_that_is_not_built_is_rejected(field):
     """By its name, unless it asks for nothing."""
     for value in (None, False, 0, "", [], "0001-01-01T00:00:00Z"):
         asked(**{field: value})

@@ -43,7 +43,7 @@ def test_zones_and_missing_fractions_are_read():
         "9999-12-31T23:59:59-14:00",
     ],
 )
-def test_what_is_no_time_is_refused(text):
+def test_what_is_no_time_is_rejected(text):
     """Also what looks like one, or would be in another millennium."""
     with pytest.raises(ValueError, match=r"time|month|year"):
         parse_time(text)
