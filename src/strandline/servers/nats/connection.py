@@ -581,12 +581,12 @@ class PublisherConnection(MessageReader):
         if sid is None:
             return
         if not self.output:
-            self._shared.unflushed.append(self)
+            self._shared.ingest.unflushed.append(self)
         self.output.append(encode_message_with_headers(to, sid, payload, block=block))
 
     def flush_answers(self) -> None:
         """Send what was queued between group commits."""
-        self._shared.send_answers()
+        self._shared.ingest.send_answers()
 
     # Other operations of a client
 
