@@ -1,4 +1,4 @@
-"""Real clusters under load while they are broken in every way, judged as simulations are.
+"""Chaos runs: real clusters under load, broken in every way, checked like simulations.
 
     python -m chaos --brokers 3 --minutes 2 --seed 7
 

@@ -1,4 +1,4 @@
-"""``python -m chaos``: break real clusters for some minutes, write what came.
+"""``python -m chaos``: break real clusters for some minutes and write a report.
 
     python -m chaos --brokers 3,5 --minutes 2
     python -m chaos --seed 7 --faults kill-leader,mute
@@ -95,7 +95,7 @@ def write(outcomes: list[ChaosOutcome], folder: Path, label: str) -> Path:
 
 
 def run(plan: ChaosPlan) -> ChaosOutcome | None:
-    """One run, told as it goes; None if it ended badly."""
+    """Run once, with progress output; None if it failed."""
     print(f"{plan.brokers} brokers, {plan.seconds:.0f} s, seed {plan.seed}", flush=True)
     folder = Path(tempfile.mkdtemp(prefix="strandline-chaos-"))
     try:
@@ -115,7 +115,7 @@ def run(plan: ChaosPlan) -> ChaosOutcome | None:
 
 
 def main() -> int:
-    """Run what the command line asks for; the exit code."""
+    """Run the command line's request; return the exit code."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,4 +1,4 @@
-"""A broker with a clock and a disk that a chaos run may turn from outside.
+"""A broker whose clock and disk a chaos run can manipulate from outside.
 
     python -m chaos.broker --knobs FILE --data-dir DIR --broker-id 1 ...
 
@@ -27,7 +27,7 @@ _KNOBS: Final = struct.Struct("<qq")
 
 
 class Knobs:
-    """A small file shared by a broker and who torments it.
+    """A small file shared by a broker and the nemesis.
 
     Args:
         path: made if it is missing.

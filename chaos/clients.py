@@ -56,7 +56,7 @@ class Sent(NamedTuple):
 
 
 class OwnProducer:
-    """Appends numbered records to all partitions in turn, by an idempotent producer.
+    """Appends numbered records to all partitions in rotation, by an idempotent producer.
 
     Args:
         servers: brokers to connect to.
@@ -112,7 +112,7 @@ class OwnProducer:
             client.close()
 
     def _send(self, producer: Producer) -> None:
-        """Append as many as may be under way."""
+        """Append as many as may be in flight."""
         while len(self._open) < UNDER_WAY and not self.is_stopping:
             value = f"{self.name} {self._sent}".encode()
             partition = self._sent % len(self._histories)
@@ -211,7 +211,7 @@ class GroupClient:
             self.records += len(values)
 
     def _commit(self, consumer: Consumer) -> None:
-        """Commit; what fails is committed with the next, or processed again by another."""
+        """Commit; a failed commit is repeated with the next, or another member processes again."""
         places = consumer.positions()
         try:
             consumer.commit()

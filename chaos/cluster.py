@@ -1,4 +1,4 @@
-"""Real brokers on this machine, each link between two of them through a proxy, if so wanted.
+"""Real brokers on this machine, optionally with a proxy on each link between two of them.
 
 Rules: a link carries frames one way, from the broker that made it, so cutting one proxy is a
 one-way partition. Clients reach brokers directly, and nats-servers each other: a broker cut off
@@ -37,7 +37,7 @@ A = TypeVar("A")
 
 
 class ChaosCluster:
-    """Brokers 1 to N with a directory each under ``folder``; an asynchronous context.
+    """Brokers 1 to N with a directory each in ``folder``; an asynchronous context.
 
     Args:
         folder: where they keep their data.
@@ -99,7 +99,7 @@ class ChaosCluster:
     # What clients see
 
     def status(self, number: int) -> ClusterStatus:
-        """The cluster as a broker knows it; blocks.
+        """Return the cluster's status at a broker; blocks.
 
         Raises:
             StrandlineError: the broker does not answer.
@@ -128,7 +128,7 @@ class ChaosCluster:
         return found[1]
 
     async def create_stream(self, name: str, *, partitions: int, replicas: int = 0) -> None:
-        """A stream of which most replicas must be in sync, of two one; 0: a replica each."""
+        """Create a stream with a majority as ``min_isr``; 0: a replica on each broker."""
         copies = replicas or len(self.ids)
 
         def create() -> bool:
@@ -167,7 +167,7 @@ class ChaosCluster:
         await self.until(is_done, what=f"partition {partition} of {stream} is kept by {to}")
 
     async def in_sync(self, stream: str) -> None:
-        """Wait until each replica of a stream is in sync, and somebody leads each partition."""
+        """Wait until each replica of a stream is in sync, and each partition has a leader."""
 
         def is_in_sync() -> bool:
             for number in self.ids:
@@ -228,7 +228,7 @@ class ChaosCluster:
         return out, into
 
     async def heal(self) -> None:
-        """Open every link, set clocks right, let disks be quick, and start who is away."""
+        """Open every link, correct clocks, speed up disks, and start stopped brokers."""
         for proxy in self.proxies.values():
             proxy.resume()
             proxy.delay(0.0)

@@ -37,7 +37,7 @@ BOTH_SHARE: Final = 0.3
 
 @dataclass
 class Nemesis:
-    """One cluster and the chance that decides what happens to it.
+    """Breaks one cluster, as a random generator decides.
 
     Attributes:
         cluster: which.
@@ -157,7 +157,7 @@ async def stop(nemesis: Nemesis) -> None:
 
 
 async def pause(nemesis: Nemesis) -> None:
-    """SIGSTOP, for less or more than the others' patience, then SIGCONT."""
+    """Send SIGSTOP, for less or more than the session timeout, then SIGCONT."""
     leader = await nemesis.cluster.leader(nemesis.stream)
     async with nemesis.victim(nemesis.rng.choice((leader, None))) as number:
         server = nemesis.cluster.servers[number]
@@ -187,13 +187,13 @@ async def move(nemesis: Nemesis) -> None:
 
 
 async def mute(nemesis: Nemesis) -> None:
-    """A broker hears its peers, and they do not hear it."""
+    """A broker receives from its peers, but they do not receive from it."""
     async with nemesis.victim(await nemesis.cluster.leader(nemesis.stream)) as number:
         await _cut(nemesis, nemesis.cluster.links(number)[0])
 
 
 async def deafen(nemesis: Nemesis) -> None:
-    """A broker's peers hear it, and it does not hear them."""
+    """A broker's peers receive from it, but it does not receive from them."""
     async with nemesis.victim(await nemesis.cluster.leader(nemesis.stream)) as number:
         await _cut(nemesis, nemesis.cluster.links(number)[1])
 

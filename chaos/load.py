@@ -1,4 +1,4 @@
-"""Publishers and readers of a chaos run; what they hear they tell the histories.
+"""Publishers and readers of a chaos run, which record their observations in histories.
 
 Rules: a publisher retries each record with the same ``Nats-Msg-Id`` until it is acked, at whichever
 broker's nats-server answers. With a window of one the next record is not sent before the last was
@@ -57,7 +57,7 @@ PASSING: Final = (
 
 
 def expected(error: StrandlineError, *others: type[StrandlineError]) -> str:
-    """The code of an error that the faults may cause.
+    """Whether an error's code may be caused by the faults.
 
     Args:
         error: what a client was told.
@@ -166,7 +166,7 @@ class ChaosPublisher:
     async def _publish(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inbox: bytes
     ) -> None:
-        """Publish a window after the other until the server is silent or gone."""
+        """Publish one window after another until the server is silent or gone."""
         writer.write(b"CONNECT %b\r\n%b" % (OPTIONS, encode_subscribe(inbox + b".*", b"1")))
         parser, silences = Parser(PAYLOAD_MAX, from_client=False), 0
         while not self._is_done and silences <= SILENCES_MAX:
@@ -236,7 +236,7 @@ class ChaosPublisher:
 
 
 class ChaosReader:
-    """Reads every partition of a stream from its start on, until told to stop; runs in a thread.
+    """Reads every partition of a stream from its start until told to stop; runs in a thread.
 
     It asks a replica for no more than the replica has just said to be committed: that this offset
     does not exist is no answer.

@@ -1,4 +1,4 @@
-"""One chaos run: a seed's story on a cluster, and what came of it.
+"""One chaos run: a seed's faults on a cluster, and the result.
 
 Rules: liveness is judged as strictly as safety. While the faults of a round leave a majority, no
 publisher waits longer than ``ChaosPlan.progress_s`` for an ack. Within the same time after each
@@ -97,7 +97,7 @@ class ChaosOutcome:
 
 
 class LoadOptions:
-    """Everybody who works while things break, and what they have heard.
+    """The clients that work during the faults, and their histories.
 
     Args:
         cluster: at which.
@@ -194,7 +194,7 @@ async def run_chaos(plan: ChaosPlan, folder: Path) -> ChaosOutcome:
 async def _break_under_load(
     nemesis: Nemesis, load: LoadOptions, outcome: ChaosOutcome, *, followers: Workers
 ) -> None:
-    """Let everybody work while things break, until publishers have heard of all they sent."""
+    """Break the cluster under load, until publishers have all their answers."""
     plan, missing = outcome.plan, set(outcome.plan.faults) - outcome.skipped.keys()
     if not missing:
         raise InvalidRequestError(f"none of these faults can happen here: {outcome.skipped}")
@@ -253,7 +253,7 @@ async def _judge_liveness(
 async def _settle(
     cluster: ChaosCluster, load: LoadOptions, outcome: ChaosOutcome, *, followers: Workers
 ) -> None:
-    """Judge replicas, readers and the group, now that all is well and nobody publishes."""
+    """Check replicas, readers and the group, after all faults and publishes have ended."""
     await cluster.in_sync(STREAM)
     ends = [await judge(cluster, number, each) for number, each in enumerate(load.histories)]
     outcome.stored = sum(ends)
@@ -268,7 +268,7 @@ async def _judge_readers(
     *,
     followers: Workers,
 ) -> None:
-    """Every reader must have come to the end, of which every replica has told by now."""
+    """Check that every reader has reached the end, which every replica has reported."""
     await _arrive(lambda: all(reader.is_at(ends) for reader in readers), followers)
     for reader in readers:
         for history, end in zip(histories, ends, strict=True):
@@ -294,7 +294,7 @@ async def _judge_group(
 
 
 async def _arrive(are_there: Callable[[], bool], followers: Workers) -> None:
-    """Wait until all have come to the end, or for so long that they never will."""
+    """Wait until all have reached the end, or for a limited time."""
     deadline_s = time.monotonic() + ARRIVE_TIMEOUT_S
     while not await asyncio.to_thread(are_there) and time.monotonic() < deadline_s:
         _raise_what_ended(followers)
@@ -303,7 +303,7 @@ async def _arrive(are_there: Callable[[], bool], followers: Workers) -> None:
 
 
 def _raise_what_ended(workers: Workers) -> None:
-    """Nobody stops before being told to: who found a broken promise says so."""
+    """Raise the error of a client that ended early, such as a broken promise."""
     for worker in workers:
         if worker.done():
             worker.result()
@@ -335,7 +335,7 @@ async def following(
 
 @contextlib.asynccontextmanager
 async def working(publishers: Sequence[ChaosPublisher | OwnProducer]) -> AsyncIterator[Workers]:
-    """All of them at work; when it ends they have heard of all that they sent."""
+    """Run all clients; at the end they have all their answers."""
     workers: Workers = [asyncio.create_task(each.run()) for each in publishers]
     try:
         yield workers
@@ -366,7 +366,7 @@ async def progress(
 
 
 async def judge(cluster: ChaosCluster, partition: int, history: PartitionHistory) -> int:
-    """Compare what the replicas serve with each other and with what was heard; how much it is."""
+    """Compare the replicas with each other and with the histories; return how much was compared."""
     logs: dict[str, list[bytes]] = {}
 
     def all_read() -> bool:

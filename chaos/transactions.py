@@ -1,4 +1,4 @@
-"""A transactional client in a chaos run, and the judge of what it committed and aborted.
+"""A transactional client in a chaos run, and the check of its commits and aborts.
 
 Rules: each transaction writes one record with its number to every partition of a stream of its
 own. Readers see a committed number in every partition once, an aborted one in none, and one whose
@@ -92,7 +92,7 @@ class TransactionLoad:
         self.steps += 1
 
     def judge(self) -> None:
-        """Compare what readers see with what was answered, now that everything has healed.
+        """Compare what readers see with the answers, now that everything has healed.
 
         Raises:
             ViolationError: a transaction is there in part, twice, or against its outcome.

@@ -1,4 +1,4 @@
-"""``python -m simulation``: run histories from seeds, or look for seeded bugs.
+"""``python -m simulation``: run histories from seeds, or search for seeded bugs.
 
     python -m simulation histories --seeds 200  # all simulations, seeds 0 to 199
     python -m simulation histories consensus --seeds 17:18  # one history again
@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from simulation import consensus_aims, metadata, recovery, replication, transactions
+from simulation import consensus_aims, consumers, metadata, recovery, replication, transactions
 from simulation.bugs import SeededBug
 from simulation.consensus_bugs import CONSENSUS_BUGS
+from simulation.consumers_bugs import CONSUMER_BUGS
 from simulation.metadata_bugs import METADATA_BUGS
 from simulation.recovery_bugs import RECOVERY_BUGS
 from simulation.replication_bugs import REPLICATION_BUGS
@@ -52,6 +53,7 @@ class Simulation(NamedTuple):
 
 SIMULATIONS: Final = {
     "consensus": Simulation(consensus_aims.run, CONSENSUS_BUGS),
+    "consumers": Simulation(consumers.run, CONSUMER_BUGS),
     "metadata": Simulation(metadata.run, METADATA_BUGS),
     "recovery": Simulation(recovery.run, RECOVERY_BUGS),
     "replication": Simulation(replication.run, REPLICATION_BUGS),
@@ -60,7 +62,7 @@ SIMULATIONS: Final = {
 
 
 def run_histories(name: str, seeds: range) -> bool:
-    """Run a history for each seed and print what happened in all of them; whether all were good."""
+    """Run a history for each seed and print totals; return whether all passed."""
     run = SIMULATIONS[name].run
     started_s, events, failures = time.process_time(), 0, 0
     counts: Counter[str] = Counter()
@@ -140,7 +142,7 @@ def parse_seeds(text: str) -> range:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; the exit code.
+    """Run the command line's request; return the exit code.
 
     Args:
         words: of the command line; None: of this process.

@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SourceRewrite:
-    """A mistake somebody could make.
+    """A bug made by changing a function's source.
 
     Attributes:
         name: what is wrong, in a few words.
@@ -66,7 +66,7 @@ class SourceRewrite:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """A function that does something else.
+    """A bug made by replacing a function.
 
     Attributes:
         name: what is wrong, in a few words.

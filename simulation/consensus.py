@@ -1,4 +1,4 @@
-"""Histories of the consensus group: real ``Raft`` cores on simulated disks, clocks and network.
+"""Runs of the consensus group: real ``Raft`` cores on simulated disks, clocks and network.
 
 Faults: messages lost, repeated, late and out of order; links cut one way or both; crashes during a
 write, of one member or all, which lose or keep any part of what was not synced; slow syncs; clocks
@@ -101,7 +101,7 @@ class ConsensusGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether no more harm is done."""
+        """Whether the faults have ended."""
         return self.world.now_ms >= FAULTY_MS
 
     def leading(self) -> list[SimMember]:
@@ -155,7 +155,7 @@ class ConsensusGroup:
         """A member has applied an entry; nothing comes of it here."""
 
     def isolate(self, member: SimMember) -> None:
-        """Cut a member off, with at most half of the others."""
+        """Partition a member, with at most half of the others."""
         if self.is_over:
             return
         others = [each for each in self.ids if each != member.me]
@@ -163,7 +163,7 @@ class ConsensusGroup:
         self.cut_off([member.me, *self.world.rng.sample(others, few)], one_way=0)
 
     def cut_off(self, side: Sequence[BrokerId], *, one_way: float) -> None:
-        """Cut a side off for a while: long enough for the others to elect, short enough to go on.
+        """Partition a side for a while: long enough for an election, short enough to continue.
 
         What is cut meanwhile replaces it, and heals with it.
         """
@@ -171,7 +171,7 @@ class ConsensusGroup:
         self.world.after(self.world.rng.uniform(20, 600), self.world.heal)
 
     def change_members(self, member: SimMember) -> None:
-        """Add a learner, make one a voter, or remove somebody."""
+        """Add a learner, promote one, or remove a member."""
         rng = self.world.rng
         old = member.raft.state.members
         voters, learners = set(old.voters), set(old.learners)
@@ -213,7 +213,7 @@ class ConsensusGroup:
                 member.hand_over(rng.choice(self.ids))
 
     def strike(self, leader: SimMember) -> None:
-        """Kill a leader, cut it off, or let it sleep through an election."""
+        """Kill a leader, isolate it, or pause it through an election."""
         dice = self.world.rng.random()
         if dice < 0.35:
             self.kill(leader)

@@ -1,4 +1,4 @@
-"""Histories of the consensus group that aim at mistakes which chance alone seldom meets.
+"""Directed scenarios of the consensus group, for mistakes that random runs rarely meet.
 
 Rules: an aim chooses how the group is made and what comes right after an election; all else is as
 in any history, faults and judges too. Every fourth seed aims, at one of ``AIMS`` after the other.
@@ -16,7 +16,7 @@ from strandline.types import BrokerId
 
 
 class Figure8(ConsensusGroup):
-    """Leaders of three that are cut off before anybody has their first entry (paper, figure 8).
+    """Leaders of three that are isolated before any member has their first entry (paper, figure 8).
 
     One is cut off, then the next, in a newer term; the first comes back and gets its old entry to
     most. Until an entry of its new term follows there, the second may still replace it.
@@ -43,14 +43,14 @@ class Figure8(ConsensusGroup):
             self.cut_off([member.me], one_way=0)
 
     def applied(self, member: SimMember, entry: RaftEntry) -> None:
-        """A leader believes that an old entry is committed: cut it off at that moment."""
+        """A leader considers an old entry committed: isolate it at that moment."""
         is_old = entry.term < member.raft.state.term
         if is_old and isinstance(member.raft.role, RaftLeader) and not self.is_over:
             self.cut_off([member.me], one_way=0)
 
 
 class TwoChanges(ConsensusGroup):
-    """A leader that makes two learners voters, one right after the other, and is cut off with them.
+    """A leader that promotes two learners at once, and is isolated with them.
 
     Of three old voters the other two elect; three of five would go on without them.
     """
@@ -84,7 +84,7 @@ class TwoChanges(ConsensusGroup):
             member.change_members(Members(members.voters, tuple(learners)))
 
     def promote_both(self, member: SimMember) -> None:
-        """Two changes at once, and a cut between old and new voters."""
+        """Make two changes at once, and partition between old and new voters."""
         if self.is_over or not member.is_up or member.pause_ms:
             return
         voters, learners = member.raft.state.members.voters, member.raft.state.members.learners
@@ -99,7 +99,7 @@ AIMS: Final = (Figure8, TwoChanges)
 
 
 def group(seed: int) -> ConsensusGroup:
-    """The group whose history a seed tells."""
+    """Return the group whose run a seed determines."""
     if seed % 4 == 3:
         return AIMS[seed // 4 % len(AIMS)](seed)
     return ConsensusGroup(seed)

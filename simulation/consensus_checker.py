@@ -1,4 +1,4 @@
-"""Invariants of every history of a consensus group, checked from outside the core.
+"""Invariants of every run of a consensus group, checked from outside the core.
 
 - one leader a term;
 - one value per index, over all members and all time; nothing skipped;
@@ -20,7 +20,7 @@ from strandline.types import BrokerId
 
 
 class ConsensusChecker:
-    """Remembers what everybody was told, and raises ``ViolationError`` at the first contradiction.
+    """Records every answer, and raises ``ViolationError`` at the first contradiction.
 
     Args:
         world: whose fingerprint takes in what happens.
@@ -74,13 +74,13 @@ class ConsensusChecker:
             raise ViolationError(f"two states after entry {index}")
 
     def restored_members(self, index: Index, members: Members) -> None:
-        """A member goes on from a snapshot that holds this membership."""
+        """A member restarts from a snapshot with this membership."""
         known = [each for at, each in self._memberships if at <= index]
         if known[-1] != members:
             raise ViolationError(f"the snapshot at {index} holds {members}, not {known[-1]}")
 
     def acked(self, command: bytes, index: Index) -> None:
-        """A client was told that its command is done."""
+        """A client was notified that its command is done."""
         if command in self._acked:
             raise ViolationError(f"{command!r} was acked twice")
         self._acked[command] = index

@@ -54,7 +54,7 @@ class MemberDisk:
         self.pending.extend(ready.entries)
 
     def sync(self, count: int | None = None) -> None:
-        """Make what was written durable: all of it, or the first ``count`` pieces."""
+        """Make writes durable: all of them, or the first ``count`` pieces."""
         done, self.pending = self.pending[:count], []
         for piece in done:
             if isinstance(piece, HardState):
@@ -65,7 +65,7 @@ class MemberDisk:
                 assert piece.index == self.base[0] + len(self.entries), "no gap on disk"
 
     def install(self, snapshot: Snapshot) -> None:
-        """Take a leader's snapshot; entries that do not go on from it are dropped."""
+        """Store a leader's snapshot; entries that do not continue it are dropped."""
         self.sync()
         position = snapshot.index - self.base[0]
         kept = self.entries[position - 1 : position]
@@ -93,7 +93,7 @@ class SimMember:
         self.start()
 
     def start(self) -> None:
-        """Begin a life with what is on disk."""
+        """Start from the disk."""
         world, disk = self.group.world, self.disk
         self.is_up, self.is_syncing, self.is_called = True, False, False
         self.lives += 1
@@ -119,7 +119,7 @@ class SimMember:
         world.after(world.rng.uniform(0, TICK_MS), self.tick, self.lives)
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a snapshot: its data is the checksum of all commands before it."""
+        """Continue from a snapshot: its data is the checksum of all commands before it."""
         self.applied = snapshot.index
         self.chain = int(snapshot.data or b"0")
         self.group.checker.restored(self.applied, self.chain)
@@ -131,14 +131,14 @@ class SimMember:
         return max(0.0, self.paused_until_ms - self.group.world.now_ms)
 
     def pause(self, pause_ms: float) -> None:
-        """Stand still, as under SIGSTOP; then clients that have waited ask at once."""
+        """Pause, as by SIGSTOP; waiting clients ask right after it."""
         world = self.group.world
         world.counts["pauses"] += 1
         self.paused_until_ms = world.now_ms + pause_ms
         world.after(pause_ms, self.group.ask, self)
 
     def crash(self) -> None:
-        """Die; of what was not synced any first part may be on disk."""
+        """Crash; of unsynced writes any prefix may be on disk."""
         if self.is_up:
             self.is_up = False
             self.group.world.counts["crashes"] += 1
@@ -175,7 +175,7 @@ class SimMember:
         self.call()
 
     def call(self) -> None:
-        """See to what the core wants, now or a little later, as busy processes do."""
+        """Process the core's output, now or a little later, like a busy process."""
         if self.is_called:
             return
         if self.group.world.rng.random() < self.group.laziness:
@@ -191,7 +191,7 @@ class SimMember:
             self.work()
 
     def work(self) -> None:
-        """Do what the core wants; while a sync runs, nothing."""
+        """Process the core's output, unless a sync is running."""
         if self.is_syncing or not self.is_up or self.pause_ms:
             return
         ready = self.raft.ready()
@@ -220,7 +220,7 @@ class SimMember:
             self.finish(ready)
 
     def finish(self, ready: Ready) -> None:
-        """Carry out what a ``Ready`` allows once it is on disk."""
+        """Execute what a ``Ready`` allows once it is on disk."""
         self.raft.persisted(ready)
         self.group.send(ready.late)
         if ready.snapshot is not None:
@@ -260,7 +260,7 @@ class SimMember:
                 self.group.checker.read(self.applied, must_see=self.asked.pop(number))
 
     def compact_maybe(self) -> None:
-        """Take a snapshot now and then, keeping a few entries for those behind, or none."""
+        """Take a snapshot from time to time, keeping a few entries or none."""
         log = self.raft.state.log
         if self.applied - log.snapshot.index > self.group.snapshot_every:
             keep = self.group.world.rng.choice((0, 5))
@@ -271,7 +271,7 @@ class SimMember:
     # Clients
 
     def propose(self, command: bytes) -> None:
-        """A client's command; told when it is applied."""
+        """Propose a client's command; the client is notified when it is applied."""
         try:
             self.proposed[self.raft.propose(command)] = command
         except UnavailableError:
@@ -279,7 +279,7 @@ class SimMember:
         self.call()
 
     def read(self, number: int, must_see: Index) -> None:
-        """A client's read, which must see what was acked before."""
+        """Request a client's read, which must see what was acked before."""
         try:
             self.raft.read(number)
             self.asked[number] = must_see

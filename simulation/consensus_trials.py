@@ -90,7 +90,7 @@ class Trials:
         self._check_done(leader)
 
     def _send_away(self, leader: "SimMember", away: BrokerId) -> None:
-        """Cut a voter off the others, or off what the leader says."""
+        """Isolate a voter from the others, or from the leader's messages."""
         term = leader.raft.state.term
         if self._world.rng.random() < 0.5:
             self._world.partition([away], self._group.ids, one_way=0)

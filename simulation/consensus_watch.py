@@ -1,4 +1,4 @@
-"""Whether a leader of the consensus group heard from a quorum lately, in ticks of its own.
+"""Checks that a leader was answered by a quorum recently, in its own ticks.
 
 Rules: an election, and a change of the membership, count as being heard by everybody; of what came
 in only answers of the leader's own term count. A leader that has not heard from a quorum for two
@@ -17,7 +17,7 @@ PATIENCE: int = 2
 
 
 class QuorumWatch:
-    """Of one member, in one life."""
+    """The watch of one member, in one run."""
 
     def __init__(self) -> None:
         self._ticks = 0

@@ -1,4 +1,4 @@
-"""A random life of a cluster's metadata, judged by what becomes of records.
+"""Random runs of a cluster's metadata, checked by their effect on records.
 
 Brokers start, die, lose their disks and come back; operators create, delete, drain, move and elect
 (``metadata_orders``); leaders change ISRs; the controller decides; every command is proposed in a
@@ -40,7 +40,7 @@ STEPS = 300
 
 
 class MetadataRun(Orders):
-    """One cluster's life; every method is one thing that may happen.
+    """One cluster's run; every method is one possible event.
 
     Args:
         seed: decides everything.
@@ -54,7 +54,7 @@ class MetadataRun(Orders):
     # Brokers
 
     def start(self) -> None:
-        """A broker starts and registers; if its disk is lost, somebody may say so."""
+        """A broker starts and registers; if its disk is lost, an operator may report that."""
         process = self.rng.choice(self.processes)
         if process.is_removed:
             self._return_of_the_removed(process)
@@ -111,7 +111,7 @@ class MetadataRun(Orders):
         self._controller.heartbeat(process.run, self.world.now_ms, process.stored_index)
 
     def older_copy(self) -> None:
-        """A broker is started with an older copy of its directory, which lacks what it reported."""
+        """A broker starts with an older copy of its directory, which lacks what it reported."""
         known = self.image.brokers.get(self.rng.choice(self.processes).id)
         if known is None or not known.directory_id or not known.stored_index:
             return
@@ -125,7 +125,7 @@ class MetadataRun(Orders):
             raise ViolationError(f"broker {known.id} was let in with an older copy")
 
     def impostor(self) -> None:
-        """Somebody starts a second broker of a known id on another directory."""
+        """A second broker of a known id starts on another directory."""
         if not self.image.brokers:
             return
         broker = self.rng.choice(sorted(self.image.brokers))
@@ -145,7 +145,7 @@ class MetadataRun(Orders):
             self.lose_disk(process)
 
     def swap_disk(self) -> None:
-        """A follower gets a new disk while a change that lets it join the ISR is under way."""
+        """A follower gets a new disk while its joining of the ISR is being proposed."""
         joining = {b for command in self.records.mail for b in command.changes[0].isr}
         process = self.rng.choice(self.processes)
         if process.id not in joining:
@@ -166,7 +166,7 @@ class MetadataRun(Orders):
             self.propose(BeginShutdown(process.run))
 
     def tick(self) -> None:
-        """Time passes; those that run are heard, and the controller decides."""
+        """Time passes: live brokers send heartbeats, and the controller decides."""
         self.world.now_ms += self.rng.choice((100, 500, 900, 900))
         for process in self.processes:
             if process.is_running and self.rng.random() < 0.9:
@@ -238,7 +238,7 @@ class MetadataRun(Orders):
             self.records.mail.append(command)
 
     def deliver(self) -> None:
-        """An ISR change that was under way arrives."""
+        """A proposed ISR change arrives."""
         mail = self.records.mail
         if mail:
             self.propose(mail.pop(self.rng.randrange(len(mail))))
@@ -246,7 +246,7 @@ class MetadataRun(Orders):
     # A whole life
 
     def live(self, steps: int) -> str:
-        """Let so many things happen, then heal; the fingerprint of it all.
+        """Run this many events, then heal; return a digest.
 
         Raises:
             ViolationError: a promise was broken.
@@ -301,7 +301,7 @@ class MetadataRun(Orders):
         self._check_settled()
 
     def _empty_one(self) -> None:
-        """Drain a broker and remove it: what has another place must get there, and may be used."""
+        """Drain a broker and remove it: its replicas must move, and the cluster stay usable."""
         live = [b.id for b in self.image.brokers.values() if b.may_take_replicas]
         if not live:
             return
@@ -362,7 +362,7 @@ class MetadataRun(Orders):
 
 
 def run(seed: int) -> World:
-    """One life of 300 steps.
+    """Run 300 steps.
 
     Raises:
         ViolationError: a promise was broken.

@@ -1,4 +1,4 @@
-"""A simulated cluster as its metadata sees it: broker processes, and the log they all apply.
+"""A simulated cluster as seen by its metadata: broker processes, and the log they all apply.
 
 Rules: every entry goes through its encoding, and every image and every step to the next one is
 checked (``core/metadata/check.py``); every command is proposed in a session, may come again, and
@@ -120,12 +120,12 @@ class MetadataCluster:
     # Brokers and partitions
 
     def lose_disk(self, process: Process) -> None:
-        """Its records are gone, and it knows of nothing."""
+        """Lose its records and its knowledge."""
         process.directory, process.stored_index = self.name("dir"), 0
         self.records.wipe(process.id)
 
     def leads(self, partition: PartitionImage) -> bool:
-        """Whether somebody leads, and is there."""
+        """Whether a live broker leads."""
         if partition.leader is None:
             return False
         process = self.process(partition.leader)
@@ -141,7 +141,7 @@ class MetadataCluster:
         return self.processes[broker - 1]
 
     def is_registered(self, broker: BrokerId) -> bool:
-        """Whether the metadata knows this very run."""
+        """Whether the metadata has this run."""
         known = self.image.brokers.get(broker)
         return known is not None and known.incarnation == self.process(broker).incarnation
 
@@ -155,6 +155,6 @@ class MetadataCluster:
         return self.rng.choice(found) if found else None
 
     def some_brokers(self, count: int) -> tuple[BrokerId, ...]:
-        """So many brokers, or all, whatever state they are in."""
+        """Return this many brokers, or all, in any state."""
         everybody = [process.id for process in self.processes]
         return tuple(self.rng.sample(everybody, min(count, len(everybody))))

@@ -1,4 +1,4 @@
-"""Commands of operators and clients to a simulated cluster, sensible or not.
+"""Operators' and clients' commands to a simulated cluster, sensible or not.
 
 Rules: an order is one method, and everything random in it comes from the world's generator. Orders
 that must be refused whatever the image is, and are not, are violations.
@@ -112,7 +112,7 @@ class Orders(MetadataCluster):
         self.propose(ReportStorage(process.run, is_on))
 
     def _remove(self) -> None:
-        """Somebody is removed, mostly in vain; another broker is bought, with another number."""
+        """Try to remove a broker, mostly without success; add another with a new id."""
         process = self.rng.choice(self.processes)
         if not self.propose(RemoveBroker(process.id)).is_applied:
             return
@@ -185,7 +185,7 @@ class Orders(MetadataCluster):
             raise ViolationError(f"producer ids from {first} were given out before")
 
     def _crowd(self) -> None:
-        """So many sessions that older ones are forgotten."""
+        """Open so many sessions that older ones are forgotten."""
         if self.rng.random() < 0.05:
             for _ in range(260):
                 self._append(OpenSession())

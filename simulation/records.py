@@ -14,7 +14,7 @@ from strandline.types import BrokerId, LogId
 
 
 class Records:
-    """The logs of all replicas, and what was committed."""
+    """The logs of all replicas, and the committed records."""
 
     def __init__(self) -> None:
         self.mail: list[ChangeIsr] = []
@@ -30,7 +30,7 @@ class Records:
         self._log(partition, partition.leader).append(self._next)
 
     def copy(self, partition: PartitionImage, follower: BrokerId, count: int) -> None:
-        """A follower truncates to what its leader has too, then copies some."""
+        """A follower truncates to the leader's log, then copies some records."""
         assert partition.leader is not None
         log, source = self._log(partition, follower), self._log(partition, partition.leader)
         if follower != partition.leader:
@@ -43,7 +43,7 @@ class Records:
         return self._log(partition, broker) == self._log(partition, partition.leader)
 
     def wanted_isr(self, partition: PartitionImage) -> Replicas:
-        """The members of an ISR change that is under way and may still apply; none if none is."""
+        """Return the members of a proposed ISR change that may still apply; none if none is."""
         for command in self.mail:
             [change] = command.changes
             if (change.at.log_id, change.at.version) == (partition.log_id, partition.version):
@@ -77,7 +77,7 @@ class Records:
         self._without_disk.discard(broker)
 
     def note(self, before: MetadataImage, after: MetadataImage, command: Command) -> None:
-        """Judge leaders and ISRs; forget what unclean elections and deletions gave up."""
+        """Check leaders and ISRs; drop records lost to unclean elections and deletions."""
         if before.streams is after.streams:
             return
         earlier = {p.log_id: p for _, p in before.partitions()}

@@ -1,4 +1,4 @@
-"""A random life of the real storage on a disk that loses, tears, fails, fills up and lies.
+"""Random runs of the real storage on a disk that loses, tears, fails, fills up and lies.
 
 Journal, logs, checkpoints and recovery as a broker uses them, in one thread: turns over several
 logs, syncs, checkpoints whose three steps lie apart, copies without the journal, truncations at
@@ -48,7 +48,7 @@ class RecoveryPlan(NamedTuple):
 
 
 class RecoveryRun:
-    """One data directory's life; every public method is one thing that may happen.
+    """One data directory's run; every public method is one possible event.
 
     Args:
         seed: decides everything.
@@ -94,7 +94,7 @@ class RecoveryRun:
     # Writing
 
     def turn(self) -> None:
-        """Batches of some logs, and one entry of the journal; undone as a whole if that refuses."""
+        """A group commit: batches of some logs and a journal entry; undone if that is rejected."""
         taken: list[tuple[LogModel, bytes]] = []
         for _ in range(self.rng.choice((1, 1, 1, 2, 3))):
             model, log = self.some_log()
@@ -126,7 +126,7 @@ class RecoveryRun:
             raise ViolationError("no space is told of a disk that has some")
 
     def sync(self) -> None:
-        """The journal is synced, here or elsewhere while a turn goes on; what it covers is safe."""
+        """The journal is synced, perhaps elsewhere meanwhile; covered entries are safe."""
         journal = self.storage.journal
         covered = [(model, len(model.batches)) for model in self.models]
         if self.is_often(0.7):
@@ -181,7 +181,7 @@ class RecoveryRun:
             self._check_full()
 
     def checkpoint(self) -> None:
-        """The next step of the one that is under way."""
+        """Take the next step of the checkpoint in progress."""
         checkpointer = self.storage.checkpointer
         try:
             if self._pending is None:
@@ -239,7 +239,7 @@ class RecoveryRun:
         self.world.counts["removed"] += 1
 
     def start_over(self) -> None:
-        """A copy was away for too long; it is emptied, and goes on further up."""
+        """A replica was away too long; it is emptied, and continues at a later offset."""
         model, log = self.some_log()
         if self.disk.full:
             return
@@ -270,7 +270,7 @@ class RecoveryRun:
         self.world.counts["deleted"] += 1
 
     def reclaim(self) -> None:
-        """Files of segments that are gone are removed, the oldest first."""
+        """Remove the files of removed segments, the oldest first."""
         for _ in range(self.rng.randint(1, 4)):
             if self._removals:
                 self._removals.popleft()()
@@ -330,7 +330,7 @@ class RecoveryRun:
         self._removals.clear()
 
     def open(self) -> None:
-        """Recover, and again if that is cut short; then compare."""
+        """Recover, again if that is interrupted; then compare."""
         for _ in range(OPENINGS_MAX):
             self.disk.be_well()
             self._endanger()
@@ -387,7 +387,7 @@ class RecoveryRun:
             self.doomed.remove(log_id)
 
     def _check_corruption(self) -> None:
-        """Nothing was corrupt, or lost; logs that were cut may be missed some of."""
+        """Check that nothing is corrupt or lost; truncated logs may have missing parts."""
         excused = {str(model.log_id) for model in self.models if model.was_cut}
         excused |= {str(log_id) for log_id in self.doomed}
         for corruption in self.storage.report.corruption:
@@ -397,7 +397,7 @@ class RecoveryRun:
     # A whole life
 
     def live(self, steps: int) -> str:
-        """Let so many things happen; the fingerprint of it all.
+        """Run this many events; return a digest.
 
         Raises:
             ViolationError: a promise was broken.
@@ -480,7 +480,7 @@ class LyingDiskRun(RecoveryRun):
 
 
 def run(seed: int) -> World:
-    """One life.
+    """Run once.
 
     Raises:
         ViolationError: a promise was broken.

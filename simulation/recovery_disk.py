@@ -1,4 +1,4 @@
-"""A disk in memory, for the real storage: it tears, fails, fills up, dies and, if asked to, lies.
+"""A disk in memory for the real storage: it tears, fails, fills up, crashes and optionally lies.
 
 Each file has what its readers see and what is stored. A sync stores what was written; a power loss
 leaves of what was not synced nothing, all, or any of its sectors, and of the changes of names as
@@ -25,7 +25,7 @@ ROOT: Final = Path("/")
 
 
 class PowerLossError(Exception):
-    """The machine died in the middle of a call; nobody hears an answer."""
+    """The machine lost power in the middle of a call."""
 
 
 class _Write(NamedTuple):
@@ -113,7 +113,7 @@ class SimDisk(Disk):
     # Faults
 
     def die_after(self, calls: int) -> None:
-        """Lose power at the call after so many."""
+        """Lose power at the call after this many."""
         self._dies_in = calls
 
     def fail_after(self, operation: str, calls: int) -> None:
@@ -121,12 +121,12 @@ class SimDisk(Disk):
         self._fails_in[operation] = calls
 
     def be_well(self) -> None:
-        """Nothing that was decided happens any more; what has happened stays."""
+        """End all planned faults; past ones stay."""
         self.full, self.lies, self._dies_in = False, False, -1
         self._fails_in.clear()
 
     def crash(self, how: str) -> None:
-        """Lose power: of what is not synced ``nothing``, ``all`` or any part (``torn``) is left."""
+        """Lose power: of unsynced writes ``nothing``, ``all`` or any part (``torn``) is left."""
         self.be_well()
         self._is_dead = False
         self._open.clear()
@@ -207,7 +207,7 @@ class SimDisk(Disk):
         return self._next_fd
 
     def close(self, fd: int) -> None:
-        """Close; those that a power loss has closed are gone already."""
+        """Close; files that a power loss has closed are ignored."""
         self._open.pop(fd, None)
 
     def inode(self, fd: int) -> int:
@@ -253,13 +253,13 @@ class SimDisk(Disk):
         self.pwrite(fd, b"".join(buffers), position)
 
     def truncate(self, fd: int, length: int) -> None:
-        """Cut or extend; not synced."""
+        """Truncate or extend; not synced."""
         self._enter("write")
         if length != len(self._open[fd].seen):
             self._write(self._open[fd], _Write(length, None))
 
     def fdatasync(self, fd: int) -> None:
-        """Store what was written; or fail, and never store it; or lie."""
+        """Store the writes; or fail, and never store them; or lie."""
         file = self._open[fd]
         try:
             self._enter("sync")
@@ -279,7 +279,7 @@ class SimDisk(Disk):
         file.unsynced = []
 
     def write_back(self, fd: int, position: int, length: int) -> None:
-        """Begin to write; of no use to anybody who cannot wait for it."""
+        """Start writing; it makes nothing durable."""
         assert fd in self._open, f"the file of {position} to {position + length} is open"
         self._enter()
 
@@ -296,7 +296,7 @@ class SimDisk(Disk):
         """All is in memory."""
 
     def drop_cache(self, fd: int) -> None:
-        """See what is stored, and what has yet to be synced."""
+        """Show what is stored, and what is not yet synced."""
         self._enter()
         file = self._open[fd]
         length, file.seen = len(file.seen), bytearray(file.stored)

@@ -1,4 +1,4 @@
-"""A model of what a log must hold, as plain lists, and its comparison with the log.
+"""A model of a log's contents, as plain lists, and its comparison with the log.
 
 Rules: a batch is *safe* once a sync said so; after any end all safe batches are there, once, in
 order, byte for byte, and of the others those before some point. A cut is not durable by itself
@@ -37,7 +37,7 @@ class ModelBatch(NamedTuple):
 
 
 def make_batch(base: int, count: int, epoch: int, *, payload: bytes) -> bytes:
-    """A batch of so many records; storage does not look at what is in them."""
+    """Return a batch of this many records; storage does not read them."""
     length = HEADER_BYTES + len(payload) + -len(payload) % 8
     fields = (base, count, count - 1, epoch, 0, base + 1, base + count, -1, 0, 1, 0)
     batch = bytearray(HEADER.pack(MAGIC, 0, length, VERSION, 0, 0, *fields))
@@ -114,14 +114,14 @@ class LogModel:
         return data
 
     def cut(self, kept: int) -> int:
-        """Forget the batches after so many; the end after that."""
+        """Drop the batches after this many; return the new end."""
         self.cut_off.update(batch.data for batch in self.batches[kept:])
         del self.batches[kept:]
         self.safe = min(self.safe, kept)
         return self.end
 
     def start_over(self, offset: int) -> None:
-        """Nothing is left, and the log goes on at ``offset``."""
+        """Drop everything; the log continues at ``offset``."""
         self.cut(0)
         self.first = self.start = self.start_max = offset
         self.restart = -1
@@ -137,7 +137,7 @@ class LogModel:
             raise self._violation(log, "is not what was written")
 
     def recovered(self, log: Log) -> None:
-        """Compare with the log after a recovery, and take over what it has kept.
+        """Compare with the log after a recovery, and adopt its contents.
 
         Raises:
             ViolationError: something safe is missing, or something is there that was not written.
@@ -156,7 +156,7 @@ class LogModel:
         self.restart, self.was_cut = -1, False
 
     def _check_kept(self, log: Log, before: list[ModelBatch], found: list[ModelBatch]) -> None:
-        """All safe batches are there, then those before some point, then such as were cut."""
+        """Check that all safe batches are there, then a prefix of others, then truncated ones."""
         wanted = self.batches[len(before) :]
         pairs = zip(found, wanted, strict=False)
         same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found), len(wanted)))
@@ -190,7 +190,7 @@ class LogModel:
 
 
 def check_after_lies(model: LogModel, log: Log, *, is_corruption_reported: bool) -> None:
-    """A log of a disk that has lied: what is served was written, and a gap in it is told.
+    """Check a log of a disk that lied: served batches were written, gaps are reported.
 
     Raises:
         ViolationError: neither.

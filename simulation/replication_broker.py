@@ -1,4 +1,4 @@
-"""A simulated broker: the turn around real replicas, on a simulated disk.
+"""A simulated broker: group commit around real replicas, on a simulated disk.
 
 Rules: one turn at a time, as in ``broker.turn``: take what came in, step, write, flush, sync, and
 when the sync has ended tell the replicas, flush and ack. A crash forgets everything but the disk; a
@@ -50,7 +50,7 @@ class SimBrokerHost(Protocol):
 
 
 class NoOffset(Enum):
-    """Why a publisher is not told where its record is."""
+    """Why a publisher gets no offset."""
 
     REFUSED = auto()
     """Nothing was written, and nothing will be."""
@@ -63,7 +63,7 @@ Answer = int | NoOffset
 
 @dataclass(slots=True)
 class SimPublish:
-    """A record on its way; ``answer`` hears what became of it."""
+    """A record in flight; ``answer`` receives its outcome."""
 
     value: bytes
     floor: int
@@ -73,7 +73,7 @@ class SimPublish:
 
 @dataclass(frozen=True, slots=True)
 class SyncEnded:
-    """Tells a turn that the disk is done; how far is asked then, as the log may be cut before."""
+    """Reports the end of a sync; the covered offset is computed when it is handled."""
 
 
 @dataclass(slots=True)
@@ -114,7 +114,7 @@ class SimBroker:
     # Lives
 
     def start(self) -> None:
-        """Recover the logs and begin a life."""
+        """Recover the logs and start."""
         self.life += 1
         self.alive = True
         self.paused_until = self._wake_ms = 0.0
@@ -150,7 +150,7 @@ class SimBroker:
         return replica
 
     def crash(self) -> None:
-        """Die; the disk keeps what was synced, and what it likes of the rest."""
+        """Crash; the disk keeps synced writes, and any of the rest."""
         self.alive = False
         for log in self.logs:
             self._world.counts["changes lost"] += log.crash(self._world.rng)
@@ -221,7 +221,7 @@ class SimBroker:
             publish.answer(NoOffset.REFUSED)
 
     def _write(self, number: int) -> None:
-        """All records of a turn are one batch."""
+        """Write all records of a group commit as one batch."""
         hosted = self.hosted[number]
         accepted, hosted.accepted = hosted.accepted, []
         if not accepted:
@@ -240,7 +240,7 @@ class SimBroker:
         self._step(number, ev.Appended((ref,), (payload,)))
 
     def _sync(self) -> None:
-        """One sync for all partitions; what comes meanwhile waits for the next."""
+        """Sync all partitions at once; later records wait for the next sync."""
         if self._syncing or not any(log.is_dirty for log in self.logs):
             return
         self._syncing = True
@@ -250,7 +250,7 @@ class SimBroker:
         self._world.after(took_ms, self._synced, self.life)
 
     def _synced(self, life: int) -> None:
-        """The disk is done, whether or not the process runs; told in its next turn."""
+        """The disk is done, whether or not the process runs; handled in its next group commit."""
         if life != self.life or not self.alive:
             return
         self._syncing = False
@@ -377,7 +377,7 @@ class SimBroker:
             self.take(number, ev.RangeRead(effect.to, effect.first_offset, refs, payloads))
 
     def compact(self, number: int, share: float) -> None:
-        """Compact a share of what is committed here."""
+        """Compact part of the committed records here."""
         hosted = self.hosted[number]
         below = compaction_end(hosted)
         reach = Reach(int(below * share), below, hosted.replica.min_replica_offset)

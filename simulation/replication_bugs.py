@@ -1,4 +1,4 @@
-"""Bugs of one change each, that the simulator must find: the proof that its judges see.
+"""Single-change bugs that the simulator must find, which proves its checks.
 
 Each is a mistake that somebody made, here or elsewhere, or that a rule of the protocol is there to
 prevent.

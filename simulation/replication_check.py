@@ -1,4 +1,4 @@
-"""Judges of a simulated partition: they see disks, acks and what readers may see, nothing inside.
+"""Checks of a simulated partition: they see disks, acks and readers, and nothing inside.
 
 ``truth`` is what was first exposed at each offset, by whichever replica. Every later exposure,
 every ack and every log must agree with it. ``ViolationError`` says what was seen.
@@ -56,12 +56,12 @@ class ReplicationChecker:
         self._agree(broker, log.seen, first=max(before, log.seen.start), after=after)
 
     def started_over(self, broker: int, *, isr: tuple[int, ...]) -> None:
-        """A replica empties its log; nobody may rely on it, now or since its disk was new."""
+        """A replica empties its log; its records no longer count."""
         if broker in isr or broker not in self.wiped:
             self.fail(f"broker {broker} empties its log, ISR {isr}, wiped {sorted(self.wiped)}")
 
     def _agree(self, broker: int, image: Image, *, first: int, after: int) -> None:
-        """Whether what a replica holds is what was exposed first."""
+        """Whether a replica's records are those that were exposed first."""
         if self.is_compacted:
             wrong = self._difference(image, first, after)
             if wrong:
@@ -102,7 +102,7 @@ class ReplicationChecker:
         return ""
 
     def _may_go(self, offset: int, value: bytes) -> bool:
-        """Whether compaction may have removed a record, as far as one offset tells."""
+        """Whether compaction may have removed a record, judged by one offset."""
         return is_null(value) or self._newest[key_of(value)] > offset
 
     def _commit(self, broker: int, after: int, isr: tuple[int, ...]) -> None:
@@ -158,14 +158,14 @@ class ReplicationChecker:
     # Publishers and readers
 
     def ack(self, value: bytes, offset: int, *, floor: int) -> None:
-        """A publisher is told ``replicated``; ``floor``: what was acked before it was sent."""
+        """A publisher gets ``replicated``; ``floor``: what was acked before it was sent."""
         committed = self.history.offset_of(value)
         if committed != offset:
             self.fail(f"{value!r} acked at {offset}, committed: {committed}")
         self.history.ack(value, offset, floor=floor)
 
     def read(self, broker: int, first: int, high_watermark: int) -> int:
-        """A reader reads on from ``first`` on some replica; returns where it goes on."""
+        """A reader continues at ``first`` on some replica; return its next offset."""
         log = self.logs[broker]
         first = max(first, log.seen.start)
         if first >= high_watermark:
@@ -193,7 +193,7 @@ class ReplicationChecker:
             self.fail(f"acked to {self.history.acked_end}, committed to {self.committed} only")
 
     def same_state(self, broker: int, exposed: int) -> None:
-        """Whether a compacted log says the same of every key as all records together.
+        """Whether a compacted log has the same state of every key as all records together.
 
         One that has everything does. One that is behind may lack what newer records replaced.
         """

@@ -28,7 +28,7 @@ class Clients:
             self._world.after(delay_ms, self._publisher, number, self._published)
 
     def _publisher(self, number: int, value: int) -> None:
-        """One record after the other, to whoever seems to lead."""
+        """Publish one record after another, to the apparent leader."""
         rng = self._world.rng
         leader = self._cluster.oracle.partitions[number].leader
         if leader is None or rng.random() < 0.05:

@@ -1,4 +1,4 @@
-"""The clock of a simulated broker: it runs at a pace of its own, from its own start, and jumps.
+"""The clock of a simulated broker: its own rate, its own start, and jumps.
 
 As monotonic clocks of real machines do, it never runs backwards: it is somewhat fast or slow, and
 goes on much later after a machine was suspended. Brokers exchange no times; that nothing breaks

@@ -80,7 +80,7 @@ class Cluster:
         self.world.after(BEAT_MS, self._watch)
 
     def start(self, broker: SimBroker) -> None:
-        """Begin a life; the others notice, sooner or later."""
+        """Start a broker; the others notice sooner or later."""
         broker.start()
         self.beat(broker, broker.life)
         for other in self.ids:
@@ -158,7 +158,7 @@ class Cluster:
                 broker.take(number, state)
 
     def _watch(self) -> None:
-        """Metadata looks who is silent, and will again."""
+        """Metadata checks for missing heartbeats, periodically."""
         self.oracle.fence_silent()
         self.world.after(BEAT_MS, self._watch)
 
@@ -191,7 +191,7 @@ class Cluster:
     # The end
 
     def calm(self) -> None:
-        """Nothing breaks any more, and everything comes back."""
+        """End all faults, and restart everything."""
         self.is_calm = True
         self.world.calm()
         self.is_ordered = True
@@ -203,7 +203,7 @@ class Cluster:
                 self.start(broker)
 
     def scrub(self) -> None:
-        """Read every log through: corruption that nobody met is found."""
+        """Read every log: corruption that no reader met is found."""
         for broker in self.brokers.values():
             for number, hosted in enumerate(broker.hosted):
                 for base in sorted(hosted.log.corrupt):

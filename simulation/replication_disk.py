@@ -1,4 +1,4 @@
-"""A partition's log on a simulated disk: what was not synced may be lost at a crash.
+"""A partition's log on a simulated disk: unsynced changes may be lost in a crash.
 
 Rules: changes reach the disk in the order in which they were made, so a crash leaves a prefix of
 those since the last sync; a batch that was torn counts as not written, as recovery cuts it.
@@ -62,7 +62,7 @@ class Image:
             del self.batches[base]
 
     def at(self, offset: int) -> StoredKey | None:
-        """The batch that begins at an offset, or what one there has from it on."""
+        """Return the batch that begins at an offset, or the rest of the one that contains it."""
         stored = self.batches.get(offset)
         if stored is not None:
             return stored
@@ -107,7 +107,7 @@ class Image:
 
 
 class SimLog:
-    """The log as its broker sees it, and what of it is on disk."""
+    """The log as its broker sees it, and its durable part."""
 
     def __init__(self) -> None:
         self.seen = Image()
@@ -185,7 +185,7 @@ class SimLog:
         return None if end is None else Offset(end)
 
     def crash(self, rng: random.Random) -> int:
-        """Lose what was not synced, from some change on; returns how many changes were lost."""
+        """Lose unsynced changes from some point on; return how many were lost."""
         kept = rng.choice((0, len(self._changes), rng.randint(0, len(self._changes))))
         for how, what in self._changes[:kept]:
             how(self.disk, what)

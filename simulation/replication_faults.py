@@ -24,7 +24,7 @@ NETWORKS = (
 
 
 class Faults:
-    """Breaks a cluster, one fault after the other, until it is calm.
+    """Breaks a cluster, one fault after another, until it is calm.
 
     Args:
         cluster: what is broken.
@@ -39,7 +39,7 @@ class Faults:
         self._compaction = random.Random(seed)
 
     def begin_compaction(self, number: int) -> None:
-        """Compact a partition from now on, and later lose disks while that goes on."""
+        """Compact a partition from now on, and later lose disks meanwhile."""
         if self._cluster.checkers[number].is_compacted:
             self._compact(number)
             if self._cluster.lazy is not None and not number:
@@ -116,7 +116,7 @@ class Faults:
             self._brokers[broker].take(number, ev.CorruptionFound(Offset(base), after))
 
     def _retain(self, number: int) -> None:
-        """On one replica, move the log start up to a record that is committed, or a batch.
+        """On one replica, move the log start up to a committed record, or a batch.
 
         Not over what is corrupt elsewhere: this may be the last whole copy of it.
         """
@@ -138,7 +138,7 @@ class Faults:
             broker.take(number, ev.LogStartMoved(Offset(start)))
 
     def _within_a_batch(self, image: Image, limit: int) -> int:
-        """A start of which the batch began earlier, up to a limit; the limit, if there is none."""
+        """Return a start inside a batch, up to a limit; the limit, if there is none."""
         found = [
             offset
             for stored in image.batches.values()
@@ -169,7 +169,7 @@ class Faults:
         self._world.after(rng.uniform(600, 1200), self._replace_disk, number)
 
     def _interrupt(self, filled: SimBroker, number: int, share: float) -> None:
-        """Let the lazy one lead until a new disk has a share of what there is, and another then."""
+        """Let a lazy leader fill part of a new disk, then another leader the rest."""
         partition = self._cluster.oracle.partitions[number]
         if self._cluster.is_calm or filled.id not in partition.filling:
             return
@@ -180,7 +180,7 @@ class Faults:
             self._world.after(20, self._interrupt, filled, number, share)
 
     def _elect_fast(self, number: int) -> None:
-        """Leaders change faster than they can replicate, as one of them is cut off."""
+        """Change leaders faster than they can replicate, while one of them is isolated."""
         world = self._world
         world.partition([world.rng.choice(self._ids)], self._ids, one_way=0.0)
         for _ in range(3):
@@ -188,7 +188,7 @@ class Faults:
         world.after(300, world.heal)
 
     def _elect(self, number: int) -> None:
-        """Another leader, and everybody hears of it soon."""
+        """Elect another leader, known to all soon."""
         self._cluster.oracle.elect_another(number)
         for broker in self._brokers.values():
             if broker.alive:
@@ -203,7 +203,7 @@ class Faults:
             self._world.after(rng.uniform(50, 800), self._jump)
 
     def _resign(self, broker: SimBroker) -> None:
-        """A broker is asked to stop: it hands over, and is gone a little later."""
+        """Ask a broker to stop: it hands over, and is gone a little later."""
         for number in range(len(self._cluster.checkers)):
             broker.take(number, ev.Resign())
         self._world.after(self._world.rng.uniform(20, 300), self._stop, broker, broker.life)

@@ -53,7 +53,7 @@ def is_filler(stored: StoredKey) -> bool:
 
 
 def filler(base: int, after: int, epoch: LeaderEpoch) -> StoredKey:
-    """Stands for offsets of which nothing is left."""
+    """Return a placeholder for emptied offsets."""
     payload = b"," * (after - base - 1)
     return StoredKey(BatchRef(Offset(base), Offset(after), epoch, len(payload)), payload)
 
@@ -91,7 +91,7 @@ def scan_keys(batches: Iterable[StoredKey], below: int) -> SimKeys:
 
 
 def without(stored: StoredKey, keys: SimKeys, *, tombstones_below: int) -> StoredKey:
-    """A batch without what may go."""
+    """Return a batch without removable records."""
     kept = [
         value if value and _stays(offset, value, keys, tombstones_below=tombstones_below) else b""
         for offset, value in stored.records

@@ -1,4 +1,4 @@
-"""Plays the metadata group: one truth, linearizable, that gives leaders, epochs and ISRs.
+"""The metadata of the simulation: one linearizable source of leaders, epochs and ISRs.
 
 Rules, which are those of the real one: an epoch has one leader, of one life of a broker; a leader
 comes out of the ISR; the ISR never becomes empty; a change of the ISR is compare-and-set, decided
@@ -34,7 +34,7 @@ class OraclePartition:
     decided: dict[tuple[int, int], IsrChanged | IsrRejected] = field(default_factory=dict)
 
     def assignment(self) -> Assigned:
-        """As brokers are told."""
+        """Return a partition's assignment as brokers receive it."""
         return Assigned(
             LeaderEpoch(self.epoch),
             self.leader,
@@ -47,7 +47,7 @@ class OraclePartition:
 
 
 class Oracle:
-    """All partitions, and who is alive.
+    """All partitions, and the live brokers.
 
     Args:
         world: time and chance.
@@ -63,7 +63,7 @@ class Oracle:
         self._wiped: set[BrokerId] = set()
 
     def beat(self, broker: BrokerId, life: int) -> bool:
-        """A broker says that it lives; False: it is a life that was followed by another."""
+        """Note a broker's heartbeat; False: it is of an earlier run."""
         known = self._lives.get(broker, -1)
         if life < known:
             return False
@@ -98,7 +98,7 @@ class Oracle:
                 self._elect(partition, avoid=broker)
 
     def wipe(self, broker: BrokerId) -> None:
-        """The operator is about to replace a disk: what was on it counts no more."""
+        """The operator is about to replace a disk: its replicas no longer count."""
         self._wiped.add(broker)
         for partition in self.partitions:
             assert partition.isr != (broker,), "the last in-sync replica is not wiped"
@@ -143,7 +143,7 @@ class Oracle:
         self._world.tell(METADATA, f"s/{number}: epoch {partition.epoch}: elects {who}")
 
     def propose(self, number: int, proposal: ProposeIsr) -> IsrChanged | IsrRejected:
-        """Decide on a change of the ISR, or repeat what was decided."""
+        """Decide an ISR change, or repeat the earlier decision."""
         partition = self.partitions[number]
         key = (proposal.epoch, proposal.proposal)
         if key not in partition.decided:
@@ -151,7 +151,7 @@ class Oracle:
         return partition.decided[key]
 
     def _may_join(self, broker: BrokerId, incarnation: str) -> bool:
-        """Whether what the leader heard of a joining replica speaks for the disk it has now."""
+        """Whether the leader's knowledge of a joining replica is about its present disk."""
         if broker in self._fenced or broker in self._wiped:
             return False
         return incarnation == str(self._lives[broker])

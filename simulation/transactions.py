@@ -1,4 +1,4 @@
-"""Histories of transactions, with the real coordinator and ledgers over logs of headers.
+"""Runs of transactions, with the real coordinator and indexes over logs of headers.
 
 Coordinators come and go, partitions change leaders, producers die and come back as zombies, and a
 driver publishes staged parts; both commit positions of consumer groups with what they write.
@@ -82,20 +82,20 @@ class SimTransactionLog:
         return batch
 
     def truncate_to(self, offset: int) -> None:
-        """Cut the end off."""
+        """Truncate the log."""
         del self.batches[offset:], self.values[offset:]
 
     def read(
         self, offset: int, bytes_max: int, *, below: int = 1 << 60, verify: bool = True
     ) -> Slice:
-        """Batches from ``offset`` on; a few at a time, so that readers go on in the middle."""
+        """Return batches from ``offset`` on, a few at a time, so readers continue in between."""
         del bytes_max, verify
         end = min(len(self.batches), below, offset + 3)
         return Slice(memoryview(b"".join(self.batches[offset:end])), Offset(max(offset, end)))
 
 
 class SimPartition:
-    """A partition: its log, how far it is committed, and its ledger.
+    """A partition: its log, its high watermark, and its transaction index.
 
     A change of leaders cuts off some of what is not committed, and the new leader's ledger begins
     from its log, as the next broker's does.
@@ -119,7 +119,7 @@ class SimPartition:
         )
 
     def write(self, producer: TransactionalProducer, value: str, done: Any) -> None:
-        """Take a record of a transaction; ``done`` hears whether it is committed."""
+        """Accept a record of a transaction; ``done`` receives whether it is committed."""
         try:
             self.transaction_index.check(producer)
         except ProducerFencedError:
@@ -159,7 +159,7 @@ class SimPartition:
             done("ok")
 
     def change_leader(self) -> None:
-        """Somebody else leads: what was not committed is lost, or some of it is not."""
+        """Change the leader: uncommitted records are lost, or some of them."""
         self.epoch += 1
         self.world.counts["leaders"] += 1
         end = self.world.rng.randint(self.high_watermark, self.log.log_end_offset)
@@ -189,7 +189,7 @@ class SimPartition:
 
 @dataclass
 class SimCoordinator:
-    """A coordinator and what it has under way; one that has ended hears nothing more."""
+    """A coordinator and its requests in progress; one that has ended receives nothing."""
 
     number: int
     coordinator: Coordinator
@@ -278,7 +278,7 @@ class TransactionHistory:
             self.crash_coordinator()
 
     def crash_coordinator(self) -> None:
-        """Another broker takes the office over; entries under way are lost, or some are not."""
+        """Another broker takes over; entries in flight are lost, or some of them."""
         runtime, runtime.is_over = self.runtime, True
         under_way = len([key for key in runtime.waiting if key < 0])
         for _ in range(self.world.rng.randint(0, under_way)):
@@ -290,7 +290,7 @@ class TransactionHistory:
         self.runtime = self._new_runtime(runtime.number + 1)
 
     def ask(self, make: Any, answer: Any) -> None:
-        """Ask the coordinator; ``answer`` hears (True, value), (False, error) or (False, None).
+        """Send a request; ``answer`` receives (True, value), (False, error) or (False, None).
 
         Requests and answers may be lost, which the client notices as a silence.
         """
@@ -333,7 +333,7 @@ class TransactionHistory:
     # The history
 
     def live(self, steps: int) -> None:
-        """So many steps, then quiet, and then everything is judged.
+        """Run this many steps, then calm, then check everything.
 
         Raises:
             ViolationError: a promise was broken.
@@ -361,7 +361,7 @@ class TransactionHistory:
             self.checker.read(str(place), self.partitions[place].visible())
 
     def _calm(self) -> None:
-        """No faults: everybody gets on. Then nobody begins anything, and nothing stays open."""
+        """Without faults all requests succeed. Then none begins, and nothing stays open."""
         self.is_calm = True
         for partition in self.partitions.values():
             partition.is_restless = False
@@ -384,7 +384,7 @@ class TransactionHistory:
 
 
 class _Once:
-    """An answer that is heard once, whichever comes first."""
+    """An answer that is delivered once, whichever comes first."""
 
     def __init__(self, answer: Any) -> None:
         self._answer = answer

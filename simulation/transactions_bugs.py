@@ -25,7 +25,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 class _HastyLog(DecisionLog[Any, Any]):
-    """Lets effects follow before what was decided before them is stored."""
+    """Releases effects before earlier entries are stored."""
 
     def give(self, *effects: Any) -> None:
         """Give them at once."""

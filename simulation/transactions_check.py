@@ -1,4 +1,4 @@
-"""The judge of transactions: from what clients heard and readers saw, and nothing else.
+"""The check of transactions: only from clients' answers and readers' observations.
 
 A value names the transaction that wrote it, ``id/attempt/number``; ids of parts begin with their
 job and batch.
@@ -31,7 +31,7 @@ class TransactionChecker:
         self.outcomes[name] = OPEN
 
     def ended(self, name: str, outcome: str) -> None:
-        """A client heard what became of it, or asked and did not hear."""
+        """A client received an outcome, or asked without an answer."""
         self.outcomes[name] = outcome
 
     def wrote(self, name: str, value: str) -> None:
@@ -79,7 +79,7 @@ class TransactionChecker:
             raise ViolationError(f"{place} still waits for a transaction that is over")
 
     def may_be_gone(self, name: str, *, is_so: bool) -> None:
-        """Nobody knows of a transaction any more that was prepared.
+        """A prepared transaction may be unknown to all by now.
 
         Raises:
             ViolationError: nobody had decided it.
@@ -99,7 +99,7 @@ class TransactionChecker:
     # The end
 
     def judge(self, final: dict[str, list[str]], position: Callable[[str], int]) -> None:
-        """Each transaction whole or not at all, as its client heard.
+        """Check that each transaction is complete or absent, as its client was told.
 
         Raises:
             ViolationError: one is not.

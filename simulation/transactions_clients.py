@@ -1,4 +1,4 @@
-"""Clients of simulated transactions: producers that die and come back, and what they write.
+"""Clients of simulated transactions: producers that crash and restart, and their records.
 
 Rules: a client knows only what it was answered. One that crashes is replaced by another with the
 same transactional id; what it had sent may still arrive, for it has not heard of its own death.
@@ -70,7 +70,7 @@ class Zombie:
         self.history.world.after(self.rng.uniform(0.1, RETRY_MS), if_alive)
 
     def ask(self, make: Any, done: Any) -> None:
-        """Ask until there is an answer; ``done`` hears (is_done, value or error)."""
+        """Repeat a request until it is answered; ``done`` receives (is_done, value or error)."""
         life = self.life
 
         def answered(outcome: tuple[bool, Any]) -> None:
@@ -86,7 +86,7 @@ class Zombie:
     # A transaction
 
     def begin(self) -> None:
-        """Begin the next one, after deciding what is left prepared."""
+        """Begin the next one, after deciding a prepared one."""
         if self.staged is not None:
             self._decide_staged()
             return
@@ -118,7 +118,7 @@ class Zombie:
         Work(self, name, begun.producer, id_=self.id).go(lambda: self._written(name))
 
     def _abort_forgotten(self) -> None:
-        """A prepare came late, when it had been given up: the coordinator tells its staged id."""
+        """A prepare arrived after it was given up: abort by its staged id."""
 
         def told(is_done: bool, value: Any) -> None:  # noqa: FBT001 - an answer
             assert is_done, value
@@ -170,7 +170,7 @@ class Zombie:
             self._refused(value)
 
     def _refused(self, error: StrandlineError) -> None:
-        """It was too late for a decision of ours: it is not committed."""
+        """The decision came too late: it is not committed."""
         assert self.staged is not None, "prepared before"
         assert error.code in REFUSED, error
         self.history.checker.ended(self.staged[0], ABORTED)
@@ -178,7 +178,7 @@ class Zombie:
         self.later(self.begin)
 
     def _decide_staged(self) -> None:
-        """End what is prepared, from outside; a life may have passed since."""
+        """End a prepared transaction from outside, perhaps after a restart."""
         assert self.staged is not None, "prepared before"
         name, producer = self.staged
         must_be_there, self.is_prepared = self.is_prepared, False
@@ -228,7 +228,7 @@ def commit_position(
     offset: int,
     done: Callable[[], None],
 ) -> None:
-    """Have a position of the client's group count with a transaction, and then ``done``.
+    """Commit an offset of the client's group with a transaction, then call ``done``.
 
     What has been overtaken begins anew; what another transaction is in the way of is tried again.
     """
@@ -261,7 +261,7 @@ def commit_position(
 
 
 class Work:
-    """The records of one transaction or part, written to some partitions.
+    """The records of one transaction or part, for some partitions.
 
     Args:
         owner: whose; it dies with a life of the owner, but what was sent goes on.

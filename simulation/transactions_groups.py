@@ -1,4 +1,4 @@
-"""The coordinator of consumer groups in histories of transactions: it takes markers and positions.
+"""The group coordinator in runs of transactions: it accepts markers and offsets.
 
 Rules: the real state machine, from the entries that are stored; it dies and begins again, and what
 it was asked then has no answer.
@@ -24,7 +24,7 @@ DELAY_MS_MAX: Final = 5.0
 
 
 class SimGroups:
-    """The coordinator of groups, in one life after the other.
+    """The group coordinator, over several runs.
 
     Args:
         world: of the history.
@@ -46,7 +46,7 @@ class SimGroups:
         self._waiting: dict[object, Any] = {}
 
     def crash(self) -> None:
-        """Another broker takes over; of the entries under way some are stored."""
+        """Another broker takes over; some of the entries in flight are stored."""
         for _ in range(self.world.rng.randint(0, len(self._unstored))):
             self.entries.append(self._unstored.popleft())
         waiting = list(self._waiting.values())
@@ -55,19 +55,19 @@ class SimGroups:
             answer(None)
 
     def mark(self, mark: SendMarker, done: Any) -> None:
-        """Take a marker; ``done`` hears "ok" or "lost"."""
+        """Accept a marker; ``done`` receives "ok" or "lost"."""
         who, kind = _transaction(mark.producer), TransactionMark(mark.kind.value)
 
         def answered(outcome: object) -> None:
             assert not isinstance(outcome, Reject), outcome
             done("lost" if outcome is None else "ok")
 
-        self._ask(lambda token: ev.MarkTransaction(token, who, kind), answered)
+        self.ask(lambda token: ev.MarkTransaction(token, who, kind), answered)
 
     def commit(
         self, group: str, offset: int, producer: TransactionalProducer, *, answer: Any
     ) -> None:
-        """Positions on their way, perhaps for long; ``answer`` hears an effect, or None."""
+        """Commit offsets, perhaps late; ``answer`` receives an effect, or None."""
         who, positions = _transaction(producer), {STREAM: {0: offset}}
         rng = self.world.rng
         delay_ms = rng.uniform(0.1, DELAY_MS_MAX) * rng.choice((1, 1, 1, 30))
@@ -75,7 +75,7 @@ class SimGroups:
         def make(token: object) -> ev.Request:
             return ev.Commit(token, group, positions, transaction=who)
 
-        self.world.after(delay_ms, self._ask, make, answer)
+        self.world.after(delay_ms, self.ask, make, answer)
 
     def position(self, group: str) -> int:
         """Return a group's committed offset; -1 if it has none."""
@@ -86,7 +86,8 @@ class SimGroups:
         """Whether positions still wait for a transaction."""
         return any(group.undecided for group in self.coordinator.state.groups.values())
 
-    def _ask(self, make: Any, answer: Any) -> None:
+    def ask(self, make: Any, answer: Any) -> None:
+        """Ask the coordinator; ``answer`` hears an effect, or None if it is lost."""
         self._tokens += 1
         token = self._tokens
         self._waiting[token] = answer
@@ -106,7 +107,7 @@ class SimGroups:
                         waiting(effect)
 
     def _store(self, coordinator: GroupCoordinator, sequence: int) -> None:
-        """Entries up to one are stored, unless their coordinator is no more."""
+        """Entries up to one are stored, unless their coordinator has ended."""
         if coordinator is not self.coordinator or sequence < len(self.entries):
             return
         while len(self.entries) <= sequence:

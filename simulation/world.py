@@ -1,4 +1,4 @@
-"""Virtual time and a faulty network: what every simulated cluster stands on.
+"""Virtual time and a faulty network, the base of every simulated cluster.
 
 Rules: everything that happens is an event in one queue, ordered by time and then by when it was
 asked for; all randomness comes from one generator seeded once. Nothing here reads a clock, iterates
@@ -51,7 +51,7 @@ class World:
     # Time
 
     def after(self, delay_ms: float, action: Callable[..., None], *args: object) -> None:
-        """Call ``action(*args)`` in so many virtual milliseconds."""
+        """Call ``action(*args)`` after this many virtual milliseconds."""
         self._asked += 1
         heapq.heappush(self._queue, (self.now_ms + delay_ms, self._asked, action, args))
 
@@ -76,7 +76,7 @@ class World:
     # Traces
 
     def begin_trace(self, process: int, host: str) -> Trace | None:
-        """A process begins a life, under this name; None: no trace is wanted."""
+        """A process starts under this name; None: without a trace."""
         if self.write_trace is None:
             return None
         self._traces[process] = Trace(host, self.write_trace)
@@ -136,7 +136,7 @@ class World:
         return link in self._cut
 
     def partition(self, side: Iterable[int], everybody: Iterable[int], *, one_way: float) -> None:
-        """Cut the links between ``side`` and the others, instead of what was cut before.
+        """Block the links between ``side`` and the others, instead of earlier ones.
 
         Args:
             side: processes on one side.
@@ -153,7 +153,7 @@ class World:
         }
 
     def cut(self, links: Iterable[tuple[int, int]]) -> None:
-        """Cut just these links, each one way, instead of what was cut before."""
+        """Block exactly these links, each one way, instead of earlier ones."""
         self.counts["partitions"] += 1
         self._cut = set(links)
 
@@ -162,6 +162,6 @@ class World:
         self._cut = set()
 
     def calm(self) -> None:
-        """Heal, and lose, repeat and delay nothing any more."""
+        """Heal, and no longer lose, repeat or delay anything."""
         self.heal()
         self.faults = NetworkFaults()

@@ -1,6 +1,7 @@
-"""Where Spark finds ``format("strandline")``: it imports every top-level ``pyspark_*`` package.
+"""The package by which Spark finds ``format("strandline")``.
 
-Rules: nothing but the name Spark looks for; everything is in ``strandline.spark``.
+Spark imports every top-level ``pyspark_*`` package. Rules: nothing but the name that Spark looks
+for; everything else is in ``strandline.spark``.
 """
 
 from strandline.spark.source import StrandlineSource as DefaultSource

@@ -1,6 +1,7 @@
-"""Where Spark finds ``format("strandline-table")``: one package can offer one format only.
+"""The package by which Spark finds ``format("strandline-table")``.
 
-Rules: nothing but the name Spark looks for; everything is in ``strandline.spark``.
+A package can offer one format only. Rules: nothing but the name that Spark looks for; everything
+else is in ``strandline.spark``.
 """
 
 from strandline.spark.table_source import StrandlineTable as DefaultSource

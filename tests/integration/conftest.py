@@ -1,4 +1,4 @@
-"""Fixtures with real processes: publishers that remember every ack, and a checker of logs.
+"""Fixtures with real processes: publishers that record every ack, and a checker of logs.
 
 A publisher's outcome is three-valued: acked, refused, or unknown (no answer); what is unknown may
 or may not be stored. The judge knows nothing of how the log came about.
@@ -100,7 +100,7 @@ class Publisher:
                     await asyncio.wait_for(client.close(), 5)
 
     async def _publish(self, client):
-        """Publish until the connection is lost; what was not acked comes first, in its order."""
+        """Publish until the connection is lost; unacknowledged records come first, in order."""
         stream = client.jetstream()
         while not client.is_closed and not (self.is_stopping and not self.open):
             while len(self.open) < self.window and not self.is_stopping:
@@ -140,7 +140,7 @@ def forgiving():
 
 
 async def _ignore(_):
-    """Lost connections are what these tests are about."""
+    """Lost connections are expected here."""
 
 
 def read_log(address, stream):
@@ -181,7 +181,7 @@ def judge(log, publishers):
 
 
 class Reader:
-    """Follows a broker's copy of a stream through kills; remembers what was seen at each offset."""
+    """Follows a broker's copy of a stream through kills; records what it saw at each offset."""
 
     def __init__(self, address, stream):
         self.address = address
@@ -265,7 +265,7 @@ def cluster(tmp_path, environment_of):
 
 
 def persist(attempt, *, seconds=90):
-    """Try something until it works: a broker may be starting, or not have heard of it yet."""
+    """Retry until it works: a broker may be starting, or not know it yet."""
     deadline = time.monotonic() + seconds
     while True:
         try:

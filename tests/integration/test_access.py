@@ -53,7 +53,7 @@ def newcomer(server, admin, request):
 
 
 def refused(call, *args, **kwargs):
-    """Whether a call is refused for lack of a rule."""
+    """Assert that a call is rejected for lack of a rule."""
     try:
         call(*args, **kwargs)
     except NotAllowedError:
@@ -74,7 +74,7 @@ def test_nobody_gets_in_without_a_token_that_is_known(server, monkeypatch):
 
 
 def test_an_unknown_stream_tells_nobody_of_others(admin, newcomer):
-    """Also whose name is nearly the same: who asks may not be allowed to know of it."""
+    """Not even a similar name: the caller may not be allowed to know of it."""
     admin.create_stream("secret-plans")
     _, client = newcomer(("read", "stream", "secret-plan"))
     for call in (client.stream_info, client.read, client.subscribe):
@@ -86,7 +86,7 @@ def test_an_unknown_stream_tells_nobody_of_others(admin, newcomer):
 
 @pytest.mark.parametrize("shown", [None, "Bearer wrong", "something else"])
 def test_who_is_not_known_keeps_no_call_open(server, shown):
-    """A call that has sent nothing but its headers is refused, and occupies no thread."""
+    """A call that has sent only its headers is rejected, and occupies no thread."""
     metadata = [] if shown is None else [("authorization", shown)]
     silent = threading.Event()
 
@@ -141,7 +141,7 @@ def test_only_who_administers_the_cluster_changes_rules(admin, newcomer):
 
 
 def test_a_stream_records_only_subjects_that_its_maker_may_read(admin, newcomer):
-    """A wildcard is judged by all that it stands for, and partitions by what they would record."""
+    """A wildcard counts as all that it matches, and partitions as their subjects."""
     _, client = newcomer(("admin", "stream", "mine*"), ("read", "subject", "mine.>"))
     client.create_stream("mine-1", subject="mine.a.*", partitions=2)
     assert refused(client.create_stream, "mine-2", subject=">")
@@ -168,8 +168,8 @@ def test_a_group_is_joined_by_who_may_read_all_its_streams(admin, newcomer):
     admin.delete_stream("consumed")
 
 
-def test_revoking_ends_a_read_that_goes_on(admin, newcomer):
-    """A reader that follows is told within moments, with the error and not by silence."""
+def test_revoking_ends_a_read_that_continues(admin, newcomer):
+    """A following reader gets the error within moments."""
     admin.create_stream("followed")
     name, client = newcomer(("read", "stream", "followed"))
     outcome, begun = [], threading.Event()
@@ -238,7 +238,7 @@ def test_revoking_ends_a_read_that_a_quota_holds_up(admin, newcomer):
 
 
 def test_a_revoked_token_is_worth_nothing_at_once(admin, newcomer):
-    """Publishes on an open connection are refused; the principal's other operations continue."""
+    """Publishes on an open connection are rejected; the principal's other operations continue."""
     admin.create_stream("published")
     _, client = newcomer(("publish", "stream", "published"))
     _, other = newcomer()
@@ -285,8 +285,8 @@ def test_tokens_are_listed_without_what_they_say(server, admin, newcomer):
             assert ADMIN.encode() not in file.read_bytes()
 
 
-def test_rules_that_mean_nothing_are_refused_before_they_are_sent(admin):
-    """And revoking what is not there says so."""
+def test_rules_that_mean_nothing_are_rejected_before_they_are_sent(admin):
+    """And revoking a missing rule is an error."""
     with pytest.raises(InvalidRequestError, match="no 'group' of a stream"):
         admin.access.grant("app", "group", "stream", "s")
     with pytest.raises(InvalidRequestError, match="strandline acl list"):

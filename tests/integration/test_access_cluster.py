@@ -40,7 +40,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Cluster:
-    """Three broker processes that check, and what clients of each can be."""
+    """Three broker processes with access checks, and clients of each."""
 
     def __init__(self, directory, grpc_stub):
         ports = free_ports(3)
@@ -100,7 +100,7 @@ until = partial(wait_until, seconds=PATIENCE_S, retried=(grpc.RpcError, Strandli
 
 
 def publish(api, value, token):
-    """Publish once: "stored", or the code of why not; "unknown" if nothing was heard in time."""
+    """Publish once: "stored", the code of the rejection, or "unknown" without an answer in time."""
     request = pb.PublishRequest(stream="shared", value=value, correlationId="c", ackPolicy=pb.ALL)
     for response in api.PublishAsync(iter([request]), **bearing(token)):
         return response.asyncError.code if response.HasField("asyncError") else "stored"
@@ -109,7 +109,7 @@ def publish(api, value, token):
 
 @pytest.fixture(scope="module")
 def tokens(cluster):
-    """A stream, and tokens of one who may publish to it and one who may only read; by broker 1."""
+    """A stream, and the tokens of a publisher and of a reader; by broker 1."""
     with cluster.client(1, ADMIN) as admin:
         until(lambda: len(admin.server_info().brokers) == 3)
 
@@ -123,7 +123,7 @@ def tokens(cluster):
         return {name: admin.access.create_token(name) for name in ("writer", "reader", "nobody")}
 
 
-def test_a_publish_is_allowed_or_refused_wherever_it_arrives(cluster, tokens):
+def test_a_publish_is_allowed_or_rejected_wherever_it_arrives(cluster, tokens):
     """At the leader and at the two that hand it on: by the asker's rules, not by the broker's."""
     for number in IDS:
         value = b"through %d" % number
@@ -142,7 +142,7 @@ def test_a_publish_is_allowed_or_refused_wherever_it_arrives(cluster, tokens):
 
 
 def test_an_order_is_checked_before_it_is_handed_to_the_controller(cluster, tokens):
-    """Whichever broker is asked for a change of the metadata, and whoever decides it."""
+    """At whichever broker a change of the metadata is requested."""
     for number in IDS:
         with cluster.client(number, tokens["writer"]) as writer:
             for order in (
@@ -207,7 +207,7 @@ def connect(cluster, number, token):
 
 
 def test_a_quota_set_at_one_broker_holds_at_all(cluster, tokens):
-    """Each counts for itself; what is set at the first is taken back at the third."""
+    """Each broker counts for itself; it is set at the first and removed at the third."""
     with cluster.client(1, ADMIN) as admin:
         admin.access.grant("guest", "read", "stream", "shared")
         token = admin.access.create_token("guest")
@@ -234,7 +234,7 @@ def test_a_quota_set_at_one_broker_holds_at_all(cluster, tokens):
 
 @pytest.fixture
 def cut_off(cluster, tokens):
-    """Cuts the first broker off and takes a token back, of which that broker has not heard.
+    """Isolates the first broker and revokes a token, which that broker does not know.
 
     First it stands still while the others decide, then they do while it goes on.
     """
@@ -322,7 +322,7 @@ def test_brokers_tokens_are_no_way_in(cluster, tokens):
 
 
 def test_a_brokers_token_is_renewed_while_it_looks_for_a_leader(cluster, tokens):
-    """A leader falls silent, and those that look for the next one are refused everywhere."""
+    """A leader stops answering, and others looking for the next one are rejected everywhere."""
     publish_through_all(cluster, tokens, b"once")
     revoke_own_tokens(cluster)
     with cluster.client(3, ADMIN) as admin:

@@ -1,4 +1,4 @@
-"""Producer ids and group members work only for the principal that they were given to.
+"""Producer ids and group members work only for the principal that they belong to.
 
 Two principals may publish to the same stream and use the same group; one of them knows every id of
 the other. Whatever it sends under them is refused, and nothing of the victim is swallowed.
@@ -44,7 +44,7 @@ class Intruder:
         self._client.close()
 
     def put(self, numbers, *values, transactional=False):
-        """Append under numbers of somebody's; the ack as the client gets it."""
+        """Append under a producer's sequence; return the ack as the client gets it."""
         request = json.dumps({"stream": "pay", "transactional": transactional}).encode()
         descriptor = fl.FlightDescriptor.for_command(request)
         writer, acks = self._client.do_put(descriptor, SCHEMA, self._options)
@@ -172,7 +172,7 @@ def test_nobody_writes_into_the_transaction_of_another(victim, intruder):
 
 
 def test_nobody_speaks_for_the_group_member_of_another(servers, tokens, victim):
-    """Not its commits, heartbeats or leaving; whoever may use the group joins as its own member."""
+    """No commits, heartbeats or leaving; a principal joins as its own member."""
     at = [Intruder(server.flight, tokens["intruder"]) for server in servers]
 
     def act(name, **body):
@@ -208,7 +208,7 @@ def bearing(token):
 
 
 def test_nobody_speaks_for_a_liftbridge_member_of_another(servers, tokens, victim, grpc_stub):
-    """Nor shuts it out of its partition with an epoch that the group has not come to."""
+    """Nor excludes it from its partition with a future epoch."""
     where = {"groupId": "g", "consumerId": "c"}
     mine, theirs = bearing(tokens["victim"]), bearing(tokens["intruder"])
     denied = {grpc.StatusCode.PERMISSION_DENIED}
@@ -254,7 +254,7 @@ def test_nobody_speaks_for_a_liftbridge_member_of_another(servers, tokens, victi
 
 
 def test_an_owner_is_known_after_a_failover(servers, tokens, victim):
-    """A broker that was killed comes back, or another one leads: the victim goes on, alone."""
+    """After a kill or a new leader, only the owner continues."""
     producer = victim.producer("pay")
     first = producer.append(b"before").result().offset
     [theirs] = producer._delivery._producer_ids

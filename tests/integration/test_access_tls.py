@@ -47,7 +47,7 @@ def papers(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def server(papers):
-    """A broker that asks for certificates and checks what they may."""
+    """A broker that requires certificates and checks permissions."""
     certificate, key = map(str, papers.broker)
     running = Server(
         nats=True,
@@ -127,7 +127,7 @@ def test_a_certificate_names_its_principal_on_every_listener(server, papers, con
 
 
 def test_another_name_in_the_certificate_is_nobody(server, connect):
-    """Rules for the second name, or for a common name beside others, let nobody in."""
+    """Rules for a second name, or for a common name beside others, admit nobody."""
     root = connect("root.example")
     root.create_stream("named")
     root.access.grant("second.example", "publish", "stream", "named")
@@ -138,7 +138,7 @@ def test_another_name_in_the_certificate_is_nobody(server, connect):
 
 
 def test_a_token_counts_before_the_certificate(connect):
-    """A good one makes its holder who it stands for; a wrong one is not forgiven."""
+    """A valid one determines the principal; a wrong one is an error."""
     root = connect("root.example")
     root.access.grant("token", "read", "stream", "*")
     token = root.access.create_token("token")

@@ -1,4 +1,4 @@
-"""Every door of a broker, tried by those who may not: nobody, a liar, a stranger, and the weak.
+"""Every entry point of a broker, tried with missing and wrong credentials and permissions.
 
 What there is to try is taken from the code's own registries, so that a method that is added without
 a check, or without a request to try it with, fails here. *The weak* may do everything with what is
@@ -38,7 +38,7 @@ DENIED = "The client is not authorized to call"
 
 
 class Door:
-    """A broker that checks, and tokens of those who try."""
+    """A broker with access checks, and the tokens of the callers."""
 
     def __init__(self, server):
         self.app, self.url = server.app, server.url
@@ -73,7 +73,7 @@ def door():
 
 
 def put(client, options):
-    """Append to the stream, and wait for what becomes of it."""
+    """Append to the stream, and wait for the outcome."""
     descriptor = fl.FlightDescriptor.for_command(encode(PutRequest(stream=MINE)))
     schema = pa.schema([("value", pa.binary())])
     writer, acks = client.do_put(descriptor, schema, options)
@@ -186,7 +186,7 @@ def needs_of(name):
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_action_is_for_those_who_may_not(door, flight, name):
-    """Each with a body that would do something to what is ``mine``."""
+    """Each with a body that would affect the stream ``mine``."""
 
     def run(token):
         return [r.body.to_pybytes() for r in flight.do_action(action, shown(token))]
@@ -270,7 +270,7 @@ def test_every_rpc_has_a_request_to_try_it_with(door):
 
 @pytest.mark.parametrize("path", sorted(REQUESTS))
 def test_no_rpc_is_for_those_who_may_not(door, path):
-    """With statuses that say what is missing, and Liftbridge's text."""
+    """With statuses that name the missing permission, and Liftbridge's text."""
     port = grpc_paths(door)[path]
     for token in (None, *filter(None, door.liars)):  # HTTP/2 knows no header that ends in a space
         status, text = rpc(port, path, token)
@@ -288,7 +288,7 @@ def test_no_rpc_is_for_those_who_may_not(door, path):
 
 
 def test_a_stream_of_publishes_is_told_message_by_message(door):
-    """Forbidden publishes are refused in band; allowed ones continue."""
+    """Forbidden publishes are rejected in band; allowed ones continue."""
     path = "/proto.API/PublishAsync"
     _, answer = rpc(grpc_paths(door)[path], path, door.weak)
     response = pb.PublishResponse.FromString(answer)
@@ -346,7 +346,7 @@ def http_paths(door):
 
 
 def get(door, path, authorization):
-    """The status of a request and what it answers; 401 comes with how to authenticate."""
+    """Return a request's status and answer; 401 has the authentication scheme."""
     request = urllib.request.Request(f"{door.url.http_url}{path}")
     if authorization is not None:
         request.add_header("Authorization", authorization)
@@ -364,7 +364,7 @@ def basic(token):
 
 
 def test_no_route_is_for_those_who_may_not(door):
-    """401 for who is not known, 403 for who may not, and not a word about any stream."""
+    """401 for unknown callers, 403 for unpermitted ones, and no stream is named."""
     paths = http_paths(door)
     assert set(paths) > OPEN_PATHS
     for route in set(paths) - OPEN_PATHS:
@@ -382,7 +382,7 @@ def test_no_route_is_for_those_who_may_not(door):
 
 
 def test_probes_need_no_credentials(door):
-    """They are told whether the broker is well, and nothing else."""
+    """They learn only whether the broker is healthy."""
     for path in OPEN_PATHS:
         status, body = get(door, path, None)
         assert status == 200
@@ -455,7 +455,7 @@ def test_who_is_not_known_is_disconnected(door, publisher):
 
 @pytest.mark.parametrize("field", ["auth_token", "pass"])
 def test_a_publisher_may_publish_to_its_subjects_alone(door, publisher, field):
-    """A refused publish is reported; an allowed one on the same connection is stored."""
+    """A rejected publish is reported; an allowed one on the same connection is stored."""
     made = publisher({field: door.weak, "user": "anybody"})
     made.send(b"SUB _INBOX.a 1", b"PUB mine _INBOX.a 1", b"x", b"PUB other _INBOX.a 1", b"y")
     said = [made.line() for _ in range(5)]
@@ -469,14 +469,14 @@ def test_a_publisher_may_publish_to_its_subjects_alone(door, publisher, field):
 
 
 def test_a_large_payload_is_not_waited_for_before_it_is_known_who_sends_it(publisher):
-    """The announcement alone ends the connection: nothing is kept for who is not known."""
+    """Its announcement ends the connection: unknown clients get no buffer."""
     made = publisher()
     made.send(b"PUB other 1000000")
     assert made.line() == b"-ERR 'Authorization Violation'"
 
 
 def test_a_revoked_publisher_is_disconnected(door, publisher):
-    """With its next bytes; who else the principal is goes on."""
+    """With its next bytes; the principal's other connections continue."""
     with strandline.connect(door.url, token=ADMIN) as admin:
         token = admin.access.create_token("weak")
         made, other = publisher({"auth_token": token}), publisher({"auth_token": door.weak})
@@ -492,7 +492,7 @@ def test_a_revoked_publisher_is_disconnected(door, publisher):
 
 
 def test_nobody_has_changed_anything(door):
-    """The refused attempts above left the stream and the rules unchanged."""
+    """The rejected attempts above left the stream and the rules unchanged."""
     with strandline.connect(door.url, token=ADMIN) as admin:
         values = admin.read(MINE, columns=["value"]).read_all().column("value").to_pylist()
         assert set(values) <= {b"a record of mine", b"v"}

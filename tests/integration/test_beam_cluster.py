@@ -1,4 +1,4 @@
-"""Beam's log on three brokers: who leads answers, and what was answered outlives it.
+"""Beam's log on three brokers: the leader answers, and answered proposals survive it.
 
 What the log does on one broker as on three is shown in ``beam/``.
 """
@@ -72,7 +72,7 @@ def leader(logs):
 
 
 def append(log, *values):
-    """One request, again while too few copies are in sync; the indexes of what it stored."""
+    """Send one request, again while too few replicas are in sync; return the stored indexes."""
     request, deadline = pb.AppendRequest(sequence=1, proposals=values), time.monotonic() + TIMEOUT_S
     while True:
         try:
@@ -128,7 +128,7 @@ def test_who_does_not_lead_redirects(logs, servers):
 
 
 def test_what_was_answered_survives_the_leader(logs, servers):
-    """Thousands of proposals, of which one is of megabytes: all there when its successor leads."""
+    """Thousands of proposals, one of megabytes, are all there under its successor."""
     log = leader(logs)
     values = [b"%d" % n for n in range(2000)] + [b"x" * 1_000_000]
     indexes = append(log, *values)
@@ -147,7 +147,7 @@ def test_what_was_answered_survives_the_leader(logs, servers):
 
 
 def test_discarding_beyond_the_end_is_for_the_leader(logs):
-    """At its leader; who reads is told, who watches sees it, and others send clients away."""
+    """Readers and watchers are notified, and other brokers redirect clients."""
     log = leader(logs)
     assert append(log, b"a", b"b") == [1, 2]
     reading = log.Read(pb.ReadRequest(nextIndex=3), timeout=TIMEOUT_S)

@@ -20,7 +20,7 @@ FREE_PORTS = [f"--{name}-port=0" for name in ("nats", "ingest", "flight", "http"
 
 
 def ended(pid, kit, *, seconds=60.0):
-    """Whether a process is gone within so many seconds."""
+    """Whether a process has ended within this many seconds."""
     deadline = time.monotonic() + seconds
     while kit.is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -46,7 +46,7 @@ def loaded(kit):
 @pytest.mark.usefixtures("forgiving")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_sigterm_under_load_loses_nothing_and_leaves_nothing(loaded, kit):
-    """Exit code 0, nats-server gone, every ack true; the next start has nothing to repair."""
+    """Exit code 0, nats-server stopped, every ack valid; the next start has nothing to repair."""
     with ProcessServer() as server:
         publishers = loaded(server)
         async with kit.running(*publishers):
@@ -64,7 +64,7 @@ async def test_sigterm_under_load_loses_nothing_and_leaves_nothing(loaded, kit):
 @pytest.mark.usefixtures("forgiving")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_killed_nats_server_is_replaced_on_its_port(loaded, kit):
-    """Publishers reconnect to the same address and go on; the ingest port's notice nothing."""
+    """Publishers reconnect to the same address and continue; the ingest port is not affected."""
     with ProcessServer() as server:
         publishers = loaded(server)
         async with kit.running(*publishers):
@@ -80,7 +80,7 @@ async def test_a_killed_nats_server_is_replaced_on_its_port(loaded, kit):
 @pytest.mark.usefixtures("forgiving")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_killed_sync_process_is_replaced(kit):
-    """Unsynced records are refused, never acknowledged; the log is reopened and the next syncs."""
+    """Unsynced records are rejected; the log is reopened and the next process syncs."""
     with ProcessServer() as server:
         with strandline.connect(server.flight) as admin:
             admin.create_stream("s", subject="s.*")
@@ -113,7 +113,7 @@ def test_what_nobody_asked_for_is_not_loaded():
 
 
 def test_the_nats_server_dies_with_the_broker(kit):
-    """After kill -9 of the broker its child is gone within seconds."""
+    """After kill -9 of the broker its child ends within seconds."""
     with ProcessServer() as server:
         child = kit.child_of(server.pid)
         assert kit.is_running(child)
@@ -121,7 +121,7 @@ def test_the_nats_server_dies_with_the_broker(kit):
         assert ended(child, kit)
 
 
-def test_a_second_broker_on_the_directory_is_refused(tmp_path):
+def test_a_second_broker_on_the_directory_is_rejected(tmp_path):
     """Exit code 1 and one line that names the directory, the first one's pid and the way out."""
     with ProcessServer(tmp_path / "data") as server:
         second = subprocess.run(

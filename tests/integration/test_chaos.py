@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 async def test_no_promise_is_broken(tmp_path):
-    """Whatever is killed, paused, cut off or slow: all that was acked is everywhere, once."""
+    """Whatever is killed, paused, partitioned or slow, acked records are everywhere, once."""
     # The suite's other tests use the same machine: `make chaos` judges liveness more strictly.
     outcome = await run_chaos(ChaosPlan(3, 0.0, SEED, FAULTS, progress_s=60.0), tmp_path)
     assert outcome.faults == dict.fromkeys(FAULTS, 1)
@@ -28,7 +28,7 @@ async def test_no_promise_is_broken(tmp_path):
 
 
 async def test_a_broker_that_ends_by_itself_is_noticed(tmp_path, kit):
-    """A crash that others cover up is a broken promise all the same; a kill is none."""
+    """A crash counts as a broken promise even if others cover it; a kill does not."""
     async with ChaosCluster(tmp_path, 1) as cluster:
         server = cluster.servers[1]
         cluster.check_ends()

@@ -21,7 +21,7 @@ PATIENCE_S = 20
 
 
 async def test_streams_records_and_reads(strandline_url):
-    """The whole of a stream's life."""
+    """A stream from its creation to its deletion."""
     async with await strandline.connect_async(strandline_url) as client:
         assert client.address == strandline_url
         await client.create_stream("s", partitions=2)
@@ -248,7 +248,7 @@ async def test_waits_that_time_out_lose_nothing(strandline_url, kind):
 
 
 async def test_reads_that_end_leave_no_threads(strandline_url):
-    """At their end, or where a context is left that has not come to it: both let go at once."""
+    """At their end, or when their context is left early."""
     names = ("strandline-reader", "strandline-subscription")
 
     def reads():
@@ -301,7 +301,7 @@ async def test_reads_that_are_left_leave_no_threads(strandline_url):
                 await asyncio.sleep(0.02)
 
 
-async def test_an_option_that_does_not_exist_is_refused_at_the_call(strandline_url):
+async def test_an_option_that_does_not_exist_is_rejected_at_the_call(strandline_url):
     """Not when the producer, subscription or consumer is opened."""
     async with await strandline.connect_async(strandline_url) as client:
         await client.create_stream("s")

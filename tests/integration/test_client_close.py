@@ -47,7 +47,7 @@ def heard_by(wait):
 
 @pytest.mark.parametrize("begin", ["subscribe", "read"])
 def test_who_waits_for_records_hears_that_the_client_was_closed(server, begin):
-    """At once, and not with the next record; who comes later hears it too."""
+    """At once, and not with the next record; later calls get the same error."""
     client = strandline.connect(server)
     options = {"start": "latest"} | ({"follow": True} if begin == "read" else {})
     waiting = getattr(client, begin)("two", **options)
@@ -72,7 +72,7 @@ def test_a_read_that_was_not_read_to_its_end_ends(server, local, monkeypatch):
 
 
 def test_producers_are_flushed_and_take_no_more(server):
-    """Also those that nobody has closed, and although another one has failed."""
+    """Also unclosed ones, and even if another one has failed."""
     client = strandline.connect(server)
     client.create_stream("open")
     producers = [client.producer("open", linger_ms=60_000) for _ in range(3)]
@@ -88,7 +88,7 @@ def test_producers_are_flushed_and_take_no_more(server):
 
 
 def test_a_transaction_that_failed_is_no_failure_of_closing(server):
-    """Nothing of it counts, and who wrote it was told."""
+    """It was aborted, and its writer got the error."""
     client = strandline.connect(server)
     client.create_stream("fenced")
     transaction = client.transaction("t")

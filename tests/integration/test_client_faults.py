@@ -77,7 +77,7 @@ def test_without_ids_records_arrive_at_least_once(process):
     client.close()
 
 
-def test_a_subscription_goes_on_after_a_restart(process):
+def test_a_subscription_continues_after_a_restart(process):
     """No record twice, none left out, nothing to do for the user."""
     client = strandline.connect(process.flight)
     client.create_stream("s", partitions=2, partition_by="key")
@@ -133,7 +133,7 @@ def test_a_paused_broker_is_a_timeout_not_a_hang(process):
 
 
 def test_why_records_wait_is_told_long_before_they_are_given_up(process, caplog):
-    """Once for each time that nothing is acknowledged, and what was never sent is not stored."""
+    """Once for each outage, and what was never sent is not stored."""
     with strandline.connect(process.flight) as client:
         client.create_stream("s")
         producer = client.producer("s", delivery_timeout_s=9)
@@ -147,7 +147,7 @@ def test_why_records_wait_is_told_long_before_they_are_given_up(process, caplog)
         )
 
 
-def test_what_was_sent_is_not_refused_by_a_broker_that_knows_nothing_of_it(process):
+def test_what_was_sent_is_not_rejected_by_a_broker_that_knows_nothing_of_it(process):
     """One without the stream says nothing of a record that the one before may have stored."""
     with strandline.connect(process.flight) as client:
         client.create_stream("s")
@@ -175,7 +175,7 @@ def threads(process):
 
 
 def test_a_stream_that_is_not_appended_to_any_longer_costs_no_threads(process):
-    """Neither here nor at the broker; the next append begins anew, behind those before it."""
+    """Neither here nor at the broker; the next append starts them again, in order."""
     streams = [f"s{number}" for number in range(20)]
     with strandline.connect(process.flight) as client:
         for stream in streams:
@@ -229,8 +229,8 @@ def test_rejections_do_not_use_a_producer_up(monkeypatch):
         assert values(client, "s") == [b"8", b"2", b"1"]
 
 
-def test_a_stop_answers_what_it_took_and_refuses_the_rest():
-    """SIGTERM under load: every ack is true, and the broker is gone within seconds."""
+def test_a_stop_answers_what_it_took_and_rejects_the_rest():
+    """SIGTERM under load: every ack is valid, and the broker ends within seconds."""
     server = Server()
     url = server.start()
     client = strandline.connect(url)

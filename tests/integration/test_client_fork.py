@@ -1,4 +1,4 @@
-"""Processes that are forked: gRPC works there, or whoever uses it is told that it does not."""
+"""Forked processes: gRPC works there, or the call raises an error that explains it."""
 
 import subprocess
 import sys

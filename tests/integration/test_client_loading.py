@@ -1,4 +1,4 @@
-"""A partition whose leader still reads its log back: clients of ours wait for it within their time.
+"""A partition whose leader is still loading its log: our clients wait within their timeout.
 
 Every log counts as long here, and each load takes a while: the first append with an id to a
 partition waits, and numbered ones are refused with ``still_loading``.
@@ -62,7 +62,7 @@ def client(server):
 
 @pytest.fixture
 def numbers(monkeypatch):
-    """The epoch and the producer of each lot that was sent."""
+    """The epoch and the producer of each sent batch."""
     found = []
     send = InFlightBatches.next_batch
 
@@ -158,7 +158,7 @@ def rejections(loads, monkeypatch):
 
 
 def test_records_with_ids_keep_their_order(client, rejections):
-    """Records after a refused one are not stored before it, although it has no number."""
+    """Records after a rejected one are not stored before it, although it has no sequence."""
     expected = [b"%d" % number for number in range(60)]
     with client.producer("s", linger_ms=0, batch_bytes=1) as producer:
         for number, value in enumerate(expected):

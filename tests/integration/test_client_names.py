@@ -1,4 +1,4 @@
-"""Names, times and the like that cannot be: whoever gives one is told so by an error of ours."""
+"""Invalid names, times and the like raise one of our errors."""
 
 import asyncio
 
@@ -68,7 +68,7 @@ NO_NAMES = {
 
 @pytest.mark.parametrize("name", NO_NAMES.values(), ids=NO_NAMES)
 @pytest.mark.parametrize("call", CALLS)
-def test_what_is_no_name_is_refused_in_our_words(client, call, name):
+def test_what_is_no_name_is_rejected_in_our_words(client, call, name):
     """Text that is no Unicode, another type, nothing at all and far too much."""
     with pytest.raises(StrandlineError) as rejection:
         CALLS[call](client, name)
@@ -106,7 +106,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("call", WRONG)
-def test_what_cannot_be_is_refused_before_anything_is_done(client, call):
+def test_what_cannot_be_is_rejected_before_anything_is_done(client, call):
     """A TypeError of Python's came when the record was on its way, and bytes went as Base64."""
     before = client.stream_info("s").partitions
     with pytest.raises(InvalidRequestError):
@@ -116,7 +116,7 @@ def test_what_cannot_be_is_refused_before_anything_is_done(client, call):
 
 
 def test_a_part_counts_the_rows_that_it_has(client):
-    """Of data frames too, and none that were refused."""
+    """Of data frames, too, and without rejected ones."""
     with client.stage("counted", 0) as stage:
         stage.append_batch("s", pd.DataFrame({"value": [b"a", b"b"]}))
         stage.append("s", b"c")

@@ -1,4 +1,4 @@
-"""NATS in, Arrow out: what is published is read, and both ways in agree on partitions."""
+"""NATS in, Arrow out: published records are read, and both ways agree on partitions."""
 
 import asyncio
 

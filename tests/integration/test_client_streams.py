@@ -109,7 +109,7 @@ def test_a_deleted_stream_is_gone(client, name):
         ({"acks": "some"}, InvalidConfigError, "acks"),
     ],
 )
-def test_wrong_settings_are_refused_with_the_remedy(client, name, arguments, error, part):
+def test_wrong_settings_are_rejected_with_the_remedy(client, name, arguments, error, part):
     """Names the setting, and the nearest valid one for an unknown."""
     with pytest.raises(error, match=part):
         client.create_stream(name, **arguments)
@@ -208,7 +208,7 @@ def test_a_producer_numbers_its_records_unless_told_otherwise(client, name):
         client.producer(name, delivery_timeout_s=301)
 
 
-def test_a_refused_batch_does_not_hold_up_those_behind_it(client, name):
+def test_a_rejected_batch_does_not_hold_up_those_behind_it(client, name):
     """They get new numbers; only the one that is wrong fails."""
     client.create_stream(name)
     with client.producer(name) as producer:
@@ -223,8 +223,8 @@ def test_a_refused_batch_does_not_hold_up_those_behind_it(client, name):
     assert values(client.read(name)) == [b"%d" % number for number in range(40)]
 
 
-def test_a_stream_that_others_made_anew_is_appended_to(client, server, name):
-    """The append that finds the old one gone says so, those after it go to the new one."""
+def test_a_stream_that_others_recreated_is_appended_to(client, server, name):
+    """The first append raises that the old stream is gone, later ones go to the new one."""
     client.create_stream(name)
     client.append(name, b"old")
     with strandline.connect(server) as other:
@@ -236,7 +236,7 @@ def test_a_stream_that_others_made_anew_is_appended_to(client, server, name):
 
 
 def test_a_wrong_partition_spoils_nothing_else(client, name):
-    """Neither the records beside it, nor the appends that come later."""
+    """Neither the records beside it nor later appends."""
     client.create_stream(name, partitions=2)
     with client.producer(name, linger_ms=50) as producer:
         good = [producer.append(b"v", partition=np.int64(number % 2)) for number in range(10)]
@@ -249,7 +249,7 @@ def test_a_wrong_partition_spoils_nothing_else(client, name):
 
 
 def test_callbacks_append_past_a_full_buffer(client, name):
-    """Two producers whose callbacks append to each other: nobody else could make room for them."""
+    """Two producers whose callbacks append to each other: only they could make room."""
     client.create_stream(name)
     appended, over = [], threading.Event()
     sizes = {"linger_ms": 0, "buffer_bytes": 100, "delivery_timeout_s": 15}
@@ -272,7 +272,7 @@ def test_callbacks_append_past_a_full_buffer(client, name):
 
 
 def test_a_callback_cannot_wait_for_itself(client, name):
-    """It is told so, and others' flushes do not wait for it either."""
+    """It gets an error, and other flushes do not wait for it."""
     client.create_stream(name)
     heard = queue.SimpleQueue()
     with client.producer(name) as producer:
@@ -307,7 +307,7 @@ def test_a_callback_cannot_wait_for_itself(client, name):
         ({"value": b"v", "headers": {"h": "\udc80"}}, InvalidRecordError, "header is not valid"),
     ],
 )
-def test_wrong_records_are_refused_at_once(client, name, arguments, error, part):
+def test_wrong_records_are_rejected_at_once(client, name, arguments, error, part):
     """Before they join a batch with others; the message names the limit or the fix."""
     client.create_stream(name, partitions=2)
     given = dict(arguments)
@@ -315,15 +315,15 @@ def test_wrong_records_are_refused_at_once(client, name, arguments, error, part)
         producer.append(given.pop("value"), **given)
 
 
-def test_a_refused_row_names_the_limit(client, name):
-    """A table with a record over the limit is refused by the broker."""
+def test_a_rejected_row_names_the_limit(client, name):
+    """The broker rejects a table with a record over the limit."""
     client.create_stream(name)
     with pytest.raises(RecordTooLargeError, match=r"limits.record_bytes is 200000"):
         client.append_batch(name, pa.table({"value": [b"ok", b"x" * 200_001]}))
 
 
 def test_failures_nobody_looked_at_are_raised_at_the_end(client, name):
-    """Leaving the block tells, unless every future was looked at."""
+    """Leaving the block raises, unless every future was examined."""
     client.create_stream(name)
     big = pa.table({"value": [b"x" * 200_001]})
     producer = client.producer(name)
@@ -337,8 +337,8 @@ def test_failures_nobody_looked_at_are_raised_at_the_end(client, name):
         assert isinstance(future.exception(10), RecordTooLargeError)
 
 
-def test_what_was_refused_is_let_go_once_somebody_was_told(client, name):
-    """A producer of many refused records does not keep what their callbacks hold."""
+def test_what_was_rejected_is_let_go_once_somebody_was_told(client, name):
+    """A producer of many rejected records does not keep what their callbacks hold."""
     client.create_stream(name)
     told = threading.Semaphore(0)
 
@@ -453,8 +453,8 @@ def test_reads_by_time(client, numbered):
         ({"keys": ["\udc80"]}, InvalidRecordError, "not valid Unicode"),
     ],
 )
-def test_impossible_reads_are_refused_at_the_call(client, numbered, arguments, error, part):
-    """Not somewhere in the middle of a loop; the message names what is possible."""
+def test_impossible_reads_are_rejected_at_the_call(client, numbered, arguments, error, part):
+    """Not in the middle of a loop; the message has the valid forms."""
     with pytest.raises(error, match=part):
         client.read(numbered, **arguments)
 
@@ -481,14 +481,14 @@ def stream_s(server):
         (lambda client: strandline.connect(client.address, timeout_s=None), "timeout_s must be a"),
     ],
 )
-def test_what_cannot_be_an_argument_is_refused_where_it_is_given(client, call, part):
+def test_what_cannot_be_an_argument_is_rejected_where_it_is_given(client, call, part):
     """And not by a thread later, whose records wait meanwhile."""
     with pytest.raises(InvalidRequestError, match=part):
         call(client)
 
 
 def test_a_truncated_prefix_is_gone(client, name):
-    """Reads from earliest begin after it; its offsets do not exist any more."""
+    """Reads from earliest begin after it; its offsets no longer exist."""
     client.create_stream(name, segment_bytes=1 << 20)
     for _ in range(5):
         client.append_batch(name, pa.table({"value": [b"x" * 100_000] * 8}))
@@ -526,7 +526,7 @@ def test_following_sees_what_comes(client, name):
 
 
 def test_leaving_a_followed_read_ends_it(strandline_url, strandline_server):
-    """The broker is told although the reader is kept, and nothing more comes of it."""
+    """The broker is notified although the reader object is kept."""
     with strandline.connect(strandline_url) as client:
         client.create_stream("left")
         client.append("left", b"0")
@@ -542,7 +542,7 @@ def test_leaving_a_followed_read_ends_it(strandline_url, strandline_server):
 
 
 def test_a_read_that_waits_is_ended_from_another_thread(client, name):
-    """Closing the reader wakes whoever waits for a batch."""
+    """Closing the reader wakes a thread that waits for a batch."""
     client.create_stream(name)
     with client.read(name, follow=True) as reader:
         closing = threading.Timer(0.1, reader.close)
@@ -691,7 +691,7 @@ def test_a_small_buffer_slows_the_producer_down_but_loses_nothing(client, name):
     assert len(values(client.read(name))) == 500
 
 
-def test_an_option_that_does_not_exist_is_refused_by_the_method_called(client, name):
+def test_an_option_that_does_not_exist_is_rejected_by_the_method_called(client, name):
     """As Python does for its own arguments, with the nearest one there is."""
     client.create_stream(name)
     calls = {

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def append(server, count):
-    """Records that tell each other apart; what was appended, in order."""
+    """Append distinct records; return them in order."""
     values = [os.urandom(RECORD_BYTES) for _ in range(count)]
     with strandline.connect(server.flight) as client, client.producer("orders") as producer:
         for value in values:
@@ -22,7 +22,7 @@ def append(server, count):
 
 
 def test_what_a_copy_caught_up_with_survives_a_kill(cluster, kit):
-    """It went to the segments only, several of them: they have all of it, and go on."""
+    """Batches that went only to segments are complete after it, and replication continues."""
 
     def create():
         with strandline.connect(cluster[1].flight) as client:

@@ -128,7 +128,7 @@ def stored(client, name):
 
 
 class Work:
-    """A producer at work, one record after the other to each partition in turn."""
+    """A producer that sends one record after another to each partition in rotation."""
 
     def __init__(self, client, name):
         self.futures = []
@@ -171,7 +171,7 @@ class Work:
 
 
 class Listener:
-    """A subscriber that notes what it sees."""
+    """A subscriber that records what it receives."""
 
     def __init__(self, client, name, **options):
         self.seen = defaultdict(list)
@@ -197,7 +197,7 @@ class Listener:
 
 
 def test_producers_and_subscribers_ride_through_lost_leaders(cluster, client):
-    """kill -9 and SIGTERM of whoever leads, by turns: all is acked, stored once, seen once."""
+    """Alternating kill -9 and SIGTERM of leaders: all records are acked, stored once, seen once."""
     create(client, "load")
     with strandline.connect(cluster.servers[2].flight, timeout_s=30) as another:
         listeners = [Listener(client, "load"), Listener(another, "load", replica="any")]
@@ -218,7 +218,7 @@ def test_producers_and_subscribers_ride_through_lost_leaders(cluster, client):
 
 
 def test_a_clean_stop_of_a_leader_is_not_noticed(cluster, client):
-    """Whoever appends, reads and asks meanwhile gets answers, from a client of one address too."""
+    """Appends, reads and queries get answers, also from a client with one address."""
     create(client, "calm", partitions=1)
     victim, codes = leader(cluster, client, "calm"), []
     with strandline.connect(victim.flight, timeout_s=30) as only:
@@ -239,7 +239,7 @@ def test_a_clean_stop_of_a_leader_is_not_noticed(cluster, client):
 
 
 def controller(server):
-    """The number of the controller, as a broker knows it; None: it knows of none."""
+    """The number of the controller, as a broker knows it; None: unknown."""
     connection = BrokerConnection(server.flight, timeout_s=30)
     try:
         [found] = connection.action(CLUSTER_STATUS, None)
@@ -278,7 +278,7 @@ def test_a_clean_stop_of_the_controller_is_not_noticed(cluster, client):
 
 
 def test_a_wait_notices_what_any_leader_stores(cluster, client):
-    """Soon, though the partitions are led by several brokers, who are asked one after another."""
+    """Soon, though several leaders are asked one after another."""
     create(client, "waited")
     assert len({part.leader for part in client.stream_info("waited").partitions}) == PARTITIONS
     for number in range(PARTITIONS):
@@ -346,7 +346,7 @@ def test_reads_gather_partitions_from_their_leaders(cluster, client):
 @pytest.mark.parametrize(
     ("replica", "order"), [("leader", "ascending"), ("any", "ascending"), ("leader", "descending")]
 )
-def test_a_long_read_goes_on_at_another_replica(cluster, client, replica, order):
+def test_a_long_read_continues_at_another_replica(cluster, client, replica, order):
     """In the middle of a kill -9 of the broker that serves it: no record twice, none left out."""
     name = f"long-{replica}-{order}"
     create(client, name, partitions=1)

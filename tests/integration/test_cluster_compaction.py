@@ -32,7 +32,7 @@ def environment_of():
 
 
 def status(server):
-    """The partition as a broker knows it."""
+    """Return the partition as a broker knows it."""
     connection = BrokerConnection(server.flight, timeout_s=5)
     try:
         [found] = connection.action(CLUSTER_STATUS, None)
@@ -60,7 +60,7 @@ def metric(server, name):
 
 
 def publish(producer, rng, said, *, tag):
-    """Keyed records of which every fourth deletes its key; ``said``: what then holds."""
+    """Publish keyed records, every fourth of which deletes its key; fill ``said``."""
     for number in range(RECORDS):
         key = b"k%d" % rng.randrange(KEYS)
         value = None if rng.random() < 0.25 else f"{tag}-{number} ".encode() + b"." * 900

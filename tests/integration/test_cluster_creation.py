@@ -32,7 +32,7 @@ async def create_and_use(cluster, url_of):
 
 
 async def test_a_new_stream_is_in_use_at_once_at_its_leaders_server(tmp_path):
-    """The leader receives what is published there: it subscribed before the creation's answer."""
+    """The leader subscribes before the creation is answered."""
     routes = ",".join(f"{n}=127.0.0.1:{port}" for n, port in zip(IDS, free_ports(3), strict=True))
     with three_brokers(tmp_path, more=("--nats-peers", routes)) as cluster:
         urls = {server.flight: server.nats_url for server in cluster.values()}

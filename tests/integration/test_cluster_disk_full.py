@@ -1,4 +1,4 @@
-"""The leader's disk is really full: another broker leads, and the leadership stays there a while.
+"""The leader's disk is really full: another broker leads, and keeps the leadership for a while.
 
 Needs the right to mount; skipped where there is none.
 """
@@ -42,7 +42,7 @@ def small_disk(tmp_path):
         subprocess.run(("umount", str(place)), check=True)
 
 
-def test_a_leader_on_a_full_disk_hands_over_and_publishing_goes_on(small_disk, tmp_path, kit):
+def test_a_leader_on_a_full_disk_hands_over_and_publishing_continues(small_disk, tmp_path, kit):
     """Within seconds another copy leads; back with space the old leader first catches up."""
     with three_brokers(tmp_path, environment_of=lambda _: SETTINGS) as servers:
         lead_at_full(servers, kit)
@@ -76,7 +76,7 @@ def lead_at_full(servers, kit):
 
 
 def cli(server: ProcessServer, *arguments):
-    """Run a command of ours at a broker."""
+    """Run one of our commands at a broker."""
     command = (sys.executable, "-m", "strandline.cli", *arguments, "--server", server.flight)
     done = subprocess.run(command, capture_output=True, check=False, text=True)
     assert done.returncode == 0, done.stderr

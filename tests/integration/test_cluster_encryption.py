@@ -49,14 +49,14 @@ def leader_of(server):
 
 
 def append(server, *values):
-    """One client, which waits through elections and stores once what it sends again."""
+    """Append with one client, which waits through elections and stores retries once."""
     with strandline.connect(server.flight) as client:
         for value in values:
             client.append("s", value, key=SECRET)
 
 
 def values_at(server, count, kit):
-    """Everything, in one read at this very broker, once it knows that all of it is committed."""
+    """Return all values in one read at this broker only, once it knows that they are committed."""
 
     def read():
         [info] = act(server, admin.STREAM_INFO, admin.StreamInfoRequest(name="s"))

@@ -1,4 +1,4 @@
-"""The end that a new leader tells is not older than what its predecessor acknowledged.
+"""The end that a new leader reports includes everything that its predecessor acknowledged.
 
 Every broker that is left is asked all the time while the leader is killed, so that the first answer
 of the new leader is among them: moments after it was elected, before its followers have answered.
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300 + ROUNDS * 60)]
 
 
 def of_offsets(connection):
-    """``latest``, as a leader knows it."""
+    """Return ``latest``, as a leader knows it."""
     [answer] = connection.action(admin.OFFSETS, OFFSETS)
     return answer.offsets[0]
 
@@ -35,7 +35,7 @@ def of_info(connection):
 
 
 def first_end(address, ask, is_over):
-    """The end that a broker tells as soon as it leads; None: another one does, in the end."""
+    """Return the end that a broker reports once it leads; None: another one leads."""
     connection = BrokerConnection(address, timeout_s=30)
     try:
         while True:

@@ -23,7 +23,7 @@ def nats_servers(tmp_path, kit):
 
 @pytest.fixture
 def environment_of(nats_servers):
-    """Each broker knows all nats-servers, and begins with another one."""
+    """Return a broker's settings: all nats-servers, starting with another one."""
     urls = [server.url for server in nats_servers]
 
     def environment_of(number):
@@ -36,7 +36,7 @@ def environment_of(nats_servers):
 @pytest.mark.usefixtures("forgiving")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_publishers_outlive_a_nats_server(cluster, nats_servers, kit):
-    """The leader's is killed and comes back: what was acked is stored once, at every broker."""
+    """The leader's is killed and returns: acked records are stored once, at every broker."""
 
     def create():
         with strandline.connect(cluster[2].flight) as client:
@@ -72,7 +72,7 @@ async def test_publishers_outlive_a_nats_server(cluster, nats_servers, kit):
 @pytest.mark.usefixtures("forgiving")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_publish_that_nobody_can_store_is_answered(cluster, nats_servers, kit):
-    """While the only copy's broker is down, stock publishers are told 503 instead of nothing."""
+    """While the only replica's broker is down, stock publishers get 503 and not silence."""
 
     def create():
         with strandline.connect(cluster[2].flight) as client:
@@ -92,7 +92,7 @@ async def test_a_publish_that_nobody_can_store_is_answered(cluster, nats_servers
 
 
 async def rejection_of(client):
-    """Publish once, which nobody can store."""
+    """Publish once, while it cannot be stored; return the rejection."""
     with pytest.raises(nats.js.errors.ServiceUnavailableError) as caught:
         await client.jetstream().publish("orders", b"x", timeout=0.5)
     return caught.value

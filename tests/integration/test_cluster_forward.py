@@ -1,4 +1,4 @@
-"""Publishers at a broker that does not lead: the leader stores what they publish, and acks it."""
+"""Publishers at a broker that does not lead: the leader stores and acks their records."""
 
 import asyncio
 import contextlib
@@ -55,7 +55,7 @@ async def test_every_broker_takes_any_publish(cluster):
 
 
 async def test_keys_headers_and_checks_reach_the_leader(cluster):
-    """Key and headers are kept, a message id is stored once, a wrong sequence is refused."""
+    """Key and headers are kept, a message id is stored once, a wrong sequence is rejected."""
     for url in ways_in(cluster):
         async with publisher(url) as client:
             jetstream = client.jetstream()

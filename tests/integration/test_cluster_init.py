@@ -1,4 +1,4 @@
-"""A cluster from the settings that ``strandline cluster init`` writes, with nothing else told."""
+"""A cluster from the settings that ``strandline cluster init`` writes, without others."""
 
 import asyncio
 import contextlib
@@ -91,7 +91,7 @@ def accepts(host, port):
 
 @pytest.mark.timeout(300)
 async def test_the_settings_make_a_cluster(founded, kit):
-    """Three brokers are live, their nats-servers meet, and peers are met where they should be."""
+    """Three brokers are live, their nats-servers connect, and peers use the right ports."""
 
     def live():
         shown = run(*shlex.split(founded["status_command"])[1:])

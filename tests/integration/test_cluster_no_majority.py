@@ -1,4 +1,4 @@
-"""A broker that comes back alone: it knows no stream for certain, and says so.
+"""A broker that returns alone: it cannot say which streams exist, and reports that.
 
 One broker of three is up; the others are not. What it has on its disk can be read, and clients go
 on when the others are back.
@@ -19,7 +19,7 @@ RECORDS = 20
 
 @pytest.fixture
 def alone(cluster, kit):
-    """Three brokers with records, of which the first was killed and started again, alone."""
+    """Three brokers with records, of which only the first was started again after a kill."""
     with strandline.connect(cluster[1].flight) as client:
         client.create_stream("orders", subject="orders", replicas=3, min_isr=2)
         for number in range(RECORDS):
@@ -42,8 +42,8 @@ CALLS = {
 }
 
 
-def test_a_broker_alone_says_unavailable_reads_its_own_copy_and_goes_on(alone, kit):
-    """No call says that a stream does not exist; each goes on when the others are back."""
+def test_a_broker_alone_says_unavailable_reads_its_own_copy_and_continues(alone, kit):
+    """No call reports a missing stream; each continues when the others are back."""
     for name, call in CALLS.items():
         with (
             strandline.connect(alone[1].flight, timeout_s=2) as client,

@@ -1,4 +1,4 @@
-"""Operating a cluster of real brokers by its command line: grown, emptied, moved, repaired.
+"""Operating a cluster of real brokers by its command line: grow, drain, move, repair.
 
 Every story begins with its own brokers, and ends them; what is ordered is ordered as a person does,
 with ``strandline cluster …``, and judged by what the brokers then say and serve.
@@ -43,7 +43,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Brokers:
-    """Broker processes by number, and what an operator does with them."""
+    """Broker processes by number, and an operator's commands."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -85,7 +85,7 @@ class Brokers:
             return connection.action(command, request)
 
     def command(self, *words, at=None, code=0):
-        """Give it by the command line; what that printed, as JSON documents."""
+        """Run a command; return its output as JSON documents."""
         done = self.run(*words, "--output", "json", at=at)
         assert done.returncode == code, (words, done.stdout, done.stderr)
         return [json.loads(line) for line in (done.stdout + done.stderr).splitlines()]
@@ -143,7 +143,7 @@ class Brokers:
             client.append(name, value, partition=partition, message_id=value, timeout_s=5)
 
     def values(self, name, number, count, *, start=0):
-        """Values of partition 0 in a broker's own copy, once that has these offsets and no more."""
+        """Return a broker's own values of partition 0, once it has exactly these offsets."""
         wanted = list(range(start, start + count))
 
         def read():
@@ -213,7 +213,7 @@ def brokers(tmp_path):
 
 
 def test_a_broker_joins_and_another_is_drained_and_removed(brokers):
-    """Nothing acked is lost on the way; the number is not used again; those left go on."""
+    """No acked record is lost; the number is not used again; the others continue."""
     brokers.found(3)
     brokers.create("orders", partitions=2, replicas=3, min_isr=2)
     brokers.create("small", partitions=6)
@@ -330,7 +330,7 @@ def move_slowly(brokers):
 
 
 def test_a_partition_moves_to_a_broker_that_its_producer_already_writes_to(brokers):
-    """Its put began when the partition was elsewhere; it goes there and back, and nobody fails."""
+    """It moves during a put and back, and no record fails."""
     brokers.found(3)
     brokers.create("orders", partitions=3, replicas=1)
     first = part(brokers.status()).leader
@@ -414,7 +414,7 @@ def test_leaders_partitions_and_log_starts_by_order(brokers):
 
 @contextmanager
 def consuming(brokers, number):
-    """A member of a group that has begun at the end; it tells the value that it gets next."""
+    """A member of a group that starts at the end; returns its next value."""
     with (
         strandline.connect(brokers.running[number].flight) as client,
         client.consumer("billing", "orders", start="latest") as consumer,
@@ -427,7 +427,7 @@ def consuming(brokers, number):
 
 @contextmanager
 def appending(brokers, number):
-    """A client and producers that found one partition, and are then told of another."""
+    """A client and producers that know one partition, before another is added."""
     with (
         strandline.connect(brokers.running[number].flight) as client,
         client.producer("orders") as records,
@@ -453,7 +453,7 @@ def appending(brokers, number):
 
 @contextmanager
 def reading_by_spark(brokers, name):
-    """What a streaming query does, as Spark would call it: each call reads one micro-batch."""
+    """Read like a streaming query of Spark: each call reads one micro-batch."""
     server = brokers.some().flight
     source = DefaultSource(CaseInsensitiveDict({"server": server, "stream": name}))
     reader = source.streamReader(schema=source.schema())
@@ -470,7 +470,7 @@ def reading_by_spark(brokers, name):
 
 
 def find_partitions(brokers, number):
-    """A producer that nobody tells of a new partition sends it its share of the keys, too."""
+    """A producer discovers a new partition and sends it its share of the keys."""
     brokers.create("grown", replicas=3, min_isr=1)
     with (
         strandline.connect(brokers.running[number].flight) as client,
@@ -516,7 +516,7 @@ def elect_one_that_lacks_records(brokers):
 
 
 def consume(brokers, server, count):
-    """Join the group and consume so many records, positions committed; their values."""
+    """Join the group, consume this many records, commit; return their values."""
 
     def poll():
         values = []
@@ -535,7 +535,7 @@ def consume(brokers, server, count):
 
 
 def test_streams_of_the_clusters_own_get_copies_on_brokers_that_join(brokers):
-    """A group was first used with one broker; two join, the first is lost, and it goes on."""
+    """A group created on one broker survives that broker after two have joined."""
     brokers.found(1)
     brokers.create("orders")
     brokers.append("orders", *"abc")

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def run(*command):
-    """Run a command of ours to its end."""
+    """Run one of our commands to its end."""
     whole = (sys.executable, "-m", "strandline.cli", *command)
     return subprocess.run(whole, capture_output=True, check=False, text=True)
 

@@ -91,7 +91,7 @@ async def same_everywhere(servers, name, values):
 
 
 async def test_a_killed_leader_loses_no_acked_record(cluster):
-    """Rounds of kill -9, whoever leads: what was acked is on every replica, once and in order."""
+    """Rounds of kill -9 of the leader: acked records are on every replica, once and in order."""
     await persist(lambda: asyncio.to_thread(create, cluster[2], "orders"))
     values = []
     for number in range(5):
@@ -125,7 +125,7 @@ async def test_every_broker_may_be_killed_at_once(cluster):
 
 
 def patient(reader):
-    """A reader that waits for a broker which, just started, does not know yet what is committed."""
+    """A reader that waits for a broker that was just started and has no high watermark yet."""
 
     class Patient(reader):
         def _follow(self, replica):
@@ -139,7 +139,7 @@ def patient(reader):
 
 
 async def disturb(server, *, pause_s):
-    """Kill and restart a broker, or pause it for longer than the others' patience."""
+    """Kill and restart a broker, or pause it for longer than the session timeout."""
     if not pause_s:
         await asyncio.to_thread(server.restart)
         return
@@ -181,7 +181,7 @@ async def test_kills_and_pauses_under_load(cluster, kit):
 
 
 def leader_of(server, name):
-    """The leader's number, as a broker knows it.
+    """Return the leader's number, as a broker knows it.
 
     Raises:
         UnknownStreamError: the broker has not heard of the stream yet.
@@ -198,7 +198,7 @@ def leader_of(server, name):
 
 
 async def test_flight_names_the_leader_and_every_copy(cluster):
-    """A put at the leader is on every replica; others refuse, and name its address."""
+    """A put at the leader is on every replica; others reject it with the leader's address."""
     await persist(lambda: asyncio.to_thread(create, cluster[3], "orders"))
     leader = await persist(lambda: asyncio.to_thread(leader_of, cluster[1], "orders"))
     with strandline.connect(cluster[leader].flight) as client:

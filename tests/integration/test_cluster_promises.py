@@ -98,7 +98,7 @@ def started(tmp_path_factory):
 
 @pytest.fixture
 def brokers(started, kit):
-    """The cluster; whom a test that failed left dead is brought back, for those after it."""
+    """The cluster; brokers that a failed test left stopped are restarted."""
     cluster = Cluster(*started, persist=kit.persist)
     yield cluster
     for server in cluster.servers.values():
@@ -108,7 +108,7 @@ def brokers(started, kit):
 
 @contextmanager
 def paused(servers):
-    """They hear and say nothing, and go on at the end."""
+    """Pause the brokers, and resume them at the end."""
     for server in servers:
         server.signal(signal.SIGSTOP)
     try:
@@ -146,7 +146,7 @@ def test_a_publish_that_asks_for_less_waits_for_no_follower(brokers):
 
 
 def has_reached(server, name, end):
-    """A broker's log has so many records, committed or not."""
+    """Whether a broker's log has this many records, committed or not."""
     with closing(BrokerConnection(server.flight, timeout_s=10)) as connection:
         body = admin.StreamInfoRequest(name=name)
         [info] = connection.action(admin.STREAM_INFO, body)
@@ -155,7 +155,7 @@ def has_reached(server, name, end):
 
 @pytest.mark.parametrize("acks", ["disk", "memory"])
 def test_the_publishes_of_a_stream_that_promises_less_wait_for_no_follower(brokers, acks):
-    """They are acked while both are paused, and committed when these go on."""
+    """They are acked while both followers are paused, and committed when these resume."""
     name = brokers.create(f"of-{acks}", acks=acks)
     leader = brokers.leader(name)
     with strandline.connect(leader.flight) as client:
@@ -169,7 +169,7 @@ def test_the_publishes_of_a_stream_that_promises_less_wait_for_no_follower(broke
 
 
 def copy_of(server, name, count):
-    """So many records as this very broker has them, once it knows that they are committed."""
+    """Return this many records of this broker only, once it knows that they are committed."""
     with ReplicaReader(server.flight) as replica:
         assert replica.ends(name)[0] == count
         batches = replica.read(name)
@@ -177,7 +177,7 @@ def copy_of(server, name, count):
 
 
 def test_the_policies_of_liftbridge_mean_the_same(brokers, grpc_stub):
-    """With both followers paused LEADER is answered, ALL is when they go on."""
+    """With both followers paused LEADER is answered, ALL when they resume."""
     name = brokers.create("policies")
     leader = brokers.leader(name)
     with grpc.insecure_channel(f"127.0.0.1:{leader.ready['grpc_port']}") as channel:
@@ -197,7 +197,7 @@ def test_the_policies_of_liftbridge_mean_the_same(brokers, grpc_stub):
 
 
 def test_with_too_few_copies_no_level_is_acked(brokers):
-    """Below ``min_isr`` every publish is refused, with the reason, until the copy is back."""
+    """Below ``min_isr`` every publish is rejected with the reason, until the replica is back."""
     name = brokers.create("guarded", min_isr=3)
     leader = brokers.leader(name)
     [away, _] = brokers.but(leader)
@@ -214,7 +214,7 @@ def test_with_too_few_copies_no_level_is_acked(brokers):
 
 
 def test_without_most_of_the_brokers_clients_are_told_so(brokers):
-    """Not only that somebody does not answer: by the broker that is left, as far as it knows."""
+    """The remaining broker reports the lost majority, as far as it knows."""
     name = brokers.create("left-alone")
     left = brokers.leader(name)
     dead = brokers.but(left)
@@ -234,7 +234,7 @@ def test_without_most_of_the_brokers_clients_are_told_so(brokers):
 
 
 def rejection_of(server, name, acks):
-    """What a publish at a leader is refused with; an error as long as it is taken, or waits."""
+    """Return the rejection of a publish at a leader; fail while it is accepted, or waits."""
     with strandline.connect(server.flight) as client:
         producer = client.producer(name, acks=acks, delivery_timeout_s=1, linger_ms=0)
         with closing(producer):
@@ -246,7 +246,7 @@ def rejection_of(server, name, acks):
 
 @pytest.mark.parametrize(("promised", "asked"), [("disk", "replicated"), ("memory", "disk")])
 def test_a_publish_cannot_ask_for_more_than_the_stream_promises(brokers, promised, asked):
-    """It is refused, and names both: an ack would say what is not so."""
+    """The rejection names both levels."""
     name = brokers.create(f"more-than-{promised}", acks=promised)
     with brokers.client.producer(name, acks=asked) as producer:
         error = producer.append(b"x").exception(SOON_S)
@@ -262,13 +262,13 @@ PATIENTLY = fl.FlightCallOptions(timeout=10)
 
 
 class StockClient:
-    """Plain pyarrow: goes to whom GetFlightInfo names, and asks again when that fails."""
+    """Plain pyarrow: follows GetFlightInfo, and asks again after a failure."""
 
     def __init__(self, addresses):
         self._seeds = [f"grpc+tcp://{address}" for address in addresses]
 
     def _endpoint(self, stream):
-        """The endpoint of partition 0, as any broker tells it."""
+        """Return the endpoint of partition 0, according to any broker."""
         for seed in self._seeds:
             try:
                 return endpoint_told_by(seed, stream)
@@ -296,14 +296,14 @@ class StockClient:
         return ack["offsets"][0]
 
     def read(self, stream, location):
-        """Every value up to the end that the leader knows, at one of the endpoint's locations."""
+        """Return every value up to the leader's end, at one of the endpoint's locations."""
         endpoint = endpoint_told_by(self._endpoint(stream).locations[0], stream)
         with fl.connect(endpoint.locations[location]) as client:
             return client.do_get(endpoint.ticket, PATIENTLY).read_all()["value"].to_pylist()
 
 
 def endpoint_told_by(location, stream):
-    """The endpoint of partition 0, as a broker tells it."""
+    """Return the endpoint of partition 0, according to a broker."""
     descriptor = fl.FlightDescriptor.for_path(stream, "0")
     with fl.connect(location) as client:
         return client.get_flight_info(descriptor, PATIENTLY).endpoints[0]
@@ -345,7 +345,7 @@ def test_a_stock_flight_client_follows_the_leader_through_a_kill(brokers, kit):
 
 
 def test_truncating_is_ordered_at_any_broker(brokers):
-    """By the command line and by a client that knows of one broker, whoever leads."""
+    """By the command line and by a client with one address, whichever broker leads."""
     name = brokers.create("shortened")
     for number in range(12):
         brokers.client.append(name, b"%d" % number)
@@ -372,7 +372,7 @@ def test_truncating_is_ordered_at_any_broker(brokers):
 
 
 def test_a_second_broker_of_a_number_is_kept_out(brokers, tmp_path):
-    """It is told why and never gets ready; the first one leads on, in the same epoch."""
+    """It logs the reason and never gets ready; the first one leads on, in the same epoch."""
     name = brokers.create("undisturbed")
     first = brokers.leader(name)
     before = part_of(first, name)
@@ -408,7 +408,7 @@ def second_of(brokers, first, directory):
 
 
 def is_told_why(second, brokers, first):
-    """The others have refused it, and its log says so."""
+    """Whether its log has the others' rejection."""
     number = brokers.number(first)
     told = "".join(second.errors)
     for other in IDS:
@@ -418,7 +418,7 @@ def is_told_why(second, brokers, first):
 
 
 def test_a_restarted_copy_serves_what_it_knew_to_be_committed(brokers):
-    """As its checkpoint says, though nobody leads; without the checkpoint it serves nothing."""
+    """According to its checkpoint, without a leader; without the checkpoint it serves nothing."""
     name = brokers.create("checkpointed", replicas=2, min_isr=1)
     leader = brokers.leader(name)
     [copy] = [brokers.at(a) for a in brokers.client.stream_info(name).partitions[0].in_sync

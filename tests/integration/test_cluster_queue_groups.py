@@ -1,4 +1,4 @@
-"""Streams of a queue group on three real brokers: they share what comes, whoever leads them."""
+"""Streams of a queue group on three real brokers share the records, whichever brokers lead."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ def make_brokers(directory, *, nats_urls):
 
 
 class Group:
-    """Three brokers, two streams of a queue group, and what was published to them."""
+    """Three brokers, two streams of a queue group, and the published records."""
 
     def __init__(self, servers, nats_urls):
         self.servers = servers
@@ -55,7 +55,7 @@ class Group:
         return [server for server in self.servers.values() if server.is_running]
 
     async def ask(self, function):
-        """What a function says of a client's broker, as soon as one answers."""
+        """Return a function's result for a client's broker, as soon as one answers."""
 
         def attempt():
             for server in self.running():
@@ -70,7 +70,7 @@ class Group:
             await self.ask(lambda client, n=name: make_stream(client, n))
 
     async def leaders(self):
-        """Who leads each stream, as soon as each has a leader that runs."""
+        """Return the leader of each stream, once each has a live one."""
         numbers = {server.flight: number for number, server in self.servers.items()}
 
         def look(client):
@@ -84,7 +84,7 @@ class Group:
         return await until(settled, "there are no leaders")
 
     async def spread(self):
-        """Who leads each stream, once two do: after an election it is put right a moment later."""
+        """Return the leader of each stream, once they differ, which follows an election."""
         found = await self.leaders()
         return found if len(set(found.values())) == len(STREAMS) else None
 
@@ -119,7 +119,7 @@ class Group:
                 await asyncio.wait_for(client.close(), ANSWER_S)
 
     async def judge(self):
-        """What was acked is where its ack said; what was published once is stored once."""
+        """Check that acked records are at their offsets, and that each is stored once."""
         logs = {}
         for name in STREAMS:
             column = await self.ask(lambda c, n=name: c.read(n).read_all()["value"].to_pylist())

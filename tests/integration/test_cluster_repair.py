@@ -48,12 +48,12 @@ def corrupt(server):
 
 
 def repaired(server, count):
-    """Assert that so many batches were repaired."""
+    """Assert that this many batches were repaired."""
     assert figure(server, "strandline_repaired_batches_total") == count
 
 
 def test_corrupt_files_of_followers_and_leaders_are_repaired(cluster, kit):
-    """Each broker in turn, leader or not, finds its corruption by serving, and then serves all."""
+    """Each broker, leader or not, finds its corruption by serving, and then serves all."""
     values = load(cluster, kit)
     leader = leader_of(cluster)
     follower = next(number for number in cluster if number != leader)

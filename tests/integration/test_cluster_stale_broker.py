@@ -1,4 +1,4 @@
-"""A broker that only its clients still reach: they notice, and go on with the majority."""
+"""A broker that only its clients still reach: they notice, and continue with the majority."""
 
 import asyncio
 import itertools
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 class Cluster:
-    """Three brokers whose links with each other can be cut, while clients reach all of them."""
+    """Three brokers whose links can be partitioned, while clients reach all of them."""
 
     def __init__(self, directory):
         self._loop = asyncio.new_event_loop()
@@ -141,7 +141,7 @@ def workers(client, stack):
 
 
 def test_clients_leave_a_broker_that_is_cut_off_from_the_majority(cluster):
-    """The first that they were told of; a client that is new does not go by what it says either."""
+    """Even the first address they have; a new client does not trust it either."""
     with strandline.connect(cluster.addresses) as client:
         deadline_s = time.monotonic() + PATIENCE_S
         while len(client.server_info().brokers) < len(IDS):

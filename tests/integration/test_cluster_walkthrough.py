@@ -1,4 +1,4 @@
-"""docs/cluster.md, run as it stands: every shell line, from top to bottom, on other ports."""
+"""docs/cluster.md, run as written: every shell line, from top to bottom, on other ports."""
 
 import os
 import re
@@ -20,7 +20,7 @@ DOCUMENTED_BASE = 9400
 
 
 def free_base():
-    """The first of ``SPAN`` ports in a row that nobody has now, tens like the documented ones."""
+    """The first of ``SPAN`` consecutive free ports, with tens like the documented ones."""
     for base in range(20_000 + os.getpid() % 1000 * 30, 60_000, SPAN):
         try:
             for port in range(base, base + SPAN):
@@ -94,7 +94,7 @@ def delivered(site):
 
 
 def run(step, directory, environ):
-    """Run a block as one script; what it printed."""
+    """Run a block as one script; return its output."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", step],
         cwd=directory,

@@ -57,7 +57,7 @@ def at(stream, *numbers):
 
 
 def take(consumer, count):
-    """So many records, as (partition, offset)."""
+    """Return this many records, as (partition, offset)."""
     found, deadline = [], time.monotonic() + PATIENCE_S
     while len(found) < count:
         assert time.monotonic() < deadline, f"{len(found)} of {count} records"
@@ -67,7 +67,7 @@ def take(consumer, count):
 
 
 def until(condition, *consumers):
-    """Poll until something is so; returns what came meanwhile, by consumer."""
+    """Poll until a condition is true; return the records by consumer."""
     found, deadline = [[] for _ in consumers], time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it does not come to that"
@@ -81,8 +81,8 @@ def sizes(*consumers):
     return sorted(len(consumer.assignment()) for consumer in consumers)
 
 
-def test_one_member_reads_everything_and_the_next_goes_on(client, stream):
-    """Leaving commits; who joins later begins there."""
+def test_one_member_reads_everything_and_the_next_continues(client, stream):
+    """Leaving commits; the next member continues there."""
     with client.consumer("one", stream) as consumer:
         found = take(consumer, 40)
         assert sorted(found) == [(p, o) for p in range(4) for o in range(10)]
@@ -96,7 +96,7 @@ def test_one_member_reads_everything_and_the_next_goes_on(client, stream):
 
 
 def test_a_second_member_gets_a_share_and_disturbs_nobody_else(client, stream):
-    """What stays is neither revoked nor read again; what moves goes on where it was."""
+    """Other partitions are neither revoked nor read again; moved ones continue."""
     revoked = []
     options = {"commit_interval_s": 0.01}
     with client.consumer(
@@ -116,8 +116,8 @@ def test_a_second_member_gets_a_share_and_disturbs_nobody_else(client, stream):
         until(lambda: len(ann.assignment()) == 4, ann)
 
 
-def test_who_keeps_its_partitions_goes_on_while_others_are_stuck(client, stream):
-    """A rebalance that cannot end yet, because a member does not give up, stops nobody else."""
+def test_who_keeps_its_partitions_continues_while_others_are_stuck(client, stream):
+    """A rebalance that waits for a stuck member stops no other one."""
     options = {"commit_interval_s": 0.01}
     with (
         client.consumer("stuck", stream, **options) as ann,
@@ -148,7 +148,7 @@ def test_who_keeps_its_partitions_goes_on_while_others_are_stuck(client, stream)
 
 
 def found_of(consumer, found):
-    """Poll once; what has come so far."""
+    """Poll once; return the records so far."""
     found += [(r.partition, r.offset) for batch in consumer.poll(0.05) for r in batch]
     return found
 
@@ -210,7 +210,7 @@ def test_on_assigned_may_choose_where_to_begin(client, stream):
 
 
 def test_begin_at_the_end(client, stream):
-    """``start="latest"`` hands out what is stored from the joining on."""
+    """``start="latest"`` returns records stored after the join."""
     with client.consumer("late", stream, start="latest") as consumer:
         until(lambda: len(consumer.assignment()) == 4, consumer)
         fill(client, stream, partitions=[0], records=1)
@@ -220,7 +220,7 @@ def test_begin_at_the_end(client, stream):
 
 
 def test_what_came_after_a_member_began_late_is_for_the_next(client, stream):
-    """Though nothing was committed of it, and whoever comes next begins late, too."""
+    """Even without a commit, and if the next member starts at the end, too."""
     for interval_s in (5.0, None):
         group = f"late-{interval_s}"
         options = {"start": "latest", "commit_interval_s": interval_s}
@@ -233,8 +233,8 @@ def test_what_came_after_a_member_began_late_is_for_the_next(client, stream):
             assert take(second, 2) == begun
 
 
-def test_a_position_that_is_gone_begins_anew(client, stream):
-    """When the log does not hold the position any more, ``start`` says where to go on."""
+def test_a_position_that_is_gone_begins_again(client, stream):
+    """If the log no longer has the offset, ``start`` decides."""
     client.groups.commit("behind", {PartitionName(stream, 0): 1000})
     with client.consumer("behind", stream) as consumer:
         found = take(consumer, 40)
@@ -242,10 +242,10 @@ def test_a_position_that_is_gone_begins_anew(client, stream):
 
 
 @pytest.mark.parametrize("is_running", [True, False])
-def test_a_group_behind_retention_goes_on_at_the_first_record_kept(
+def test_a_group_behind_retention_continues_at_the_first_record_kept(
     client, stream, caplog, is_running
 ):
-    """Though it began at the end: nothing of what is kept was handed out. It is told of that."""
+    """Even if it starts at the end: these records were never returned. A warning is logged."""
     options = {"start": "latest", "commit_interval_s": 0.05}
     consumer = client.consumer("behind", stream, **options)
     until(lambda: consumer.assignment() == at(stream, 0, 1, 2, 3), consumer)
@@ -270,7 +270,7 @@ def test_a_group_behind_retention_goes_on_at_the_first_record_kept(
 
 
 def test_where_a_group_goes_on_is_committed_though_no_record_is_left(client, stream):
-    """Or lag and position would tell of records that are not there any more."""
+    """Else lag and committed offset would count records that no longer exist."""
     behind = PartitionName(stream, 0)
     client.groups.commit("emptied", {behind: 0})
     client.delete_records(stream, 10)
@@ -304,7 +304,7 @@ def test_a_static_member_finds_its_partitions_again(client, stream):
 
 
 def test_who_does_not_poll_leaves_and_comes_back(client, stream):
-    """A stuck consumer holds nothing for long; what it does then is not committed."""
+    """A stuck consumer loses its partitions; what it then commits is rejected."""
     options = {"commit_interval_s": 0.01}
     lost = []
     stuck = client.consumer(
@@ -325,7 +325,7 @@ def test_who_does_not_poll_leaves_and_comes_back(client, stream):
 
 
 def test_streams_come_and_go(client, stream):
-    """A member of several streams goes on when one is deleted; an unknown one is refused."""
+    """A member of several streams continues when one is deleted; an unknown one is rejected."""
     other = next(NAMES)
     client.create_stream(other, partitions=2)
     with client.consumer("several", [stream, other]) as consumer:
@@ -339,7 +339,7 @@ def test_streams_come_and_go(client, stream):
 
 
 def test_groups_are_listed_reset_and_deleted(client, stream):
-    """What an administrator does with groups that nobody uses just now."""
+    """Administration of groups without members."""
     with client.consumer("admin", stream) as consumer:
         take(consumer, 40)
         [listed] = [each for each in client.groups.list() if each.group == "admin"]
@@ -394,7 +394,7 @@ def test_positions_are_committed_with_what_was_made_of_the_records(client, strea
 
 
 def test_a_member_that_lost_its_partitions_commits_no_transaction(client, stream):
-    """Its positions are refused, and what it wrote does not count: somebody else does that work."""
+    """Its offsets are rejected and its records are aborted: another member does that work."""
     output = next(NAMES)
     client.create_stream(output)
     manual = {"commit_interval_s": None}
@@ -422,7 +422,7 @@ def test_a_member_that_lost_its_partitions_commits_no_transaction(client, stream
 
 
 def test_a_prepared_transaction_holds_the_partitions_of_its_positions(client, stream):
-    """Nobody begins there before it is decided; then the next one begins behind it."""
+    """No other member gets them before the decision; then it continues after them."""
     held = PartitionName(stream, 1)
     transaction = client.transaction(f"held-{stream}")
     transaction.commit_offsets("held", {held: 7})
@@ -444,7 +444,7 @@ def test_a_prepared_transaction_holds_the_partitions_of_its_positions(client, st
 
 
 def test_what_an_aborted_transaction_was_told_is_still_to_be_committed(client, stream):
-    """Only a commit of one's own is known to be noted: after an abort nobody else has noted it."""
+    """Offsets of an aborted transaction are not committed."""
     name = f"undone-{stream}"
     with client.consumer(name, stream, commit_interval_s=None) as consumer:
         take(consumer, 40)
@@ -466,7 +466,7 @@ async def consume(consumer, count):
 
 
 async def test_a_consumer_of_asyncio_that_did_not_get_to_join_is_no_member(server, client, stream):
-    """Who was cancelled before is gone again, and a closed one does not join late."""
+    """A cancelled join is undone, and a closed consumer does not join late."""
     async with await strandline.connect_async(server) as asynchronous:
         late = asynchronous.consumer("hasty", stream)
         entering = asyncio.ensure_future(late.__aenter__())
@@ -487,7 +487,7 @@ async def test_a_consumer_of_asyncio_that_did_not_get_to_join_is_no_member(serve
 
 
 def test_who_belongs_to_a_closed_client_says_so_at_once(server, stream):
-    """Nothing of it can come any more: neither records nor answers."""
+    """It can receive neither records nor answers any longer."""
     client = strandline.connect(server)
     consumer = client.consumer("closed", stream)
     silent = client.consumer("closed", stream, commit_interval_s=None)

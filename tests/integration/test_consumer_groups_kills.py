@@ -1,4 +1,4 @@
-"""Consumer groups under kill -9: of members, of a lone broker, of the coordinator's broker.
+"""Consumer groups under kill -9: of members, of a broker alone, of the coordinator's broker.
 
 Members are processes of their own that write down every record before they poll on. Judged: each
 record is consumed by some member, committed positions never go back, and whoever keeps a partition
@@ -63,7 +63,7 @@ with strandline.connect(address, timeout_s=30) as client:
 
 
 class Member:
-    """A consumer process, and what it wrote down."""
+    """A consumer process, and its output."""
 
     def __init__(self, folder, name, address, *, instance=""):
         self.path = Path(folder) / f"{name}.jsonl"
@@ -91,7 +91,7 @@ class Member:
         return {value for each in self.events() for value in each.get("values", ())}
 
     def has(self):
-        """The partitions it has, as it was told."""
+        """Return its partitions, as it reported them."""
         found = set()
         for each in self.events():
             if each["event"] == "assigned":
@@ -199,7 +199,7 @@ def members(tmp_path):
 
 
 def test_killed_members_lose_no_record_and_stop_nobody(tmp_path, members):
-    """A member and then the broker are killed: all is consumed, and who stays keeps its share."""
+    """A member and then the broker are killed: all is consumed, and other shares stay."""
     server = ProcessServer(tmp_path / "broker", arguments=("--http-port", "-1"))
     with server:
         address = server.flight
@@ -249,7 +249,7 @@ def coordinator_of(cluster):
 
 
 def test_the_coordinators_broker_is_killed(cluster, members):
-    """The broker that coordinates is killed: nobody's share moves, nothing is left out."""
+    """No member's share moves, and no record is skipped."""
     address = ",".join(server.flight for server in cluster.values())
     create(address, replicas=3, min_isr=2, acks="replicated")
     load, watch = Load(address), Watch(address)

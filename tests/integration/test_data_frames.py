@@ -1,4 +1,4 @@
-"""Data frames of others against a real broker: what a read gives can be appended and computed."""
+"""Other libraries' data frames against a real broker: reads can be appended and computed."""
 
 import pyarrow as pa
 import pytest
@@ -51,7 +51,7 @@ def test_what_a_read_gives_lies_where_arrow_computes_with_it(client, capfd):
 
 @pytest.mark.parametrize("headers", [{"h": None}, [("g", b"1"), ("h", None)]])
 def test_a_header_without_a_value_is_not_stored_as_an_empty_one(client, headers):
-    """Refused by every way to append, with the header's name."""
+    """Every way to append rejects it with the header's name."""
     before = client.stream_info("b").partitions[0].high_watermark
     pairs = list(headers.items()) if isinstance(headers, dict) else headers
     table = pa.table({"value": ["v"], "headers": pa.array([pairs], HEADERS_TYPE)})

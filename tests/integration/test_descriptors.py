@@ -43,7 +43,7 @@ def publish(producer):
 
 
 def test_idle_strangers_keep_nobody_from_publishing(tmp_path, many_sockets, kit):
-    """Twice as many silent connections as there are descriptors, at each listener in turn."""
+    """Twice as many idle connections as descriptors, at each listener."""
     command = (*FEW, "--output", "json")
     with ProcessServer(tmp_path / "data", command=command, environment=AUTH) as server:
         with (
@@ -62,7 +62,7 @@ def test_idle_strangers_keep_nobody_from_publishing(tmp_path, many_sockets, kit)
         kit.persist(another_connects)
 
 
-def test_partitions_that_would_not_open_again_are_refused(tmp_path):
+def test_partitions_that_would_not_open_again_are_rejected(tmp_path):
     """The error says how many there may be; with just as many written the broker starts again."""
     command = (*FEW, "--output", "json")
     with ProcessServer(tmp_path / "data", command=command) as server:

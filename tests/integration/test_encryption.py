@@ -1,4 +1,4 @@
-"""Encrypted streams of real brokers: what lies on the disk, what survives, and who still reads."""
+"""Encrypted streams of real brokers: the disk's contents, crashes, and readers."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ def process(tmp_path, file=None, *arguments):
 
 
 def plaintext_in(folder):
-    """Which secrets stand in which files; journal, segments, indexes, metadata, whatever it is."""
+    """Return which secrets are in which files of any kind."""
     found = set()
     for path in folder.rglob("*"):
         if path.is_file():
@@ -92,7 +92,7 @@ def test_nothing_is_readable_on_disk_and_all_of_it_after_kills(tmp_path, file):
 
 
 def test_another_key_is_told_by_name(tmp_path, file):
-    """A broker with a wrong key starts, serves what is not encrypted, and says what it lacks."""
+    """A broker with a wrong key starts, serves unencrypted streams, and names the missing key."""
     right = file.read_text()
     with process(tmp_path, file) as server:
         with strandline.connect(server.flight) as client:
@@ -141,7 +141,7 @@ def create(api, name):
 
 
 def test_liftbridge_encrypts_with_its_own_variable(liftbridge):
-    """Clients publish and subscribe as ever; the disk has nothing to read."""
+    """Clients work as usual; the disk has no plaintext."""
     server, api = liftbridge(LIFTBRIDGE_KEY)
     create(api, "hidden")
     request = pb.PublishRequest(stream="hidden", value=SECRETS["value"], key=SECRETS["key"])
@@ -167,7 +167,7 @@ def _until_stopped(subscription):
     return found[1:]
 
 
-def test_liftbridge_without_a_key_refuses_in_its_words(liftbridge):
+def test_liftbridge_without_a_key_rejects_in_its_words(liftbridge):
     """New encrypted streams, as Go's client expects it, and publishes to the one there is."""
     server, api = liftbridge(LIFTBRIDGE_KEY)
     create(api, "hidden")

@@ -1,4 +1,4 @@
-"""Hostile bytes on every listener of a real broker: they cost their sender, never the broker.
+"""Hostile bytes on every listener of a real broker affect their sender only.
 
 ``BYTES_SEED`` and ``BYTES_ROUNDS`` choose and repeat what is sent.
 """
@@ -110,7 +110,7 @@ def memory_bytes(pid):
 
 
 def send(port, data, *, wait_s=0.05):
-    """Send bytes and take what comes back, until the other end or our patience ends."""
+    """Send bytes and read until the other end closes, or a timeout."""
     with (
         contextlib.suppress(OSError),
         socket.create_connection(("127.0.0.1", port), timeout=5) as connection,
@@ -137,7 +137,7 @@ def attack(choice, port_name):
 
 @pytest.mark.parametrize("port_name", GRAINS)
 def test_noise_on_every_port(server, port_name):
-    """Random bytes, and words of the port's protocol shuffled, cut and corrupt."""
+    """Random bytes, and shuffled, truncated and corrupt words of the port's protocol."""
     choice = random.Random(f"{SEED} {port_name}")
     attacks = [attack(choice, port_name) for _ in range(ROUNDS)]
 
@@ -163,7 +163,7 @@ ANNOUNCED = {
 
 @pytest.mark.parametrize("port_name", ANNOUNCED)
 def test_lengths_are_not_believed(server, port_name):
-    """A hundred who announce 100 MB to 100 GB together cost no more than the 1 MB they send."""
+    """A hundred clients that announce 100 MB to 100 GB cost no more than the 1 MB they send."""
     before = memory_bytes(server.pid)
     sockets = []
     for _ in range(100):
@@ -181,7 +181,7 @@ def test_lengths_are_not_believed(server, port_name):
 
 @pytest.mark.parametrize("size", [1 << 20, (1 << 20) + 1, 3 << 20])
 def test_oversized_records_name_the_limit(server, size):
-    """A record at the limit is stored; one over it is refused with the limit's name."""
+    """A record at the limit is stored; one over it is rejected with the limit's name."""
     with strandline.connect(server.flight) as client:
         if size <= 1 << 20:
             client.append("s", bytes(size))
@@ -206,7 +206,7 @@ def test_pages_that_are_not_there(server):
 
 
 def test_connections_that_only_hang_around(server):
-    """Hundreds of silent connections on every port leave room for those who speak."""
+    """Hundreds of silent connections on every port leave room for active ones."""
     sockets = [
         socket.create_connection(("127.0.0.1", server.ready[name]), timeout=5)
         for name in GRAINS

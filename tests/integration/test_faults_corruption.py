@@ -107,7 +107,7 @@ def inspect(data_dir):
 
 
 def readable(client):
-    """Offsets that are served, with what they hold checked."""
+    """Return the served offsets, after checking their contents."""
     rows = client.read("s", columns=["offset", "value"], skip_corrupt=True)
     found = {}
     for batch in rows:
@@ -163,7 +163,7 @@ def test_offsets_of_a_lost_end_are_not_given_to_other_records(stopped, serve, ke
     assert readable(client) == [*ALL[: lost[0] - 1], COUNT]
 
 
-def test_lost_and_corrupt_indexes_are_made_anew(stopped, serve):
+def test_lost_and_corrupt_indexes_are_recreated(stopped, serve):
     """Indexes are only a help: without them it takes longer, and nothing else changes."""
     for number, index in enumerate(sorted(segments(stopped)[0].parent.glob("*index"))):
         if number % 3 == 0:

@@ -1,4 +1,4 @@
-"""A file system that is really full: publishers hear of it, nothing acked is lost, it heals.
+"""A file system that is really full: publishers get errors, no acked record is lost, it recovers.
 
 Needs the right to mount; skipped where there is none.
 """
@@ -75,11 +75,11 @@ def fill(place, *, leave=0):
 
 
 def refused(publisher):
-    """How often it was told that the disk is full."""
+    """How often a full disk was reported."""
     return sum(count for why, count in publisher.rejections.items() if "no space left" in why)
 
 
-async def test_a_full_disk_refuses_and_heals(small_disk, kit):
+async def test_a_full_disk_rejects_and_heals(small_disk, kit):
     """Errors say disk_full, acked records stay, and service returns when there is space again."""
     with ProcessServer(small_disk / "data", environment=SETTINGS) as server:
         with strandline.connect(server.flight) as admin:
@@ -183,7 +183,7 @@ def readiness(server):
 
 @pytest.mark.parametrize("leave", [0, 4096], ids=["nothing", "one page"])
 async def test_nats_server_is_started_again_once_there_is_space(small_disk, leave):
-    """What it writes as it starts needs a little space: it is tried again until there is some."""
+    """Its start needs a little space: it is retried until there is some."""
     (small_disk / "nats").mkdir()
     child = EmbeddedNatsServer(
         small_disk / "nats", host="127.0.0.1", port=0, payload_max=1 << 20, on_restart=lambda: None
@@ -220,7 +220,7 @@ async def test_deleting_records_frees_the_disk(small_disk, kit):
 
 
 def append_until_full(client, stream):
-    """Append until there is no space; the error says what to do."""
+    """Append until there is no space; the error has a remedy."""
 
     def append():
         for _ in range(300):

@@ -1,4 +1,4 @@
-"""Hostile bytes on the Flight port: malformed protobuf, IPC and batches cost only their sender.
+"""Hostile bytes on the Flight port: malformed protobuf, IPC and batches affect their sender only.
 
 Speaks gRPC with raw bytes, because a stock Flight client would refuse to send them.
 """
@@ -33,7 +33,7 @@ def server():
 
 @pytest.fixture(autouse=True)
 def still_serves(server, caplog):
-    """After each attack an honest client is served; what is stored is sound, no bug was met."""
+    """Check that a normal client is served, stored data is intact, and no bug was logged."""
     yield
     with strandline.connect(server) as client:
         client.append("s", b"after")
@@ -100,7 +100,7 @@ def batch(rows: int = 5) -> pa.RecordBatch:
 
 
 def put(server: str, messages: list[bytes]) -> str:
-    """Send raw messages as a put; returns what it ended with, or the code of a refused batch."""
+    """Send raw messages as a put; return its end, or the code of a rejected batch."""
     with grpc.insecure_channel(str(server)) as channel:
         call = channel.stream_stream(SERVICE + "DoPut", lambda raw: raw, lambda raw: raw)(
             iter(messages), timeout=20
@@ -109,7 +109,7 @@ def put(server: str, messages: list[bytes]) -> str:
 
 
 def outcome(call) -> str:
-    """Drain a call; returns what it ended with. One that hangs, or met a bug, fails the test."""
+    """Drain a call; return its end. A call that hangs, or shows a bug, fails the test."""
     rejections = []
     try:
         for answer in call:
@@ -184,7 +184,7 @@ def test_flipped_bytes_in_ipc_metadata_and_bodies(server, seed):
     ],
 )
 def test_messages_out_of_order_or_missing(server, messages, end):
-    """The call ends with an error (Flight knows one code for all of them), but without records."""
+    """The call ends with an error (Flight has one code for all), and without records."""
     assert put(server, messages) == end
 
 
@@ -198,7 +198,7 @@ def test_lengths_that_lie(server):
 
 
 def test_compressed_bodies_are_still_checked(server):
-    """A compressed batch over the limit is refused, and one that lies about its size too."""
+    """A compressed batch over the limit is rejected, also with a false size."""
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     big = pa.RecordBatch.from_pydict({"value": [b"\0" * (20 << 20)]})
     sink = pa.BufferOutputStream()

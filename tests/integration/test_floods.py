@@ -1,4 +1,4 @@
-"""Strangers who send as much as they can: everybody else goes on, and nobody is fenced."""
+"""Unauthenticated clients that send as much as they can starve nobody and fence no broker."""
 
 import asyncio
 import contextlib
@@ -71,7 +71,7 @@ THROUGH_NATS = {"empty messages": ("nats_port", CONNECT, b"PUB flooded 0\r\n\r\n
 
 @contextlib.contextmanager
 def attack(ready, name, attacks=ATTACKS):
-    """One connection that sends as much as it can, and comes back soon when it is cut off."""
+    """One connection that sends as much as it can, and reconnects when it is closed."""
     port, hello, piece = attacks[name]
     stop, sent = threading.Event(), []
 
@@ -99,7 +99,7 @@ def attack(ready, name, attacks=ATTACKS):
 
 
 def drain(client):
-    """Take what is answered."""
+    """Read the answers."""
     try:
         while client.recv(1 << 16):
             pass
@@ -160,7 +160,7 @@ async def test_others_go_on_while_a_stranger_floods_a_listener(server, name):
 
 @pytest.mark.slow
 async def test_empty_messages_from_nats_starve_nobody(server):
-    """The API answers, other publishers go on, and the broker stays connected to nats-server."""
+    """The API answers, other publishers continue, and nats-server stays connected."""
     client = await nats.connect(server.ingest_url)
     jetstream = client.jetstream()
     await check_share(jetstream, server.ready, "empty messages", THROUGH_NATS)

@@ -1,4 +1,4 @@
-"""A nats-server of the user's with JetStream on, whose streams cover subjects of ours."""
+"""An external nats-server with JetStream, whose streams cover our subjects."""
 
 import asyncio
 import json
@@ -76,8 +76,8 @@ async def client(server):
     await connected.close()
 
 
-async def test_a_stream_that_jetstream_covers_is_refused(broker, client):
-    """The error names JetStream's stream and what to do; with pub_ack off it is made."""
+async def test_a_stream_that_jetstream_covers_is_rejected(broker, client):
+    """The error names JetStream's stream and a remedy; with pub_ack off it is created."""
     jetstream = client.jetstream()
     await jetstream.add_stream(name="theirs", subjects=["orders.>", "single", "parts.1"])
     await jetstream.add_stream(name="silent", subjects=["quiet.*"], no_ack=True)
@@ -101,7 +101,7 @@ async def test_a_stream_that_jetstream_covers_is_refused(broker, client):
 
 
 async def test_a_jetstream_that_comes_later_is_counted_and_logged(broker, server, client, kit):
-    """When its stream is made, and when the broker connects again; no more when it is gone."""
+    """When its stream is created, and after reconnecting; no longer once it is gone."""
     with strandline.connect(broker.flight) as admin:
         for name in ("covered", "free"):
             admin.create_stream(name)
@@ -150,7 +150,7 @@ async def test_a_creation_is_checked_over_each_new_connection(broker, server, cl
 
 @pytest.mark.parametrize("settings", [{"jetstream": False}, {"more": MAY_NOT_ASK}])
 async def test_a_server_without_jetstream_or_the_right_to_ask_holds_nothing_up(tmp_path, settings):
-    """Its streams are made, and answered, as ever."""
+    """Streams are created and acked as usual."""
     plain = Server(tmp_path, **settings)
     plain.start()
     try:

@@ -34,7 +34,7 @@ def environment_of(pid):
 
 @pytest.fixture(params=["alone", "cluster"])
 def server(request, tmp_path, open_mask):
-    """A broker with everything that writes files or starts processes; it checks who asks."""
+    """A broker with access checks and everything that writes files or starts processes."""
     arguments = ("--grpc-port", "0")
     if request.param == "cluster":
         [port] = free_ports(1)
@@ -64,7 +64,7 @@ def test_files_are_for_the_user_of_the_broker_alone(server):
 
 
 def test_a_child_has_no_secret_in_its_environment(server):
-    """Only what is known to be harmless is handed on."""
+    """Only known harmless variables are passed."""
     children = children_of(server.pid)
     assert children, "nats-server runs"
     for pid in children:

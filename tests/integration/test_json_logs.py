@@ -31,7 +31,7 @@ def events(lines):
 
 @pytest.fixture
 def server(tmp_path):
-    """A broker with TLS and all listeners, which tells everything to programs."""
+    """A broker with TLS and all listeners, which logs JSON."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     issued.private_key_and_cert_chain_pem.write_to_path(tmp_path / "broker.pem")
@@ -45,7 +45,7 @@ def server(tmp_path):
 
 
 def speak_clear_text(port):
-    """Be turned away, as a probe is that knows nothing of TLS."""
+    """Connect without TLS, and be rejected."""
     with socket.create_connection(("127.0.0.1", port), timeout=30) as link:
         link.sendall(b"GET / HTTP/1.1\r\n\r\n")
         while link.recv(4096):
@@ -90,7 +90,7 @@ def test_a_start_that_fails_says_why_as_an_event(tmp_path):
 
 
 def test_a_bug_is_one_event(tmp_path):
-    """A trace over many lines would be as many events; exit code 1 as ever."""
+    """A traceback over many lines is one event; the exit code is 1 as usual."""
     code = (
         "import sys; from strandline.cli import main\n"
         "from strandline.process.wiring import BrokerApp\n"

@@ -20,13 +20,13 @@ VICTIMS = ("broker", "nats", "both", "sync")
 
 
 def victims(choice):
-    """Return the brokers to kill: each in turn, in a new order each time."""
+    """Yield the brokers to kill: each once in every round, in random order."""
     while True:
         yield from choice.sample(VICTIMS, len(VICTIMS))
 
 
 async def kill(server, victim, kit):
-    """Kill, and start what does not come back by itself."""
+    """Kill the process, and start it if it does not restart itself."""
     if victim in ("nats", "both"):
         await kill_child(server, "nats-server", kit)
     if victim == "sync":

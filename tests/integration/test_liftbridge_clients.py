@@ -1,4 +1,4 @@
-"""Clients of Liftbridge as others wrote them, against a broker started as Liftbridge is.
+"""Third-party clients of Liftbridge against a broker started like Liftbridge.
 
 The suite of gufo_liftbridge comes in its source distribution, python-liftbridge 0.0.7 wants an old
 protobuf: both are fetched from the package index, once, and kept beside the virtual environment.

@@ -60,7 +60,7 @@ class Cluster:
         return self.api[number].FetchMetadata(request, timeout=TIMEOUT_S)
 
     def leader(self, number, stream):
-        """The leader of a stream's partition 0, as a broker knows it; None: nobody."""
+        """Return the leader of a stream's partition 0, as a broker knows it; None: none."""
         streams = {s.name: s for s in self.metadata(number).streamMetadata}
         found = streams[stream].partitions[0].leader if stream in streams else ""
         return int(found) if found else None
@@ -149,7 +149,7 @@ def stream(cluster):
 
 
 def test_every_broker_lists_those_that_can_be_dialled(cluster):
-    """With the addresses that clients connect to, and what they keep and lead."""
+    """With the clients' addresses, and their numbers of replicas and leaderships."""
     for number in IDS:
         brokers = cluster.metadata(number).brokers
         assert [broker.id for broker in brokers] == ["1", "2", "3"]
@@ -192,7 +192,7 @@ def test_any_broker_takes_any_publish(cluster, stream):
 
 
 def test_a_stream_is_known_at_any_broker_as_soon_as_it_was_created(cluster, stream):
-    """Whatever is asked there, at once; each call is the first that its broker hears of it."""
+    """Any first call at any other broker knows it."""
 
     def published(api, name):
         request = pb.PublishRequest(stream=name, value=b"v")
@@ -231,7 +231,7 @@ def test_a_stream_is_known_at_any_broker_as_soon_as_it_was_created(cluster, stre
 
 
 def test_who_publishes_wakes_what_was_paused_a_moment_ago_elsewhere(cluster, stream):
-    """The leader has heard of the pause and the broker that hands on has not, or of the waking."""
+    """Though the forwarding broker does not know of the pause yet, or of the resume."""
     name = "paused"
     request = pb.CreateStreamRequest(name=name, subject=name, replicationFactor=-1)
     cluster.api[1].CreateStream(request, timeout=TIMEOUT_S)
@@ -250,7 +250,7 @@ def test_who_publishes_wakes_what_was_paused_a_moment_ago_elsewhere(cluster, str
 
 
 def test_who_has_just_joined_a_group_is_known_to_every_broker(cluster, stream):
-    """To its coordinator, which need not be whom the member asked, and wherever it leaves."""
+    """To its coordinator, whichever broker the member asked, and wherever it leaves."""
 
     def join(at, name, member):
         request = pb.JoinConsumerGroupRequest(groupId=name, consumerId=member, streams=[stream])
@@ -274,7 +274,7 @@ def test_who_has_just_joined_a_group_is_known_to_every_broker(cluster, stream):
 
 
 def test_cursors_are_with_the_leader_of_their_partition(cluster):
-    """The others send clients away; what the leader acknowledged every copy has."""
+    """Other brokers redirect clients; an acknowledged cursor is on every replica."""
     where = {"stream": "s", "partition": 0, "cursorId": "c"}
     fetch = pb.FetchCursorRequest(**where)
 
@@ -377,7 +377,7 @@ def test_every_broker_tells_what_happened(cluster, stream):
 
 
 def test_without_a_majority_nothing_is_decided(cluster, stream):
-    """Clients know the text, and try again; what is there is still told."""
+    """Clients know the text and retry; existing metadata is still served."""
     survivors = [n for n in IDS if cluster.servers[n].is_running]
     for number in survivors[1:]:
         cluster.servers[number].kill()

@@ -1,4 +1,4 @@
-"""A broker without a copy hands publishes on: what is refused at once, and how it stops."""
+"""A broker without a replica forwards publishes: immediate rejections, and its stop."""
 
 import signal
 import time
@@ -43,7 +43,7 @@ def made(cluster, **settings):
 
 
 def publish(cluster, number):
-    """Publish once; what it ended with, and after how long."""
+    """Publish once; return the outcome and its time."""
     began = time.monotonic()
     request = pb.PublishRequest(stream="orders", value=b"v", ackPolicy=pb.ALL)
     try:

@@ -1,4 +1,4 @@
-"""One stream, two ways in: what NATS brings is read over gRPC, as Liftbridge has it."""
+"""One stream, two ways in: records from NATS are read over gRPC, as in Liftbridge."""
 
 import asyncio
 
@@ -38,7 +38,7 @@ def read(api, stream, count):
 
 
 def over_nats(url, *messages):
-    """Publish (subject, payload, reply) and give what comes to the inbox ``_INBOX.acks.>``."""
+    """Publish (subject, payload, reply) and return the messages of the inbox ``_INBOX.acks.>``."""
 
     async def run():
         client = await nats.connect(url)
@@ -56,7 +56,7 @@ def over_nats(url, *messages):
 
 @pytest.mark.parametrize("way", ["nats_url", "ingest_url"])
 def test_a_plain_message_keeps_its_subject_and_reply(api, server, way):
-    """Under a wildcard; nobody of ours answers the reply subject, it is the application's."""
+    """Under a wildcard; the reply subject belongs to the application."""
     name = f"plain-{way.replace('_', '-')}"
     request = pb.CreateStreamRequest(name=name, subject=f"{name}.*")
     api.CreateStream(request, timeout=TIMEOUT_S)
@@ -98,7 +98,7 @@ def test_an_envelope_is_unwrapped_and_acknowledged(api, server, way):
 
 @pytest.mark.parametrize("way", ["nats_url", "ingest_url"])
 def test_an_envelope_may_expect_an_offset(api, server, way):
-    """Where the stream checks it, one that is not the next is refused on the ack inbox."""
+    """Where the stream checks it, another one than the next is rejected on the ack inbox."""
     name = f"expecting-{way.replace('_', '-')}"
     request = pb.CreateStreamRequest(name=name, subject=name)
     request.optimisticConcurrencyControl.value = True
@@ -117,8 +117,8 @@ def test_an_envelope_may_expect_an_offset(api, server, way):
     }
 
 
-def test_a_readonly_stream_refuses_nats_too(api, server):
-    """A publisher that waits hears why; nothing is stored."""
+def test_a_readonly_stream_rejects_nats_too(api, server):
+    """A publisher that waits gets the reason; nothing is stored."""
     api.CreateStream(pb.CreateStreamRequest(name="closed", subject="closed"), timeout=TIMEOUT_S)
     api.SetStreamReadonly(
         pb.SetStreamReadonlyRequest(name="closed", readonly=True), timeout=TIMEOUT_S

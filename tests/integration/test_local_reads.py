@@ -1,4 +1,4 @@
-"""Reads from the broker's files: what comes is what comes through the broker, whatever happens."""
+"""Reads from the broker's files return the same as reads through the broker, whatever happens."""
 
 import base64
 import threading
@@ -65,7 +65,7 @@ def broker_stream(client, name: str, **options) -> BatchStream:
 
 
 def read_until_error(batches) -> tuple[list[int], StrandlineError | None]:
-    """The offsets that came, and what ended the read."""
+    """Return the offsets read, and the error at the end."""
     found: list[int] = []
     try:
         for batch in batches:
@@ -77,7 +77,7 @@ def read_until_error(batches) -> tuple[list[int], StrandlineError | None]:
 
 @pytest.fixture(scope="module")
 def whole(client):
-    """A stream of three partitions, which nobody changes."""
+    """A stream of three partitions, which does not change."""
     fill(client, "whole", subject="whole.>", partitions=3, partition_by="key")
     return "whole"
 
@@ -125,7 +125,7 @@ def test_a_range_of_a_partition(client):
 
 
 def test_a_read_ends_where_the_log_ended_when_it_began(client):
-    """Though publishers go on; and files and broker meet without a gap or a repeat."""
+    """Though publishers continue; files and broker join without a gap or a repeat."""
     fill(client, "growing", subject="growing.>")
     stop = threading.Event()
 
@@ -150,7 +150,7 @@ def test_a_read_ends_where_the_log_ended_when_it_began(client):
 
 
 def test_records_deleted_meanwhile_are_a_loss_that_is_told(client):
-    """A file that is open is read to its end; what was deleted behind it is an error."""
+    """An open file is read to its end; later deleted records are an error."""
     fill(client, "cut", subject="cut.>")
     batches = client.open_read("cut").batches()
     seen = next(batches)["offset"].to_pylist()
@@ -164,7 +164,7 @@ def test_records_deleted_meanwhile_are_a_loss_that_is_told(client):
 
 
 def test_corruption_is_found_and_named_as_by_the_broker(client):
-    """What is before it comes; then the same error as ever, by file and position."""
+    """Earlier records are read; then the same error, with file and position."""
     fill(client, "corrupt", subject="corrupt.>")
     [part] = client.open_read("corrupt")._parts
     paths = [Path(file.path) for file in part.files]
@@ -209,7 +209,7 @@ def test_a_stream_with_transactions_gives_what_counts(client):
 
 @pytest.mark.parametrize("options", [{}, {"start": 4_321, "stop": 64_000}, {"keys": [b"odd 7"]}])
 def test_a_compacted_stream_gives_what_is_left(changelog, options):
-    """Fillers stand for what is gone in its files, and are no records."""
+    """Placeholders in its files are not records."""
     client, left = changelog
     stream = client.open_read("changes", partition=0, **options)
     assert isinstance(stream, LocalStream)
@@ -257,7 +257,7 @@ def changes(numbers) -> pa.RecordBatch:
 
 @pytest.fixture(scope="module")
 def changelog():
-    """A stream of some keys written often and some once, which was compacted; what is left."""
+    """A compacted stream of some keys written often and some once; return the remaining records."""
     with Server(cleaner_interval_ms=100) as url, strandline.connect(url) as connected:
         connected.create_stream("changes", segment_bytes=SEGMENT_BYTES, compact=True)
         connected.append_batch("changes", changes(range(1, 4_000, 2)))

@@ -55,7 +55,7 @@ def admin(server):
 
 @pytest.fixture
 def shop(admin):
-    """A principal's token: it may publish orders, and hear news."""
+    """A principal's token: it may publish orders, and read news."""
     admin.access.grant("shop", "publish", "subject", "orders.>")
     admin.access.grant("shop", "read", "subject", "news.>")
     return admin.access.create_token("shop")
@@ -63,7 +63,7 @@ def shop(admin):
 
 @pytest.fixture
 async def connect(server):
-    """A function that connects a stock client; its errors are collected beside it."""
+    """A function that connects a stock client and collects its errors."""
     made = []
 
     async def connect(*, url=None, **options):
@@ -97,11 +97,11 @@ until = partial(until_async, seconds=PATIENCE_S)
 
 
 async def ignore(_):
-    """Rejections are what this is about; nats-py would log them with what it leaves open."""
+    """Rejections are expected here; nats-py would log them."""
 
 
 async def refused(connect, **options):
-    """Fail unless nobody is let in like this."""
+    """Assert that these credentials are rejected."""
     with pytest.raises((nats.errors.Error, ConnectionError, OSError)) as caught:
         await connect(**options)
     return caught.value
@@ -112,7 +112,7 @@ def values(admin, stream):
 
 
 async def test_nobody_comes_in_without_credentials(connect, shop):
-    """Nothing shown, a wrong token, a wrong password, another user's name: refused."""
+    """No credentials, a wrong token, a wrong password, and another user's name are rejected."""
     for options in (
         {},
         {"token": "wrong"},
@@ -125,7 +125,7 @@ async def test_nobody_comes_in_without_credentials(connect, shop):
 
 
 async def test_a_token_without_rules_opens_nothing(admin, connect):
-    """Who is known but allowed nothing is kept out too."""
+    """A known principal without permissions is rejected, too."""
     nobody = await asyncio.to_thread(admin.access.create_token, "nobody")
     await refused(connect, token=nobody)
 
@@ -152,7 +152,7 @@ async def test_who_may_publish_is_acknowledged(admin, shop, connect, how):
     ],
 )
 async def test_nothing_else_can_be_published(admin, shop, connect, subject):
-    """Another stream's subject, replies and the server's own: refused, and nothing is stored."""
+    """Other subjects, replies and the server's own are rejected, and nothing is stored."""
     client = await connect(token=shop)
     await client.publish(subject, b"forged")
     await client.flush(timeout=30)
@@ -170,7 +170,7 @@ async def test_nothing_else_can_be_heard(shop, connect, subject):
 
 
 async def test_what_may_be_read_is_heard(admin, shop, connect):
-    """A rule to read a subject lets a client hear what is published to it."""
+    """A rule to read a subject allows a subscription to it."""
     reader = await connect(token=shop)
     heard = await reader.subscribe("news.>")
     await reader.flush(timeout=30)
@@ -196,7 +196,7 @@ async def test_the_broker_lends_nobody_its_voice(admin, shop, connect):
 
 
 async def test_a_rule_that_is_revoked_ends_what_it_allowed(admin, connect):
-    """The client is disconnected; when it is back it may do what the rules say now."""
+    """The client is disconnected; after reconnecting it has the new permissions."""
     admin.access.grant("fleet", "publish", "subject", "orders.fleet", "orders.other")
     token = await asyncio.to_thread(admin.access.create_token, "fleet")
     client = await connect(
@@ -336,7 +336,7 @@ async def test_a_certificate_is_enough(tmp_path):
 
 
 class Pair:
-    """Two brokers of a cluster that check access, whose nats-servers have met."""
+    """Two brokers of a cluster with access checks, whose nats-servers are connected."""
 
     def __init__(self, directory):
         peers, routes = free_ports(2), free_ports(2)

@@ -1,4 +1,4 @@
-"""Publishers through crashes: whatever was acked is there once, in order, whoever was killed."""
+"""Publishers through crashes: acked records are there once, in order, whatever was killed."""
 
 import asyncio
 import os
@@ -49,7 +49,7 @@ class Publisher:
 
 
 async def ignore(_):
-    """Lost connections are what this test is about."""
+    """Lost connections are expected here."""
 
 
 @pytest.mark.slow
@@ -93,7 +93,7 @@ until = partial(until_async, seconds=90)
 
 
 def test_nats_server_never_outlives_the_broker():
-    """After kill -9 of the broker its nats-server is gone, and a restart has the same ports."""
+    """After kill -9 of the broker its nats-server ends, and a restart has the same ports."""
     with ProcessServer() as server:
         child, ports = child_of(server.pid), (server.nats_url, server.ingest_url)
         assert is_running(child)

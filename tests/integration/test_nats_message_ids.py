@@ -46,8 +46,8 @@ async def publish_each_once(url):
     assert [ack.seq for ack in acks] == [RECORDS, RECORDS + 1, RECORDS + 2]
 
 
-async def test_no_publish_is_refused_after_a_restart():
-    """The broker reads the ids back, and publishes wait for that instead of being refused."""
+async def test_no_publish_is_rejected_after_a_restart():
+    """The broker loads the ids, and publishes wait for that."""
     with ProcessServer() as server:
         with strandline.connect(server.flight) as client:
             client.create_stream("orders")
@@ -56,7 +56,7 @@ async def test_no_publish_is_refused_after_a_restart():
         await publish_each_once(server.ingest_url)
 
 
-async def test_no_publish_is_refused_after_a_failover(tmp_path, kit):
+async def test_no_publish_is_rejected_after_a_failover(tmp_path, kit):
     """The new leader reads the ids back that the old one has had."""
     with three_brokers(tmp_path, more=("--ingest-port", "0")) as cluster:
         addresses = ",".join(server.flight for server in cluster.values())

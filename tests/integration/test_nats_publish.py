@@ -96,7 +96,7 @@ async def test_js_publish_async(admin, nc, stream):
 
 
 async def test_message_id_deduplicates(admin, nc, stream):
-    """A retry with the same Nats-Msg-Id is stored once and told so, with the first sequence."""
+    """A retry with the same Nats-Msg-Id is acked as a duplicate, with the first sequence."""
     name = stream()
     await bound(nc, f"{name}.x")
     js = nc.jetstream()
@@ -109,7 +109,7 @@ async def test_message_id_deduplicates(admin, nc, stream):
 
 
 async def test_expected_last_sequence(admin, nc, stream):
-    """A wrong expectation is refused as JetStream refuses it, a right one stored."""
+    """A wrong expectation gets JetStream's rejection, a right one is stored."""
     name = stream()
     await bound(nc, f"{name}.x")
     js = nc.jetstream()
@@ -166,13 +166,13 @@ async def test_a_stream_that_answers_nobody_stores_everything(server, admin, str
 
 
 async def test_no_stream(nc):
-    """A subject that no stream binds is told at once, as by nats-server."""
+    """A subject without a stream gets an error at once, as from nats-server."""
     with pytest.raises(nats.js.errors.NoStreamResponseError):
         await nc.jetstream().publish("nobody.listens", b"x")
 
 
 async def test_too_large(nc, stream):
-    """A record over the limit is refused by name of the limit; the connection lives on."""
+    """A record over the limit is rejected with the limit's name; the connection continues."""
     name = stream()
     await bound(nc, f"{name}.x")
     js = nc.jetstream()
@@ -209,7 +209,7 @@ async def test_two_streams_on_one_subject(admin, nc, stream):
 
 
 async def test_an_expected_stream_gets_what_its_queue_group_is_given(admin, nc, stream):
-    """Whomever nats-server gives it to, and whosever turn it is: stored there, and acked."""
+    """Whichever broker receives it, and out of turn: stored there, and acked."""
     names = [stream(suffix, subject="expected.queue", queue_group="g") for suffix in ("a", "b")]
     await bound(nc, "expected.queue")
     js = nc.jetstream()
@@ -332,7 +332,7 @@ async def test_stream_without_pub_ack_leaves_the_reply_to_the_application(
 
 
 async def test_deleted_stream_has_no_responders(admin, nc, stream):
-    """After a stream is deleted, its subject has nobody behind it."""
+    """After a stream is deleted, its subject has no responder."""
     name = stream()
     await bound(nc, f"{name}.x")
     admin.delete_stream(name)

@@ -65,7 +65,7 @@ async def test_a_repeated_message_id_is_stored_once(js, stream):
 
 
 async def test_rejections_are_the_clients_own_errors(js, stream):
-    """A wrong expectation and a subject without a stream are told apart by the client."""
+    """The client distinguishes a wrong expectation from a subject without a stream."""
     name, read = stream
     expecting = {"Nats-Expected-Last-Sequence": "77"}
     with pytest.raises(NatsrpySessionError, match="wrong last sequence"):
@@ -76,7 +76,7 @@ async def test_rejections_are_the_clients_own_errors(js, stream):
 
 
 async def test_who_may_not_publish_is_not_stored(js, stream):
-    """The client gets no ack for it, and the connection goes on."""
+    """The client gets no ack for it, and the connection continues."""
     name, read = stream
     with pytest.raises(NatsrpySessionError):
         await asyncio.wait_for(js.publish(f"{name}.stolen", b"x", wait=True), 30)

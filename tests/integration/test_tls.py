@@ -1,4 +1,4 @@
-"""TLS towards clients on every listener: who is let in, who is not, and nothing in clear text."""
+"""TLS towards clients on every listener: admitted and rejected ones, and nothing in clear text."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ from tests.kit.waiting import until as wait_until
 
 
 class Papers:
-    """An authority, and PEM files of what it has issued."""
+    """An authority, and PEM files of the certificates it has issued."""
 
     def __init__(self, directory, name):
         self._directory = directory
@@ -70,7 +70,7 @@ def strangers(tmp_path):
 
 @pytest.fixture
 def server(papers):
-    """A broker with TLS that lets in who comes."""
+    """A broker with TLS that admits all clients."""
     certificate, key = papers.issue("127.0.0.1")
     tls = {"certificate": str(certificate), "key": str(key)}
     with Server(nats=True, http_port=0, tls=tls) as url:
@@ -237,7 +237,7 @@ def greeting(port, context):
 
 
 def publish_until_heard(url, context, value):
-    """At one nats-server, once those of the brokers have met; the ack of whoever leads."""
+    """Publish at one nats-server, once they are connected; return the leader's ack."""
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -263,7 +263,7 @@ def publish_to_all_partitions(port, grpc_stub, ca, own):
 
 
 def test_certificates_are_renewed_without_a_restart(papers, tmp_path):
-    """After SIGHUP every listener but Flight's shows the new one; who is connected stays so."""
+    """After SIGHUP every listener but Flight's presents the new one; open connections stay."""
     files = papers.issue("127.0.0.1")
     environment = {
         "STRANDLINE_TLS__CERTIFICATE": str(files[0]),
@@ -292,7 +292,7 @@ def test_certificates_are_renewed_without_a_restart(papers, tmp_path):
 
 
 def shown_everywhere(server, context):
-    """The certificates that listeners show to who connects now."""
+    """Return the certificates that listeners present to new connections."""
     found = set()
     for name in ("http", "grpc", "beam", "nats", "ingest"):
         port = server.ready[f"{name}_port"]
@@ -319,7 +319,7 @@ def create_patiently(client):
 
 
 def test_a_client_checks_the_broker(server, papers, strangers):
-    """Another authority, another name: no connection, whoever answers."""
+    """Another authority or another name: no connection."""
     with pytest.raises(DisconnectedError):
         connect(server, ca=strangers.ca)
     port = server.flight.rpartition(":")[2]
@@ -460,7 +460,7 @@ def test_who_never_shakes_hands_is_let_go_by_grpc_too(papers, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion:DeprecationWarning")
-def test_old_versions_of_tls_are_refused(server, papers):
+def test_old_versions_of_tls_are_rejected(server, papers):
     """A client that offers at most TLS 1.1 is disconnected."""
     old = papers.context()
     old.minimum_version, old.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
@@ -484,7 +484,7 @@ def test_a_certificate_that_is_no_use_stops_the_start(papers, tmp_path):
 
 
 async def test_nats_servers_with_tls_of_ones_own(papers, tmp_path, monkeypatch):
-    """The broker subscribes at a server of the user's over TLS, and checks whom it talks to."""
+    """The broker connects to an external server over TLS, and verifies it."""
     monkeypatch.setattr(server_link, "FIRST_CONNECTION_TIMEOUT_S", 2.0)
     certificate, key = papers.issue("127.0.0.1")
     tls = TlsConfig(certificate=str(certificate), key=str(key))

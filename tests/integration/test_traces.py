@@ -71,7 +71,7 @@ def append(ready, value):
 
 
 def documented():
-    """What the page's example of a real cluster tells of, without its numbers."""
+    """Return the page's example of a real cluster, without its numbers."""
     _, _, text = PAGE.read_text().partition("## Real clusters")
     shown = re.search(r"```text\n(.*?)```", text, re.DOTALL).group(1)
     return {nameless(event.what) for event in read_trace(shown.splitlines())}
@@ -83,7 +83,7 @@ def nameless(what):
 
 
 def test_brokers_of_a_cluster_share_a_trace(ready, tmp_path):
-    """An election and the writes after it are in the file, each after what it follows from."""
+    """The file has an election and the later writes, in causal order."""
 
     def create():
         with strandline.connect(f"127.0.0.1:{ready[0]['flight_port']}") as client:

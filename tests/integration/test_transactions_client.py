@@ -124,7 +124,7 @@ def test_an_exception_aborts(client, name):
 
 
 def test_followers_see_what_is_committed_in_order(client, name):
-    """A subscription waits for the commit, and passes over what was aborted."""
+    """A subscription waits for the commit, and skips aborted records."""
     client.create_stream(name)
     seen, done = [], threading.Event()
     subscription = client.subscribe(name, start="earliest")
@@ -156,7 +156,7 @@ def test_followers_see_what_is_committed_in_order(client, name):
 
 
 def test_a_second_process_takes_over(server, client, name):
-    """The first can neither go on nor begin again; its open transaction is aborted."""
+    """The first can neither continue nor begin again; its open transaction is aborted."""
     client.create_stream(name)
     old = client.transaction(name)
     old.append(name, "old")
@@ -174,7 +174,7 @@ def test_a_second_process_takes_over(server, client, name):
 
 
 def test_its_time_is_limited(client, name):
-    """A transaction that is not ended is aborted; its commit is refused and says why."""
+    """A transaction that is not ended is aborted; its commit is rejected with the reason."""
     client.create_stream(name)
     t = client.transaction(name, timeout_s=0.3)
     t.append(name, "slow").result(30)
@@ -203,7 +203,7 @@ def test_a_prepared_transaction_is_ended_by_anybody(server, client, name):
         client.abort_prepared(name, staged)
 
 
-def test_a_record_that_is_refused_prevents_the_commit(client, name):
+def test_a_record_that_is_rejected_prevents_the_commit(client, name):
     """Even if its future was looked at."""
     client.create_stream(name, partitions=2)
     t = client.transaction(name)
@@ -229,7 +229,7 @@ def stage(server, name, batch, *rows):
 
 
 def test_parts_are_published_once(server, client, name):
-    """Of several attempts those that are named; a repeat is acknowledged, an older one refused."""
+    """The named attempts; a repeat is acknowledged, an older one rejected."""
     client.create_stream(name, partitions=2)
     first = stage(server, name, 0, (0, "a0"), (1, "a1"))
     loser = stage(server, name, 0, (0, "a0"), (1, "a1"))
@@ -260,7 +260,7 @@ def test_parts_are_published_once(server, client, name):
 
 
 def test_a_part_that_comes_late_is_never_shown(server, client, name):
-    """A task that goes on after the publication is refused, and nothing of it stays open."""
+    """A task that continues after the publication is rejected, and leaves nothing open."""
     client.create_stream(name)
     with strandline.connect(server) as other, other.stage(name, 3) as late:
         late.append(name, "late")
@@ -316,7 +316,7 @@ async def test_the_asynchronous_client_has_the_same_names(server, client, name):
 
 
 async def test_parts_are_staged_asynchronously_too(server, client, name):
-    """What is published counts once; a part that was left without ``finish`` never does."""
+    """Published parts count once; a part without ``finish`` never does."""
     client.create_stream(name)
     made = await strandline.connect_async(server)
     async with made:
@@ -341,7 +341,7 @@ async def test_parts_are_staged_asynchronously_too(server, client, name):
 
 @pytest.mark.parametrize("kind", ["transaction", "stage"])
 async def test_what_is_cancelled_while_it_begins_does_not_stay_open(server, client, name, kind):
-    """Nobody would leave its context, so it is aborted, though the client is closed at once."""
+    """It is aborted, though the client is closed at once."""
     async with await strandline.connect_async(server) as made:
         context = getattr(made, kind)(name, *([0] if kind == "stage" else []))
         entering = asyncio.ensure_future(context.__aenter__())
@@ -354,7 +354,7 @@ async def test_what_is_cancelled_while_it_begins_does_not_stay_open(server, clie
 
 
 def opened(client, name):
-    """What has become of the transactions, or parts, of a name."""
+    """Return the outcomes of the transactions, or parts, of a name."""
     return [each.status for each in client.transactions() if each.id.startswith(name)]
 
 
@@ -367,7 +367,7 @@ def wait_until(condition):
 
 
 def test_plans_of_reads_end_where_committed_records_do(server, client, name):
-    """Offsets, a stream's extent and Flight's endpoints stop before what is not decided."""
+    """Offsets, a stream's extent and Flight's endpoints stop before undecided records."""
     client.create_stream(name)
     client.append(name, "plain")
     with client.transaction(name) as t:

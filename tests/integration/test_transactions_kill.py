@@ -75,7 +75,7 @@ class Load:
             self.steps += 1
 
     def wait(self, steps):
-        """Until so many steps more were done; fails if nothing moves."""
+        """Wait for this many more steps; fail if nothing progresses."""
         target, deadline = self.steps + steps, time.monotonic() + TIMEOUT_S
         while self.steps < target and not self.errors:
             assert time.monotonic() < deadline, "nothing moves"
@@ -274,7 +274,7 @@ def brokers(tmp_path):
 
 
 def test_brokers_of_a_cluster_are_killed_under_transactions(brokers):
-    """Coordinators and leaders die in turns; every transaction is whole, and every batch once."""
+    """Coordinators and leaders are killed: every transaction is whole, and every batch once."""
     rng = random.Random(SEED)
     addresses = ",".join(server.flight for server in brokers.values())
     load = begin(addresses, replicas=3, min_isr=2, acks="replicated")

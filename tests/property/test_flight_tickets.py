@@ -59,7 +59,7 @@ ALMOST = st.dictionaries(FIELDS, JSON, max_size=8).map(lambda found: {"stream": 
 @example(data=b'{"stream":"\\ud800"}')
 @example(data=b"[" * 50_000)
 @example(data=b'{"stream":"s","keys":["' + b"=" * 10_000 + b'"]}')
-def test_any_bytes_are_a_request_or_refused(data):
+def test_any_bytes_are_a_request_or_rejected(data):
     """Whatever message they were taken for."""
     for kind in KINDS:
         with contextlib.suppress(InvalidRequestError):
@@ -67,7 +67,7 @@ def test_any_bytes_are_a_request_or_refused(data):
 
 
 @given(values=ALMOST)
-def test_almost_a_ticket_is_a_ticket_or_refused(values):
+def test_almost_a_ticket_is_a_ticket_or_rejected(values):
     """Right fields with wrong values, and values at the edges of their types."""
     with contextlib.suppress(InvalidRequestError):
         request = decode_ticket(msgspec.json.encode(values))
@@ -75,7 +75,7 @@ def test_almost_a_ticket_is_a_ticket_or_refused(values):
 
 
 @given(data=st.binary(max_size=60), at=st.integers(0, 200))
-def test_a_corrupt_ticket_is_a_ticket_or_refused(data, at):
+def test_a_corrupt_ticket_is_a_ticket_or_rejected(data, at):
     """Bytes overwritten anywhere in a full ticket."""
     whole = encode(
         ReadRequest(stream="s", starts={0: 5, 1: 7}, stop="latest", keys=[b"k"], subject="a.*")

@@ -84,7 +84,7 @@ def test_any_bytes_are_a_request_or_an_error_of_ours(kind, data):
     ],
     ids=["long-name", "no-stream", "many-streams", "no-position", "negative", "nobody"],
 )
-def test_requests_beyond_their_limits_are_refused(message):
+def test_requests_beyond_their_limits_are_rejected(message):
     """Lengths and ranges are checked before anything is done."""
     with pytest.raises(InvalidRequestError):
         decode(encode(message), type(message), what="request")

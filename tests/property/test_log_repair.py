@@ -103,7 +103,7 @@ def test_a_log_is_whole_again_after_its_holes_were_repaired(directory, shape, pl
 
 @settings(max_examples=15)
 @given(shape=shapes, other=shapes, places=hits)
-def test_the_batches_of_another_log_are_refused(directory, shape, other, places):
+def test_the_batches_of_another_log_are_rejected(directory, shape, other, places):
     """Batches that do not fit to the byte leave the corruption as it was."""
     log, _ = make_log(directory, shape)
     _, strange = make_log(directory, [(count, size + 1000) for count, size in other])

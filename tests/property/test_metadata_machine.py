@@ -193,7 +193,7 @@ def test_every_entry_survives_the_log(entry):
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_an_entry_or_refused(data):
+def test_any_bytes_are_an_entry_or_rejected(data):
     """No bytes raise anything but the typed error."""
     try:
         entry = c.decode_entry(data)
@@ -203,7 +203,7 @@ def test_any_bytes_are_an_entry_or_refused(data):
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_a_snapshot_or_refused(data):
+def test_any_bytes_are_a_snapshot_or_rejected(data):
     """Neither form raises anything but the typed error."""
     for decode in (decode_image, decode_json):
         try:

@@ -27,7 +27,7 @@ def test_options_stand_anywhere(words, capsys):
         (["--seeds", "0:2"], "what"),
     ],
 )
-def test_wrong_words_are_refused(words, told, capsys):
+def test_wrong_words_are_rejected(words, told, capsys):
     """And said to be wrong."""
     with pytest.raises(SystemExit) as caught:
         main(words)

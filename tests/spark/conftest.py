@@ -59,7 +59,7 @@ def java_starts_quickly(importable_by_workers, request):
 
 
 def class_archive(directory, base):
-    """The archive for this Spark and the Java of ``base``, made if there is none yet."""
+    """The archive for this Spark and the Java of ``base``, created if there is none."""
     made_of = [base, *(SPARK / "jars").glob("spark-core*.jar")]
     stamps = "".join(f"{file}{file.stat().st_mtime_ns}" for file in made_of)
     archive = directory / f"{hashlib.sha256(stamps.encode()).hexdigest()[:16]}.jsa"
@@ -94,7 +94,7 @@ def broker(importable_by_workers):
 
 
 class Log:
-    """What tests do with the broker: make streams, append, look at everything."""
+    """Helpers at the broker: create streams, append, read everything."""
 
     def __init__(self, server):
         self.broker = server
@@ -129,7 +129,7 @@ class Log:
         return found
 
     def metric(self, start):
-        """The broker's metric whose line begins like this, with its labels; None: there is none."""
+        """Return the broker's metric with this prefix and its labels; None: there is none."""
         with urllib.request.urlopen(f"{self.broker.http_url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
         return next((float(line.split()[-1]) for line in lines if line.startswith(start)), None)

@@ -20,7 +20,7 @@ def numbers(frame):
 
 
 def sent_for(log, read):
-    """Records and bytes that the broker sends for a read, and what the read returns."""
+    """Return the records and bytes that the broker sends for a read, and its result."""
     names = ("strandline_read_records_total ", "strandline_read_bytes_total ")
     before = [log.metric(name) for name in names]
     found = read()
@@ -61,8 +61,8 @@ def test_the_schema_is_the_list_of_columns(batch_reader, log):
     ("schema", "message"),
     [("colour STRING", "no column 'colour'"), ("value STRING", "cast it after loading")],
 )
-def test_other_columns_and_types_are_refused(batch_reader, log, schema, message):
-    """A column that records do not have, or another type, is an error that says what to do."""
+def test_other_columns_and_types_are_rejected(batch_reader, log, schema, message):
+    """An unknown column or another type is an error with a remedy."""
     stream = log.new_stream(1)
     with pytest.raises(PySparkException, match=message):
         batch_reader(stream).schema(schema).load().collect()
@@ -104,7 +104,7 @@ def test_filters_run_on_the_broker(batch_reader, log):
 
 
 def test_a_data_frame_is_a_snapshot(batch_reader, log):
-    """Records appended after the first action are not seen until the stream is loaded anew."""
+    """Records appended after the first action are visible only after another load."""
     stream = log.new_stream(10)
     frame = batch_reader(stream).load()
     assert frame.count() == 10

@@ -35,7 +35,7 @@ def start(directory, *command):
 
 
 def wait_for(demo, words):
-    """Read what it says until a line has this."""
+    """Read its output until a line has this text."""
     said = []
     for line in demo.stdout:
         said.append(line)
@@ -77,7 +77,7 @@ def process_with(directory, word):
 
 
 def wait_until_gone(directory, timeout_s=PATIENCE_S):
-    """Wait until nothing runs any more."""
+    """Wait until all its processes have ended."""
     deadline = time.monotonic() + timeout_s
     while left := running(directory):
         assert time.monotonic() < deadline, f"still running: {left}"

@@ -13,11 +13,11 @@ def write(frame, log, **options):
 
 
 def values(log, stream):
-    """What a reader sees."""
+    """Return what a reader sees."""
     return sorted(value for *_, value in log.records(stream))
 
 
-def test_a_job_is_published_once_and_older_ones_are_refused(spark, log):
+def test_a_job_is_published_once_and_older_ones_are_rejected(spark, log):
     """Run again under its transaction id a job is acknowledged; with other rows, or with a number
     below the last, it is refused and nothing of it is seen.
     """
@@ -55,7 +55,7 @@ def test_a_failed_job_leaves_nothing_to_see(spark, log):
     assert values(log, stream) == []
 
 
-def test_a_restored_checkpoint_is_refused(stream_reader, log, tmp_path):
+def test_a_restored_checkpoint_is_rejected(stream_reader, log, tmp_path):
     """A query whose checkpoint was lost may not publish under the transaction id of the old one."""
     source, target = log.new_stream(30), log.new_stream()
 

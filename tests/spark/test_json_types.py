@@ -1,4 +1,4 @@
-"""What Spark's own ``from_json`` makes of odd JSON, beside what a load makes of it."""
+"""Spark's own ``from_json`` on odd JSON, compared with a load."""
 
 from itertools import groupby
 

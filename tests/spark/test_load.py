@@ -58,7 +58,7 @@ class LoadPipeline:
         run_pipeline(spark, decode_pipeline(self.config))
 
     def table(self):
-        """What a reader of the format finds."""
+        """Return what a reader of the format finds."""
         if self.format == "delta":
             return DeltaTable(self.into).to_pyarrow_table()
         if self.format == "iceberg":
@@ -71,7 +71,7 @@ class LoadPipeline:
         return sorted(zip(*(column.to_pylist() for column in columns), strict=True))
 
     def expected(self):
-        """What the log says the table should be."""
+        """Return the table that the log implies."""
         return [
             (partition, offset, json.loads(value)["id"])
             for partition, offset, value in self.log.records(self.stream)
@@ -113,7 +113,7 @@ def test_a_load_takes_each_record_once(spark, log, tmp_path, table_format):
 
 
 @pytest.mark.parametrize("table_format", ["parquet", "delta"])
-def test_columns_that_were_changed_after_the_first_commit_are_refused(
+def test_columns_that_were_changed_after_the_first_commit_are_rejected(
     spark, log, tmp_path, table_format
 ):
     """A new column in the file would not come into the table: the load says so, instead of going on
@@ -186,8 +186,8 @@ def test_files_are_rolled_by_size(spark, log, tmp_path):
     assert read_table(load.into).count_rows() == 1000
 
 
-def test_a_load_whose_table_was_deleted_is_refused(spark, log, tmp_path):
-    """Its checkpoint would leave out what the deleted table had; a new one loads everything."""
+def test_a_load_whose_table_was_deleted_is_rejected(spark, log, tmp_path):
+    """Its checkpoint would skip the deleted table's records; a new one loads everything."""
     load = LoadPipeline(log, tmp_path, "delta", schema="id BIGINT", values="json")
     load.append(range(4))
     load.run(spark)

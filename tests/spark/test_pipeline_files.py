@@ -84,7 +84,7 @@ def command(file, *options):
 
 
 def run_commands(directory, commands):
-    """What became of commands, in one process."""
+    """Return the results of commands in one process."""
     (directory / "commands.json").write_text(json.dumps(commands))
     words = [sys.executable, str(JOB), str(directory), str(directory / "commands.json")]
     job = Child(words, log=directory / "job.log")
@@ -125,7 +125,7 @@ def directory(server, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def first(directory):
-    """What the first run of each file told, and of those with mistakes."""
+    """The output of the first run of each file, and of those with mistakes."""
     names = [*(name for name in RECORDS if name in RUN), *MISTAKES]
     commands = [command(f"{name}.yaml", "--output", "json") for name in names]
     return dict(zip(names, run_commands(directory, commands), strict=True))
@@ -133,7 +133,7 @@ def first(directory):
 
 @pytest.fixture(scope="module")
 def second(first, directory):
-    """What the second runs told."""
+    """The output of the second runs."""
     commands = [command(f"{name}.yaml", "--output", "json") for name in AGAIN]
     return dict(zip(AGAIN, run_commands(directory, commands), strict=True)) if AGAIN else {}
 
@@ -159,7 +159,7 @@ def values(client, stream, partition=None):
 
 
 def needs(*names):
-    """A test of what these files have written."""
+    """Mark a test of the output of these files."""
     return pytest.mark.skipif(not set(names) <= set(RUN), reason="make pipelines runs this")
 
 
@@ -249,7 +249,7 @@ def test_what_was_repartitioned_and_cleaned_is_pristine(second, client):
     ],
 )
 def test_the_loads_have_every_record_in_columns(stream, path, second, directory, client):
-    """Delta and plain Parquet, from one file each; what is no JSON is set apart."""
+    """Delta and plain Parquet, from one file each; invalid JSON goes to dead letters."""
     where = str(directory / path)
     is_plain = path.startswith("plain")
     table = read_table(where).to_table() if is_plain else DeltaTable(where).to_pyarrow_table()
@@ -286,7 +286,7 @@ def test_a_mistake_is_told_in_one_document_that_says_what_to_do(name, code, mess
 
 @needs("merge")
 def test_people_read_a_line_for_each_micro_batch(second, directory, client):
-    """The command as it is installed, in a process of its own: what is new, as text."""
+    """The installed command in a process of its own prints text."""
     client.append("a", b"one more")
     words = [str(Path(sys.executable).parent / "strandline"), *command("merge.yaml")]
     done = subprocess.run(

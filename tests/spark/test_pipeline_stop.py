@@ -23,7 +23,7 @@ AT_ONCE_S = 10
 
 
 class Run:
-    """A pipeline's process, which leads a process group as at a terminal, and what it prints."""
+    """A pipeline's process, which leads a process group as at a terminal, and its output."""
 
     def __init__(self, directory, *options):
         command = [STRANDLINE, "pipeline", "run", "load.yaml", "--master", "local[2]", *SPARK]
@@ -140,7 +140,7 @@ def test_an_interrupt_stops_a_load_between_batches(load, tmp_path):
     stopped(tmp_path, signal.SIGINT)
 
 
-def test_a_load_goes_on_where_a_signal_stopped_it(load, log, landed, tmp_path):
+def test_a_load_continues_where_a_signal_stopped_it(load, log, landed, tmp_path):
     """The next run begins there, and the table equals the stream."""
     stream, finish = load
     stopped(tmp_path, signal.SIGTERM)

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 @pytest.fixture
 def run(spark, log, tmp_path):
-    """A function: run a pipeline to its end, with a checkpoint of its own unless told."""
+    """A function that runs a pipeline to its end, with a checkpoint of its own by default."""
 
     def run(kind, checkpoint="checkpoint", **config):
         values = {"kind": kind, "server": log.server, "checkpoint": str(tmp_path / checkpoint)}
@@ -81,7 +81,7 @@ def test_a_copy_is_the_stream_again(run, log):
 
 
 def test_a_transform_filters_multiplies_and_splits(run, log):
-    """SQL decides what becomes of a record, and the stream of each row."""
+    """SQL decides the output of a record, and the stream of each row."""
     source, even, odd = log.new_stream(40), log.new_stream(), log.new_stream()
     sql = (
         "SELECT value, key, IF(CAST(value AS STRING)::INT % 2 = 0, NULL, '" + odd + "') stream "
@@ -92,7 +92,7 @@ def test_a_transform_filters_multiplies_and_splits(run, log):
     assert sorted(map(int, values(log, odd))) == sorted(2 * [n for n in range(1, 40, 2) if n != 7])
 
 
-def test_an_aggregate_goes_on_from_its_changelog(run, log, tmp_path):
+def test_an_aggregate_continues_from_its_changelog(run, log, tmp_path):
     """States are those of all records, also on a machine that has the changelog alone."""
     source, target = log.new_stream(50), log.new_stream() + "-state"
     config = {
@@ -156,15 +156,15 @@ def test_columns_of_an_aggregate_stay_what_they_are(run, log):
         ("max(timestamp)", "got timestamp"),
     ],
 )
-def test_an_aggregate_whose_state_would_not_come_back_is_refused(run, log, column, message):
-    """A sum of texts was one long text; decimals and times ended the second run, for good."""
+def test_an_aggregate_whose_state_would_not_come_back_is_rejected(run, log, column, message):
+    """A sum of texts, and states of decimals and times, are rejected."""
     source, target = log.new_stream(10), log.new_stream() + "-state"
     with pytest.raises(InvalidConfigError, match=f"column 'total': .*{message}"):
         run("aggregate", stream=source, into=target, key="key", columns={"total": column})
 
 
-def test_a_checkpoint_of_another_output_is_refused(run, log):
-    """Another stream, or one that was made anew, got only what came from then on."""
+def test_a_checkpoint_of_another_output_is_rejected(run, log):
+    """Another or recreated stream would only get later records."""
     source, target = log.new_stream(40), log.new_stream() + "-copy"
     run("copy", stream=source, into=target)
     with pytest.raises(InvalidConfigError, match=f"written to {target}@.*new checkpoint"):
@@ -176,7 +176,7 @@ def test_a_checkpoint_of_another_output_is_refused(run, log):
     assert values(log, target) == values(log, source)
 
 
-def test_a_pipeline_goes_on_without_lost_records_if_told(run, log):
+def test_a_pipeline_continues_without_lost_records_if_told(run, log):
     """Also a copy that lost its checkpoint, whose output says a place that is gone."""
     source = log.new_stream(20, partitions=1, segment_bytes=1 << 20)
     target = f"{source}-copy"
@@ -191,7 +191,7 @@ def test_a_pipeline_goes_on_without_lost_records_if_told(run, log):
 
 
 def test_what_spark_cannot_start_is_told_in_one_line(run, log, tmp_path):
-    """A checkpoint where none can be, and a setting that Spark refuses, without a trace of Java."""
+    """An impossible checkpoint, and a setting that Spark rejects, without a Java trace."""
     source, target = log.new_stream(10), log.new_stream()
     (tmp_path / "file").touch()
     with pytest.raises(StrandlineError, match=r"^Spark cannot start .*/file") as told:
@@ -269,7 +269,7 @@ def test_every_batch_is_reported_also_after_an_idle_time(spark, log, tmp_path):
 
 
 def lag_in_metrics(log, group, name="lag_records"):
-    """What a pipeline has not read, as the broker says; None if it does not."""
+    """Return a pipeline's backlog from the broker's metrics; None if there is none."""
     return log.metric(f'strandline_group_{name}{{group="{group}",')
 
 

@@ -65,8 +65,8 @@ def test_a_message_id_makes_a_repeat_harmless(spark, log):
         (["CAST(id AS STRING) value"], "overwrite", "only appending"),
     ],
 )
-def test_rows_that_are_no_records_are_refused(spark, log, columns, mode, message):
-    """Missing, unknown or wrong columns and overwriting are errors that say what to do."""
+def test_rows_that_are_no_records_are_rejected(spark, log, columns, mode, message):
+    """Missing, unknown or wrong columns and overwriting are errors with a remedy."""
     with pytest.raises(PySparkException, match=message):
         spark.range(3).selectExpr(*columns).write.format("strandline").options(
             server=log.server, stream=log.new_stream()
@@ -90,7 +90,7 @@ def test_a_streaming_append_delivers_everything(stream_reader, log, tmp_path):
 
 
 def test_batch_jobs_continue_a_table(batch_reader, log, landed, tmp_path):
-    """Incremental jobs take their start from the table itself, and a repeated one is refused."""
+    """Incremental jobs take their start from the table, and a repeated one is rejected."""
     stream, table = log.new_stream(100), str(tmp_path / "t")
 
     def job(start):
@@ -145,7 +145,7 @@ def test_an_empty_frame_makes_a_table_without_rows(spark, batch_reader, log, tmp
 
 
 def test_a_filtering_query_needs_to_say_so(stream_reader, log, landed, tmp_path):
-    """A query that leaves records out is refused as a hole unless denseOffsets is off."""
+    """A query that skips records is rejected unless denseOffsets is off."""
     stream = log.new_stream(100)
     frame = stream_reader(stream).load().where("offset % 2 = 0")
 
@@ -165,7 +165,7 @@ def test_a_filtering_query_needs_to_say_so(stream_reader, log, landed, tmp_path)
 
 
 def test_a_lost_checkpoint_cannot_double_records(stream_reader, log, landed, tmp_path):
-    """Without its checkpoint a query is refused, and goes on from the table's own offsets."""
+    """Without its checkpoint a query is rejected, and continues from the table's own offsets."""
     stream, table = log.new_stream(100), str(tmp_path / "t")
 
     def run(checkpoint, **options):
@@ -277,7 +277,7 @@ def test_what_the_exactly_once_sink_wrote_is_loaded_with_the_defaults(
     assert land(bare, tmp_path / "told", server=log.server, stream=stream) == every
 
 
-def test_options_that_are_not_ours_are_refused(spark, log, stream_reader, batch_reader, tmp_path):
+def test_options_that_are_not_ours_are_rejected(spark, log, stream_reader, batch_reader, tmp_path):
     """Where a read is loaded, or used if its schema was given; never with an error of Spark's own.
     Tables of Spark's catalog, which lose their options, are refused with what to write.
     """

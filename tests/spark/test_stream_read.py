@@ -17,7 +17,7 @@ SENT = "strandline_read_records_total "
 
 
 def encoded(progress, name):
-    """Offsets of a progress report, as they stand there."""
+    """Return the offsets of a progress report as written."""
     value = progress["sources"][0][name]
     return json.loads(value) if isinstance(value, str) else value
 
@@ -35,7 +35,7 @@ def lags(progress):
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs a streaming read to the end of what is there; returns the query."""
+    """Runs a streaming read to the present end; returns the query."""
 
     def run(frame, *, checkpoint="c", table="t", trigger="availableNow"):
         query = (
@@ -56,7 +56,7 @@ def run(tmp_path):
 
 @pytest.fixture
 def following(tmp_path):
-    """Runs a streaming read that goes on, into the table ``t``; a context that gives the query."""
+    """Runs a following streaming read into the table ``t``; a context that gives the query."""
 
     @contextlib.contextmanager
     def following(frame, **options):
@@ -84,10 +84,10 @@ def wait_until_at(query, offset):
     wait_until(query, lambda last: sum(offsets_of(last, "endOffset").values()) == offset)
 
 
-def test_available_now_reads_in_limited_batches_and_goes_on(
+def test_available_now_reads_in_limited_batches_and_continues(
     stream_reader, log, landed, run, tmp_path
 ):
-    """Each batch keeps to maxRecordsPerTrigger, and a second run reads only what is new."""
+    """Each batch keeps to maxRecordsPerTrigger, and a second run reads only new records."""
     stream = log.new_stream(1000)
     frame = stream_reader(stream, maxRecordsPerTrigger=300).load()
     first = run(frame)
@@ -191,8 +191,8 @@ def test_the_long_poll_wakes_at_once(stream_reader, log, following):
         assert time.monotonic() - began < 50
 
 
-def test_a_stream_created_anew_is_not_continued(stream_reader, log, run):
-    """A checkpoint of a deleted stream is refused although name and offsets would fit."""
+def test_a_stream_recreated_is_not_continued(stream_reader, log, run):
+    """A checkpoint of a deleted stream is rejected although name and offsets would fit."""
     stream = log.new_stream(10)
     frame = stream_reader(stream).load()
     run(frame)
@@ -220,7 +220,7 @@ def test_a_batch_planned_on_a_deleted_stream_is_not_read_from_a_new_one(
 
 
 def test_a_first_batch_that_failed_begins_where_it_began(stream_reader, log, tmp_path):
-    """Not at what is the latest record by then: Spark keeps no start of a query's first batch."""
+    """Not at the newest record: Spark stores no start of a query's first batch."""
     stream = log.new_stream(10)
     frame = stream_reader(stream, startingOffsets="latest", minBytesPerTrigger=1).load()
 
@@ -253,7 +253,7 @@ def test_records_lost_before_they_were_read_fail_the_query(stream_reader, log, r
 
 
 def test_a_broker_that_restarts_is_waited_for(stream_reader, log, landed, following, tmp_path):
-    """kill -9 of the broker under a running query: the query goes on, nothing lost or doubled."""
+    """After kill -9 of the broker the query continues, nothing lost or doubled."""
     stream = log.new_stream(2000)
     with following(stream_reader(stream, maxRecordsPerTrigger=200).load()) as query:
         wait_until(query, lambda _: True)

@@ -11,7 +11,7 @@ def test_nothing_given_means_the_defaults():
     assert decode_config({}, BrokerConfig) == BrokerConfig()
 
 
-def test_an_unknown_key_is_refused_with_a_suggestion():
+def test_an_unknown_key_is_rejected_with_a_suggestion():
     """A misspelt key, also in a section, is rejected with the nearest key."""
     with pytest.raises(InvalidConfigError, match=r"'nats.prot'; did you mean 'nats.port'"):
         decode_config({"nats": {"prot": 1}}, BrokerConfig)

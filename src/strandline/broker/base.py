@@ -96,6 +96,7 @@ class BrokerBase(ABC):
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
         self._image_callbacks: list[Callable[[], None]] = []
+        self._leading_callbacks: list[Callable[[Collection[str]], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
         self._opening_lock = asyncio.Lock()
@@ -264,6 +265,13 @@ class BrokerBase(ABC):
     def on_image(self, callback: Callable[[], None]) -> None:
         """Register a callback on the loop after every change of the metadata."""
         self._image_callbacks.append(callback)
+
+    def on_leading(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Call back, on the loop, with the streams of which this broker begins to lead a partition.
+
+        Not with those that it leads already, or that it creates alone.
+        """
+        self._leading_callbacks.append(callback)
 
     def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Register a function that binds a new stream; awaited before the creation is answered."""

@@ -1,10 +1,10 @@
-"""The subject indexes of a log: loaded from their files, and made where there are none.
+"""The subject indexes of a log: loaded from their files, or built if there are none.
 
-Rules: nothing is indexed while it is written. A sealed segment's index is made beside the loop, and
-then is a file that is mapped; that of the active segment is in memory, made when it is first asked
-for and continued from there. A segment with corruption has no index, so it is read, and the
-corruption is met. In an encrypted stream the file is a sealed batch whose value is the index: it
-is decrypted into memory, and no subject is on the disk in clear. Any thread.
+Rules: nothing is indexed while it is written. A sealed segment's index is built on a thread and
+kept in a mapped file. That of the active segment is in memory, built on first use and then
+extended. A segment with corruption has no index, so it is read, and the corruption is found. In an
+encrypted stream the file is a sealed batch whose value is the index: it is decrypted into memory,
+and no subject is on the disk in clear. Any thread.
 """
 
 import threading
@@ -40,7 +40,7 @@ from strandline.types import LeaderEpoch, Offset, TimestampNs
 
 WINDOW_BYTES: Final = 4 << 20
 MERGE_BYTES: Final = 32 << 20
-"""Rows of so much log are merged, so that they keep no decoded batches in memory."""
+"""Rows of this many bytes of log are merged, so that decoded batches are freed."""
 T = TypeVar("T")
 
 

@@ -1,13 +1,13 @@
-"""The records that per-subject retention keeps: of each subject the newest, up to a limit.
+"""The records that per-subject retention keeps: the newest of each subject, up to a limit.
 
-A record with the header ``Nats-Rollup`` takes the place of all before it, of its subject (``sub``)
-or of the stream (``all``). A purge (``Attributes.PURGE``) removes the records of a pattern below an
-offset. So the log alone says what is kept, on every replica, and a record that is not kept never
-comes back.
+A record with the header ``Nats-Rollup`` replaces all earlier ones, of its subject (``sub``) or of
+the stream (``all``). A purge (``Attributes.PURGE``) removes the records of a pattern below an
+offset. So the log alone determines the kept records, on every replica, and a record that is not
+kept never returns.
 
 Rules: batches are applied in the order of the log, and only when they are committed. ``last``,
-``keeps`` and ``filtered`` may run on other threads while batches are applied, the rest must not.
-Takes about 250 bytes of memory a subject.
+``keeps`` and ``filtered`` may run on other threads while batches are applied, other methods must
+not. Takes about 250 bytes of memory per subject.
 """
 
 import struct
@@ -42,18 +42,18 @@ class Kept(NamedTuple):
 
 
 class SubjectHistory:
-    """What is kept of each subject, as far as the log was applied.
+    """The kept records of each subject, as far as the log was applied.
 
     Args:
-        limit: records of one subject that are kept.
+        limit: how many records of one subject are kept.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.version = 0
-        """Changes when something was applied."""
+        """Rises with every change."""
         self.rolled_up: set[int] = set()
-        """Offsets of the records that took the place of all others: they have to stay."""
+        """Offsets of records that replaced all others: they have to be kept."""
         self._kept: dict[str, tuple[int, ...]] = {}
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ class SubjectHistory:
     # Filtering
 
     def filtered(self, batches: memoryview, start: int) -> list[memoryview | bytearray]:
-        """Return batches with nothing but the records from ``start`` on that are kept."""
+        """Return batches with only the kept records from ``start`` on."""
         keep = self.mask(batches, start)
         if keep.all():
             return [batches]
@@ -171,7 +171,7 @@ class SubjectHistory:
         return [each for each in found if len(each)]
 
     def stays(self, rows: pa.RecordBatch) -> list[bool]:
-        """Return for each record of a batch whether compaction leaves it in the log."""
+        """Return, for each record of a batch, whether compaction keeps it in the log."""
         offsets, subjects = (rows.column(name).to_pylist() for name in ("offset", "subject"))
         return [
             self.keeps(subject, offset) or offset in self.rolled_up
@@ -179,7 +179,7 @@ class SubjectHistory:
         ]
 
     def mask(self, batches: memoryview, start: int) -> Numbers:
-        """Return for each record of batches whether it is kept, and from ``start`` on."""
+        """Return, for each record of the batches, whether it is kept, and from ``start`` on."""
         found: list[bool] = []
         kept = self._kept
         for rows in decode_batches(batches, columns=["offset", "subject"]):
@@ -192,15 +192,15 @@ class SubjectHistory:
 
 
 def format_purge(below: int) -> bytes:
-    """Return the value of the record of a purge."""
+    """Return the value of a purge's record."""
     return _BELOW.pack(below)
 
 
 def parse_purge(value: bytes | None) -> int:
-    """Return below which offset a purge removes records.
+    """Return the offset below which a purge removes records.
 
     Raises:
-        CorruptBatchError: the value is not one.
+        CorruptBatchError: the value is not an offset.
     """
     if value is None or len(value) != _BELOW.size:
         raise CorruptBatchError("a purge without an offset")

@@ -1,4 +1,4 @@
-"""The subject index of a segment: which records each subject has, and its file format.
+"""The subject index of a segment, which maps subjects to records, and its file format.
 
     0  magic u32 "STNS"          4  crc32c u32 (everything from byte 8 to the end of the checksums)
     8  version u32              12  flags u32 (1: some records belong to transactions)
@@ -8,12 +8,12 @@
    64  checksums: crc32c u32 of each 16 KiB of what follows, padded to 8 bytes
        ends of names i32[subjects + 1] · first records u32[subjects + 1]
        record offsets minus base u32[records], by subject; absent if one subject has every offset
-       names, sorted, one behind the other
+       names, sorted, one after another
 
-Rules: an index is a hint that is either right or recognised as useless. It says which log file it
-describes by length and last batch, which any truncation changes. A block is checked when it is
-first looked at, so a lookup in a large mapped file reads a few of them. Hidden batches are not in
-it; records of transactions are, whether they count or not. Immutable; any thread.
+Rules: an index is a hint that is either right or recognised as invalid. It identifies its log file
+by length and last batch, which any truncation changes. A block is checked when it is first used, so
+a lookup in a large mapped file reads a few blocks only. Hidden batches are not in it; records of
+transactions are, committed or not. Immutable; any thread.
 """
 
 import re
@@ -46,7 +46,7 @@ Numbers = np.ndarray[Any, Any]
 
 
 class DamagedIndexError(Exception):
-    """A block of an index is not as it was written; whoever has the log makes another one."""
+    """A block of an index is corrupt; the log rebuilds the index."""
 
 
 class SubjectRows(NamedTuple):
@@ -61,7 +61,7 @@ class IndexedLog(NamedTuple):
 
     log_bytes: int
     last_position: int
-    """Where its last batch begins."""
+    """The position of its last batch."""
     last_crc: int
     """The checksum of that batch."""
     base_offset: int
@@ -72,7 +72,7 @@ class SubjectIndex:
     """The records of each subject.
 
     Args:
-        data: an index file that ``decode_subjects`` has looked at, or the result of
+        data: an index file that ``decode_subjects`` has checked, or the result of
             ``encode_subjects``.
     """
 
@@ -95,12 +95,12 @@ class SubjectIndex:
 
     @property
     def size(self) -> int:
-        """How many bytes it takes."""
+        """The bytes that it takes."""
         return len(self._data)
 
     @property
     def has_transactions(self) -> bool:
-        """Whether some records may not count."""
+        """Whether some records belong to transactions, and may be aborted."""
         return bool(self.flags & HAS_TRANSACTIONS)
 
     # Lookups
@@ -109,7 +109,7 @@ class SubjectIndex:
         """Return the numbers of the subjects that match one of the patterns, in order.
 
         Raises:
-            DamagedIndexError: the index is not as it was written.
+            DamagedIndexError: the index is corrupt.
         """
         if not patterns:
             return np.arange(self.subjects)
@@ -179,7 +179,7 @@ class SubjectIndex:
         return numbers[found], counts[found].tolist(), lasts[found].tolist()
 
     def rows(self) -> SubjectRows:
-        """Return all records, to be merged with others."""
+        """Return all records, for merging."""
         counts = self.counts(np.arange(self.subjects))
         codes = np.repeat(np.arange(self.subjects, dtype=np.int32), counts)
         names = self._name_array(0, self.subjects)
@@ -195,11 +195,11 @@ class SubjectIndex:
         """Check every block.
 
         Raises:
-            DamagedIndexError: one is not as it was written.
+            DamagedIndexError: one is corrupt.
         """
         self._bytes(self._ends_at, self.size - self._ends_at)
 
-    # What lies where
+    # Layout
 
     @property
     def _is_dense(self) -> bool:
@@ -213,7 +213,7 @@ class SubjectIndex:
         return np.frombuffer(self._bytes(position, 4 * count), "<u4")
 
     def _bytes(self, position: int, length: int) -> memoryview:
-        """Return some of the body, whose checksums are right."""
+        """Return part of the body, after verifying its checksums."""
         body, seen = self._ends_at, self._seen
         first = (position - body) // BLOCK_BYTES
         last = (position + length - 1 - body) // BLOCK_BYTES if length else first - 1
@@ -230,7 +230,7 @@ class SubjectIndex:
         return bytes(self._bytes(self._names_at + start, end - start))
 
     def _name_array(self, first: int, last: int) -> pa.Array:
-        """Return the names of subjects in a row."""
+        """Return the names of consecutive subjects."""
         ends = self._integers(self._ends_at + 4 * first, last - first + 1).astype("<i4")
         names = self._bytes(self._names_at + int(ends[0]), int(ends[-1] - ends[0]))
         buffers = [None, pa.py_buffer(ends - ends[0]), pa.py_buffer(names)]
@@ -255,7 +255,7 @@ class SubjectIndex:
             return np.arange(number, number + is_there)
         literal = _literal_beginning(pattern).encode()
         first = self._bisect(literal)
-        # No UTF-8 text has a byte 255, so this is behind every name that begins like that.
+        # No UTF-8 text has a byte 255, so this sorts after every name with that prefix.
         last = self._bisect(literal + b"\xff") if literal else self.subjects
         if first == last or pattern == f"{literal.decode()}>" != ">":
             return np.arange(first, last)
@@ -267,7 +267,7 @@ class SubjectIndex:
 
 
 class _Layout(NamedTuple):
-    """Where the parts of a file begin."""
+    """The positions of the parts of a file."""
 
     blocks: int
     ends_at: int
@@ -295,7 +295,7 @@ class _Layout(NamedTuple):
 
 
 def encode_subjects(about: IndexedLog, rows: Iterable[SubjectRows], *, flags: int = 0) -> bytes:
-    """Make the index of these records.
+    """Encode the index of these records.
 
     Args:
         about: the log file.
@@ -327,7 +327,7 @@ def encode_subjects(about: IndexedLog, rows: Iterable[SubjectRows], *, flags: in
 
 
 def merge_rows(parts: list[SubjectRows]) -> SubjectRows:
-    """Return the records of all parts, with memory of their own."""
+    """Return the records of all parts in memory of their own."""
     subjects = pa.chunked_array([each.subjects for each in parts]).unify_dictionaries()
     offsets = np.concatenate([each.offsets for each in parts])
     return SubjectRows(offsets, subjects.combine_chunks())
@@ -351,7 +351,7 @@ def decode_subjects(data: Buffer) -> SubjectIndex | None:
 
 
 def check_subjects(data: Buffer) -> SubjectIndex | None:
-    """Return the index in a file if every byte of it is as written."""
+    """Return the index in a file if every byte is intact."""
     index = decode_subjects(data)
     try:
         if index is not None:
@@ -369,7 +369,7 @@ def _unified(parts: list[SubjectRows]) -> tuple[pa.Array, Numbers, Numbers]:
     chunked = pa.chunked_array([each.subjects for each in parts]).unify_dictionaries()
     codes = np.concatenate([each.indices.to_numpy() for each in chunked.chunks])
     dictionary = chunked.chunk(0).dictionary
-    # Some names may have no record, as where a batch was cut.
+    # Some names may have no record, for example after a truncation.
     used = np.flatnonzero(np.bincount(codes, minlength=len(dictionary)))
     names = dictionary.take(_int64(used))
     order = pc.array_sort_indices(names).to_numpy()
@@ -409,7 +409,7 @@ def _int64(numbers: Numbers) -> pa.Array:
 
 
 def _literal_beginning(pattern: str) -> str:
-    """Return the tokens before the first wildcard, with the dot behind them."""
+    """Return the tokens before the first wildcard, with the dot after them."""
     tokens = pattern.split(".")
     place = next(place for place, word in enumerate(tokens) if word in "*>")
     return "".join(f"{token}." for token in tokens[:place])
@@ -417,7 +417,7 @@ def _literal_beginning(pattern: str) -> str:
 
 @lru_cache(maxsize=256)
 def _expression(pattern: str) -> str:
-    """Return a regular expression that matches what a pattern of subjects does."""
+    """Return a regular expression equivalent to a pattern of subjects."""
     wildcards = {"*": r"[^.]+", ">": r".+"}
     tokens = (wildcards.get(token) or re.escape(token) for token in pattern.split("."))
     return rf"(?s)^{'[.]'.join(tokens)}$"

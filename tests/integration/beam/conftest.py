@@ -1,4 +1,4 @@
-"""Beam's log as clients generated from its service use it, on one broker and on three.
+"""Beam's log as generated clients of its service use it, on one broker and on three.
 
 A listener serves one stream, so each test gets that anew, deleted and made again. With three, calls
 go to the leader, as those of clients do that were redirected.
@@ -29,7 +29,7 @@ UNLIMITED = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_le
 
 
 class LogClient:
-    """Every rpc by its name, and what tests do with them.
+    """Every rpc by its name, and helpers of tests.
 
     Args:
         channel: to one broker.
@@ -82,7 +82,7 @@ class Beam:
         until(lambda: all(map(self._exists, logs)))
 
     def warnings(self, text):
-        """Lines with a text in what the brokers have logged."""
+        """Return lines of the brokers' logs that contain a text."""
         lines = (line for server in self._servers for line in server.errors)
         return [line for line in lines if text in line]
 
@@ -107,7 +107,7 @@ class Beam:
         return False
 
     def _exists(self, log):
-        """Whether a broker knows of the log."""
+        """Whether a broker knows the log."""
         try:
             log.Info(pb.InfoRequest(allowStale=True), timeout=TIMEOUT_S)
         except grpc.RpcError:

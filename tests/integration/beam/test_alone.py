@@ -59,7 +59,7 @@ def test_a_full_disk_is_said_once(tmp_path, connected, monkeypatch):
 
 
 def test_millions_of_compacted_offsets_are_sent_bit_by_bit(tmp_path, connected, monkeypatch):
-    """One filler stands for them, and the skip entries of all of them would fill the memory."""
+    """One placeholder covers them, and all their skip entries at once would fill the memory."""
     made, skipped = [], 3_000_000
 
     def framed_replies(entries):

@@ -55,7 +55,7 @@ def test_proposals_of_several_megabytes(log):
 
 @pytest.mark.parametrize("sequences", [(0,), (2,), (1, 1), (1, 3)])
 def test_a_wrong_sequence_ends_the_stream(log, sequences):
-    """With an error; what came before it stays."""
+    """With an error; earlier entries stay."""
     requests = [pb.AppendRequest(sequence=number, proposals=[b"x"]) for number in sequences]
     with pytest.raises(grpc.RpcError) as caught:
         list(log.Append(iter(requests), timeout=TIMEOUT_S))
@@ -88,7 +88,7 @@ def test_a_proposal_that_is_too_large_ends_the_stream(beam, log):
 
 
 def test_who_appends_to_a_deleted_log_is_told(beam, log):
-    """On a stream that was open before, too; what other streams there are is not told."""
+    """Also on a stream opened before; other streams are not listed."""
     going = threading.Event()
 
     def requests():
@@ -142,7 +142,7 @@ def test_many_appenders_at_once(log):
 
 
 def test_a_reader_follows_the_end(log):
-    """From the middle, then what comes, without waiting for more to fill a reply."""
+    """From the middle, then new entries, without waiting to fill a reply."""
     log.append([b"1", b"2", b"3"])
     reading = log.Read(pb.ReadRequest(nextIndex=2), timeout=TIMEOUT_S)
     assert [e.data for e in next(reading).ok.entries] == [b"2", b"3"]
@@ -174,7 +174,7 @@ def test_long_reads_come_in_replies_that_every_client_takes(log):
 
 
 def test_discarded_entries_are_gone(log):
-    """Up to the index; a reader below it is told that it is truncated, and its stream ends."""
+    """Up to the index; a reader below it gets a truncation error, and its stream ends."""
     log.append([b"%d" % n for n in range(1, 101)])
     log.discard(50)
     found = log.info()
@@ -188,7 +188,7 @@ def test_discarded_entries_are_gone(log):
 
 
 def test_discarding_beyond_the_end_moves_the_log_there(log):
-    """The log goes on at the index that was asked for."""
+    """The log continues at the given index."""
     log.append([b"a"])
     waiting = log.Read(pb.ReadRequest(nextIndex=2), timeout=TIMEOUT_S)
     log.discard(1000)
@@ -201,8 +201,8 @@ def test_discarding_beyond_the_end_moves_the_log_there(log):
 
 
 @pytest.mark.parametrize("first", [(1 << 62) + 1, (1 << 63) - 1, (1 << 64) - 1])
-def test_an_index_without_room_behind_it_is_refused(log, first):
-    """A log that went on there could store nothing, and a batch that fails stops all streams."""
+def test_an_index_without_room_behind_it_is_rejected(log, first):
+    """Such a log could store nothing, and a batch that fails stops all streams."""
     log.append([b"a"])
     with pytest.raises(grpc.RpcError) as refused:
         log.Discard(pb.DiscardRequest(firstIndex=first), timeout=TIMEOUT_S)

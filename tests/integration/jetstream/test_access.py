@@ -1,4 +1,4 @@
-"""Access to the JetStream API: a rule about a stream allows the requests that it stands for."""
+"""Access to the JetStream API: a rule about a stream allows the corresponding requests."""
 
 import asyncio
 
@@ -83,7 +83,7 @@ async def allowed(server, admin):
 
 
 async def _ignore(_):
-    """Denials are what this is about."""
+    """Denials are expected here."""
 
 
 READ = {
@@ -125,7 +125,7 @@ async def test_a_consumer_needs_its_group_too(allowed):
 
 
 async def test_acknowledging_needs_the_group(server, admin, allowed):
-    """Who may not use the consumer cannot settle its messages."""
+    """A client without permission for the consumer cannot settle its messages."""
     client = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
     js = client.jetstream()
     config = ConsumerConfig(durable_name="acked", ack_policy="explicit")
@@ -141,6 +141,39 @@ async def test_acknowledging_needs_the_group(server, admin, allowed):
     await message.ack_sync()
     assert (await js.consumer_info("mine", "acked")).num_ack_pending == 0
     await outsider.close()
+    await client.close()
+
+
+async def test_a_push_consumer_delivers_to_inboxes_only(server, admin):
+    """Else a client could publish by the broker where it may not. Flow control works."""
+    client = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    js = client.jetstream()
+    with pytest.raises(js_errors.BadRequestError, match="invalid push consumer deliver subject"):
+        await js.add_consumer("mine", ConsumerConfig(name="bad", deliver_subject="other.a"))
+    await client.close()
+    admin.access.grant("pushed", "read", "stream", "mine")
+    admin.access.grant("pushed", "group", "group", "js/mine/*", "js/big/*")
+    admin.access.grant("pushed", "read", "stream", "big")
+    admin.create_stream("big", subject="big")
+    for _ in range(30):
+        admin.append("big", b"x" * 100_000, subject="big")
+    token = admin.access.create_token("pushed")
+    errors = []
+
+    async def keep(error):
+        errors.append(str(error))
+
+    client = await nats.connect(server.nats_url, token=token, error_cb=keep)
+    js = client.jetstream()
+    sub = await js.subscribe("", durable="p", stream="mine")
+    message = await sub.next_msg(timeout=10)
+    await message.ack_sync()
+    assert (message.data, message.subject) == (b"a record", "mine.a")
+    sub = await js.subscribe("", durable="q", stream="big", flow_control=True, idle_heartbeat=1)
+    for _ in range(30):
+        await (await sub.next_msg(timeout=10)).ack()
+    assert errors == []
+    admin.delete_stream("big")
     await client.close()
 
 
@@ -170,13 +203,13 @@ async def test_rules_that_stand_for_no_request_allow_none(allowed):
 
 
 async def test_a_quota_of_requests_closes_the_api(allowed, admin):
-    """The broker does not know whose request it is, so it cannot count."""
+    """The broker does not know the caller, so it cannot count requests."""
     admin.quotas.set("counted", requests_per_s=10)
     assert await allowed("counted", ("read", "stream", "mine")) == set()
 
 
 async def test_administrators_do_everything(server, admin):
-    """Also create a stream; on a subject of NATS' own nobody does."""
+    """Also create a stream; none on a subject of NATS' own."""
     client = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
     js = client.jetstream()
     await js.add_stream(name="made", subjects=["made"])
@@ -186,6 +219,31 @@ async def test_administrators_do_everything(server, admin):
         await js.add_stream(name="odd", subjects=["$KV.odd.>"])
     await js.delete_stream("made")
     await client.close()
+
+
+async def test_a_bucket_needs_its_stream_and_its_subject(server, admin):
+    """Reading it is reading its stream, putting is publishing; other buckets stay closed."""
+    root = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    for name in ("ours", "theirs"):
+        bucket = await root.jetstream().create_key_value(bucket=name)
+        await bucket.put("k", b"v")
+    rules = (("read", "stream", "KV_ours"), ("publish", "subject", "$KV.ours.>"))
+    for rule in rules:
+        admin.access.grant("keeper", *rule)
+    token = admin.access.create_token("keeper")
+    client = await nats.connect(server.nats_url, token=token)
+    js = client.jetstream(timeout=1)
+    bucket = await js.key_value("ours")
+    assert (await bucket.get("k")).value == b"v"
+    assert await bucket.update("k", b"w", last=1) == 2
+    assert (await bucket.get("k")).value == b"w"
+    with pytest.raises(nats.errors.TimeoutError):
+        await js.key_value("theirs")
+    with pytest.raises(nats.errors.TimeoutError):
+        await js.publish("$KV.theirs.k", b"x")
+    assert (await (await root.jetstream().key_value("theirs")).get("k")).value == b"v"
+    await client.close()
+    await root.close()
 
 
 async def test_nobody_hears_the_requests_of_others(server, admin):

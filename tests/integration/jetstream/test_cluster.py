@@ -28,7 +28,7 @@ async def until_made(js, **settings):
 
 
 async def answers_to(client, operation, body=None):
-    """Every answer that comes to one request."""
+    """Return every answer to one request."""
     inbox = client.new_inbox()
     found = await client.subscribe(inbox)
     payload = json.dumps(body).encode() if body is not None else b""
@@ -93,7 +93,7 @@ async def until_acked(js, subject, payload):
 
 
 async def test_streams_on_every_broker_are_listed(cluster):
-    """The controller asks the leaders for the state of what they lead."""
+    """The controller asks the leaders for the state of their streams."""
     client = await connected(cluster[1].nats_url)
     js = client.jetstream()
     for number in range(6):
@@ -133,7 +133,7 @@ async def test_the_next_leader_answers(cluster):
 
 
 async def fetched(client, consumer, count, *, seen):
-    """Fetch and acknowledge until so many different messages were seen, over any failover."""
+    """Fetch and acknowledge until this many different messages were seen, across failovers."""
     async with asyncio.timeout(120):
         while len(seen) < count:
             try:
@@ -152,8 +152,8 @@ async def fetch_some(client, consumer, seen):
         await each.ack_sync(timeout=3)
 
 
-async def test_a_consumer_goes_on_at_the_next_leader(cluster):
-    """What was acknowledged does not come again; what was not does, with its count."""
+async def test_a_consumer_continues_at_the_next_leader(cluster):
+    """Acknowledged messages are not repeated; others are, with their count."""
     client = await connected(cluster[1].nats_url)
     js = client.jetstream()
     await until_made(js, name="orders", subjects=["orders.>"], num_replicas=3)

@@ -61,7 +61,7 @@ async def test_an_old_revision_is_gone_at_once(bucket, ask):
 
 
 async def test_a_history_keeps_as_many_as_asked_for(bucket, ask):
-    """Revisions beyond it are gone; those of other keys do not count."""
+    """Older revisions are removed; those of other keys do not count."""
     kv = await bucket(history=3)
     for number in range(5):
         await kv.put("k", b"%d" % number)
@@ -85,7 +85,7 @@ async def test_create_only_succeeds_once(bucket):
 
 
 async def test_updates_expect_a_revision(bucket):
-    """Another one is refused with the sequence there is; writers race, and one of them wins."""
+    """Another revision is rejected with the present sequence; of racing writers one wins."""
     kv = await bucket(history=5)
     first = await kv.put("k", b"1")
     await kv.put("other", b"")
@@ -116,7 +116,7 @@ async def test_deleted_and_purged_keys_are_not_found(bucket, ask):
 
 
 async def test_a_rollup_of_all_takes_the_place_of_everything(nc, bucket, ask):
-    """Also of other subjects; what comes after it is kept."""
+    """Also of other subjects; later messages are kept."""
     kv = await bucket(history=5)
     for key in ("a", "b"):
         await kv.put(key, b"old")
@@ -127,7 +127,7 @@ async def test_a_rollup_of_all_takes_the_place_of_everything(nc, bucket, ask):
     assert await kv.create("b", b"again") == 5
 
 
-async def test_headers_that_a_stream_does_not_know_are_refused(nc, stream):
+async def test_headers_that_a_stream_does_not_know_are_rejected(nc, stream):
     """A rollup where none is allowed, and one of an unknown kind."""
     with pytest.raises(js_errors.APIError) as caught:
         await stream.js.publish(stream.subject("a"), b"", headers={"Nats-Rollup": "sub"})
@@ -146,7 +146,7 @@ async def test_headers_that_a_stream_does_not_know_are_refused(nc, stream):
     ids=["subject", "below a sequence", "keep", "nothing", "all but one"],
 )
 async def test_subjects_are_purged(bucket, ask, body, left):
-    """A purge with a filter removes what matches, and says how much."""
+    """A purge with a filter removes matching messages, and reports their number."""
     kv = await bucket(history=5)
     for _ in range(3):
         for key in ("a", "b"):
@@ -172,7 +172,7 @@ async def test_values_of_a_bucket_with_a_ttl_end(bucket):
 
 
 async def test_a_bucket_is_created_bound_and_shown(nc, bucket):
-    """Its settings come back; creating it again with other ones is refused."""
+    """Its settings are returned; creating it with others is rejected."""
     kv = await bucket(history=4, ttl=3600, description=None)
     found = await nc.jetstream().key_value(kv._name)
     status = await found.status()

@@ -26,7 +26,7 @@ async def stream(url, request):
 
 
 async def test_a_stream_is_shown_and_purged(stream):
-    """Info, and what is left after a purge."""
+    """Info, and the rest after a purge."""
     _, made = stream
     assert (await made.get_info()).state.messages == 5
     await made.purge()

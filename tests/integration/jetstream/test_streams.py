@@ -42,7 +42,7 @@ async def test_a_new_stream_is_empty(nc, stream):
 
 
 async def test_the_state_follows_publishes_and_purges(nc, stream):
-    """Messages and sequences are exact; purges keep what they say and sequences go on."""
+    """Messages and sequences are exact; sequences continue after a purge."""
     await fill(stream, 10)
 
     async def state():
@@ -73,7 +73,7 @@ async def test_a_purge_says_how_many_it_deleted(ask, stream):
 
 
 async def test_messages_are_read_by_sequence(nc, stream):
-    """With subject, payload, time and headers; what is not there is not found."""
+    """With subject, payload, time and headers; a missing one is not found."""
     await fill(stream)
     found = await stream.js.get_msg(stream.name, 2)
     assert (found.subject, found.seq, found.data) == (stream.subject("odd"), 2, b"1")
@@ -188,7 +188,7 @@ async def test_subjects_are_counted(ask, stream):
     assert (page["total"], page["offset"], page["limit"]) == (2, 1, 100_000)
 
 
-async def test_what_cannot_be_is_refused_with_the_same_numbers(ask, stream):
+async def test_what_cannot_be_is_rejected_with_the_same_numbers(ask, stream):
     """Errors of requests about streams: code, number and text."""
     missing = (404, 10059, "stream not found")
     for operation in ("INFO", "DELETE", "PURGE", "MSG.GET", "MSG.DELETE"):
@@ -248,13 +248,12 @@ async def test_limits_and_replicas_are_kept(nc, stream):
 # Ours alone
 
 
-async def test_settings_that_are_not_built_are_refused_by_name(ask_us):
+async def test_settings_that_are_not_built_are_rejected_by_name(ask_us):
     """Each with JetStream's error for a configuration that cannot be."""
     settings = {
         "retention": "workqueue",
         "storage": "memory",
         "compression": "s2",
-        "max_msgs_per_subject": 5,
         "max_msg_size": 100,
         "allow_rollup_hdrs": True,
         "mirror": {"name": "other"},
@@ -275,7 +274,7 @@ async def test_settings_that_are_not_built_are_refused_by_name(ask_us):
 
 
 async def test_settings_that_ask_for_nothing_are_taken(ask_us):
-    """Zero, null, false and empty are what clients send for what they do not want."""
+    """Zero, null, false and empty mean that clients do not want the feature."""
     body = {
         "name": "nothing",
         "subjects": ["nothing"],
@@ -294,17 +293,18 @@ async def test_settings_that_ask_for_nothing_are_taken(ask_us):
     assert (await ask_us("STREAM.DELETE.nothing"))["success"] is True
 
 
-async def test_changes_and_deletions_of_messages_are_refused(ask_us):
+async def test_changes_and_deletions_of_messages_are_rejected(ask_us):
     """The settings of a stream are fixed, and a log has no holes."""
-    body = {"name": "fixed", "subjects": ["fixed"]}
+    body = {"name": "fixed", "subjects": ["fixed.>"]}
     await ask_us("STREAM.CREATE.fixed", body)
     code, number, text = await ask_us.error("STREAM.UPDATE.fixed", {**body, "max_msgs": 7})
     assert (code, number) == (500, 10052)
     assert "max_msgs" in text
     refused = await ask_us.error("STREAM.MSG.DELETE.fixed", {"seq": 1})
     assert refused == (500, 10057, "messages cannot be deleted")
-    code, number, _ = await ask_us.error("STREAM.PURGE.fixed", {"filter": "fixed"})
+    code, number, _ = await ask_us.error("STREAM.PURGE.fixed", {"filter": "fixed.a"})
     assert (code, number) == (500, 10110)
+    assert (await ask_us("STREAM.PURGE.fixed", {"filter": "fixed.>"}))["success"] is True
     await ask_us("STREAM.DELETE.fixed")
 
 
@@ -363,7 +363,7 @@ async def test_streams_of_the_broker_are_hidden(ours, ask_us):
 
 
 async def test_keys_tombstones_and_odd_headers_are_shown(ours, ask_us):
-    """A key is a header; what no header of NATS can carry is left out."""
+    """A key is a header; a header that NATS cannot carry is omitted."""
     with strandline.connect(ours.flight) as admin:
         admin.create_stream("keyed")
         admin.append("keyed", b"v", key=b"k", headers={"a": b"1", "odd": b"line\r\nbreak"})
@@ -426,7 +426,7 @@ def long(ours, monkeypatch):
 
 @pytest.mark.usefixtures("long")
 async def test_subjects_are_found_without_reading_what_lies_between(ask_us):
-    """The subject index tells where they are, and that there are none."""
+    """The subject index has their offsets, or shows that there are none."""
     found = await ask_us("STREAM.MSG.GET.long", {"last_by_subj": "long.first"})
     assert found["message"]["seq"] == 1
     found = await ask_us("STREAM.MSG.GET.long", {"next_by_subj": "long.a", "seq": 2})
@@ -440,7 +440,7 @@ async def test_subjects_are_found_without_reading_what_lies_between(ask_us):
 
 @pytest.mark.usefixtures("long")
 async def test_a_search_reads_no_more_than_its_share(ask_us, monkeypatch):
-    """Without an index, what is not found soon is given up with an error, not read for ever."""
+    """Without an index, a long search ends with an error."""
     monkeypatch.setattr(LogSubjects, "look", lambda *_: None)
     code, number, _ = await ask_us.error("STREAM.MSG.GET.long", {"last_by_subj": "long.b"})
     assert (code, number) == (503, 10008)

@@ -36,14 +36,14 @@ until = partial(wait_until, seconds=TIMEOUT_S)
 
 
 def is_sent_away(error):
-    """Whether a call came to a broker that does not lead any more."""
+    """Whether a call reached a broker that no longer leads."""
     code = error.code()
     is_refused = code is grpc.StatusCode.FAILED_PRECONDITION
     return is_refused and error.details().startswith(SENT_AWAY)
 
 
 def is_too_soon(error):
-    """Whether a broker was taken to be gone for a moment, as it is where others keep it waiting."""
+    """Whether a broker counted as unavailable for a moment."""
     is_unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
     return is_unavailable and "brokers in service" in error.details()
 
@@ -95,7 +95,7 @@ class Subscription:
         return self
 
     def wait(self, count):
-        """Wait until so many messages came; their values."""
+        """Wait for this many messages; return their values."""
         until(lambda: len(self.messages) >= count or self.status is not None)
         return [message.value for message in self.messages]
 
@@ -139,13 +139,13 @@ class Asynchronous:
         self.put(pb.PublishRequest(**fields))
 
     def put(self, request):
-        """Publish what a request says."""
+        """Publish a request's records."""
         with self._more:
             self._requests.append(request)
             self._more.notify()
 
     def close(self):
-        """Publish no more."""
+        """Stop publishing."""
         with self._more:
             self._is_over = True
             self._more.notify()
@@ -175,7 +175,7 @@ class Lift:
         self._turn = itertools.cycle(self.stubs)
 
     def start(self):
-        """Start the processes, and wait until all know of each other."""
+        """Start the processes, and wait until they know each other."""
         with ThreadPoolExecutor() as starting:
             list(starting.map(type(next(iter(self.servers.values()))).start, self.servers.values()))
         ports = {n: server.ready["grpc_port"] for n, server in self.servers.items()}
@@ -190,7 +190,7 @@ class Lift:
         return f"127.0.0.1:{server.app.flight_port}" if is_here else server.flight
 
     def hang_up(self):
-        """Let go of the connections."""
+        """Close the connections."""
         for channel in self.channels.values():
             channel.close()
 
@@ -232,13 +232,13 @@ class Lift:
         return int(found) if found else any_broker
 
     def metadata(self, stream, *, broker=None):
-        """A stream, as a broker knows it."""
+        """Return a stream, as a broker knows it."""
         stub = self.stubs[broker or next(self._turn)]
         request = pb.FetchMetadataRequest(streams=[stream])
         return stub.FetchMetadata(request, timeout=TIMEOUT_S).streamMetadata[0]
 
     def group(self, name, *, broker=None):
-        """A consumer group, as a broker knows it."""
+        """Return a consumer group, as a broker knows it."""
         stub = self.stubs[broker or next(self._turn)]
         request = pb.FetchMetadataRequest(groups=[name])
         return stub.FetchMetadata(request, timeout=TIMEOUT_S).groupMetadata[0]
@@ -248,7 +248,7 @@ class Lift:
         return self.metadata(stream).partitions[number].leader
 
     def _settle(self, broker, *, streams=(), groups=()):
-        """Wait until all brokers know what the one knows that was asked for a change."""
+        """Wait until all brokers know a change."""
 
         def known(number):
             found = [_summary(self.metadata(name, broker=number)) for name in streams]
@@ -324,7 +324,7 @@ class Lift:
         return self.api.JoinConsumerGroup(request, timeout=TIMEOUT_S)
 
     def leave(self, group, member):
-        """Be a member of a group no more."""
+        """Leave a group."""
         request = pb.LeaveConsumerGroupRequest(groupId=group, consumerId=member)
         self.api.LeaveConsumerGroup(request, timeout=TIMEOUT_S)
 
@@ -368,7 +368,7 @@ OPTIONS = {"port": 0, "activity": True, "consumer_timeout_ms": CONSUMER_TIMEOUT_
 
 @pytest.fixture(scope="session")
 def begin(grpc_stub):
-    """Starts a broker that stands alone; a context that gives its client."""
+    """Starts a broker alone; a context that gives its client."""
 
     @contextlib.contextmanager
     def running(data_dir=None, *, settings=None, **options):
@@ -395,14 +395,14 @@ def key_file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(begin, key_file):
-    """A client of one broker that stands alone."""
+    """A client of one broker alone."""
     with begin(settings={**SOON, "encryption": {"key_file": key_file}}) as lift:
         yield lift
 
 
 @contextlib.contextmanager
 def three_brokers(directory, grpc_stub, settings):
-    """Three broker processes, as long as the context stands; gives a client of all."""
+    """Three broker processes for the context's duration; gives a client of all."""
     ports = free_ports(3)
     peers = ",".join(f"{n}=127.0.0.1:{port}" for n, port in enumerate(ports, 1))
     servers = {}
@@ -448,7 +448,7 @@ def bare(request, begin, tmp_path_factory, grpc_stub):
 
 
 def _is_complete(stub, own_streams):
-    """Whether a broker knows of the others, and of leaders of the API's own streams."""
+    """Whether a broker knows the others, and leaders of the API's internal streams."""
     try:
         found = stub.FetchMetadata(pb.FetchMetadataRequest(), timeout=TIMEOUT_S)
     except grpc.RpcError:

@@ -1,4 +1,4 @@
-"""Cursors, consumer groups and what is beside them: on one broker and on three."""
+"""Cursors, consumer groups and related calls: on one broker and on three."""
 
 import zlib
 
@@ -52,7 +52,7 @@ def test_cursors_need_names(lift, api, kind):
 
 
 def test_members_share_the_partitions(lift, api, stream):
-    """Timeouts are nanoseconds; every change moves the epoch, and old epochs are refused."""
+    """Timeouts are nanoseconds; every change raises the epoch, and old epochs are rejected."""
     first = lift.join("g", "a", stream)
     assert first.consumerTimeout == CONSUMER_TIMEOUT_MS * 1_000_000
     assert first.coordinatorTimeout == 15_000 * 1_000_000
@@ -83,7 +83,7 @@ def test_members_share_the_partitions(lift, api, stream):
 
 
 def test_names_of_groups_and_members_are_short(lift, api, stream):
-    """Metadata has them, on every broker and for good; what is longer is refused."""
+    """Metadata stores them permanently on every broker; longer ones are rejected."""
     for names in (("g" * 401, "a"), ("g", "a" * 401), ("é" * 201, "a")):
         request = pb.JoinConsumerGroupRequest(
             groupId=names[0], consumerId=names[1], streams=[stream]
@@ -96,7 +96,7 @@ def test_names_of_groups_and_members_are_short(lift, api, stream):
 
 @pytest.fixture(params=["one", "three"])
 def quick(request, begin):
-    """A client of brokers whose patience with members ends while a test waits."""
+    """A client of brokers with short member timeouts."""
     if request.param == "one":
         with begin(consumer_timeout_ms=1500) as lift:
             yield lift
@@ -130,7 +130,7 @@ def test_a_silent_member_is_removed(quick):
 
 
 def test_a_deleted_stream_moves_the_epoch(lift, api, stream):
-    """Members have to ask anew when a stream of theirs is gone."""
+    """Members must ask again when one of their streams is deleted."""
     before = lift.join("deletion", "a", stream).epoch
     api.DeleteStream(pb.DeleteStreamRequest(name=stream), timeout=TIMEOUT_S)
     after = lift.group("deletion").epoch
@@ -139,7 +139,7 @@ def test_a_deleted_stream_moves_the_epoch(lift, api, stream):
 
 
 def test_a_partition_has_one_reader_of_a_group(lift, stream):
-    """A newer epoch takes over, and who was there ends without an error; an older is refused."""
+    """A newer epoch takes over, and the old reader ends without an error; an older is rejected."""
 
     def consumer(member, epoch):
         return pb.Consumer(groupId="fence", consumerId=member, groupEpoch=epoch)
@@ -186,7 +186,7 @@ def test_a_partition_has_one_reader_of_a_group(lift, stream):
         ),
     ],
 )
-def test_wrong_group_calls_are_refused(lift, api, kind, fields, code, text):
+def test_wrong_group_calls_are_rejected(lift, api, kind, fields, code, text):
     """With Liftbridge's codes."""
     call, make = {
         "Join": (api.JoinConsumerGroup, pb.JoinConsumerGroupRequest),
@@ -253,7 +253,7 @@ def test_the_activity_stream_tells_what_happened(lift, api, stream):
 
 
 def test_health_is_reported(lift, grpc_stub):
-    """SERVING for the whole and for the API; NOT_FOUND for what is not here."""
+    """SERVING for the server and for the API; NOT_FOUND for unknown services."""
     serving = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVING)
     for channel in lift.channels.values():
         health = grpc_stub(channel, health_pb2.DESCRIPTOR.services_by_name["Health"])
@@ -275,7 +275,7 @@ def test_health_is_reported(lift, grpc_stub):
     ],
 )
 def test_unknown_methods_and_broken_messages(lift, path, data, code):
-    """UNIMPLEMENTED for a method nobody knows, INVALID_ARGUMENT for bytes that are no message."""
+    """UNIMPLEMENTED for an unknown method, INVALID_ARGUMENT for malformed bytes."""
     for channel in lift.channels.values():
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary(path)(data, timeout=TIMEOUT_S)

@@ -59,7 +59,7 @@ def test_every_setting_of_a_stream_is_taken(lift, api):
         ({"subject": "f.>", "partitions": 2}, "INVALID_ARGUMENT", "partition_by"),
     ],
 )
-def test_impossible_streams_are_refused(lift, api, fields, code, text):
+def test_impossible_streams_are_rejected(lift, api, fields, code, text):
     """Each with Liftbridge's code, and never at the broker's cost."""
     request = pb.CreateStreamRequest(**{"name": "bad", "subject": "bad", **fields})
     found, details = lift.rejection(api.CreateStream, request)
@@ -82,7 +82,7 @@ def test_a_stream_has_as_many_copies_as_asked_for(lift, api):
     [("retentionMaxMessages", 3), ("retentionMaxBytes", 1), ("retentionMaxAge", 1)],
 )
 def test_retention_deletes_what_is_old(lift, api, setting, limit):
-    """By records, bytes and age; offsets go on, and who begins at the earliest begins behind it."""
+    """By records, bytes and age; offsets continue, and earliest is after the deleted records."""
     request = pb.CreateStreamRequest(name=setting, subject=setting, replicationFactor=-1)
     getattr(request, setting).value = limit
     request.segmentMaxBytes.value = 1 << 16
@@ -195,7 +195,7 @@ def test_a_partition_tells_when_things_happened(lift, api, stream):
 
 
 def test_a_paused_partition_counts_for_no_broker(lift, api, stream):
-    """The load of a broker is what it keeps and leads just now."""
+    """A broker's load is what it stores and leads at the moment."""
 
     def counts():
         brokers = api.FetchMetadata(pb.FetchMetadataRequest(), timeout=TIMEOUT_S).brokers
@@ -264,7 +264,7 @@ def test_nobody_waits_without_a_deadline_or_a_policy(lift, api, stream):
     ],
 )
 def test_wrong_publishes_cost_their_sender_an_error(lift, api, stream, fields, code, text):
-    """With Liftbridge's codes; the broker goes on."""
+    """With Liftbridge's codes; the broker continues."""
     found, details = lift.rejection(api.Publish, pb.PublishRequest(**{"stream": stream, **fields}))
     assert (found.name, text in details) == (code, True), details
     assert lift.publish(stream, b"fine") == [0]
@@ -276,7 +276,7 @@ def test_a_message_id_makes_a_retry_the_same_record(lift, stream):
     assert lift.publish(stream, b"a", b"a", headers=headers) == [0, 0]
 
 
-def test_a_stream_of_publishes_answers_in_band_and_goes_on(lift, stream):
+def test_a_stream_of_publishes_answers_in_band_and_continues(lift, stream):
     """Rejections come as responses with an empty ack; the stream ends only when the client does."""
     publishing = lift.publishing()
     publishing.send(stream="none", correlationId="1")
@@ -315,7 +315,7 @@ def test_thousands_of_publishes_are_acknowledged_in_order(lift, stream):
 
 
 def test_a_burst_is_stored_through_any_broker(lift, stream):
-    """More at once than a broker hands on to a leader: what comes then waits, none is refused."""
+    """Publishes beyond the forwarding limit wait; none is rejected."""
     brokers = [number for number in lift.stubs if str(number) != lift.leader(stream)]
     count = 2 * PENDING_MAX + 10_000
     publishing = lift.publishing(brokers[0] if brokers else None)
@@ -328,7 +328,7 @@ def test_a_burst_is_stored_through_any_broker(lift, stream):
 
 
 def test_a_stream_that_rests_does_not_speak_for_the_others(lift, api, stream):
-    """A message to a subject is acknowledged where it is stored, though a paused stream refuses."""
+    """A message to a subject is acked where it is stored, though a paused stream rejects it."""
     names = [stream, lift.create(f"{stream}-other", subject=stream)]
     request = pb.PublishToSubjectRequest(subject=stream, value=b"v")
     for resting, storing in (names, names[::-1]):
@@ -341,7 +341,7 @@ def test_a_stream_that_rests_does_not_speak_for_the_others(lift, api, stream):
 
 
 def test_a_subject_reaches_every_stream_that_records_it(lift, api, stream):
-    """PublishToSubject knows wildcards; a subject nobody records gets no ack."""
+    """PublishToSubject matches wildcards; a subject without a stream gets no ack."""
     name = f"{stream}-wild"
     api.CreateStream(pb.CreateStreamRequest(name=name, subject=f"{stream}.*.x"), timeout=TIMEOUT_S)
     request = pb.PublishToSubjectRequest(subject=f"{stream}.a.x", value=b"v", key=b"k")
@@ -364,7 +364,7 @@ def test_a_subject_reaches_every_stream_that_records_it(lift, api, stream):
 
 
 def test_optimistic_concurrency_stores_only_what_is_expected(lift, api):
-    """An expected offset that is not the next is refused; -1 checks nothing; NONE may not be."""
+    """An expected offset that is not the next is rejected; -1 disables the check."""
     request = pb.CreateStreamRequest(name="occ", subject="occ")
     request.optimisticConcurrencyControl.value = True
     api.CreateStream(request, timeout=TIMEOUT_S)

@@ -15,7 +15,7 @@ TIMEOUT_S = 120
 
 
 def test_a_message_has_everything_that_was_published(lift, stream):
-    """Key, value, headers with subject and reply beside them, time, place."""
+    """Key, value, headers with subject and reply, time and offset."""
     lift.publish(stream, b"v", key=b"k", headers={"h": b"1", "subject": b"x"}, partition=1)
     reading = lift.subscribe(stream, partition=1, startPosition=pb.EARLIEST)
     reading.wait(1)
@@ -43,7 +43,7 @@ def test_a_message_has_everything_that_was_published(lift, stream):
     ],
 )
 def test_every_start_position(lift, stream, fields, expected):
-    """Five records, a subscription, a sixth record: what it sees first."""
+    """Five records, a subscription, a sixth record: the first message of each start."""
     lift.publish(stream, *(b"%d" % n for n in range(5)))
     reading = lift.subscribe(stream, **fields).stand()
     lift.publish(stream, b"5")
@@ -138,7 +138,7 @@ def test_every_stop_position(lift, stream, fields, expected):
 
 
 def test_a_stop_beyond_the_end_waits_for_it(lift, stream):
-    """A subscription goes on until its stop has been published."""
+    """A subscription continues until its stop was published."""
     reading = lift.subscribe(
         stream, startPosition=pb.EARLIEST, stopPosition=pb.STOP_OFFSET, stopOffset=1
     ).stand()
@@ -161,7 +161,7 @@ def test_a_stop_beyond_the_end_waits_for_it(lift, stream):
         ),
     ],
 )
-def test_wrong_subscriptions_are_refused(api, stream, fields, code, text):
+def test_wrong_subscriptions_are_rejected(api, stream, fields, code, text):
     """Before anything is sent, with Liftbridge's codes and texts."""
     call = api.Subscribe(pb.SubscribeRequest(**{"stream": stream, **fields}), timeout=TIMEOUT_S)
     with pytest.raises(grpc.RpcError) as caught:
@@ -169,7 +169,7 @@ def test_wrong_subscriptions_are_refused(api, stream, fields, code, text):
     assert (caught.value.code().name, text in caught.value.details()) == (code, True)
 
 
-def test_a_stop_before_the_start_is_refused(lift, api, stream):
+def test_a_stop_before_the_start_is_rejected(lift, api, stream):
     """With the two offsets in the text."""
     lift.publish(stream, b"0", b"1", b"2")
     call = api.Subscribe(
@@ -222,7 +222,7 @@ def test_positions_at_the_end_of_what_numbers_can_say(lift, stream, fields, expe
 
 
 def test_positions_in_a_compacted_encrypted_stream(lift, api):
-    """Every position finds its record, or the next there is; a stop that is gone still stops."""
+    """Every start finds its record, or the next one; a removed stop still stops."""
     name = "compacted"
     request = pb.CreateStreamRequest(name=name, subject=name, replicationFactor=-1)
     request.compactEnabled.value = request.encryption.value = True
@@ -317,7 +317,7 @@ def test_a_long_subscription_gets_every_record_in_order(lift, stream):
 
 
 def test_hundreds_of_subscriptions_on_one_connection(lift, api, stream):
-    """Each waits without cost, and gets what is published."""
+    """Each waits without cost, and receives new records."""
     request = pb.SubscribeRequest(stream=stream)
     calls = [api.Subscribe(request, timeout=TIMEOUT_S) for _ in range(300)]
     assert all(next(call) == pb.Message() for call in calls)
@@ -386,7 +386,7 @@ def test_a_paused_partition_rests_until_somebody_publishes(lift, api, stream):
 
 
 def test_whoever_is_published_through_wakes_it(lift, api, stream):
-    """Each broker in turn, at once, and what is sent behind keeps its order."""
+    """Through each broker, at once, and later records keep their order."""
     pause = pb.PauseStreamRequest(name=stream, partitions=[0])
     for round_number in range(2 * lift.size):
         api.PauseStream(pause, timeout=TIMEOUT_S)
@@ -402,7 +402,7 @@ def test_whoever_is_published_through_wakes_it(lift, api, stream):
 
 
 def test_a_subscription_may_wake_a_partition(lift, api, stream):
-    """With resume it goes on; without it ends behind the handshake."""
+    """With resume it continues; without it ends after the handshake."""
     api.PauseStream(pb.PauseStreamRequest(name=stream), timeout=TIMEOUT_S)
     assert lift.subscribe(stream).end()[1] is grpc.StatusCode.FAILED_PRECONDITION
     reading = lift.subscribe(stream, resume=True).stand()
@@ -446,8 +446,8 @@ def test_an_idle_partition_pauses_itself(lift, api):
     lift.until(lambda: lift.partition("idle-read").paused)
 
 
-def test_a_readonly_partition_refuses_records_and_ends_its_readers(lift, api, stream):
-    """Publishes are refused, readers get what there is and then the end; it can be undone."""
+def test_a_readonly_partition_rejects_records_and_ends_its_readers(lift, api, stream):
+    """Publishes are rejected, readers get the rest and then the end; it can be undone."""
     lift.publish(stream, b"a", b"b")
     api.SetStreamReadonly(
         pb.SetStreamReadonlyRequest(name=stream, partitions=[0], readonly=True), timeout=TIMEOUT_S

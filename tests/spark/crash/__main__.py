@@ -1,4 +1,4 @@
-"""Pipelines under kill -9: all patterns at once, something killed each run, then the output judged.
+"""Pipelines under kill -9: all patterns at once, one kill in each run, then a check of the output.
 
     python tests/spark/crash --runs 10 --brokers 3 --seed 7 --out benchmarks/results
 
@@ -40,7 +40,7 @@ AWAY_S = 3.0
 
 
 class CrashRuns:
-    """Runs on one story.
+    """Runs of one story.
 
     Args:
         story: streams and pipelines.
@@ -58,7 +58,7 @@ class CrashRuns:
         self.job = None
 
     def run(self, victim):
-        """Append, let the pipelines work, kill while records come, and judge what is visible."""
+        """Append, let the pipelines work, kill meanwhile, and check what is visible."""
         self._have_a_driver()
         self.story.append(RECORDS)
         for _ in range(self.moments.randint(1, len(self.story.kinds))):
@@ -74,7 +74,7 @@ class CrashRuns:
         self.look(is_end=False)
 
     def _have_a_driver(self):
-        """Start one if there is none; what it told before is no news any more."""
+        """Start a driver if there is none; earlier reports no longer count."""
         if self.job is None or not self.job.is_running:
             self.end_job()
             self.job = self.story.start("continuous")
@@ -121,7 +121,7 @@ class CrashRuns:
             self.job.wait_for("batch", timeout_s=BATCH_TIMEOUT_S)
 
     def _two_at_once(self):
-        """What neither of two drivers brought to its end."""
+        """Return what neither of two drivers finished."""
         jobs = [self.story.start("available_now", name=f"last{n}") for n in range(2)]
         try:
             ends = [self._ended(job) for job in jobs]
@@ -133,7 +133,7 @@ class CrashRuns:
         return set.intersection(*ends)
 
     def _ended(self, job):
-        """Which pipelines of a driver did not come to their end."""
+        """Return the pipelines of a driver that did not finish."""
         try:
             errors = job.wait_for("end", timeout_s=END_TIMEOUT_S)["errors"]
         except UnavailableError as ended:
@@ -191,7 +191,7 @@ def restarts(log):
 
 
 def note(text):
-    """Tell who watches."""
+    """Print progress."""
     sys.stderr.write(f"{time.strftime('%H:%M:%S')} {text}\n")
     sys.stderr.flush()
 

@@ -33,7 +33,7 @@ class Brokers:
         ]
 
     def _flags(self, number):
-        """What a broker of a cluster is told; a broker alone, nothing."""
+        """Return the flags of a broker of a cluster; none for a broker alone."""
         if self.count == 1:
             return ()
         places = [f"{HOST}:{port}" for port in self._ports]
@@ -82,7 +82,7 @@ class Brokers:
         return until(child, "a broker has a nats-server")
 
     def last_words(self):
-        """What they wrote to standard error last."""
+        """Return the end of their standard error."""
         return "\n".join(
             f"broker {number}: {line.rstrip()}"
             for number, server in enumerate(self.servers, 1)

@@ -1,4 +1,4 @@
-"""Input that goes on coming while something is killed, so that a kill hits work under way.
+"""Input that keeps coming during kills, so that a kill interrupts work in progress.
 
 Rules: ``extra`` comes over NATS, from one stock client that sends each record until it is acked, so
 that a nats-server that dies is in somebody's way; the other inputs come over Flight. Everything is
@@ -83,7 +83,7 @@ class NatsPublisher:
             self.cuts += 1
 
         async def ignore(_error):
-            """What matters is seen by who publishes."""
+            """The publisher notices the errors that matter."""
 
         self._client = await nats.connect(
             self._servers,
@@ -107,7 +107,7 @@ class NatsPublisher:
 
 
 class Feeder:
-    """Appends to a story's inputs all the time, in a thread; a context that starts and ends it.
+    """Appends to a story's inputs continuously, in a thread; a context.
 
     Args:
         story: nobody else appends to it meanwhile.

@@ -1,4 +1,4 @@
-"""The judge of a crash run: what readers see, beside the plain function of the input.
+"""The check of a crash run: what readers see, compared with the plain function of the input.
 
 Rules: until the end what is seen must be the beginning of what is expected; at the end it must be
 all of it, record for record, in order, with the places it was made of. Must not know how Spark or
@@ -39,7 +39,7 @@ class Fact(NamedTuple):
 
 @dataclass
 class Verdict:
-    """What was found of a pipeline's output."""
+    """The result for a pipeline's output."""
 
     expected: int = 0
     found: int = 0
@@ -63,7 +63,7 @@ class Verdict:
             self.first = self.first or f"not so: {fact.place}"
 
     def compare(self, sequence, *, is_end):
-        """Hold a sequence against what it should be, or should begin with."""
+        """Compare a sequence with the expected one, or with a prefix of it."""
         found, expected, place = sequence
         wanted = expected if is_end else expected[: len(found)]
         self.expected += len(expected)
@@ -229,7 +229,7 @@ class Judge:
         return list(zip(*columns, strict=True))
 
     def _positions(self, kind):
-        """The offsets that a table has committed; for when nobody writes, it may touch them."""
+        """Return the offsets that a table has committed; only while nobody writes."""
         path, catalog = self.story.table_path(kind), self.story.catalog
         state = existing_store(path, table_format=kind, catalog=catalog).load().state
         due = {p: len(self.orders(p)) for p in (0, 1)}

@@ -1,4 +1,4 @@
-"""The streams and pipelines of a crash run, and what has been appended so far.
+"""The streams and pipelines of a crash run, and the records appended so far.
 
 Rules: record n is at offset n // 2 of partition n % 2 of ``orders``, so what every pipeline has to
 make of it is arithmetic, which ``judge`` does. ``extra`` comes over NATS, the rest over Flight.

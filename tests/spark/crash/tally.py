@@ -1,4 +1,4 @@
-"""What crash runs found, as one dated table to which every chunk of runs adds its own.
+"""The results of crash runs, as one dated table to which every set of runs adds its own.
 
 Rules: the counts are the judge's; a chunk that failed is in the table with what was seen.
 """
@@ -118,7 +118,7 @@ def row(kind, chunks):
 
 
 def kills(chunks):
-    """Who was killed how often, for each pipeline."""
+    """Return how often each victim was killed, for each pipeline."""
     victims = sorted({victim for chunk in chunks for victim in chunk["killed"]})
     lines = ["| pipeline | brokers | " + " | ".join(victims) + " |"]
     lines.append("|---" * (len(victims) + 2) + "|")

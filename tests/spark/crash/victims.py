@@ -1,4 +1,4 @@
-"""Who is killed in a crash run, and how: always ``kill -9``, always by process id.
+"""The victims of a crash run: always ``kill -9``, always by process id.
 
 Rules: every word has its turn before any has another, in an order of the seed's choice. A kill has
 to hit work: pipelines have records before them, an executor runs Python, a nats-server is the one
@@ -28,7 +28,7 @@ def turns(words, moments):
 
 
 class Victims:
-    """Kills what a word names.
+    """Kills the victim that a word names.
 
     Args:
         story: streams and brokers.

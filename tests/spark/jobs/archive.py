@@ -1,4 +1,4 @@
-"""A job that makes an archive of the Java classes a driver loads: others then start with it.
+"""A job that archives the Java classes that a driver loads, for faster starts of others.
 
     python archive.py FILE
 

@@ -1,4 +1,4 @@
-"""A job for tests: commands of ``strandline``, one after the other, in a process of their own.
+"""A job for tests: commands of ``strandline``, one after another, in a process of their own.
 
     python commands.py DIRECTORY COMMANDS.json
 

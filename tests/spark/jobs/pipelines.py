@@ -73,7 +73,7 @@ class Pipeline:
         sys.stderr.flush()
 
     def look(self):
-        """Report what is new; whether it has come to its end."""
+        """Report new micro-batches; return whether it has ended."""
         if self.query is None:
             if self.config.trigger == "available_now":
                 return True

@@ -27,7 +27,7 @@ LIGHT_CLIENT = Path(__file__).parent / "light_client"
 
 
 def settings_for(master, *, is_light=False):
-    """What a job on this master is started with; on a cluster perhaps with light executors."""
+    """Return the settings of a job on this master; on a cluster perhaps with light executors."""
     if not master.startswith("spark:"):
         return QUICK_START
     path = [str(LIGHT_CLIENT)] * is_light + [os.environ.get("PYTHONPATH", "")]

@@ -39,7 +39,7 @@ def test_a_request_survives_the_wire(message):
         (b'{"name":"s","beyond":{"0":1},"wait_ms_max":99999999}', WaitRequest),
     ],
 )
-def test_a_wrong_request_is_refused(data, kind):
+def test_a_wrong_request_is_rejected(data, kind):
     """Unknown fields, negative offsets, empty or endless waits are the caller's errors."""
     with pytest.raises(InvalidRequestError):
         decode(data, kind, what="body")

@@ -71,13 +71,13 @@ def test_what_was_read_can_be_put_elsewhere():
         ({"value": [[b"v"]]}, "list"),
     ],
 )
-def test_columns_that_mean_something_else_are_refused(columns, part):
+def test_columns_that_mean_something_else_are_rejected(columns, part):
     """Nothing is dropped or guessed: the error names the column and its type."""
     with pytest.raises(InvalidRecordError, match=part):
         normalise(batch(**columns))
 
 
-def test_a_repeated_column_is_refused():
+def test_a_repeated_column_is_rejected():
     """Two columns of one name have no meaning."""
     twice = pa.RecordBatch.from_arrays([pa.array([b"a"])] * 2, names=["value", "value"])
     with pytest.raises(InvalidRecordError, match="twice"):
@@ -116,7 +116,7 @@ def test_headers_may_be_lists_of_structs(kind, fields):
         pa.array([[], [{"key": "h", "value": None}]]),
     ],
 )
-def test_a_header_without_a_value_is_refused(headers):
+def test_a_header_without_a_value_is_rejected(headers):
     """A null header is rejected, since NATS has empty values only."""
     with pytest.raises(InvalidRecordError, match="header 'h' has no value"):
         normalise(batch(value=["x"] * 2, headers=headers))
@@ -134,7 +134,7 @@ def test_a_header_without_a_value_is_refused(headers):
     ],
     ids=["a null entry", "no name", "more fields", "other fields", "no structs"],
 )
-def test_lists_that_are_no_headers_are_refused(headers):
+def test_lists_that_are_no_headers_are_rejected(headers):
     """Each entry is a name and a value, and has a name."""
     with pytest.raises(InvalidRecordError, match="header"):
         normalise(batch(value=["x"], headers=headers))

@@ -27,7 +27,7 @@ def test_nothing_named_is_no_limit():
 
 @pytest.mark.parametrize("limit", [-1, LIMIT_MAX + 1])
 @pytest.mark.parametrize("name", Quota.__struct_fields__)
-def test_what_is_no_limit_is_refused(name, limit):
+def test_what_is_no_limit_is_rejected(name, limit):
     """Before anything is done."""
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(

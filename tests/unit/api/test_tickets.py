@@ -52,7 +52,7 @@ def test_a_plain_ticket_is_a_short_one():
         (b'{"stream":"s","columns":' + b"[" * 100_000, "columns"),
     ],
 )
-def test_bytes_that_are_no_ticket_are_refused_with_the_reason(data, part):
+def test_bytes_that_are_no_ticket_are_rejected_with_the_reason(data, part):
     """Any bytes give a typed error that names the field or the fault."""
     with pytest.raises(InvalidRequestError, match=part):
         decode_ticket(data)

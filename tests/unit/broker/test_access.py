@@ -72,7 +72,7 @@ def test_a_producer_id_works_for_the_principal_that_it_was_given_to(broker):
     Access(BrokerConfig(), broker).identify(ClientCredentials()).check_producer(other)
 
 
-def test_a_broker_behind_its_cluster_refuses_no_producer_id_for_certain(broker):
+def test_a_broker_behind_its_cluster_rejects_no_producer_id_for_certain(broker):
     """The owner may have been decided without this broker."""
     change(broker, AddToken(TOKEN), AllocateProducerIds(10, "other"))
     made = Access(
@@ -96,7 +96,7 @@ def test_a_decision_follows_the_metadata(broker):
         caller.check(ORDERS, "read")
 
 
-def test_a_revoked_token_ends_what_is_under_way(broker):
+def test_a_revoked_token_ends_what_is_in_progress(broker):
     """Its holder is no longer authenticated, whatever the rules say."""
     change(broker, AddToken(TOKEN), Grant((READ,)))
     caller = access(broker).identify(ClientCredentials(TEXT))
@@ -108,7 +108,7 @@ def test_a_revoked_token_ends_what_is_under_way(broker):
         caller.check_known()
 
 
-def test_a_broker_that_is_out_of_service_refuses_for_now(broker):
+def test_a_broker_that_is_out_of_service_rejects_for_now(broker):
     """It may lack a rule or a token that others have; the administrator's token needs neither."""
     config = BrokerConfig(
         auth=AuthConfig(enabled=True, admin_token=SECRET), cluster=ClusterConfig(broker_id=1)
@@ -173,7 +173,7 @@ def test_a_broker_alone_needs_no_lease(broker):
     access(broker).identify(ClientCredentials(TEXT)).check(ORDERS, "read")
 
 
-def test_the_policy_is_made_anew_only_when_it_may_have_changed(broker):
+def test_the_policy_is_recreated_only_when_it_may_have_changed(broker):
     """Other changes of the metadata, which are frequent, leave it."""
     door = access(broker)
     before = door.policy

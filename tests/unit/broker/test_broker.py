@@ -119,7 +119,7 @@ async def test_ids_that_are_not_utf8_are_told_apart(open_broker, make_stream, an
     assert answers.duplicates == {b"a again", b"b again"}
 
 
-async def test_a_second_broker_on_the_directory_is_refused(broker, open_broker, partition):
+async def test_a_second_broker_on_the_directory_is_rejected(broker, open_broker, partition):
     """The first one is not affected; after its stop the directory is free."""
     with pytest.raises(DataDirLockedError, match="in use by another broker"):
         await open_broker()
@@ -174,7 +174,7 @@ async def test_a_broker_starts_and_stops_on_a_full_disk(
     assert kit.values(found) == [b"a", b"b"]
 
 
-async def test_a_full_disk_after_a_crash_refuses_the_start_and_loses_nothing(
+async def test_a_full_disk_after_a_crash_rejects_the_start_and_loses_nothing(
     open_broker, make_stream, answers, disk, kit
 ):
     """Replay needs space: the start reports that, and keeps the journal."""
@@ -327,7 +327,7 @@ async def test_deleting_rejects_what_is_pending(broker, partition, answers, kit,
         await broker.delete_stream("s")
 
 
-async def test_deleting_waits_for_the_sync_under_way(broker, partition, answers, disk, kit):
+async def test_deleting_waits_for_the_sync_in_progress(broker, partition, answers, disk, kit):
     """Records in a group commit are answered first, then the files are removed."""
     broker._syncer.average_ms = 1e12
     kit.put(partition, answers, "a")

@@ -83,7 +83,7 @@ async def test_a_full_disk_for_one_partition_spares_the_others(
 
 
 @pytest.mark.usefixtures("without_spares")
-async def test_a_full_disk_for_the_journal_undoes_the_turn(
+async def test_a_full_disk_for_the_journal_undoes_the_group_commit(
     broker, partition, answers, disk, kit, settle
 ):
     """Without space for a journal file, the group commit's records are removed from the logs."""
@@ -125,7 +125,7 @@ async def test_a_full_disk_that_cannot_even_undo_reopens(
 
 
 @pytest.mark.usefixtures("without_spares")
-async def test_too_many_open_files_costs_the_turn_only(
+async def test_too_many_open_files_costs_the_group_commit_only(
     broker, partition, answers, disk, kit, settle
 ):
     """Out of descriptors for a journal file: a typed, retriable error, and then service again."""
@@ -331,7 +331,7 @@ async def test_ids_stored_before_poisoning_are_known_after_it(
 
 
 @pytest.mark.usefixtures("without_spares")
-async def test_reopening_goes_on_until_the_disk_works(
+async def test_reopening_continues_until_the_disk_works(
     broker, partition, answers, disk, kit, settle
 ):
     """Until then appends are rejected and reopening is retried."""
@@ -381,7 +381,9 @@ async def test_a_broker_stops_while_its_disk_is_broken(
     assert "late" in answers.errors
 
 
-async def test_a_bug_in_a_turn_is_no_deadlock(broker, partition, answers, kit, settle, monkeypatch):
+async def test_a_bug_in_a_group_commit_is_no_deadlock(
+    broker, partition, answers, kit, settle, monkeypatch
+):
     """After any error in a group commit, everyone is answered and the logs are reopened."""
     failures = []
     broker._loop.set_exception_handler(lambda _, context: failures.append(context))

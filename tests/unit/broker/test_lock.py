@@ -8,7 +8,7 @@ from strandline.broker.lock import FILE_NAME, DataDirLock
 from strandline.errors import DataDirLockedError, UnavailableError
 
 
-def test_a_second_holder_is_refused_and_told_who_has_it(tmp_path):
+def test_a_second_holder_is_rejected_and_told_who_has_it(tmp_path):
     """The message has the directory, the other process's pid and a remedy."""
     lock = DataDirLock(tmp_path)
     with pytest.raises(DataDirLockedError, match=rf"pid {os.getpid()}\); stop it or choose"):

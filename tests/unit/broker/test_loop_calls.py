@@ -29,9 +29,11 @@ async def put(broker, kit, count, *, name="s", size=3000):
     assert len(answers.acks) == count
 
 
-async def test_a_stream_comes_shrinks_and_goes_beside_the_loop(watched, kit, disk):
-    """No change of a stream's files syncs anything on the loop,
-    cut or remove no file, and rename none but the directory of a deleted log."""
+async def test_a_stream_comes_shrinks_and_goes_on_a_thread(watched, kit, disk):
+    """No change of a stream's files makes the loop sync, truncate or remove a file.
+
+    It renames nothing but the directory of a deleted log.
+    """
     config = StreamConfig(name="s", subject="s", segment_bytes=64 << 10, compact=True)
     await watched.create_stream(config)
     await put(watched, kit, 60)
@@ -50,7 +52,7 @@ async def test_a_stream_comes_shrinks_and_goes_beside_the_loop(watched, kit, dis
 
 
 @pytest.mark.usefixtures("without_spares")
-async def test_journal_files_are_made_beside_the_loop(watched, kit, disk):
+async def test_journal_files_are_made_on_a_thread(watched, kit, disk):
     """Also where none was made ahead of need: filling one with zeros takes long."""
     await watched.create_stream(StreamConfig(name="s", subject="s"))
     await put(watched, kit, 60)
@@ -58,7 +60,7 @@ async def test_journal_files_are_made_beside_the_loop(watched, kit, disk):
     assert disk.on_the_loop == []
 
 
-async def test_a_failed_disk_is_reopened_beside_the_loop(watched, kit, disk):
+async def test_a_failed_disk_is_reopened_on_a_thread(watched, kit, disk):
     """Recovery runs on a thread, and the loop keeps answering."""
     await watched.create_stream(StreamConfig(name="s", subject="s"))
     await put(watched, kit, 5)

@@ -45,7 +45,7 @@ def test_the_image_survives(store, tmp_path, disk):
     assert again.image.next_log_id == 3
 
 
-def test_a_refused_command_changes_nothing(store, tmp_path, disk):
+def test_a_rejected_command_changes_nothing(store, tmp_path, disk):
     """A command that does not apply leaves image and file alone."""
     store.apply(create("a"))
     before = [(tmp_path / name).read_bytes() for name in (FILE_NAME, LOG_NAME)]
@@ -245,7 +245,7 @@ def test_a_cut_file_is_found(store, tmp_path, disk, length):
         opened(tmp_path, disk)
 
 
-def test_a_later_version_is_refused(store, tmp_path, disk):
+def test_a_later_version_is_rejected(store, tmp_path, disk):
     """A file made by a version to come is not misread."""
     from crc32c import crc32c
 

@@ -30,7 +30,7 @@ async def test_a_batch_sent_again_is_acked_where_it_is(partition, answers, kit):
     assert kit.values(partition) == [b"a", b"b", b"c"]
 
 
-async def test_gaps_and_fenced_producers_are_refused(partition, answers, kit):
+async def test_gaps_and_fenced_producers_are_rejected(partition, answers, kit):
     """With codes of their own, and nothing is stored."""
     put(partition, answers, "a", (7, 1, 0), "a")
     put(partition, answers, "gap", (7, 1, 2), "c")

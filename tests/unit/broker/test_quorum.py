@@ -272,7 +272,7 @@ async def test_a_member_whose_storage_failed_takes_no_part(net):
     assert b"after" not in failed.machine.words
 
 
-async def test_votes_survive_and_corruption_to_them_is_refused(net):
+async def test_votes_survive_and_corruption_to_them_is_rejected(net):
     """Term and vote are read back as written; corrupt with their twin they are never guessed at."""
     await net.say(b"a")
     member = net.members[1]

@@ -150,7 +150,7 @@ def test_serve_prints_where_everything_listens(run, monkeypatch):
         assert part in shown
 
 
-def test_a_wrong_setting_is_refused_before_anything_starts(run, tmp_path):
+def test_a_wrong_setting_is_rejected_before_anything_starts(run, tmp_path):
     """A misspelt key in the file ends serve with one line and exit code 1."""
     file = tmp_path / "s.yaml"
     file.write_text("flihgt_port: 1\n")

@@ -27,7 +27,7 @@ def run(*words, server=NOBODY, stdin=None):
         (("reassign", "s", "--to", "a"), "not a list of brokers"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_before_asking(words, reason):
+def test_what_cannot_be_meant_is_rejected_before_asking(words, reason):
     """No broker runs here, and none is needed to say so."""
     done = run(*words)
     assert done.exit_code == 1
@@ -56,7 +56,7 @@ def test_a_broker_that_stands_alone_has_no_cluster(url, words):
 
 
 def test_an_unclean_election_is_announced_loudly(url):
-    """Before it is ordered; programs, and whoever said --yes, are not asked."""
+    """A warning comes before the command; programs and --yes are not asked."""
     done = run("elect", "s", "--leader", "1", "--unclean", "--yes", server=url)
     assert "RECORDS MAY BE LOST" in done.stderr
 

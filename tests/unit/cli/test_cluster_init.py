@@ -60,7 +60,7 @@ def test_three_brokers_on_three_machines_have_the_usual_ports(init):
 
 
 def test_what_is_written_is_for_its_owner_alone(init):
-    """Nobody else reads what nats-servers show each other, nor the settings, whatever the umask."""
+    """Only the owner can read secrets and settings, whatever the umask."""
     before = os.umask(0)
     try:
         init()
@@ -98,7 +98,7 @@ def test_brokers_of_one_machine_share_no_port_and_no_directory(init):
 
 @pytest.mark.parametrize("base", ["7000", "0"])
 def test_ports_may_be_chosen_or_looked_for(init, base):
-    """A row of six for each, or what is free on this machine."""
+    """Six consecutive ports for each broker, or free ones of this machine."""
     init("--port-base", base, brokers=ONE_MACHINE)
     ports = [all_ports(config) for config in loaded()]
     assert len({port for each in ports for port in each}) == 18
@@ -107,7 +107,7 @@ def test_ports_may_be_chosen_or_looked_for(init, base):
 
 
 def test_a_name_is_dialled_and_every_address_listened_at(init):
-    """What a name stands for on its own machine is often not what others reach."""
+    """A host's name may resolve to another address on the host itself."""
     init(brokers=("1=h1.example", "2=h2.example", "3=h3.example"))
     [config, *_] = loaded()
     assert config.host == "0.0.0.0"
@@ -115,7 +115,7 @@ def test_a_name_is_dialled_and_every_address_listened_at(init):
 
 
 def test_an_address_of_ipv6_is_put_in_brackets(init):
-    """A port stands after them, in settings and in what is printed."""
+    """The port comes after the brackets, in settings and output."""
     printed = init(brokers=("1=::1", "2=[::1]", "3=::1")).stdout
     assert loaded()[1].cluster.peer_addresses[2] == ("::1", 9305)
     assert loaded()[1].host == "::1"
@@ -181,7 +181,7 @@ def test_every_key_is_explained(init):
 
 
 def test_nothing_is_overwritten(init):
-    """A second run changes nothing, and leaves no half of a cluster beside the first."""
+    """A second run changes nothing and adds no part of a cluster."""
     init()
     before = {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()}
     refused = init(brokers=(*THREE[1:], "4=10.0.0.4", "5=10.0.0.5"), code=1)
@@ -190,7 +190,7 @@ def test_nothing_is_overwritten(init):
     assert {file: file.read_bytes() for file in Path().rglob("*") if file.is_file()} == before
 
 
-def test_what_a_broker_would_refuse_leaves_nothing_behind(init):
+def test_what_a_broker_would_reject_leaves_nothing_behind(init):
     """Settings are loaded as a broker loads them before the command says that it is done."""
     refused = init("--cluster-id", "c" * 200, code=1)
     assert "cluster.name has 1 to 128 characters" in refused.stderr
@@ -198,7 +198,7 @@ def test_what_a_broker_would_refuse_leaves_nothing_behind(init):
 
 
 def test_a_package_that_is_missing_leaves_nothing_behind(tmp_path):
-    """With the extra `cli` alone nobody can read a settings file: it says which one to install."""
+    """Without the broker's extra the error names it, and nothing is written."""
     code = "import sys; sys.modules['yaml'] = None; from strandline.cli import main; main()"
     command = [sys.executable, "-c", code, "cluster", "init", "--broker", "1=h", "--out", "a/b"]
     done = subprocess.run(
@@ -228,8 +228,8 @@ def test_a_package_that_is_missing_leaves_nothing_behind(tmp_path):
         (("1=a",), ("--port-base", "0"), "some brokers are elsewhere"),
     ],
 )
-def test_what_cannot_be_a_cluster_is_refused(init, brokers, arguments, message):
-    """The error says what to give instead, and nothing is written."""
+def test_what_cannot_be_a_cluster_is_rejected(init, brokers, arguments, message):
+    """The error has a valid alternative, and nothing is written."""
     refused = init(*arguments, brokers=brokers, code=1)
     assert message in refused.stderr
     assert "(invalid_request)" in refused.stderr
@@ -237,7 +237,7 @@ def test_what_cannot_be_a_cluster_is_refused(init, brokers, arguments, message):
 
 
 def test_a_cluster_has_at_least_one_broker(init):
-    """The wrong usage is told as such."""
+    """Fewer is a usage error."""
     assert "--broker" in init(brokers=(), code=2).output
 
 
@@ -246,7 +246,7 @@ def test_a_cluster_has_at_least_one_broker(init):
     [(1, "tolerates no loss"), (2, "the loss of none"), (3, ""), (4, "the loss of 1,")],
 )
 def test_an_even_number_of_brokers_is_advised_against(init, count, advice):
-    """It works, and survives no more than one broker less would."""
+    """It works, but tolerates no more failures than one broker less."""
     result = init(brokers=[f"{n}=10.0.0.{n}" for n in range(1, count + 1)])
     assert advice in result.stderr
     assert bool(advice) == bool(result.stderr)

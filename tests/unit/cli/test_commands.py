@@ -59,7 +59,7 @@ def test_of_several_addresses_one_that_answers_is_used(url, command):
 
 
 def on_a_terminal(*arguments):
-    """Run a command whose standard error alone is a terminal; what it wrote to either."""
+    """Run a command with only standard error on a terminal; return its output."""
     ours, its = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     command = [sys.executable, "-m", "strandline.cli", *arguments]
@@ -79,8 +79,8 @@ def lines(result):
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_an_empty_subject_is_refused(run, url):
-    """It is a mistake of who gives it, and not the same as none."""
+def test_an_empty_subject_is_rejected(run, url):
+    """An empty subject is an error, unlike a missing one."""
     said = run("stream", "create", "nothing", "--subject", "", code=1).stderr
     assert "the subject is empty" in said
     with strandline.connect(url) as client:
@@ -91,7 +91,7 @@ def test_an_empty_subject_is_refused(run, url):
 
 
 def test_a_stream_is_created_shown_and_deleted(run):
-    """Settings given as flags are the stream's; a deleted stream is gone."""
+    """Flags become the stream's settings; a deleted stream is gone."""
     run(
         *("stream", "create", "s1", "--subject", "s1.*", "--partitions", "3", "--no-pub-ack"),
         *("--retention-age", "7d", "--retention-bytes", "1GiB", "--compact"),
@@ -128,15 +128,15 @@ def test_one_record_goes_in_and_comes_out(run, stream):
     assert "one espresso" in run("read", stream).stdout
 
 
-def test_a_subject_that_the_stream_does_not_store_is_refused(run, stream):
-    """Through NATS it would not reach the stream either; the message says what would."""
+def test_a_subject_that_the_stream_does_not_store_is_rejected(run, stream):
+    """It would not reach the stream through NATS either; the message has valid subjects."""
     refused = run("publish", stream, "x", "--subject", "other", code=1)
     assert f"'other' does not match '{stream}.>' of stream '{stream}'" in refused.stderr
     assert lines(run("read", stream, "-o", "json")) == []
 
 
 def test_streams_that_answer_the_same_publishes_are_named(run, stream):
-    """At the creation and later; a stream that answers nobody is not among them."""
+    """At creation and later; streams without acks are not listed."""
     other, silent = f"{stream}-other", f"{stream}-silent"
     try:
         run("stream", "create", silent, "--subject", f"{stream}.>", "--no-pub-ack")
@@ -171,7 +171,7 @@ def test_lines_become_records(run, stream, tmp_path):
 
 
 def test_values_of_one_line_survive_a_copy(run, stream):
-    """What ``read --format raw`` prints, ``publish`` stores again, whatever the bytes."""
+    """``publish`` stores again what ``read --format raw`` prints, whatever the bytes."""
     values = b"\r\n\n\xff\x00\r\r\n \n"
     run("publish", stream, "--subject", f"{stream}.a", "--partition", "0", stdin=values)
     raw = run("read", stream, "--format", "raw").stdout_bytes
@@ -181,7 +181,7 @@ def test_values_of_one_line_survive_a_copy(run, stream):
 
 
 @pytest.mark.parametrize("where", ["stdin", "file"])
-def test_a_line_that_is_refused_is_named(run, stream, tmp_path, where):
+def test_a_line_that_is_rejected_is_named(run, stream, tmp_path, where):
     """With its number and how many records were stored, which a reader finds."""
     text = b"one\n" + b"x" * 2_000_000 + b"\nthree\n"
     (tmp_path / "lines").write_bytes(text)
@@ -194,8 +194,8 @@ def test_a_line_that_is_refused_is_named(run, stream, tmp_path, where):
     assert [record["value"] for record in found] == ["one"]
 
 
-def test_lines_that_the_broker_refuses_are_named(run, stream):
-    """What comes back later is told as what is refused at once; reading goes no further."""
+def test_lines_that_the_broker_rejects_are_named(run, stream):
+    """Late and immediate rejections name the line, and reading stops there."""
     text = "".join(f"{number}\n" for number in range(5000))
     wrong = run("publish", stream, "--subject", f"{stream}..a", code=1, stdin=text).stderr
     assert "line 1: " in wrong
@@ -248,7 +248,7 @@ def test_a_file_is_one_record(run, stream, tmp_path):
 
 
 def test_places_limits_columns_and_filters(run, stream):
-    """The range, the count, the columns and the subject of a read are what was asked for."""
+    """The range, count, columns and subject of a read are applied."""
     text = "".join(f"{number}\n" for number in range(20))
     run("publish", stream, "--subject", f"{stream}.a", "--partition", "0", stdin=text)
     run("publish", stream, "other", "--subject", f"{stream}.b", "--partition", "0")
@@ -284,7 +284,7 @@ def test_a_read_that_cannot_be_says_why(run, stream, arguments, code):
 
 
 def test_truncating_moves_the_start(run, stream):
-    """What is below the offset is no longer served; beyond the end is refused."""
+    """Records below the offset are deleted; one beyond the end is rejected."""
     run("publish", stream, "--subject", f"{stream}.a", "--partition", "1", stdin="a\nb\nc\n")
     [told] = lines(
         run("stream", "delete-records", stream, "--partition", "1", "--before", "2", "-o", "json")
@@ -306,7 +306,7 @@ def test_truncating_moves_the_start(run, stream):
     ids=lambda arguments: arguments[0],
 )
 def test_benchmarks_state_their_settings_and_clean_up(run, arguments):
-    """A result names what it measured, and the stream of the measurement is gone."""
+    """A result has its settings, and the benchmark's stream is deleted."""
     [result] = lines(run("bench", *arguments, "--output", "json"))
     assert result["bench"] == arguments[0]
     assert result["records"] in (20, 500)
@@ -367,7 +367,7 @@ def test_long_work_is_watched_on_a_terminal(url, run, stream):
 
 
 def test_what_is_seen_already_needs_no_bar(url, run, stream):
-    """Who follows waits for ever; where nobody watches, a read writes nothing beside records."""
+    """A following read, or one not on a terminal, prints no progress."""
     run("publish", stream, "x")
     assert run("read", stream).stderr == ""
 

@@ -45,7 +45,7 @@ def test_a_new_key_is_one(tmp_path):
 
 
 def test_keys_are_rotated_while_records_come(url, file):
-    """Master key by all streams or one, data key by one; the table shows who wraps what."""
+    """Master keys of all streams or one, data keys of one; the table lists the wrapping keys."""
     for name in ("a", "b"):
         run("stream", "create", name, "--encryption", "--server", url)
     run("stream", "create", "plain", "--server", url)
@@ -69,7 +69,7 @@ def test_keys_are_rotated_while_records_come(url, file):
 
 
 def test_what_is_not_encrypted_is_not_rotated(url):
-    """The reason is told."""
+    """The error has the reason."""
     run("stream", "create", "plain", "--server", url)
     assert "is not encrypted" in run("encryption", "rotate", "plain", "--server", url, code=1)
     assert "no stream 'x'" in run("encryption", "rotate", "x", "--server", url, code=1)

@@ -1,4 +1,4 @@
-"""``strandline cluster force-recover``: loud, and refused where there is nothing to rescue."""
+"""``strandline cluster force-recover``: warns first; rejected if there is nothing to recover."""
 
 from typer.testing import CliRunner
 
@@ -6,7 +6,7 @@ from strandline.cli.app import app
 
 
 def test_it_warns_before_it_does_anything(tmp_path):
-    """Whoever said --yes reads what it means, and why it is refused here."""
+    """Even with --yes it prints the consequences, and the reason for a rejection."""
     done = CliRunner().invoke(
         app, ["cluster", "force-recover", "--data-dir", str(tmp_path / "none"), "--yes"]
     )
@@ -24,7 +24,7 @@ def test_it_wants_a_yes(tmp_path):
 
 
 def test_metadata_is_discarded_of_a_stopped_broker_of_a_cluster_only(tmp_path):
-    """Where nobody can be asked it wants a yes, and another directory is refused by name."""
+    """Without a terminal it needs --yes, and another directory is rejected by name."""
     command = ["cluster", "discard-metadata", "--data-dir", str(tmp_path)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 1

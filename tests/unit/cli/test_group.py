@@ -34,7 +34,7 @@ def lines(result):
 
 
 def test_a_group_is_made_shown_and_deleted(run):
-    """Rewound to places of all kinds, listed with what it has before it, forgotten."""
+    """Reset to offsets of all kinds, listed with its lag, deleted."""
     [done] = lines(run("reset", "billing", "orders", "--to", "latest", "-o", "json"))
     assert done["offsets"] == {"0": 3, "1": 3}
     run("reset", "billing", "orders", "--to", "1", "--partition", "1")
@@ -49,8 +49,8 @@ def test_a_group_is_made_shown_and_deleted(run):
     assert "(unknown_group)" in run("info", "billing", code=1).stderr
 
 
-def test_a_place_beyond_the_end_is_refused(run):
-    """A group reset there would consume nothing for long, and nobody would be told."""
+def test_a_place_beyond_the_end_is_rejected(run):
+    """A group reset there would silently consume nothing for long."""
     refused = run("reset", "far", "orders", "--partition", "0", "--to", "99999999", code=1)
     assert "offset 99999999 is beyond the end of orders/0, 3" in refused.stderr
     run("info", "far", code=1)
@@ -60,7 +60,7 @@ def test_a_place_beyond_the_end_is_refused(run):
 
 
 def test_members_are_shown_and_guard_their_group(run, url):
-    """Who consumes what, by name; nobody rewinds or deletes a group that is in use."""
+    """Members are listed by name; a group in use is neither reset nor deleted."""
     with (
         strandline.connect(url) as client,
         client.consumer("used", "orders", instance="till-1") as consumer,

@@ -35,7 +35,7 @@ def segment_of(directory):
 
 
 def test_an_intact_directory_is_listed(stopped, run):
-    """Journal, segment and checkpoint stand there with what they hold; exit code 0."""
+    """Journal, segment and checkpoint are listed with their contents; exit code 0."""
     result = run(stopped)
     assert result.exit_code == 0, result.output
     assert "orders/0" in result.stdout
@@ -111,7 +111,7 @@ def test_without_metadata_the_rest_is_told(stopped, run, content):
 
 
 def test_a_missing_log_is_named(stopped, run):
-    """A stream's directory that is gone is corruption, in a listing for programs too."""
+    """A missing directory of a stream is corruption, also in the JSON listing."""
     logs = segment_of(stopped).parent
     aside = stopped / "aside"
     logs.rename(aside)
@@ -131,7 +131,7 @@ def test_a_missing_log_is_named(stopped, run):
 
 
 def test_a_corrupt_file_by_itself_is_told(stopped, run, tmp_path):
-    """The dump of a file with a flipped bit in its last batch goes on, and exits with code 1."""
+    """The dump of a file with a flipped bit in its last batch continues, and exits with 1."""
     copy = tmp_path / segment_of(stopped).name
     intact = segment_of(stopped).read_bytes()
     copy.write_bytes(intact[:-1] + bytes([intact[-1] ^ 1]))
@@ -141,7 +141,7 @@ def test_a_corrupt_file_by_itself_is_told(stopped, run, tmp_path):
 
 
 def test_a_compacted_and_a_deleted_stream_are_not_missed(run, tmp_path):
-    """Nor what retention took, and a stream that never had a record."""
+    """Nor records removed by retention, or a stream without a record."""
     often = {"cleaner_interval_ms": 50, "journal": {"checkpoint_interval_ms": 50}}
     with Server(data_dir=tmp_path, **often) as url, strandline.connect(url) as client:
         client.create_stream("keys", compact=True, segment_bytes=64 << 10)
@@ -161,7 +161,7 @@ def test_a_compacted_and_a_deleted_stream_are_not_missed(run, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 100])
-def test_what_is_not_ours_is_refused(run, tmp_path, content):
+def test_what_is_not_ours_is_rejected(run, tmp_path, content):
     """Another directory or file is an error with a code, not a listing of nothing."""
     assert run(tmp_path).exit_code == 1
     file = tmp_path / "notes.txt"

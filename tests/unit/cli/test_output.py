@@ -1,4 +1,4 @@
-"""What commands print."""
+"""The output of commands."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def test_an_error_for_programs_is_json(capsys):
 
 
 def test_a_package_that_is_missing_is_named(capsys):
-    """A command whose extra was not installed says what to install; a bug of ours stays one."""
+    """A missing extra is named with its installation; a bug of ours is raised."""
 
     @reports_errors
     def command(*, output=OutputFormat.text):
@@ -137,7 +137,7 @@ def test_output_that_cannot_be_written_is_one_line():
 
 
 def test_progress_stays_off_standard_output(capsys):
-    """Long work says what it does on standard error, one line when nobody watches."""
+    """Progress goes to standard error, as single lines without a terminal."""
     with progress("reading", 10) as advance:
         advance(10)
     captured = capsys.readouterr()

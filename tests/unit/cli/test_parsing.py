@@ -40,7 +40,7 @@ def test_durations_have_units(text, milliseconds):
 
 @pytest.mark.parametrize("text", ["", "x", "-5", "5 parsecs", "1e9", "5 5", "9" * 30])
 def test_what_is_no_size_is_a_usage_error(text):
-    """Nonsense is refused with an example of what is meant."""
+    """An invalid size is rejected with an example."""
     with pytest.raises(typer.BadParameter, match="such as"):
         parse_size(text)
 
@@ -67,7 +67,7 @@ def test_places_in_a_stream(text, place):
     "text", ["", "soon", "-", "1.5", "2026-13-01", "-9999999w", "-999999999999999w"]
 )
 def test_what_is_no_place_is_a_usage_error(text):
-    """The error lists what a place may be."""
+    """The error lists the valid forms of an offset."""
     with pytest.raises(typer.BadParameter):
         parse_offset(text, NOW)
 

@@ -1,4 +1,4 @@
-"""``strandline pipeline run``: mistakes are told before Spark is started."""
+"""``strandline pipeline run``: mistakes are reported before Spark starts."""
 
 import pytest
 from typer.testing import CliRunner

@@ -59,14 +59,14 @@ def test_header_values_that_are_no_text_are_base64(capsys):
 
 
 def test_a_record_as_a_line(record, capsys):
-    """The columns stand beside each other, null as a dash."""
+    """The columns are beside each other, null as a dash."""
     print_table_record(record)
     line = capsys.readouterr().out
     assert line.split() == ["7", record["timestamp"], "orders.paris", "-", "café", "a=1", "a=2"]
 
 
 def test_a_value_cannot_steer_the_terminal(capsys):
-    """Control characters and bytes that are no text are shown, not sent; long values are cut."""
+    """Control characters and invalid text are escaped; long values are shortened."""
     print_table_record({"value": b"\x1b[2J\xff" + b"x" * 1000})
     line = capsys.readouterr().out
     assert line.startswith(r"\x1b[2J\xff")

@@ -22,7 +22,7 @@ with GracefulStop(lambda: print("at once", flush=True)) as stop:
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_the_first_signal_requests_a_stop(number):
-    """The process goes on; after the block the handlers are those from before."""
+    """The process continues; after the block the previous handlers are restored."""
     before = [signal.getsignal(each) for each in STOP_SIGNALS]
     with GracefulStop(lambda: pytest.fail("there was no second signal")) as stop:
         signal.signal(signal.SIGINT, signal.default_int_handler)  # as a library does
@@ -34,7 +34,7 @@ def test_the_first_signal_requests_a_stop(number):
 
 
 def test_the_second_signal_ends_the_process():
-    """By that signal, after the command has ended what it started."""
+    """By that signal, after the command has stopped what it started."""
     done = subprocess.run(
         [sys.executable, "-c", STOPPED_TWICE], capture_output=True, text=True, check=False
     )

@@ -9,7 +9,7 @@ from strandline.errors import InvalidRequestError
 
 
 @pytest.mark.parametrize("days", [math.inf, -math.inf, math.nan])
-def test_days_that_no_clock_counts_are_refused(days):
+def test_days_that_no_clock_counts_are_rejected(days):
     """With a typed error that says what means for ever."""
     with pytest.raises(InvalidRequestError, match="give None for no expiry"):
         AccessControl(brokers=None).create_token("ann", days=days)

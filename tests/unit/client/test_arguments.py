@@ -26,7 +26,7 @@ def test_numbers_of_arrays_are_numbers(value):
 
 
 @pytest.mark.parametrize("value", [True, np.True_, 3.0, "3", None])
-def test_what_is_no_whole_number_is_refused(value):
+def test_what_is_no_whole_number_is_rejected(value):
     """By the name of what it was given as."""
     with pytest.raises(InvalidRequestError, match="partition must be a whole number"):
         whole_number(value, "partition")
@@ -42,7 +42,7 @@ def test_times_of_data_frames_are_times(moment):
     assert nanoseconds(pd.Timestamp(moment)) == nanoseconds(moment) == expected
 
 
-def test_what_is_no_moment_is_refused():
+def test_what_is_no_moment_is_rejected():
     """Text has no time zone, and no one format."""
     with pytest.raises(InvalidRequestError, match="2026-01-01"):
         nanoseconds("2026-01-01")
@@ -56,14 +56,14 @@ def test_what_is_no_moment_is_refused():
         (datetime.max.replace(tzinfo=UTC), "timestamp out of range: .*9999"),
     ],
 )
-def test_what_no_record_can_have_as_its_time_is_refused(moment, reason):
+def test_what_no_record_can_have_as_its_time_is_rejected(moment, reason):
     """As what it is: pandas' NaT passes for a datetime."""
     with pytest.raises(InvalidRequestError, match=reason):
         nanoseconds(moment)
 
 
 @pytest.mark.parametrize("value", ["5", None, float("nan"), 0.5, [2]])
-def test_what_is_no_number_or_too_small_is_refused(value):
+def test_what_is_no_number_or_too_small_is_rejected(value):
     """By its name, and with the least that works."""
     check_number(float("inf"), "linger_ms", least=1)
     with pytest.raises(InvalidRequestError, match="linger_ms must be a number of at least 1"):
@@ -78,7 +78,7 @@ def test_times_are_positive_and_finite(seconds):
 
 
 @pytest.mark.parametrize("seconds", ["5", None, float("nan"), [2]])
-def test_what_is_no_wait_is_refused(seconds):
+def test_what_is_no_wait_is_rejected(seconds):
     """One that is over is none, and one for ever is as long as a lock of Python's may wait."""
     assert [wait(s, "t") for s in (-1, 0, 2, np.float32(0.5))] == [0.0, 0.0, 2.0, 0.5]
     assert wait(float("inf"), "t") < threading.TIMEOUT_MAX
@@ -87,7 +87,7 @@ def test_what_is_no_wait_is_refused(seconds):
 
 
 @pytest.mark.parametrize("offsets", [5, None, [3], {0: "3"}, {"0": 3}])
-def test_what_are_no_offsets_by_number_is_refused(offsets):
+def test_what_are_no_offsets_by_number_is_rejected(offsets):
     """With an example of what is meant."""
     assert offsets_by_number({np.int64(0): 3}, "starts") == {0: 3}
     with pytest.raises(InvalidRequestError, match=r"beyond must be offsets by|whole number"):
@@ -95,7 +95,7 @@ def test_what_are_no_offsets_by_number_is_refused(offsets):
 
 
 @pytest.mark.parametrize("offsets", [{(None, 0): 1}, {(b"s", 0): 1}, {"s": 1}, [("s", 0)], None])
-def test_what_are_no_offsets_of_partitions_is_refused(offsets):
+def test_what_are_no_offsets_of_partitions_is_rejected(offsets):
     """Where they are given, with an example of what is meant."""
     with pytest.raises(InvalidRequestError, match=r"offsets must be by stream|text"):
         offsets_by_partition(offsets)

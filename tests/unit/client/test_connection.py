@@ -27,7 +27,7 @@ def test_addresses_as_people_write_them(given, shown, uri):
 
 
 @pytest.mark.parametrize("given", ["", "h:0", "h:65536", "http://h:1", "a b:1", "h:1:2", "h:x"])
-def test_what_is_no_address_is_refused_with_an_example(given):
+def test_what_is_no_address_is_rejected_with_an_example(given):
     """The error shows what an address looks like, or which part is wrong."""
     with pytest.raises(InvalidRequestError, match=r"address|port"):
         BrokerConnection(given, timeout_s=1.0)

@@ -52,7 +52,7 @@ def test_a_stream_that_the_coordinator_of_groups_does_not_know_yet_is_waited_for
     assert not cluster.left
 
 
-def test_a_stream_that_nobody_knows_is_refused_at_once():
+def test_a_stream_that_nobody_knows_is_rejected_at_once():
     """So is the one of groups itself, which every broker knows and nobody consumes."""
     for streams in (("t",), ("s", "t"), (GROUPS_STREAM,)):
         cluster = Cluster(UnknownStreamError("no stream"), lasts=2)

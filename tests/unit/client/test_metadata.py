@@ -70,7 +70,7 @@ def test_routes_are_kept_until_they_are_forgotten_and_name_brokers():
     assert known.routes("s") is None
 
 
-def test_older_metadata_is_refused_for_a_while(monkeypatch):
+def test_older_metadata_is_rejected_for_a_while(monkeypatch):
     """Then nobody has newer: a forced recovery has lost it."""
     known = ClusterMetadata(("a:1",))
     known.check_newest("a:1", 9)

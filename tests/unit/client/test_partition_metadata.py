@@ -153,7 +153,7 @@ def test_a_stream_that_stays_unknown_is_given_up(make):
     assert brokers.named_broker == UNKNOWN_MAX
 
 
-def test_a_refused_lookup_fails_what_waits_for_it(make):
+def test_a_rejected_lookup_fails_what_waits_for_it(make):
     """As with a revoked token; the lookup goes on, in case the token is known only later."""
     revoked = UnauthenticatedError("this token is revoked")
     kit = make(Brokers(revoked, {0: "b:1"}))

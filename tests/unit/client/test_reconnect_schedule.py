@@ -32,7 +32,7 @@ def test_partitions_are_tried_for_as_long_as_each_may_be_away():
         reads.failed([0], GONE, 102.0)
 
 
-def test_a_read_that_stood_begins_anew_with_its_patience():
+def test_a_read_that_stood_begins_again_with_its_patience():
     """After a connected read, earlier failures do not count."""
     reads = ReconnectSchedule([0], timeout_s=1)
     reads.failed([0], GONE, 100.0)

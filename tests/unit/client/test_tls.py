@@ -25,7 +25,7 @@ def test_what_is_not_given_comes_from_the_environment():
         Credentials.given(None, "y", None, environ=VARIABLES)
 
 
-def test_certificates_without_tls_are_refused():
+def test_certificates_without_tls_are_rejected():
     """Certificates given for an address without TLS are an error, to avoid clear text."""
     with pytest.raises(InvalidRequestError, match=r"tls://127\.0\.0\.1:9293"):
         BrokerConnection("127.0.0.1:9293", timeout_s=1, credentials=Credentials(ca="ca.pem"))

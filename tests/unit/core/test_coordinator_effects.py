@@ -54,7 +54,7 @@ def test_effects_wait_for_what_was_decided_before_them():
     assert log.taken() == [Answer("c"), Answer("d")]
 
 
-def test_the_state_is_written_anew_when_entries_are_many_more(early):
+def test_the_state_is_rewritten_when_entries_are_many_more(early):
     """Earlier entries may be deleted once the new ones are stored."""
     log = log_of(Sum())
     for _ in range(4):

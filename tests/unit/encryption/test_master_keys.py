@@ -17,7 +17,7 @@ def test_a_source_has_a_key_a_line_and_comments():
 
 
 @pytest.mark.parametrize("text", ["secret", "AAAA", "é", "A" * 44])
-def test_what_is_no_key_is_refused_and_not_shown(text):
+def test_what_is_no_key_is_rejected_and_not_shown(text):
     """The message has the line number, and not its text."""
     with pytest.raises(InvalidConfigError) as caught:
         parse_master_keys(f"\n{text}", "keys.txt")
@@ -25,7 +25,7 @@ def test_what_is_no_key_is_refused_and_not_shown(text):
     assert text not in caught.value.message
 
 
-def test_a_key_that_stands_there_twice_is_refused():
+def test_a_key_that_stands_there_twice_is_rejected():
     """It would be a rotation that was none."""
     key = new_key_text()
     with pytest.raises(InvalidConfigError, match="twice"):

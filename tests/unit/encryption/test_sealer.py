@@ -129,7 +129,7 @@ def test_a_flipped_bit_is_corruption_and_needs_no_key(keys):
             check_batch(flipped)
 
 
-def test_a_change_with_a_right_checksum_is_refused(keys):
+def test_a_change_with_a_right_checksum_is_rejected(keys):
     """The tag reveals a change of header, seal, columns or tag."""
     sealed = keys.sealer().seal(batch())
     for position in (16, 32, 48, 80, 90, 110, len(sealed) - 1):
@@ -146,7 +146,7 @@ def test_a_batch_opens_in_its_own_partition_only(keys):
         keys.sealer(1).open(keys.sealer(0).seal(batch()))
 
 
-def test_a_batch_that_is_not_sealed_is_refused(keys):
+def test_a_batch_that_is_not_sealed_is_rejected(keys):
     """Without the key no record can be added to the stream."""
     with pytest.raises(DecryptionError, match="not encrypted"):
         keys.sealer().open(batch())

@@ -68,7 +68,7 @@ def test_what_lets_an_administrator_in_is_taken(auth, others):
         ),
     ],
 )
-def test_what_would_be_open_or_shut_for_ever_is_refused(auth, others, message):
+def test_what_would_be_open_or_shut_for_ever_is_rejected(auth, others, message):
     """A half-made configuration never means less checking than it seems to."""
     with pytest.raises(InvalidConfigError, match=message) as caught:
         settings(auth, **others)

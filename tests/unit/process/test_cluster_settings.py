@@ -43,7 +43,7 @@ def test_every_broker_is_named_with_its_address():
         ({"tls_key": "key.pem"}, "TLS needs"),
     ],
 )
-def test_what_cannot_be_a_cluster_is_refused(cluster, message):
+def test_what_cannot_be_a_cluster_is_rejected(cluster, message):
     """The error names the key."""
     with pytest.raises(InvalidConfigError, match=message):
         load(**cluster)

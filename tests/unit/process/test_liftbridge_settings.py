@@ -159,7 +159,7 @@ def test_small_segments_are_as_small_as_ours_can_be():
         ({"logging.level": "loud"}, "is not a log level"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(values, message):
+def test_what_cannot_be_honoured_is_rejected(values, message):
     """The error has the key and an alternative."""
     with pytest.raises(InvalidConfigError) as caught:
         settings_of(values)

@@ -72,7 +72,7 @@ def test_without_a_source_there_are_no_keys():
         (b"A" * (65 << 10), "too long"),
     ],
 )
-def test_a_file_that_is_no_list_of_keys_is_refused(file, content, message):
+def test_a_file_that_is_no_list_of_keys_is_rejected(file, content, message):
     """Nothing of it is shown."""
     file.write_bytes(content)
     with pytest.raises(InvalidConfigError, match=message) as caught:
@@ -81,14 +81,14 @@ def test_a_file_that_is_no_list_of_keys_is_refused(file, content, message):
     assert str(file) in caught.value.message
 
 
-def test_a_missing_file_is_refused(file):
+def test_a_missing_file_is_rejected(file):
     """The broker does not start without a configured file."""
     file.unlink()
     with pytest.raises(InvalidConfigError, match="No such file"):
         master_keys(with_file(file), {})
 
 
-def test_two_sources_are_refused(file):
+def test_two_sources_are_rejected(file):
     """Two sources are refused, because the valid one would be unclear."""
     with pytest.raises(InvalidConfigError, match="keep one"):
         master_keys(with_file(file), {VARIABLE: new_key_text()})

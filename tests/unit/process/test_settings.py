@@ -90,7 +90,7 @@ def test_every_key_has_a_variable():
         ("x" * (FILE_BYTES_MAX + 1), "the limit is"),
     ],
 )
-def test_a_wrong_file_is_refused_by_name(write, text, message):
+def test_a_wrong_file_is_rejected_by_name(write, text, message):
     """The error has the file and its fault."""
     file = write(text)
     with pytest.raises(InvalidConfigError, match=message) as caught:
@@ -98,7 +98,7 @@ def test_a_wrong_file_is_refused_by_name(write, text, message):
     assert str(file) in caught.value.message
 
 
-def test_a_missing_file_is_refused(tmp_path):
+def test_a_missing_file_is_rejected(tmp_path):
     """A configuration file that was named must exist."""
     with pytest.raises(InvalidConfigError, match="cannot read"):
         load_settings(tmp_path / "none.yaml", {}, {})
@@ -115,7 +115,7 @@ def test_a_missing_file_is_refused(tmp_path):
         ("STRANDLINE_", "x", "unknown configuration key"),
     ],
 )
-def test_a_wrong_variable_is_refused_by_name(variable, text, message):
+def test_a_wrong_variable_is_rejected_by_name(variable, text, message):
     """The error names the variable."""
     with pytest.raises(InvalidConfigError, match=message) as caught:
         read_environment({variable: text})
@@ -150,7 +150,7 @@ def test_variables_of_the_cli_and_of_kubernetes_are_not_settings():
         ({"flihgt_port": 1}, "flags: unknown configuration key 'flihgt_port'"),
     ],
 )
-def test_impossible_values_are_refused(values, message):
+def test_impossible_values_are_rejected(values, message):
     """Ranges and contradictions are caught before anything is opened."""
     with pytest.raises(InvalidConfigError, match=message):
         load_settings(None, {}, values)

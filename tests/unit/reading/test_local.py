@@ -188,7 +188,7 @@ def test_corruption_ends_the_read_where_it_is(tmp_path):
     assert cursor.position == base == 300
 
 
-def test_a_file_that_was_cut_is_corruption_not_a_crash(tmp_path):
+def test_a_file_that_was_truncated_is_corruption_not_a_crash(tmp_path):
     """A mapped file would end the process here."""
     stored = store(tmp_path, [[300, 300], [10]])
     path, position, _ = stored.batches[1]
@@ -212,7 +212,7 @@ def test_another_file_of_the_same_name_is_not_read(tmp_path):
 
 
 @pytest.mark.parametrize("make", [lambda path: None, os.mkfifo, os.mkdir])
-def test_what_is_no_file_is_refused_at_once(tmp_path, make):
+def test_what_is_no_file_is_rejected_at_once(tmp_path, make):
     """Nothing there, or something that one could wait at for ever."""
     stored = store(tmp_path, [[5]])
     path = stored.batches[0][0]

@@ -36,7 +36,7 @@ def claiming(codec, claimed_bytes):
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
 @pytest.mark.parametrize("claimed_bytes", [BODY_BYTES_MAX + 1, (1 << 32) - 1])
-def test_more_than_the_cap_is_refused_before_anything_is_allocated(codec, claimed_bytes, pool):
+def test_more_than_the_cap_is_rejected_before_anything_is_allocated(codec, claimed_bytes, pool):
     """A batch that says it becomes gigabytes costs nothing."""
     batch = claiming(codec, claimed_bytes)
     with pytest.raises(CorruptBatchError, match=f"claims {claimed_bytes} bytes; at most"):
@@ -45,7 +45,7 @@ def test_more_than_the_cap_is_refused_before_anything_is_allocated(codec, claime
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
-def test_more_than_is_claimed_is_refused(codec, pool):
+def test_more_than_is_claimed_is_rejected(codec, pool):
     """A batch that is larger than its header says gets no more memory than that."""
     batch = claiming(codec, 1000)
     with pytest.raises(CorruptBatchError, match="does not decompress"):

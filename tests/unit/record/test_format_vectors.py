@@ -74,7 +74,7 @@ def test_what_compaction_left_keeps_its_offsets():
     assert check_batch(vector).next_offset == 10
 
 
-def test_a_filler_stands_for_offsets_without_records():
+def test_a_placeholder_stands_for_offsets_without_records():
     """The sixth test vector is four offsets that compaction has emptied."""
     vector = vectors()[5]
     assert bytes(encode_filler(9, 13, leader_epoch=2)) == vector

@@ -24,7 +24,7 @@ def test_columns_come_in_the_order_that_is_asked_for():
 @pytest.mark.parametrize(
     ("columns", "why"), [(["valu"], "unknown column 'valu'"), (["key", "key"], "twice")]
 )
-def test_columns_that_cannot_be_are_refused(columns, why):
+def test_columns_that_cannot_be_are_rejected(columns, why):
     """With those that can."""
     with pytest.raises(InvalidRequestError, match=why):
         project(columns)

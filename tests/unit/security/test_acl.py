@@ -15,7 +15,7 @@ def table(*rules: tuple[str, str, str]) -> Acls:
     return Acls(Rule("app", *rule) for rule in rules)
 
 
-def test_what_no_rule_allows_is_refused():
+def test_what_no_rule_allows_is_rejected():
     """An empty table allows nothing, and a rule allows its principal alone."""
     orders = Resource("stream", "orders")
     assert not Acls().allows(APP, "read", orders)
@@ -154,7 +154,7 @@ def test_a_rule_that_means_something_is_taken(rule):
         (Rule("app", "admin", "cluster", "mine"), "pattern of kind cluster"),
     ],
 )
-def test_a_rule_that_would_mean_nothing_is_refused(rule, message):
+def test_a_rule_that_would_mean_nothing_is_rejected(rule, message):
     """A rule that could never apply, or not as it reads, is an error when it is made."""
     with pytest.raises(InvalidRequestError, match=message):
         check_rule(rule)

@@ -124,7 +124,7 @@ def test_connections_are_counted_before_there_is_a_quota():
 @pytest.mark.parametrize(
     "quota", [Quota(), Quota(publish_bytes_per_s=-1), Quota(connections=1 << 51)]
 )
-def test_a_quota_that_is_none_is_refused(quota):
+def test_a_quota_that_is_none_is_rejected(quota):
     """No limit, a negative one, and an impossible one are rejected with the field."""
     with pytest.raises(InvalidRequestError):
         check_quota(quota)

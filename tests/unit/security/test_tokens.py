@@ -97,7 +97,7 @@ def test_brokers_may_have_tokens_and_nobody_else_of_that_name():
         ({"expires_ns": 5}, "expire before"),
     ],
 )
-def test_a_token_that_could_not_be_shown_is_refused(fields, message):
+def test_a_token_that_could_not_be_shown_is_rejected(fields, message):
     """The metadata stores no token that no client could present."""
     with pytest.raises(InvalidRequestError, match=message):
         check_token(token(**fields))

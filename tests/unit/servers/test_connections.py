@@ -20,8 +20,8 @@ def test_the_oldest_stranger_makes_room():
     assert limit.count == 3
 
 
-def test_where_everybody_is_known_one_too_many_is_refused():
-    """Nobody who is being served is ended for it."""
+def test_where_everybody_is_known_one_too_many_is_rejected():
+    """Active connections are not closed for it."""
     limit = ConnectionLimit(2)
     assert admit(limit, "a", "b") == []
     limit.note_identified("a")

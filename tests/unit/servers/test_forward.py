@@ -1,4 +1,4 @@
-"""Publishes that are handed on: what a forwarder knows of them while they are under way."""
+"""Forwarded publishes: the forwarder's state while they are in flight."""
 
 import asyncio
 import queue
@@ -35,7 +35,7 @@ class Outcomes:
 
 
 class LoneBroker:
-    """A broker that the cluster does not know yet, so that its forwards are refused."""
+    """A broker that the cluster does not know yet, so that its forwards are rejected."""
 
     def __init__(self):
         self.config, self.image = BrokerConfig(), MetadataImage()
@@ -98,7 +98,7 @@ async def test_a_partition_is_busy_until_its_last_publish_is_answered(forwarder,
 
 
 async def test_there_is_room_again_when_publishes_are_answered(forwarder, monkeypatch):
-    """Streams of publishes wait for it; whoever does not is refused."""
+    """Publishes of a stream wait for it; others are rejected."""
     monkeypatch.setattr(forward, "PENDING_MAX", 2)
     under_way = queue.Queue()
     monkeypatch.setattr(forwarder, "_send", lambda _, done: under_way.put(done))
@@ -155,7 +155,7 @@ def producers(monkeypatch):
 
 
 async def hand_on(forwarder, producers, stream):
-    """A publish under way; the future that answers it."""
+    """Return a publish in flight and the future that answers it."""
     record = PendingForward(
         PartitionName(stream, 0), b"v", subject="s", key=None, headers=None, message_id=None
     )
@@ -165,7 +165,7 @@ async def hand_on(forwarder, producers, stream):
 
 
 async def publish(forwarder, producers, *streams):
-    """Publish to streams, one after the other, and hear that it is stored."""
+    """Publish to streams, one after another, and wait until it is stored."""
     for stream in streams:
         future, outcomes = await hand_on(forwarder, producers, stream)
         future.set_result(Ack.at(7, 0))
@@ -195,7 +195,7 @@ async def test_the_producer_of_a_deleted_stream_is_ended(broker, forwarder, prod
 
 
 @pytest.mark.parametrize(("isr", "leader"), [((1,), 1), ((1, 2), 1), ((1,), None)])
-async def test_what_the_leader_would_refuse_for_want_of_copies_is_refused_here(
+async def test_what_the_leader_would_reject_for_want_of_copies_is_rejected_here(
     broker, forwarder, producers, isr, leader
 ):
     """At once, instead of being tried until its time is over; an election is waited for."""
@@ -218,7 +218,7 @@ async def test_what_the_leader_would_refuse_for_want_of_copies_is_refused_here(
 async def test_a_partition_is_led_elsewhere_until_what_was_forwarded_is_answered(
     broker, forwarder, producers, leader, is_elsewhere
 ):
-    """Nobody's is not: who leads it next is not known. Broker 2 is this one."""
+    """A partition without a leader is not, since its next leader is unknown."""
     config = StreamConfig(name="s", subject="s", replicas=2)
     partition = PartitionImage(log_id=1, replicas=(1, 2), isr=(1, 2), leader=leader)
     stream = StreamImage(config=config, created_ns=1, partitions=(partition,))
@@ -234,7 +234,7 @@ async def test_a_partition_is_led_elsewhere_until_what_was_forwarded_is_answered
 
 
 async def test_a_broker_without_a_majority_forwards_nothing(broker, forwarder):
-    """It does not know who leads now; its publisher asks another one."""
+    """It does not know the leader; its publisher asks another broker."""
     broker.has_lost_majority = True
     outcomes = Outcomes()
     record = PendingForward(HERE, b"v", subject="s", key=None, headers=None, message_id=None)

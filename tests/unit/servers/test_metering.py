@@ -56,7 +56,7 @@ def test_a_principal_has_one_meter(place):
 
 
 def test_without_a_quota_nothing_waits_and_nothing_is_counted(place):
-    """Figures are of those who have a quota, so they cost nobody else anything."""
+    """Only principals with a quota have metrics."""
     assert place.shop.publish(10**12) == place.shop.read(10**12) == place.shop.requests(10**6) == 0
     place.shop.check_request()
     place.shop.check_publish(10**12)
@@ -65,7 +65,7 @@ def test_without_a_quota_nothing_waits_and_nothing_is_counted(place):
 
 
 def test_a_quota_counts_as_soon_as_it_is_set_and_no_longer_than_it_is(place):
-    """No connection has to be made anew for it."""
+    """Existing connections follow at once."""
     shop = place.shop
     shop.publish(5000)
     place.limit(publish_bytes_per_s=1000)
@@ -76,7 +76,7 @@ def test_a_quota_counts_as_soon_as_it_is_set_and_no_longer_than_it_is(place):
 
 
 def test_what_waits_is_told_how_long_and_counted(place):
-    """The figures of a principal: bytes, and time that it was told to wait."""
+    """A principal's metrics: bytes, and the time it was asked to wait."""
     place.limit(publish_bytes_per_s=1000, read_bytes_per_s=1000)
     place.shop.publish(3000)
     place.shop.read(2000)
@@ -86,7 +86,7 @@ def test_what_waits_is_told_how_long_and_counted(place):
     assert figures.quota_wait_seconds["shop"] == pytest.approx(3.0)
 
 
-def test_a_refused_request_says_when_to_ask_again(place):
+def test_a_rejected_request_says_when_to_ask_again(place):
     """And is served then."""
     place.limit(requests_per_s=2)
     place.shop.check_request()
@@ -100,7 +100,7 @@ def test_a_refused_request_says_when_to_ask_again(place):
     assert place.telemetry.quota_rejections == {"shop": 1}
 
 
-def test_a_publish_that_cannot_be_held_up_is_refused_while_there_is_debt(place):
+def test_a_publish_that_cannot_be_held_up_is_rejected_while_there_is_debt(place):
     """Passed bytes are counted completely; the next ones wait until they are repaid."""
     place.limit(publish_bytes_per_s=1000)
     place.shop.check_publish(2500)
@@ -111,7 +111,7 @@ def test_a_publish_that_cannot_be_held_up_is_refused_while_there_is_debt(place):
     assert place.telemetry.quota_published_bytes == {"shop": 2501}
 
 
-def test_one_connection_too_many_is_refused(place):
+def test_one_connection_too_many_is_rejected(place):
     """Until another is closed."""
     place.limit(connections=1)
     place.shop.open()
@@ -122,7 +122,7 @@ def test_one_connection_too_many_is_refused(place):
 
 
 def test_a_shared_connection_counts_once_for_each_who_calls_on_it(place):
-    """From the first call on, however many follow, until it ends; a refused one does not count."""
+    """From a principal's first call to its end; a rejected call does not count."""
     place.limit(connections=1)
     first, second = Presence(), Presence()
     for allowance in (place.shop, place.of(Principal("other")), place.shop):

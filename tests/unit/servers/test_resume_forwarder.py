@@ -1,4 +1,4 @@
-"""Publishes that a leader refuses as their partition is paused: woken, and sent again in order."""
+"""Publishes to a paused partition: it is resumed, and they are sent again in order."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ PAUSED = PausedError("s/0 is paused")
 
 
 class Leader:
-    """A leader of a partition, and the publishes handed to it: ``sent`` are under way."""
+    """A partition's leader, and the publishes it received: ``sent`` are in flight."""
 
     def __init__(self):
         self.is_paused = True
@@ -43,7 +43,7 @@ class Leader:
             self.resuming.submit(publish)
 
     def answer(self, count=None):
-        """Answer what is under way, or the first of it."""
+        """Answer publishes in flight, or the first of them."""
         answered = self.sent[:count]
         del self.sent[: len(answered)]
         for name, publish in answered:
@@ -68,7 +68,7 @@ async def leader(monkeypatch):
     await made.resuming.stop()
 
 
-async def test_what_was_refused_goes_again_before_what_came_behind_it(leader):
+async def test_what_was_rejected_goes_again_before_what_came_behind_it(leader):
     """The partition is resumed once, when nothing is in flight."""
     leader.publish("a", "b", "c")
     leader.answer(1)
@@ -103,7 +103,7 @@ async def test_a_leader_that_hears_late_stores_them_in_order(leader):
 
 
 async def test_nothing_goes_again_behind_a_later_one(leader):
-    """Somebody else had woken the partition between the two; who sent it first is told."""
+    """If the partition was resumed in between, the earlier publisher gets an error."""
     leader.publish("a", "b")
     leader.answer(1)
     leader.is_paused = False
@@ -134,8 +134,8 @@ async def test_a_partition_that_cannot_be_woken_is_the_answer(leader):
     assert leader.stored == ["b"]
 
 
-async def test_a_leader_that_goes_on_refusing_is_believed(leader, monkeypatch):
-    """In the end; it is asked again for as long as it may not have heard."""
+async def test_a_leader_that_continues_refusing_is_believed(leader, monkeypatch):
+    """After retries for as long as it may not know of the resume."""
     monkeypatch.setattr(waking_module, "PATIENCE_S", 0.05)
 
     async def resume(_):

@@ -14,7 +14,7 @@ def busy(seconds):
 
 
 async def test_one_connection_has_a_slice_and_all_have_a_round():
-    """A slice ends before the round does; when the round is spent nobody has one until the next."""
+    """A slice is shorter than a round; once the round is spent, all wait for the next."""
     budget, loop = RoundBudget(), asyncio.get_running_loop()
     end_s = budget.slice_end()
     assert end_s != SPENT
@@ -27,7 +27,7 @@ async def test_one_connection_has_a_slice_and_all_have_a_round():
 
 
 async def test_work_that_runs_later_counts_for_the_round():
-    """A source that has scheduled a round's worth of work gets no more time in it."""
+    """A source that has scheduled a round's work gets no more time in it."""
     budget = RoundBudget()
     assert budget.slice_end() != SPENT
     budget.charge(ROUND_S)
@@ -35,7 +35,7 @@ async def test_work_that_runs_later_counts_for_the_round():
 
 
 async def test_deferred_work_takes_turns_and_lets_the_loop_run():
-    """Two connections with endless input take turns, and a third party runs between them."""
+    """Two connections with endless input alternate, and other tasks run in between."""
     budget, order = RoundBudget(), []
 
     def work(name):

@@ -86,7 +86,7 @@ def test_a_range_is_read_once(use):
     assert client.starts == [10]
 
 
-def test_a_cut_read_goes_on_where_it_was_cut(use):
+def test_a_cut_read_continues_where_it_was_truncated(use):
     """A connection lost in the middle loses and repeats no record."""
     lost = DisconnectedError("gone")
     client = use(FakeClient(failures=[(2, lost), (0, lost), (1, lost)]))
@@ -95,7 +95,7 @@ def test_a_cut_read_goes_on_where_it_was_cut(use):
     assert client.closed == 3
 
 
-def test_a_stream_that_was_created_anew_is_not_read(use):
+def test_a_stream_that_was_recreated_is_not_read(use):
     """Neither from the start nor after a wait for a broker: its offsets mean something else."""
 
     class Anew(FakeClient):

@@ -33,7 +33,7 @@ def put(client, into, partition, offsets, *, of="source"):
     client.append_batch(into, table, partition=partition)
 
 
-def test_a_copy_goes_on_behind_its_newest_record(client):
+def test_a_copy_continues_behind_its_newest_record(client):
     """In windows from its end: it may be many windows long, and end with records of others."""
     source = client.create_stream("source", partitions=5)
     client.create_stream("copy", partitions=5)
@@ -58,7 +58,7 @@ def test_the_newest_of_a_window_counts(client):
     assert copied_offsets(client, source, into="copy2") == {0: 9}
 
 
-def test_a_copy_of_an_older_stream_is_refused(client):
+def test_a_copy_of_an_older_stream_is_rejected(client):
     """Its offsets mean nothing in the stream that has the name now."""
     client.create_stream("source3")
     client.create_stream("copy3")

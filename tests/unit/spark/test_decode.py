@@ -57,7 +57,7 @@ def test_json_becomes_columns():
     ],
 )
 def test_a_bad_value_costs_its_neighbours_nothing(bad):
-    """Whatever a value is, even one that tries to close its wrapping, only itself is refused."""
+    """Any invalid value, even one with closing brackets, is rejected alone."""
     found = decoded([b'{"a":1}', b'{"a":2}', bad, b'{"a":3}'])
     assert found.sources == [0, 1, 3]
     assert found.rows.flatten()[0].to_pylist() == [1, 2, 3]
@@ -88,7 +88,7 @@ PIECES = st.sampled_from(
 
 @given(st.lists(st.lists(PIECES, max_size=6).map(b"".join), max_size=8))
 def test_every_value_is_a_row_of_its_own_or_bad(values):
-    """No row is lost, doubled or given to another record, and what is a row is a JSON object."""
+    """No row is lost, doubled or moved to another record, and every row was a JSON object."""
     found = decoded(values)
     assert sorted([*found.sources, *(place for place, _ in found.bad)]) == list(range(len(values)))
     assert len(found.rows) == len(found.sources)
@@ -119,7 +119,7 @@ def avro_bytes(**row):
 
 
 def test_avro_becomes_columns():
-    """Values of the writer's schema are decoded; cut ones and ones with more behind are refused."""
+    """Values of the writer's schema are decoded; truncated and overlong ones are rejected."""
     text = json.dumps(AVRO)
     good = avro_bytes(id=7, note=None, at=1000, tags=["x"], size="L")
     found = decoded([good, good[:-1], good + b"!"], "avro", arrow_schema_of(text), avro_schema=text)
@@ -234,7 +234,7 @@ def test_avro_of_another_version_is_read_with_its_writer_s_schema():
         '{"type":"record","fields":[{"name":"a","type":"int"}]}',
     ],
 )
-def test_an_avro_schema_without_columns_is_refused(schema):
+def test_an_avro_schema_without_columns_is_rejected(schema):
     """Missing, broken, not a record, or with a union that no column can hold."""
     with pytest.raises(InvalidConfigError):
         arrow_schema_of(schema)
@@ -257,8 +257,8 @@ def test_arrow_values_may_hold_many_rows():
     assert [place for place, _ in found.bad][:1] == [1]
 
 
-def test_values_that_no_column_can_hold_are_refused_alone():
-    """A time beyond the year 9999 and an Arrow value with a column twice cost nobody else."""
+def test_values_that_no_column_can_hold_are_rejected_alone():
+    """A time beyond the year 9999 and an Arrow value with a repeated column affect no others."""
     text = json.dumps(AVRO)
     plain = json.loads(text)
     plain["fields"][2]["type"] = "long"
@@ -279,7 +279,7 @@ def test_values_that_no_column_can_hold_are_refused_alone():
 
 
 def test_dates_are_read_from_json():
-    """At the top, in structs and in lists; what is no date is refused, a tombstone is none."""
+    """At the top, in structs and in lists; other text is rejected, a tombstone is null."""
     inner = pa.struct([("days", pa.list_(pa.date32()))])
     schema = pa.schema([("day", pa.date32()), ("more", inner)])
     values = [
@@ -307,7 +307,7 @@ def options_of(*, schema=None, **more):
     )
 
 
-def test_what_json_cannot_become_is_refused_at_the_start():
+def test_what_json_cannot_become_is_rejected_at_the_start():
     """A map, also one within a list, is named before any value is read; for Avro it is a column."""
     pairs = MapType(StringType(), StringType())
     record = pa.schema([("value", pa.binary())])
@@ -318,8 +318,8 @@ def test_what_json_cannot_become_is_refused_at_the_start():
         check_decoding(record, options_of(schema=schema, values="avro"))
 
 
-def test_rows_that_are_no_records_are_refused_at_the_start():
-    """Decoding needs values, and dead letters need to know whose they are."""
+def test_rows_that_are_no_records_are_rejected_at_the_start():
+    """Decoding needs values, and dead letters need their source."""
     letters = options_of(deadLetters="bad", stream="s", server="s:1")
     value, offset = ("value", pa.binary()), ("offset", pa.int64())
     check_decoding(pa.schema([value]), options_of())
@@ -336,7 +336,7 @@ def test_rows_that_are_no_records_are_refused_at_the_start():
 
 
 def test_columns_of_json_are_inferred_from_objects_alone():
-    """A sample with noise in it still tells the columns; a sample of noise is an error."""
+    """A sample with noise gives columns; one of noise only is an error."""
     sample = pa.array([b"noise", None, b'{"a":1}', b'{"b":"x"}'], pa.binary())
     assert infer_json_schema(sample) == SCHEMA
     with pytest.raises(InvalidConfigError, match="schema"):
@@ -352,7 +352,7 @@ def test_columns_of_json_are_inferred_from_objects_alone():
         ([b'{"a":null,"b":[{"c":null}]}'], r"no field .* has a value yet \(a, b.c\)"),
     ],
 )
-def test_a_sample_that_tells_no_columns_is_refused(sample, message):
+def test_a_sample_that_tells_no_columns_is_rejected(sample, message):
     """JSON objects that disagree, or have nothing that a column could be made of."""
     with pytest.raises(InvalidConfigError, match=f"{message}.*give 'schema'"):
         infer_json_schema(pa.array(sample, pa.binary()))
@@ -369,7 +369,7 @@ def test_what_columns_make_of_odd_json(kind, text, ours, sparks):
 
 @pytest.mark.parametrize(("text", "ours", "sparks"), json_cases.WHOLE)
 def test_what_a_load_makes_of_odd_values(text, ours, sparks):
-    """A value is one JSON object and nothing behind it, or it is refused."""
+    """A value is exactly one JSON object, or it is rejected."""
     found = decoded([text.encode()], schema=pa.schema([("a", pa.int32())]))
     row = None if found.bad else found.rows.to_pylist()[0]
     assert (json_cases.DEAD if found.bad else row and row["a"]) == ours
@@ -396,7 +396,7 @@ def test_times_and_bytes_are_read_at_any_depth():
     assert found.bad == [(2, "'soon' is not a time such as 2024-01-31T12:00:00Z")]
 
 
-def test_a_value_too_deep_is_refused_alone():
+def test_a_value_too_deep_is_rejected_alone():
     """Whatever reads it, its neighbours are decoded."""
     deep = b'{"b":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     found = decoded([b'{"a":1}', deep, b'{"a":NaN}', b'{"a":2}', b"oops"])
@@ -421,7 +421,7 @@ def test_a_value_too_deep_is_refused_alone():
     ],
 )
 def test_inferred_columns_hold_what_was_there(sample, kind):
-    """A zone stays a zone and a date a date; what fits no such column is text, and so is read."""
+    """A zone stays a zone and a date a date; other values are read as text."""
     values = [json.dumps({"a": value}).encode() for value in sample]
     schema = infer_json_schema(pa.array(values, pa.binary()))
     assert schema == pa.schema([("a", kind)])
@@ -438,14 +438,14 @@ def test_inferred_columns_hold_what_was_there(sample, kind):
         ([b'{"a":{}}', b'{"a":[1]}'], "a is an object in one and a list in another"),
     ],
 )
-def test_what_no_column_holds_without_loss_is_refused(sample, message):
-    """By name, and before the first commit: the user says what the column is."""
+def test_what_no_column_holds_without_loss_is_rejected(sample, message):
+    """By name, and before the first commit: the user chooses the type."""
     with pytest.raises(InvalidConfigError, match=f"{message}.*give 'schema'"):
         infer_json_schema(pa.array(sample, pa.binary()))
 
 
-def test_columns_that_differ_by_case_alone_are_refused():
-    """Also in structs within lists: nobody could open the table."""
+def test_columns_that_differ_by_case_alone_are_rejected():
+    """Also in structs within lists: such a table could not be opened."""
     refuse_case_twins(pa.schema([("a", pa.struct([("b", pa.int64())])), ("b", pa.int64())]))
     twins = pa.struct([("userId", pa.int64()), ("userid", pa.int64())])
     for schema, names in (
@@ -461,7 +461,7 @@ def test_columns_that_differ_by_case_alone_are_refused():
 
 
 def test_fields_without_a_value_are_left_out_and_named(caplog):
-    """A column of nulls alone, for good, refused the first value that came there."""
+    """A column of nulls only would reject the first value."""
     sample = [b'{"a":1,"b":null,"c":{"d":null,"e":{},"f":"x"},"g":[]}', b'{"b":null,"h":[1]}']
     inner = pa.struct([("f", pa.string())])
     found = infer_json_schema(pa.array(sample, pa.binary()))
@@ -477,7 +477,7 @@ def test_a_value_too_deep_for_the_sample_is_noise():
 
 
 def test_names_of_a_record_and_of_its_value_may_not_clash():
-    """A field that is called like one of the record's own columns is refused by name."""
+    """A field with the name of a record's column is rejected by name."""
     record = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("value", pa.binary())])
     assert decoded_schema(record, SCHEMA).names == ["_partition", "_offset", "a", "b"]
     for name in ("_offset", "_Offset"):
@@ -486,7 +486,7 @@ def test_names_of_a_record_and_of_its_value_may_not_clash():
 
 
 def test_a_bad_value_without_dead_letters_ends_the_load():
-    """Nothing is left out silently: the error names the record and what to do."""
+    """The error has the record and a remedy."""
     options = options_of()
     record = pa.schema([("partition", pa.int32()), ("offset", pa.int64()), ("value", pa.binary())])
     batch = pa.RecordBatch.from_pydict(

@@ -27,7 +27,7 @@ HPUB = re.compile(rb"HPUB (\S+) (\S+) (\d+) (\d+)\r\n")
 
 
 class FakeNats(threading.Thread):
-    """Answers publishes as a script says: ``ack``, ``none`` (nobody listens) or ``drop``."""
+    """Answers publishes from a script: ``ack``, ``none`` (no responder) or ``drop``."""
 
     def __init__(self, script):
         super().__init__(daemon=True)
@@ -106,7 +106,7 @@ def test_every_message_is_acknowledged():
 
 
 def test_a_broken_connection_sends_the_unanswered_again():
-    """What was not acknowledged goes out again under its id, and repeats are counted."""
+    """Unacknowledged messages are sent again under their id, and repeats are counted."""
     publisher = published(lambda n: {700: "drop", 1500: "ack and drop"}.get(n, "ack"))
     assert publisher.acked == 3000
     assert publisher.reconnects == 2
@@ -114,7 +114,7 @@ def test_a_broken_connection_sends_the_unanswered_again():
 
 
 def test_messages_that_nobody_took_go_out_again():
-    """While nobody listens to the subject, nothing counts and nothing is lost."""
+    """Without a subscriber nothing counts and nothing is lost."""
     publisher = published(lambda n: "none" if n <= 500 else "ack", count=1000)
     assert publisher.acked == 1000
     assert publisher.resent >= 500
@@ -198,7 +198,7 @@ def test_the_chart_shows_each_hour():
 
 
 def test_progress_is_shown_on_terminals_and_in_files():
-    """A terminal gets one line that changes, a file a line now and then; both keep what is said."""
+    """A terminal gets one changing line, a file a line from time to time."""
 
     class Terminal(io.StringIO):
         def isatty(self):
@@ -213,7 +213,7 @@ def test_progress_is_shown_on_terminals_and_in_files():
 
 
 def test_only_its_own_directory_is_emptied(tmp_path):
-    """A directory of an earlier run is emptied, one with other files is refused."""
+    """A directory of an earlier run is emptied, one with other files is rejected."""
     (tmp_path / "letter").write_text("dear")
     with pytest.raises(InvalidRequestError, match="not the demo's"):
         prepare(tmp_path)
@@ -234,7 +234,7 @@ def test_the_directory_of_a_demo_that_runs_is_left_alone(tmp_path):
 
 
 def test_without_java_the_demo_ends_before_it_begins(tmp_path, monkeypatch):
-    """It says what is missing, and has touched nothing."""
+    """It names what is missing, and has changed nothing."""
     monkeypatch.setattr("strandline.spark.java._candidates", lambda: iter(()))
     with pytest.raises(UnavailableError, match="Java 17"):
         run_demo(tmp_path / "d", flights_max=10, out=io.StringIO())

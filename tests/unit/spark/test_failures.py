@@ -1,4 +1,4 @@
-"""What ended a pipeline is one line that a user can act on, not Spark's stack traces."""
+"""The end of a pipeline is reported as one line with a remedy, not as Spark's stack traces."""
 
 import pytest
 
@@ -57,21 +57,21 @@ def test_advice_is_about_what_pipelines_have():
     ],
 )
 def test_what_is_not_ours_is_unavailable(text, message):
-    """The last exception of Python, else what Spark says first; one line."""
+    """The last Python exception, else Spark's first line."""
     found = query_failure("q", RuntimeError(HEAD + text + TAIL))
     assert type(found) is UnavailableError
     assert found.message.splitlines() == [f"query q failed: {message}"]
 
 
 def test_a_value_that_sql_cannot_take_is_no_outage():
-    """It was told as an error that may pass, under which the pipeline would be run for ever."""
+    """It is a permanent error, so the pipeline is not restarted for ever."""
     cast = '[CAST_INVALID_INPUT] The value \'1.5\' of the type "STRING" is no "BIGINT".'
     found = query_failure("q", RuntimeError(f"{HEAD}{cast} Use `try_cast`. SQLSTATE: 22018{TAIL}"))
     assert type(found) is InvalidRecordError
     assert found.message == f"query q failed: {cast} Use `try_cast`. SQLSTATE: 22018"
 
 
-def test_sql_that_spark_refuses_is_the_description_s_mistake():
+def test_sql_that_spark_rejects_is_the_description_s_mistake():
     """Spark begins its message with an empty line, and ends it with plans."""
     found = refused_description(RuntimeError("\n[PARSE_SYNTAX_ERROR] at 'SELEKT'\n\n== SQL ==\n"))
     assert type(found) is InvalidConfigError

@@ -1,4 +1,4 @@
-"""Aggregates without Spark: what a record does to a state, and where reading goes on."""
+"""Aggregates without Spark: the effect of a record on a state, and where reading continues."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_each_function_does_what_it_says():
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
 def test_a_number_that_is_not_finite_is_in_the_changelog(number):
-    """JSON has no notation for it, so the state has Spark's text for it, and goes on from that."""
+    """JSON has no notation for it, so the state has Spark's text, which is read again."""
     state = folded((0, 0, 1.5), (0, 1, number))
     text = encode_state(state)
     shown = {math.inf: "Infinity", -math.inf: "-Infinity"}.get(number, "NaN")
@@ -83,7 +83,7 @@ def test_the_smallest_and_the_largest_do_not_depend_on_the_order(numbers):
         ("last(x)", "map<string,binary>"),
     ],
 )
-def test_what_a_state_cannot_hold_is_refused(column, kind):
+def test_what_a_state_cannot_hold_is_rejected(column, kind):
     """A state is JSON: a sum of texts would be one long text, and a decimal or a time would come
     back as a text that nothing can be added to or compared with.
     """
@@ -92,7 +92,7 @@ def test_what_a_state_cannot_hold_is_refused(column, kind):
 
 
 def test_what_a_state_can_hold_passes():
-    """Numbers for all functions, texts to compare, and what is only kept as its text."""
+    """Numbers for all functions, texts for comparisons, other values as their text."""
     for kind in ("int", "bigint", "float", "double"):
         refuse_types(FOLDS, dict.fromkeys(("n", "total", "low", "high", "newest"), kind))
     refuse_types(parse_folds({"a": "min(x)", "b": "last(x)"}), {"a": "string", "b": "string"})
@@ -106,7 +106,7 @@ def test_a_record_is_folded_once():
     assert folded((0, 0, 5), (0, 1, 6), (0, 0, 5), (0, 1, 6)) == folded((0, 0, 5), (0, 1, 6))
 
 
-def test_states_of_other_columns_are_refused():
+def test_states_of_other_columns_are_rejected():
     """A column that was added would begin in the middle, and one of another function ended in a
     TypeError of Python's.
     """
@@ -154,7 +154,7 @@ def test_the_newest_states_tell_the_position(records, cut):
     assert run(restored, rest) == run({}, placed)
 
 
-def test_wrong_columns_and_states_are_refused():
+def test_wrong_columns_and_states_are_rejected():
     """An unknown function, a missing argument, and bytes that are no state are named."""
     for text in ("median(x)", "sum()", "count"):
         with pytest.raises(InvalidConfigError, match="'a'"):

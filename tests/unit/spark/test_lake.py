@@ -80,7 +80,7 @@ class Lake:
         return commit(self.store(), proposal, garbage_age_ms=DAY_MS)
 
     def values(self):
-        """What a stranger who knows the format alone reads."""
+        """Return what a reader of the format alone sees."""
         if self.format == "delta":
             table = DeltaTable(self.path).to_pyarrow_table()
         else:
@@ -113,7 +113,7 @@ def test_data_and_offsets_are_committed_together(lake):
 
 
 def test_a_replay_is_acknowledged_and_adds_nothing(lake):
-    """The newest batch again, in other files, changes nothing; other content is refused."""
+    """The newest batch again changes nothing; other content is rejected."""
     assert lake.commit(lake.propose(rows(0, 0, 10)))
     assert not lake.commit(lake.propose(rows(0, 0, 4), rows(0, 4, 10)))
     with pytest.raises(InvalidRequestError, match="restored from an old copy"):
@@ -122,7 +122,7 @@ def test_a_replay_is_acknowledged_and_adds_nothing(lake):
 
 
 def test_of_two_writers_that_saw_the_same_table_one_commits(lake):
-    """Both decide on one state; the second to publish is told, decides anew, and is refused."""
+    """The second to publish decides again, and is rejected."""
     assert lake.commit(lake.propose(rows(0, 0, 10)))
     late, early = lake.propose(rows(0, 10, 20), txn="a"), lake.propose(rows(0, 10, 20), txn="b")
     store = lake.store()
@@ -151,7 +151,7 @@ def test_the_first_commit_is_one_too(lake):
     assert lake.values() == expected(p0=5)
 
 
-def test_a_batch_of_nothing_but_refused_records_moves_the_offsets(lake):
+def test_a_batch_of_nothing_but_rejected_records_moves_the_offsets(lake):
     """Records that became dead letters are done: their offsets are committed without a file."""
     assert lake.commit(lake.propose(rows(0, 0, 10)))
     whole = lake.propose(rows(0, 10, 15), batch=1)
@@ -162,7 +162,7 @@ def test_a_batch_of_nothing_but_refused_records_moves_the_offsets(lake):
     assert lake.values() == expected(p0=10)
 
 
-def test_a_gap_is_refused(lake):
+def test_a_gap_is_rejected(lake):
     """Records between the table's end and the batch are missing, whatever the format."""
     assert lake.commit(lake.propose(rows(0, 0, 10)))
     with pytest.raises(DataLossError, match="2 offsets are missing"):
@@ -180,7 +180,7 @@ def test_other_writers_may_compact_the_table(tmp_path):
 
 
 def test_somebody_s_delta_table_is_appended_to_if_the_columns_are_the_same(tmp_path):
-    """Rows of other columns, or in partitions, would spoil it: they are refused before any task."""
+    """Other columns or partitions are rejected before any task."""
     lake = Lake(tmp_path, "delta")
     write_deltalake(lake.path, pa.table({"x": [1, 2, 3]}))
     with pytest.raises(InvalidRequestError, match=r"columns x int64, and the rows have partition"):
@@ -198,7 +198,7 @@ def test_somebody_s_delta_table_is_appended_to_if_the_columns_are_the_same(tmp_p
 
 
 def partition_anew(lake):
-    """Somebody replaces a table by a partitioned one."""
+    """Replace a table by a partitioned one."""
     if lake.format == "delta":
         table = pa.Table.from_batches([rows(0, 0, 3)])
         how = {"mode": "overwrite", "schema_mode": "overwrite", "partition_by": ["subject"]}
@@ -209,7 +209,7 @@ def partition_anew(lake):
 
 
 def rename_column(lake):
-    """Somebody gives a column another name."""
+    """Rename a column."""
     if lake.format == "delta":
         table = pa.Table.from_batches([rows(0, 0, 3)]).rename_columns({"value": "content"})
         write_deltalake(lake.path, table, mode="overwrite", schema_mode="overwrite")
@@ -219,8 +219,8 @@ def rename_column(lake):
 
 
 @pytest.mark.parametrize("change", [partition_anew, rename_column])
-def test_what_others_changed_between_two_commits_is_refused(lake, change):
-    """Before any task writes, and also when it came after that: with what to do, for good."""
+def test_what_others_changed_between_two_commits_is_rejected(lake, change):
+    """Before any task writes, and also after that; the error is permanent and has a remedy."""
     assert lake.commit(lake.propose(rows(0, 0, 3)))
     staged, store = lake.propose(rows(0, 3, 5), batch=1), lake.store()
     change(lake)
@@ -233,7 +233,7 @@ def test_what_others_changed_between_two_commits_is_refused(lake, change):
 
 
 def test_a_column_that_others_add_is_null_in_our_rows(lake):
-    """Readers fill it in, in both formats, and the load goes on."""
+    """In both formats, and the load continues."""
     assert lake.commit(lake.propose(rows(0, 0, 3)))
     if lake.format == "delta":
         DeltaTable(lake.path).alter.add_columns(DeltaField("extra", "string"))
@@ -258,7 +258,7 @@ def track_rows(table):
 @pytest.mark.parametrize(
     ("change", "reason"), [(constrain, "constraints small"), (track_rows, "features.*rowTracking")]
 )
-def test_what_delta_asks_of_writers_and_we_do_not_do_is_refused(tmp_path, change, reason):
+def test_what_delta_asks_of_writers_and_we_do_not_do_is_rejected(tmp_path, change, reason):
     """A row that breaks a constraint was committed, and an unknown feature tried without end."""
     lake = Lake(tmp_path, "delta")
     assert lake.commit(lake.propose(rows(0, 0, 3)))
@@ -270,7 +270,7 @@ def test_what_delta_asks_of_writers_and_we_do_not_do_is_refused(tmp_path, change
 
 
 def test_a_delta_commit_that_fails_without_a_race_is_not_tried_again(tmp_path, monkeypatch):
-    """Only who was overtaken decides anew; else the same failure would come without end."""
+    """Only a concurrent commit causes a retry; another failure would repeat for ever."""
     lake = Lake(tmp_path, "delta")
     assert lake.commit(lake.propose(rows(0, 0, 3)))
     staged, store = lake.propose(rows(0, 3, 5), batch=1), lake.store()
@@ -281,7 +281,7 @@ def test_a_delta_commit_that_fails_without_a_race_is_not_tried_again(tmp_path, m
 
 
 def unread(lake, commits):
-    """Somebody restores the table to what it was after so many of its commits."""
+    """Restore the table to its state after this many commits."""
     if lake.format == "delta":
         DeltaTable(lake.path).restore(commits - 1)
         return
@@ -292,7 +292,7 @@ def unread(lake, commits):
 
 @pytest.mark.parametrize("dense", [True, False])
 def test_a_table_that_was_restored_ends_where_it_then_did(lake, dense):
-    """What it no longer has is loaded again; a checkpoint beyond that would skip it: refused."""
+    """Removed records are loaded again; a checkpoint beyond that is rejected."""
     for batch in range(3):
         assert lake.commit(lake.propose(rows(0, 2 * batch, 2 * batch + 2), batch=batch))
     unread(lake, 2)
@@ -324,7 +324,7 @@ def test_a_table_that_was_restored_twice_ends_where_the_second_says(tmp_path):
 
 
 def test_a_delta_table_restored_to_before_our_first_commit_has_none_of_our_records(tmp_path):
-    """A load begins anew there, at the beginning of the stream."""
+    """A load starts again at the beginning of the stream."""
     lake = Lake(tmp_path, "delta")
     write_deltalake(lake.path, pa.Table.from_batches([rows(7, 0, 2)]))
     assert lake.commit(lake.propose(rows(0, 0, 3)))
@@ -337,8 +337,8 @@ def test_a_delta_table_restored_to_before_our_first_commit_has_none_of_our_recor
     assert lake.values() == sorted([*expected(p0=5), *expected(p7=2)])
 
 
-def test_a_restore_that_the_log_no_longer_explains_is_refused(tmp_path):
-    """The log was cleaned up to after our last commit: where the table ends cannot be told."""
+def test_a_restore_that_the_log_no_longer_explains_is_rejected(tmp_path):
+    """The log was cleaned up, so the end of the table is unknown."""
     lake = Lake(tmp_path, "delta")
     write_deltalake(lake.path, pa.Table.from_batches([rows(7, 0, 2)]))
     write_deltalake(lake.path, pa.Table.from_batches([rows(7, 2, 4)]), mode="append")
@@ -352,7 +352,7 @@ def test_a_restore_that_the_log_no_longer_explains_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("kept", ["the restore", "nothing of it"])
-def test_a_restored_delta_table_whose_log_was_cleaned_up_is_refused(tmp_path, kept):
+def test_a_restored_delta_table_whose_log_was_cleaned_up_is_rejected(tmp_path, kept):
     """The application transactions are those of the last commit, but its records are gone."""
     lake = Lake(tmp_path, "delta")
     for batch in range(2):
@@ -366,7 +366,7 @@ def test_a_restored_delta_table_whose_log_was_cleaned_up_is_refused(tmp_path, ke
         lake.offsets()
 
 
-def test_a_rolled_back_iceberg_table_whose_snapshots_expired_is_refused(tmp_path):
+def test_a_rolled_back_iceberg_table_whose_snapshots_expired_is_rejected(tmp_path):
     """The property is that of the last commit, but its records are gone."""
     lake = Lake(tmp_path, "iceberg")
     for batch in range(2):
@@ -391,7 +391,7 @@ def test_expired_snapshots_of_an_iceberg_table_do_not_hide_the_offsets(tmp_path)
     assert lake.offsets() == {"0": 3}
 
 
-def test_an_iceberg_table_rolled_back_to_before_our_commits_is_refused(tmp_path):
+def test_an_iceberg_table_rolled_back_to_before_our_commits_is_rejected(tmp_path):
     """No snapshot says which of our records it has, if any."""
     lake = Lake(tmp_path, "iceberg")
     lake.store()
@@ -425,7 +425,7 @@ def test_a_directory_holds_a_table_of_one_kind(tmp_path):
 
 
 def test_a_cleaned_up_delta_log_still_knows_the_offsets(tmp_path):
-    """Delta's application transactions hold them when the entries of our commits are gone."""
+    """Delta's application transactions have them when our commits' entries are gone."""
     lake = Lake(tmp_path, "delta")
     assert lake.commit(lake.propose(rows(0, 0, 3), rows(2, 0, 4)))
     DeltaTable(lake.path).optimize.compact()

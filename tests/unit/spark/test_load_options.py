@@ -1,4 +1,4 @@
-"""What a load asks of the table that it fills."""
+"""The options that a load gives to its table."""
 
 import pytest
 from pyspark.sql.types import LongType, StructType
@@ -12,14 +12,14 @@ COLUMNS = StructType().add("id", LongType())
 
 
 def options_of(columns=None, **config):
-    """What the table makes of what a pipeline with these settings gives it."""
+    """Return the table's options for a pipeline with these settings."""
     load = decode_pipeline({**LOAD, **config})
     given = table_options(load, "orders", identity="orders@1", columns=columns)
     return parse_table_options({**given, "path": "lake/orders"})
 
 
 def test_the_table_is_told_of_the_stream():
-    """Which one, so that another of the same name is refused, and where it is."""
+    """Its identity, so that a recreated stream is rejected, and its address."""
     options = options_of(server="127.0.0.1:4333", file_bytes=1 << 20)
     assert (options.stream, options.stream_identity) == ("orders", "orders@1")
     assert (options.server, options.file_bytes) == ("127.0.0.1:4333", 1 << 20)

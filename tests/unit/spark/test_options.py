@@ -23,7 +23,7 @@ def read(*, streaming=False, **options):
     return parse_read_options(BASE | options, streaming=streaming)
 
 
-def test_defaults_read_everything_and_refuse_loss():
+def test_defaults_read_everything_and_reject_loss():
     """A read that names only broker and stream starts at the beginning and fails on data loss."""
     options = read()
     assert (options.starting_offsets, options.ending_offsets) == ("earliest", "latest")
@@ -37,7 +37,7 @@ def test_names_are_matched_without_case():
     assert read(maxrecordspertrigger="5").records_per_trigger_max == 5
 
 
-def test_a_misspelt_option_is_refused_with_the_right_name():
+def test_a_misspelt_option_is_rejected_with_the_right_name():
     """A typo would be ignored by Spark, so a near miss is an error that names the option."""
     with pytest.raises(InvalidConfigError, match="did you mean 'startingOffsets'"):
         read(startingOffset="latest")
@@ -59,7 +59,7 @@ def test_a_misspelt_option_is_refused_with_the_right_name():
         (read, "maxBytes", "'maxBytesPerTrigger'"),
     ],
 )
-def test_what_other_sources_call_an_option_is_refused(parse, name, hint):
+def test_what_other_sources_call_an_option_is_rejected(parse, name, hint):
     """A limit or an end by the name it has in Kafka's source would otherwise not hold, silently."""
     with pytest.raises(InvalidConfigError, match=f"did you mean {hint}"):
         parse(**{name: "1"})
@@ -94,13 +94,13 @@ def table(**options):
         (table, "compresion", "did you mean 'compression'"),
     ],
 )
-def test_every_option_that_is_not_ours_is_refused(parse, name, hint):
-    """Spark would ignore it, so what it was to do would silently not happen."""
+def test_every_option_that_is_not_ours_is_rejected(parse, name, hint):
+    """Spark would ignore it silently."""
     with pytest.raises(InvalidConfigError, match=rf"unknown option '{name.lower()}' .*{hint}"):
         parse(**{name.lower(): "1"})
 
 
-def test_a_table_of_spark_s_catalog_is_refused_with_what_to_write():
+def test_a_table_of_spark_s_catalog_is_rejected_with_what_to_write():
     """Spark keeps its options to itself, and the first use would miss them."""
     given = {"owner": "root", "provider": "x", "option.stream": "y"}
     for parse in (read, table):
@@ -141,13 +141,13 @@ def test_offsets_as_json():
     "text", ["soon", "[]", "{}", '{"a": 1}', '{"0": -1}', '{"0": true}', '{"0": "late"}', "{"]
 )
 def test_wrong_offsets_say_what_is_taken(text):
-    """Anything else than the three forms is refused with an example."""
+    """Other forms than the three are rejected with an example."""
     with pytest.raises(InvalidConfigError, match="earliest, latest or JSON"):
         read(startingOffsets=text)
 
 
 def test_a_stream_read_takes_no_end():
-    """A streaming read has no endingOffsets and says what to use instead."""
+    """A streaming read with endingOffsets is rejected with an alternative."""
     with pytest.raises(InvalidConfigError, match="availableNow"):
         read(streaming=True, endingOffsets="latest")
 
@@ -169,7 +169,7 @@ def test_offsets_and_time_exclude_each_other():
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "many", "٣x"])
 def test_counts_are_positive_whole_numbers(text):
-    """A limit of nothing or nonsense is refused."""
+    """Zero or an invalid limit is rejected."""
     with pytest.raises(InvalidConfigError, match="maxRecordsPerTrigger"):
         read(maxRecordsPerTrigger=text)
 
@@ -205,8 +205,8 @@ def test_timestamps_are_utc_unless_they_say_otherwise(text, nanoseconds):
     assert parse_timestamp(text) == nanoseconds
 
 
-def test_a_wrong_timestamp_is_refused():
-    """Text that is no time is refused with an example."""
+def test_a_wrong_timestamp_is_rejected():
+    """Text that is not a time is rejected with an example."""
     with pytest.raises(InvalidConfigError, match="ISO 8601"):
         parse_timestamp("yesterday")
 
@@ -215,8 +215,8 @@ def test_a_wrong_timestamp_is_refused():
     "text",
     ["1700000000000000000", "9" * 30, "9999-12-31", "9999-12-31T23:59:59-01:00", "1600-01-01"],
 )
-def test_a_timestamp_that_no_record_can_have_is_refused(text):
-    """Nanoseconds given for milliseconds, above all, are told what is taken."""
+def test_a_timestamp_that_no_record_can_have_is_rejected(text):
+    """Above all nanoseconds given for milliseconds; the error has the unit."""
     with pytest.raises(InvalidConfigError, match=r"milliseconds, of the years 1678 to 2261"):
         parse_timestamp(text)
     assert parse_timestamp("2261-12-31") > parse_timestamp("1678-01-01")
@@ -234,7 +234,7 @@ def test_write_and_table_options():
 
 
 def test_compression_is_a_codec_of_parquet():
-    """Spark's word for none of them is understood, and others are refused before any task."""
+    """Spark's names are accepted, and others are rejected before any task."""
     for given, meant in (("", "zstd"), ("SNAPPY", "snappy"), ("uncompressed", "none")):
         assert parse_table_options({"path": "/t", "compression": given}).compression == meant
     with pytest.raises(InvalidConfigError, match="must be one of zstd, snappy"):

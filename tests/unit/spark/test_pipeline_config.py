@@ -1,4 +1,4 @@
-"""Pipeline files: what they may say, and how mistakes are named."""
+"""Pipeline files: valid settings, and errors that name the mistake."""
 
 import pytest
 
@@ -9,7 +9,7 @@ LOAD = {"kind": "load", "streams": ["orders"], "into": "lake/{stream}", "checkpo
 
 
 def test_a_load_has_defaults():
-    """Only what cannot be guessed is required."""
+    """Only settings without a sensible default are required."""
     found = decode_pipeline(LOAD)
     assert isinstance(found, LoadPipeline)
     assert (found.format, found.values, found.trigger) == ("parquet", "raw", "available_now")
@@ -32,7 +32,7 @@ def test_a_load_has_defaults():
     ],
 )
 def test_a_mistake_is_named(change, message):
-    """An unknown kind or key is refused with the nearest there is, a wrong value with its key."""
+    """An unknown kind or key is rejected with the nearest one, a wrong value with its key."""
     with pytest.raises(InvalidConfigError, match=message):
         decode_pipeline(LOAD | change)
 
@@ -62,7 +62,7 @@ def test_a_mistake_is_named(change, message):
         ),
     ],
 )
-def test_a_pipeline_that_feeds_on_itself_is_refused(pipeline, message):
+def test_a_pipeline_that_feeds_on_itself_is_rejected(pipeline, message):
     """Nor may one read a stream twice, or none."""
     with pytest.raises(InvalidConfigError, match=message):
         decode_pipeline({"checkpoint": "c"} | pipeline)
@@ -74,7 +74,7 @@ def test_a_mirror_may_have_the_name_of_its_stream():
     assert decode_pipeline({"checkpoint": "c"} | mirror).into == "a"
 
 
-def test_what_is_no_mapping_is_refused():
+def test_what_is_no_mapping_is_rejected():
     """An empty file and a list are no pipelines."""
     for values in (None, [LOAD]):
         with pytest.raises(InvalidConfigError, match="not a pipeline"):

@@ -1,4 +1,4 @@
-"""How pipelines start: what a refused one leaves, late Python processes, too old a Spark."""
+"""The start of pipelines: rejections without leftovers, late Python processes, an old Spark."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def broker():
 
 
 def refused(begin):
-    """A pipeline that is refused after it has begun."""
+    """A pipeline that is rejected after it has begun."""
     with removed_if_refused():
         begin()
         raise InvalidConfigError("the SQL is wrong")
@@ -32,8 +32,8 @@ def names(client):
     return {each.name for each in client.list_streams()}
 
 
-def test_a_refused_pipeline_leaves_no_output_behind(broker):
-    """Only what it made is removed: not what was there, nor what somebody has written to."""
+def test_a_rejected_pipeline_leaves_no_output_behind(broker):
+    """Only streams that it created are deleted, and only while they are empty."""
     server, client = broker
     source = stream_of(server, "in")
     client.create_stream("there")
@@ -51,8 +51,8 @@ def test_a_refused_pipeline_leaves_no_output_behind(broker):
     assert "started" in names(client)
 
 
-def test_an_output_made_anew_by_somebody_else_stays(broker):
-    """What was deleted and created by another meanwhile is not ours to remove."""
+def test_an_output_recreated_by_somebody_else_stays(broker):
+    """A stream that was recreated meanwhile is not deleted."""
     server, client = broker
 
     def begin():
@@ -103,7 +103,7 @@ def test_a_pipeline_whose_python_processes_come_too_late_is_started_again(monkey
 
 
 @pytest.mark.parametrize("made", [StrandlineSource, StrandlineTable, lambda _: spark_session()])
-def test_an_old_spark_is_refused_by_name(monkeypatch, made):
+def test_an_old_spark_is_rejected_by_name(monkeypatch, made):
     """Instead of a TypeError within Spark, whose interface was another one."""
     for version in ("4.1.4", "3.5.0"):
         monkeypatch.setattr("pyspark.__version__", version)

@@ -1,4 +1,4 @@
-"""Planning of reads: where they start and end, what a trigger takes, how ranges are split."""
+"""Planning of reads: their start and end, the size of a trigger, and the splits."""
 
 import json
 
@@ -47,13 +47,13 @@ def test_offsets_are_written_in_ascending_numeric_order():
 
 @given(st.dictionaries(st.integers(0, 9999), st.integers(0, 2**62)))
 def test_offsets_survive_the_checkpoint(offsets):
-    """What was encoded is decoded, after a passage through JSON."""
+    """Encoded offsets are decoded after a round trip through JSON."""
     encoded = json.loads(json.dumps(encode_offsets(offsets, identity="x@1")))
     assert decode_offsets(encoded) == offsets
 
 
-def test_another_stream_of_the_same_name_is_refused():
-    """A checkpoint of a stream that was deleted and created anew is not continued."""
+def test_another_stream_of_the_same_name_is_rejected():
+    """A checkpoint of a stream that was recreated is not continued."""
     encoded = encode_offsets({0: 1}, identity="x@1")
     refuse_other_stream(encoded, StreamExtent("x@1", ()))
     with pytest.raises(DataLossError, match="x@2"):
@@ -63,8 +63,8 @@ def test_another_stream_of_the_same_name_is_refused():
 @pytest.mark.parametrize(
     "encoded", [{"orders": {"0": 5}}, {"0": 5}, {"0": "x", "stream": "x@1"}, [5], 5, "a"]
 )
-def test_a_checkpoint_of_another_source_is_refused(encoded):
-    """Offsets that Kafka's source wrote, say, are refused, by an error that says what to do."""
+def test_a_checkpoint_of_another_source_is_rejected(encoded):
+    """Offsets of Kafka's source, for example, are rejected with a remedy."""
     with pytest.raises(InvalidConfigError, match="start with a new checkpoint"):
         decode_offsets(encoded)
 
@@ -76,7 +76,7 @@ def test_starts_by_word_and_by_number():
     assert starting_offsets(STATES, options(starting_offsets={1: 7})) == {0: 10, 1: 7}
 
 
-def test_impossible_starts_are_refused():
+def test_impossible_starts_are_rejected():
     """Beyond the end, before the log start, or of an unknown partition."""
     with pytest.raises(OffsetOutOfRangeError, match="100"):
         starting_offsets(STATES, options(starting_offsets={0: 101}))
@@ -93,7 +93,7 @@ def test_lost_records_are_skipped_only_when_asked():
 
 
 def test_an_end_before_the_log_is_nothing_to_read_if_allowed(caplog):
-    """A slice of which retention left nothing was refused, whatever failOnDataLoss said."""
+    """With failOnDataLoss=false a range removed by retention is empty."""
     asked = {"starting_offsets": {0: 3}, "ending_offsets": {0: 9}}
     forgiving = options(**asked, fail_on_data_loss=False)
     start = starting_offsets(STATES, forgiving)
@@ -105,7 +105,7 @@ def test_an_end_before_the_log_is_nothing_to_read_if_allowed(caplog):
         ending_offsets(STATES, backwards, starting=starting_offsets(STATES, backwards))
 
 
-def test_impossible_ends_are_refused():
+def test_impossible_ends_are_rejected():
     """An end beyond the committed records or before the start is an error."""
     start = starting_offsets(STATES, options())
     assert ending_offsets(STATES, options(ending_offsets={0: 20}), starting=start) == {0: 20, 1: 50}
@@ -130,7 +130,7 @@ def test_truncation_below_the_start_is_noticed():
 
 
 def test_a_new_leader_that_does_not_know_yet_what_is_committed_is_no_loss():
-    """It has stored what was read before, so the read waits; beyond its log it would be a loss."""
+    """The read waits; only an offset beyond its log is a loss."""
     new_leader = PartitionExtent(0, 0, 40, log_end_offset=60)
     assert available_end([new_leader], options(), start={0: 60}) == {0: 60}
     assert starting_offsets([new_leader], options(starting_offsets={0: 60})) == {0: 60}
@@ -181,7 +181,7 @@ def test_limited_bytes_follow_the_average_record():
     st.none() | st.integers(1, 40),
 )
 def test_splits_cover_each_offset_once(extents, records_max, partitions_min):
-    """Pieces join up to the ranges they were cut from, and keep both limits."""
+    """Splits join up to the ranges, and keep both limits."""
     ranges = [OffsetRange(p, first, first + count) for p, (first, count) in extents.items()]
     pieces = split_ranges(ranges, records_max=records_max, partitions_min=partitions_min)
     for whole in ranges:

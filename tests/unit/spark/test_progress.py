@@ -25,7 +25,7 @@ def progress(url, **options):
 
 
 def test_what_a_query_has_reached_is_the_position_of_its_group(broker):
-    """Partition by partition, the last word counts; a query without a group tells nobody."""
+    """The last offset of each partition counts; a query without a group commits nothing."""
     url, client = broker
     query = progress(url, group="a copy")
     query.reached({0: 3, 1: 0})
@@ -45,7 +45,7 @@ def test_the_same_place_is_noted_once(broker):
     assert client.groups.list() == []
 
 
-def test_a_query_that_may_not_note_goes_on_without(broker):
+def test_a_query_that_may_not_note_continues_without(broker):
     """A group with members takes no positions from others: the query is not ended, and stops
     asking.
     """

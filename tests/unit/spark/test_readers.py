@@ -35,7 +35,7 @@ ONCE = ReadAllAvailable()
 
 
 class Broker:
-    """What the readers learn from a broker; tests change it as they go."""
+    """The broker's answers to readers; tests change them as they run."""
 
     def __init__(self, monkeypatch):
         self.extents = {0: (0, 100), 1: (0, 50)}
@@ -115,7 +115,7 @@ def test_a_query_starts_where_it_is_told(broker):
 
 
 def test_partitions_that_are_added_are_read_from_their_beginning(broker):
-    """A query whose checkpoint does not know them goes on, and its replays read the same."""
+    """A query whose checkpoint lacks them continues, and its replays read the same."""
     query = reader(longPollMs="1000")
     begin = json.loads(json.dumps(query.latestOffset(encoded(0, 0), UNLIMITED)))
     broker.extents |= {2: (0, 0), 3: (0, 0)}
@@ -133,7 +133,7 @@ def test_partitions_that_are_added_are_read_from_their_beginning(broker):
 
 
 def test_a_broker_that_has_not_heard_of_an_added_partition_takes_nothing_back(broker):
-    """Else a query would forget what it has read of it, and read that again."""
+    """Else a query would read the partition again."""
     read = encoded(100, 50) | {"2": 7}
     assert reader().latestOffset(read, UNLIMITED) == read
     broker.extents[0] = (0, 120)
@@ -141,7 +141,7 @@ def test_a_broker_that_has_not_heard_of_an_added_partition_takes_nothing_back(br
 
 
 def test_records_that_were_deleted_from_an_added_partition_are_a_loss(broker):
-    """Nobody has read them."""
+    """They were never read."""
     broker.extents[2] = (4, 7)
     with pytest.raises(DataLossError, match="partition 2"):
         reader().latestOffset(encoded(100, 50), UNLIMITED)
@@ -205,7 +205,7 @@ def test_a_slow_stream_gathers_records(broker, monkeypatch):
 
 
 def test_a_query_that_runs_once_leaves_nothing(broker):
-    """It takes what there is, however little, and waits for no more: it has no second batch."""
+    """It takes all records, however few, without waiting, since it has no second batch."""
     run = reader(minBytesPerTrigger="1000000")
     assert run.getDefaultReadLimit() == UNLIMITED, "or nothing would tell it from others"
     assert run.latestOffset(encoded(0, 0), ONCE) == encoded(100, 50)
@@ -214,7 +214,7 @@ def test_a_query_that_runs_once_leaves_nothing(broker):
 
 
 def test_a_running_query_waits_for_records(broker):
-    """One that has read everything waits on the broker, unless longPollMs is 0; others go on."""
+    """At the end it waits on the broker, unless longPollMs is 0."""
     reader().latestOffset(encoded(100, 50), UNLIMITED)
     assert broker.waits == [{0: 100, 1: 50}]
     reader().latestOffset(encoded(99, 50), UNLIMITED)
@@ -223,7 +223,7 @@ def test_a_running_query_waits_for_records(broker):
     assert len(broker.waits) == 1
 
 
-def test_lost_records_and_other_streams_are_refused(broker):
+def test_lost_records_and_other_streams_are_rejected(broker):
     """Truncation, a shorter log and another stream of the name end the query."""
     broker.extents[0] = (20, 100)
     with pytest.raises(DataLossError, match="deleted before they were read"):
@@ -246,7 +246,7 @@ def test_tasks_follow_from_offsets_alone(broker):
     assert reader().partitions(encoded(5, 5), encoded(5, 5)) == []
 
 
-def test_a_planned_batch_of_another_stream_is_refused(broker):
+def test_a_planned_batch_of_another_stream_is_rejected(broker):
     """A restarted query begins with the micro-batch it had planned, the very first one with an
     initial offset of now: that is refused where it is another stream's.
     """
@@ -274,7 +274,7 @@ def test_a_checkpoint_is_for_one_output(broker):
 
 
 def test_tasks_know_the_stream_that_they_were_planned_on(broker):
-    """They give no records of one that was created anew since, of a DataFrame or a micro-batch."""
+    """They return no records of a stream that was recreated since."""
     made = source()
     snapshot, query = made.reader(schema=made.schema()), reader()
     for tasks in (snapshot.partitions(), query.partitions(encoded(0, 0), encoded(100, 50))):
@@ -287,7 +287,7 @@ def test_lag_is_reported(broker):
 
 
 def test_a_batch_read_is_planned_from_its_options(broker):
-    """Starts, ends and splits; nothing to read is an empty list, and Spark's stand-in is read."""
+    """Starts, ends and splits; an empty read is an empty list."""
     made = source(startingOffsets='{"0": 90}', endingOffsets='{"1": 0}', minPartitions="2")
     planned = made.reader(schema=made.schema())
     assert [p.range for p in planned.partitions()] == [
@@ -315,7 +315,7 @@ def schema_of(*fields):
 
 
 def test_columns_that_may_be_null_are_not_declared_otherwise():
-    """Spark would answer what asks for nulls without a look: with no row."""
+    """Else Spark would answer a search for nulls with no row."""
     for name in ("key", "value", "headers"):
         schema = StructType([StructField(name, COLUMNS[name], nullable=False)])
         with pytest.raises(InvalidConfigError, match=f"'{name}' may be null"):
@@ -326,7 +326,7 @@ def test_columns_that_may_be_null_are_not_declared_otherwise():
     assert source().reader(schema=offsets).target.names == ["offset"]
 
 
-def test_a_refused_streaming_read_says_so_whatever_is_called_first():
+def test_a_rejected_streaming_read_says_so_whatever_is_called_first():
     """Spark loses an error that is raised while it makes the reader, and fails with its own."""
     made = source(longPollMs="soon")
     reader = made.streamReader(schema=source().schema())
@@ -355,7 +355,7 @@ def test_only_rows_that_are_records_can_be_appended():
             check_columns(schema_of(*fields), WRITE)
 
 
-def test_replacing_is_refused():
+def test_replacing_is_rejected():
     """Neither format overwrites."""
     schema = schema_of(("value", "value"))
     for made in (source(), TableFormat(CaseInsensitiveDict({"path": "t"}))):

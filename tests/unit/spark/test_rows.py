@@ -1,4 +1,4 @@
-"""Rows on their way to streams: the pieces they are cut into, and their fingerprint."""
+"""Rows written to streams: their pieces and their fingerprint."""
 
 import pyarrow as pa
 import pytest
@@ -23,7 +23,7 @@ def pieces(columns, **more):
 
 
 def test_rows_that_go_one_way_stay_together():
-    """Without a column that tells them apart a batch is one piece."""
+    """Without a routing column a batch is one piece."""
     assert pieces({"value": [b"a", b"b"], "partition": [1, 2]}, stream="x") == [
         ("x", None, [b"a", b"b"])
     ]
@@ -85,7 +85,7 @@ def test_a_fingerprint_knows_the_rows_and_not_their_order(values, random, cut):
     ],
 )
 def test_rows_must_say_where_they_go(columns, more, message):
-    """What is missing for that is named before anything is written."""
+    """A missing routing column is named before anything is written."""
     schema = StructType()
     for column in columns.split(", "):
         name, kind = column.split()

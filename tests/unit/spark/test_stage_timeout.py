@@ -30,7 +30,7 @@ def values(url):
 
 
 def test_staged_rows_are_discarded_when_their_time_is_over(url):
-    """Then they cannot be published any more; those of another stage, with more time, can."""
+    """They can no longer be published; those of a stage with more time can."""
     options = {"server": url, "stream": "s", "delivery": "exactlyOnce", "retryTimeoutMs": "0"}
     short = _Appender(parse_write_options(options | {"stageTimeoutMs": "300"}), SCHEMA)
     long = _Appender(parse_write_options(options | {"stageTimeoutMs": "600000"}), SCHEMA)

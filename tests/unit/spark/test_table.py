@@ -29,7 +29,7 @@ def expected(**stops):
 
 
 def test_committed_rows_are_read_and_staged_ones_are_not(tmp_path):
-    """Readers see what a manifest names, by the table's own reader and by a plain listing."""
+    """Readers see the manifest's files, by the table's reader and by a plain listing."""
     files = TableFiles(str(tmp_path / "t"))
     assert commit(files, propose(files, rows(0, 0, 10), rows(1, 0, 5)), garbage_age_ms=DAY_MS)
     propose(files, rows(0, 10, 99))
@@ -58,7 +58,7 @@ def test_the_first_run_starts_at_the_beginning(tmp_path):
 
 
 class CrashError(BaseException):
-    """Stands for kill -9."""
+    """Simulates kill -9."""
 
 
 def crash_at(monkeypatch, step):
@@ -107,7 +107,7 @@ def test_a_crash_at_any_step_loses_and_doubles_nothing(tmp_path, monkeypatch):
 
 
 def test_of_two_writers_one_wins(tmp_path):
-    """A second query that commits the same records between another's look and link is refused."""
+    """A second query that commits the same records in between is rejected."""
     files = TableFiles(str(tmp_path))
     ours, theirs = propose(files, rows(0, 0, 10)), propose(files, rows(0, 0, 10), txn="other")
     publish = files.publish
@@ -124,7 +124,7 @@ def test_of_two_writers_one_wins(tmp_path):
 
 
 def test_a_batch_whose_staged_file_is_gone_is_not_published(tmp_path):
-    """A manifest never names a file that is missing or cut short."""
+    """A manifest never names a missing or truncated file."""
     files = TableFiles(str(tmp_path))
     proposal = propose(files, rows(0, 0, 10))
     staged = files.staging / proposal.files[0].staged
@@ -165,7 +165,7 @@ def test_garbage_goes_by_age_and_committed_files_stay(tmp_path):
     assert stored(tmp_path) == expected(p0=12)
 
 
-def test_a_directory_of_other_files_is_refused(tmp_path):
+def test_a_directory_of_other_files_is_rejected(tmp_path):
     """A table is not started among files that are not its own."""
     (tmp_path / "letters.txt").write_text("x")
     with pytest.raises(InvalidRequestError, match="not a table"):
@@ -174,7 +174,7 @@ def test_a_directory_of_other_files_is_refused(tmp_path):
 
 @pytest.mark.parametrize("below", ["", "table"])
 def test_a_path_that_is_no_directory_is_told(tmp_path, below):
-    """A file where the table should be, or above it, is named, whoever looks first."""
+    """A file in place of the table, or above it, is named."""
     (tmp_path / "file").touch()
     path = tmp_path / "file" / below
     for use in (table_summary, committed_offsets, lambda path: TableFiles(path).create()):
@@ -183,7 +183,7 @@ def test_a_path_that_is_no_directory_is_told(tmp_path, below):
 
 
 def test_only_posix_paths_are_taken(tmp_path):
-    """A file: URI is a path; an object store has no hard links and is refused."""
+    """A file: URI is a path; an object store has no hard links and is rejected."""
     assert TableFiles(f"file://{tmp_path}").root == tmp_path
     assert TableFiles(f"file:{tmp_path}").root == tmp_path
     with pytest.raises(InvalidConfigError, match="hard links"):
@@ -210,7 +210,7 @@ def test_an_empty_task_stages_no_file(tmp_path):
 
 
 def test_a_failed_task_stages_no_file(tmp_path):
-    """A task whose input fails removes what it wrote."""
+    """A task whose input fails removes its files."""
     files = TableFiles(str(tmp_path))
     files.create()
 
@@ -223,7 +223,7 @@ def test_a_failed_task_stages_no_file(tmp_path):
     assert list(files.staging.iterdir()) == []
 
 
-def test_rows_without_an_offset_are_refused(tmp_path):
+def test_rows_without_an_offset_are_rejected(tmp_path):
     """A null offset cannot be committed once, so it is not committed."""
     batch = pa.RecordBatch.from_pydict(
         {"partition": pa.array([0], pa.int32()), "offset": pa.array([None], pa.int64())}

@@ -42,7 +42,7 @@ def options(directory, table_format, **more):
 
 
 def schema_of(kind):
-    """A column of this type beside one of numbers."""
+    """Return a schema with a column of this type and one of numbers."""
     return StructType([StructField("n", LongType()), StructField("odd", kind)])
 
 
@@ -60,7 +60,7 @@ ODD = [
 
 @pytest.mark.parametrize("table_format", FORMATS)
 @pytest.mark.parametrize("kind", ODD, ids=lambda kind: kind.simpleString())
-def test_a_column_that_a_table_cannot_keep_is_refused(tmp_path, table_format, kind):
+def test_a_column_that_a_table_cannot_keep_is_rejected(tmp_path, table_format, kind):
     """When the query starts, by name and type, instead of by an error of a library in a task."""
     for writer in (BatchTableWriter, StreamTableWriter):
         with pytest.raises(InvalidConfigError, match=r"column 'odd.*' is .*CAST"):

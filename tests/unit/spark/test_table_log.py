@@ -68,7 +68,7 @@ def test_the_first_commit_may_start_anywhere():
 
 
 def test_commits_follow_each_other_without_gap_or_overlap():
-    """The next batch goes on where the last one ended; other partitions stay as they are."""
+    """The next batch starts where the last one ended; other partitions do not change."""
     first = accepted(None, proposal(file(p0=span(0, 10), p1=span(0, 5))))
     second = accepted(first, proposal(file(p0=span(10, 12)), batch=1))
     assert second.sequence == 1
@@ -76,7 +76,7 @@ def test_commits_follow_each_other_without_gap_or_overlap():
 
 
 def test_a_table_that_was_deleted_is_not_continued_by_a_load():
-    """A load creates its table with its first batch; who names no stream may begin anywhere."""
+    """A load creates its table with its first batch; without a stream any start is allowed."""
     later = file(p0=span(10, 12))
     with pytest.raises(InvalidRequestError, match=r"batch 3 of x@1.*deleted.*new checkpoint"):
         decide(None, proposal(later, batch=3, stream="x@1"))
@@ -84,7 +84,7 @@ def test_a_table_that_was_deleted_is_not_continued_by_a_load():
     accepted(None, proposal(later, batch=3))
 
 
-def test_records_of_another_stream_are_refused():
+def test_records_of_another_stream_are_rejected():
     """A stream created anew is another one; who does not say which it is goes on, and a table that
     nobody told takes the first that it is told.
     """
@@ -99,13 +99,13 @@ def test_records_of_another_stream_are_refused():
 
 
 def test_a_state_of_an_earlier_version_is_read():
-    """Manifests that say nothing of a stream are those of tables that nobody told."""
+    """Manifests without a stream belong to tables without one."""
     old = json.loads(encode_manifest(accepted(None, proposal(file(p0=span(0, 10))))))
     del old["stream"]
     assert decode_manifest(json.dumps(old).encode(), name="m").stream is None
 
 
-def test_a_gap_is_refused():
+def test_a_gap_is_rejected():
     """Records between the table's end and the batch are missing, and the error counts them."""
     first = accepted(None, proposal(file(p0=span(0, 10))))
     with pytest.raises(DataLossError, match="2 offsets are missing"):
@@ -113,14 +113,14 @@ def test_a_gap_is_refused():
 
 
 @pytest.mark.parametrize("dense", [True, False])
-def test_an_overlap_is_refused_even_in_a_sparse_table(dense):
+def test_an_overlap_is_rejected_even_in_a_sparse_table(dense):
     """Records that the table has are never committed again, by whichever query."""
     first = accepted(None, proposal(file(p0=span(0, 10))))
     with pytest.raises(InvalidRequestError, match="committed already"):
         decide(first, proposal(file(p0=span(9, 12)), txn="other", dense=dense))
 
 
-def test_a_hole_or_a_repeat_within_a_batch_is_refused():
+def test_a_hole_or_a_repeat_within_a_batch_is_rejected():
     """Each offset of the range must be there once, even if the count is right."""
     with pytest.raises(DataLossError, match="not each offset once"):
         decide(None, proposal(file(p0=span(0, 10, rows=9))))
@@ -130,7 +130,7 @@ def test_a_hole_or_a_repeat_within_a_batch_is_refused():
 
 
 def explained(last, wanted, *, missing):
-    """A proposal with what a stream holds that lacks the offsets in ``missing``."""
+    """Return a proposal, and a stream that lacks the offsets in ``missing``."""
     stored = {}
     for partition, (start, stop) in unexplained(last, wanted).items():
         offsets = [offset for offset in range(start, stop) if offset not in missing]
@@ -167,7 +167,7 @@ def test_dense_batches_ask_nobody():
 
 
 def test_a_sparse_table_takes_filtered_batches():
-    """With denseOffsets off, holes are the query's business; going back is still refused."""
+    """With denseOffsets off, gaps are allowed; going back is still rejected."""
     first = accepted(None, proposal(file(p0=span(0, 10, rows=4)), dense=False))
     second = accepted(first, proposal(file(p0=span(15, 20, rows=1)), batch=1, dense=False))
     assert second.offsets == {0: 20}
@@ -180,14 +180,14 @@ def test_a_replay_of_the_last_batch_is_acknowledged():
     assert decide(first, replay) == "already committed"
 
 
-def test_a_replay_with_other_content_is_refused():
+def test_a_replay_with_other_content_is_rejected():
     """One batch number with other records means a checkpoint from an old copy."""
     first = accepted(None, proposal(file(p0=span(0, 10))))
     with pytest.raises(InvalidRequestError, match="restored from an old copy"):
         decide(first, proposal(file(p0=span(0, 11))))
 
 
-def test_an_older_batch_is_refused():
+def test_an_older_batch_is_rejected():
     """A batch number below the last is an old driver or an old checkpoint."""
     first = accepted(None, proposal(file(p0=span(0, 10)), batch=5))
     with pytest.raises(InvalidRequestError, match="old driver"):
@@ -201,13 +201,13 @@ def test_batch_numbers_may_be_skipped():
 
 
 def test_a_new_query_continues_the_table():
-    """Another transaction id may go on where the table ends, and both are remembered."""
+    """Another transaction id may continue at the table's end, and both are remembered."""
     first = accepted(None, proposal(file(p0=span(0, 10)), txn="a", batch=3))
     second = accepted(first, proposal(file(p0=span(10, 20)), txn="b", batch=0))
     assert decide(second, proposal(file(p0=span(0, 10)), txn="a", batch=3)) == ("already committed")
 
 
-def test_other_columns_are_refused_by_name():
+def test_other_columns_are_rejected_by_name():
     """A table has one schema; the error lists both."""
     first = accepted(None, proposal(file(p0=span(0, 1))))
     other = encode_schema(pa.schema([("partition", pa.int32()), ("offset", pa.int32())]))
@@ -215,7 +215,7 @@ def test_other_columns_are_refused_by_name():
         decide(first, proposal(file(p0=span(1, 2)), batch=1, schema=other))
 
 
-def test_manifests_survive_their_file_and_refuse_others():
+def test_manifests_survive_their_file_and_reject_others():
     """A manifest reads back as written; corruption and later versions are typed errors."""
     manifest = accepted(None, proposal(file(p0=span(0, 3))))
     data = encode_manifest(manifest)

@@ -1,4 +1,4 @@
-"""The table through power cuts: what was committed is there, whatever the disk had not yet done.
+"""The table through power cuts: committed rows are there, whatever was not synced.
 
 The disk of the model keeps promises only: a file's content and a directory's names are on it as
 they were when they were last synced. Of each directory the cut leaves those or the newest names, so
@@ -30,7 +30,7 @@ def names_in(directory):
 
 
 class Power:
-    """What of a directory would survive a cut, from now on; the directory itself is on the disk."""
+    """Tracks what of a directory survives a power cut from now on."""
 
     def __init__(self, top, monkeypatch):
         self.top = top
@@ -67,7 +67,7 @@ class Power:
         self._synced[os.fstat(fd).st_ino] = names_in(fd) if path.is_dir() else path.read_bytes()
 
     def survivors(self, into):
-        """A directory for each way in which the cut may leave things; they are made one by one."""
+        """Yield a directory for each outcome of the power cut."""
         folders = (Path(folder) for folder, _, _ in os.walk(self.top))
         now = {folder.stat().st_ino: names_in(folder) for folder in folders}
         unsure = [number for number, names in now.items() if self._synced.get(number) != names]
@@ -100,14 +100,14 @@ def power(tmp_path, monkeypatch):
 
 
 def load(files, batch):
-    """What a query does for a batch, from its tasks on; each batch has ten rows in two files."""
+    """Write a batch like a query; each has ten rows in two files."""
     first = batch * 10
     pieces = rows(0, first, first + 4), rows(0, first + 4, first + 10)
     commit(files, propose(files, *pieces, batch=batch), garbage_age_ms=DAY_MS)
 
 
 def values(batches):
-    """What so many batches have stored."""
+    """Return the rows of this many batches."""
     return sorted(b"0/%d" % offset for offset in range(batches * 10))
 
 
@@ -135,7 +135,7 @@ def test_committed_batches_survive_a_cut_at_any_step(tmp_path, power):
 
 
 class KilledError(BaseException):
-    """Stands for kill -9."""
+    """Simulates kill -9."""
 
 
 @pytest.mark.parametrize("kill_at", range(STEPS_OF_A_BATCH))

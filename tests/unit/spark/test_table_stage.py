@@ -1,4 +1,4 @@
-"""What a task stages: files of the size asked for, what they hold, and nothing after a failure."""
+"""The files that a task stages: their size and contents, and none after a failure."""
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -65,7 +65,7 @@ def test_memory_holds_one_row_group(files, monkeypatch):
 
 
 def test_a_failed_task_leaves_neither_whole_files_nor_halves(files):
-    """What was closed before the failure goes, too, and what was being written."""
+    """Files closed before the failure are removed, too."""
 
     def failing():
         for start in range(0, 100, 10):
@@ -129,7 +129,7 @@ def test_text_that_repeats_is_kept_once(files):
 
 
 def test_only_a_record_s_own_numbers_are_kept_as_differences(files):
-    """Other numbers repeat, and what a user calls a timestamp may be text."""
+    """Other numbers repeat, and a user's timestamp may be text."""
     schema = pa.schema([("timestamp", pa.string()), ("count", pa.int64())])
     batch = pa.RecordBatch.from_pydict({"timestamp": ["now"] * 9, "count": [7] * 9}, schema=schema)
     [file] = stage(files, [batch], FileSettings(schema=schema, prefix="t")).files

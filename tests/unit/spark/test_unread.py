@@ -1,4 +1,4 @@
-"""The age of what a pipeline has not read, and the copies of what it writes, at a real broker."""
+"""The age of a pipeline's backlog, and the replicas of its output, at a real broker."""
 
 import time
 
@@ -20,7 +20,7 @@ def broker():
 
 
 def test_the_oldest_unread_record_of_each_partition_has_an_age(broker):
-    """Since it was stored; nothing is told of a partition that has been read to its end."""
+    """Since it was stored; a partition that was read to its end has none."""
     url, client = broker
     client.create_stream("orders", partitions=3)
     before_ns = time.time_ns()
@@ -33,13 +33,13 @@ def test_the_oldest_unread_record_of_each_partition_has_an_age(broker):
 
 
 def test_no_age_is_told_of_what_cannot_be_asked(broker):
-    """A report goes on without it."""
+    """The report continues without it."""
     url, _ = broker
     assert oldest_unread_ms(url, {("unknown", 0): 0}) == {}
 
 
 def test_an_output_is_made_once_like_its_input(broker):
-    """As its settings say, with no more copies than there are brokers; what is there stays."""
+    """With its settings, and at most one replica per broker; an existing one stays."""
     url, client = broker
     source = client.create_stream("orders", partitions=3)
     ensure_stream(url, "copy", like=source, partitions=3)

@@ -1,4 +1,4 @@
-"""What is done to a worker's process, once, and only where it is Spark's."""
+"""The settings of a worker's process, once, and only in Spark's."""
 
 import gc
 
@@ -9,7 +9,7 @@ from strandline.spark import worker
 
 @pytest.fixture(autouse=True)
 def collector(monkeypatch):
-    """A worker without tasks yet; what the test freezes is collected again after it."""
+    """A worker without tasks; frozen objects are collected again afterwards."""
     monkeypatch.setattr(worker, "_settled", False)
     before = gc.get_freeze_count()
     yield
@@ -23,7 +23,7 @@ def in_task(monkeypatch, *, is_task):
 
 
 def test_a_worker_is_settled_once(monkeypatch):
-    """The first task freezes what is there; what comes later is collected as ever."""
+    """The first task freezes present objects; later ones are collected as usual."""
     in_task(monkeypatch, is_task=True)
     before = gc.get_freeze_count()
     worker.settle()

@@ -343,7 +343,7 @@ def test_active_and_uncheckpointed_segments_are_left_alone(log, compact):
     assert len(rows(log)) == 2
 
 
-def test_a_filler_stands_for_what_is_gone(log, compact):
+def test_a_placeholder_stands_for_what_is_gone(log, compact):
     """Nothing stays of some batches: one filler for each leader epoch keeps the log dense."""
     put(log, [(b"a", b"1" + VALUE)], epoch=1)
     put(log, [(b"a", b"2" + VALUE), (b"a", b"3" + VALUE)], epoch=1)
@@ -356,7 +356,7 @@ def test_a_filler_stands_for_what_is_gone(log, compact):
     assert batches(log) == [(0, 3, 1, True), (3, 5, 2, True), (5, 8, 5, False)]
 
 
-def test_an_emptied_segment_is_one_filler(log, compact):
+def test_an_emptied_segment_is_one_placeholder(log, compact):
     """A segment without records keeps its offsets in a placeholder of a hundred bytes."""
     for turn in range(50):
         put(log, [(b"a", b"%d" % turn + VALUE)])
@@ -370,7 +370,7 @@ def test_an_emptied_segment_is_one_filler(log, compact):
     assert log.log_start_offset == 0
 
 
-def test_fillers_grow_together(log, compact):
+def test_placeholders_grow_together(log, compact):
     """Records removed later between two fillers merge them into one."""
     put(log, [(b"a", b"1" + VALUE)])
     put(log, [(b"b", b"1" + VALUE)])

@@ -156,7 +156,7 @@ def test_index_files_of_an_active_segment_lag(open_log, make_batch):
 
 
 @pytest.mark.parametrize("is_sealed", [False, True])
-def test_index_files_tell_nothing_of_what_was_cut(open_log, make_batch, is_sealed):
+def test_index_files_tell_nothing_of_what_was_truncated(open_log, make_batch, is_sealed):
     """After a truncation the index has only the new batches, however old its files are."""
     log = open_log(segment_bytes=1 << 30)
 

@@ -280,7 +280,7 @@ def test_dumps(data_dir):
     assert {"sequence", "parts"} < set(next(dump_file(journal))[1])
 
 
-def test_dump_refuses_other_files(data_dir):
+def test_dump_rejects_other_files(data_dir):
     """Other files are rejected by name, and called corrupt only if they are."""
     (data_dir / "x.log").write_bytes(b"")
     (data_dir / "x.index").write_bytes(b"")

@@ -293,7 +293,7 @@ def test_failing_header_or_allocation_poisons(open_journal, make_batch, disk):
         assert journal.poisoned
 
 
-def test_close_syncs_and_refuses_more(open_journal, make_batch, disk):
+def test_close_syncs_and_rejects_more(open_journal, make_batch, disk):
     """Closing makes everything durable; a closed journal rejects entries."""
     journal = open_journal()
     journal.append([(LogId(1), make_batch(0))])

@@ -97,7 +97,7 @@ def test_a_roll_does_not_wait_for_files_that_are_removed(open_log, fill):
     assert [s.sealed for s in log.segments] == [True, False]
 
 
-def test_a_log_that_is_being_cut_is_not_rolled(open_log, fill, disk, monkeypatch):
+def test_a_log_that_is_being_truncated_is_not_rolled(open_log, fill, disk, monkeypatch):
     """Its last segment may be removed by then; retention retries."""
     log = open_log()
     fill(log, 3)
@@ -380,7 +380,7 @@ def test_truncate_to_keeps_what_readers_hold(open_log, fill):
         old.view(0, old.size)
 
 
-def test_truncate_to_below_the_start_is_refused(open_log, fill):
+def test_truncate_to_below_the_start_is_rejected(open_log, fill):
     """Cutting below the first kept record is the caller's mistake."""
     log = open_log()
     fill(log, 10)
@@ -406,7 +406,7 @@ def test_truncate_to_a_start_within_a_batch_leaves_nothing(open_log, fill, read_
     assert read_all(again) == b"".join(batches)
 
 
-def test_failed_cut_poisons(open_log, fill, disk):
+def test_failed_truncation_poisons(open_log, fill, disk):
     """If a file cannot be truncated, its length is unknown."""
     log = open_log(segment_bytes=1 << 20)
     fill(log, 10)
@@ -448,7 +448,7 @@ def test_truncate_before_removes_files(open_log, fill, tmp_path):
     assert log.segments[0].base_offset < log.log_start_offset
 
 
-def test_truncate_before_beyond_the_end_is_refused(open_log, fill):
+def test_truncate_before_beyond_the_end_is_rejected(open_log, fill):
     """There is nothing to remove beyond the end."""
     log = open_log()
     fill(log, 2)
@@ -545,7 +545,7 @@ def test_flush_of_a_log_deleted_meanwhile_is_quiet(open_log, fill, disk):
     assert not log.poisoned
 
 
-def test_closed_log_refuses_reads(open_log, fill):
+def test_closed_log_rejects_reads(open_log, fill):
     """After closing, reads and appends say that the log was closed."""
     log = open_log()
     fill(log, 3)

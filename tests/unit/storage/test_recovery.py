@@ -96,7 +96,7 @@ def data(tmp_path, disk, make_batch):
     return Data(tmp_path / "data", disk, make_batch)
 
 
-def test_synced_turns_survive_a_power_loss(data):
+def test_synced_group_commits_survive_a_power_loss(data):
     """Everything synced is there, across segments, though no segment was ever synced."""
     for turn in range(60):
         data.turn(A, *([B] if turn % 3 == 0 else []))
@@ -147,7 +147,7 @@ def test_recovering_twice_changes_nothing(data):
     data.check(B)
 
 
-def test_torn_last_turn_is_cut_and_counted(data):
+def test_torn_last_group_commit_is_cut_and_counted(data):
     """A torn group commit vanishes from all its logs; synced ones stay."""
     data.turn(A, B)
     data.turn(A, B, sync=False)
@@ -160,7 +160,7 @@ def test_torn_last_turn_is_cut_and_counted(data):
     data.check(B, data.written[B][:1])
 
 
-def test_unsynced_turn_that_survived_whole_is_kept(data):
+def test_unsynced_group_commit_that_survived_whole_is_kept(data):
     """An unacknowledged group commit may survive; then it is complete in every log."""
     data.turn(A, B)
     data.turn(A, B, sync=False)
@@ -655,7 +655,7 @@ def test_checkpoint_file_round_trip_and_every_flip(tmp_path, disk):
         load_checkpoint(tmp_path, disk=disk)
 
 
-def test_a_log_that_is_made_anew_has_its_note_from_the_beginning(data):
+def test_a_log_that_is_recreated_has_its_note_from_the_beginning(data):
     """A crash in between leaves no directory that would pass for the old log's."""
     for _ in range(5):
         data.turn(A, B)
@@ -667,7 +667,7 @@ def test_a_log_that_is_made_anew_has_its_note_from_the_beginning(data):
     assert not directory.exists()
 
 
-def test_a_log_that_is_made_anew_keeps_what_takes_the_sequences_of_lost_entries(data):
+def test_a_log_that_is_recreated_keeps_what_takes_the_sequences_of_lost_entries(data):
     """An entry that no sync covered is lost, and its sequence is given to another."""
     data.now.logs.pop(B).delete()
     for _ in range(3):
@@ -785,7 +785,7 @@ def lose_the_active_file(data):
     return active.base_offset
 
 
-def test_the_only_copy_goes_on_behind_a_segment_that_is_gone(data):
+def test_the_only_copy_continues_behind_a_segment_that_is_gone(data):
     """The lost records are reported; later ones in the journal are kept."""
     first = lose_the_active_file(data)
     report = data.recover().report
@@ -868,7 +868,7 @@ def test_the_only_copy_keeps_the_segment_behind_one_that_is_gone(data, is_journa
 
 
 @pytest.mark.parametrize("size", [0, 100], ids=["empty", "corrupt"])
-def test_the_only_copy_goes_on_in_a_segment_file_without_an_intact_batch(data, size):
+def test_the_only_copy_continues_in_a_segment_file_without_an_intact_batch(data, size):
     """It begins after the lost records, and is used for new batches."""
     for _ in range(3):
         data.turn(A)
@@ -896,7 +896,7 @@ def test_one_copy_of_several_ends_where_a_segment_is_gone(data):
 
 
 @pytest.mark.parametrize("turns_before", [0, 30], ids=["fresh", "recycled"])
-def test_a_turn_torn_at_every_byte(data, tmp_path, turns_before):
+def test_a_group_commit_torn_at_every_byte(data, tmp_path, turns_before):
     """Whatever part of the last write survives, each log has it or not, and continues.
 
     Behind it, in a file that was used before, lie old turns of the same shape.

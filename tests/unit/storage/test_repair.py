@@ -104,7 +104,7 @@ def test_what_is_intact_is_left_alone(corrupt_log):
     assert log.segments[0].path.read_bytes() == before
 
 
-def test_what_differs_is_refused(corrupt_log):
+def test_what_differs_is_rejected(corrupt_log):
     """Another batch at the same offsets, a corrupt copy, a gap: the corruption stays visible."""
     log, batches = corrupt_log
     flip(log, 40)

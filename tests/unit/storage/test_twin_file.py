@@ -41,7 +41,7 @@ def test_a_corrupt_twin_is_not_looked_at(path, disk):
     assert twin_of(path).read_bytes() == b"two"
 
 
-def test_both_corrupt_are_refused(path, disk):
+def test_both_corrupt_are_rejected(path, disk):
     """Nothing is guessed."""
     path.write_bytes(b"bad")
     twin_of(path).write_bytes(b"bad")

@@ -109,7 +109,7 @@ def reader(histories, monkeypatch):
     return make
 
 
-def test_a_reader_goes_on_after_errors(reader, histories):
+def test_a_reader_continues_after_errors(reader, histories):
     """Errors that pass are counted, and the reader continues at its position to the end."""
     made = reader([(0, b"a")], errors.DisconnectedError("gone"), [(1, b"b"), (2, b"c")])
     made.run()
@@ -252,7 +252,7 @@ def consume(group, at, *batches, commit=None):
     return member
 
 
-def test_a_member_goes_on_though_a_commit_fails(histories):
+def test_a_member_continues_though_a_commit_fails(histories):
     """A failed commit is repeated or its records are consumed again; committed ones count."""
     group = GroupHistory(histories[0])
     lost = errors.UnknownMemberError("not heard of in time")

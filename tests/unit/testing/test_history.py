@@ -58,7 +58,7 @@ def test_a_broken_promise_is_seen(history, what, happens):
         happens(history)
 
 
-def test_what_was_refused_is_in_no_log(history):
+def test_what_was_rejected_is_in_no_log(history):
     """Unlike a record without an answer, which may be there or not."""
     history.refused(b"no")
     history.settled("broker 1", [b"a", b"x", b"b", b"unanswered"])

@@ -486,7 +486,7 @@ class MetadataApplier(Broker):
 
     def _describe(self, image: MetadataImage, names: Iterable[str]) -> set[str]:
         """Pass leaders and addresses to partitions; return streams whose queue groups moved."""
-        moved = set[str]()
+        moved, begun = set[str](), set[str]()
         for name, partition in image.partitions(names):
             stream = self._streams.get(name.stream)
             if stream is None:
@@ -510,10 +510,15 @@ class MetadataApplier(Broker):
             is_led = is_ours and unopened is None and not self._is_stopping
             if is_led != here.is_led and here.config.queue_group:
                 moved.add(name.stream)
+            if is_led and not here.is_led:
+                begun.add(name.stream)
             here.set_led(is_led=is_led)
             if isinstance(here, RemotePartition):
                 away = not_leader(image, name, partition)
                 here.describe(away if leader is not None or unopened is None else unopened)
+        if begun:
+            for callback in self._leading_callbacks:
+                callback(begun)
         return moved
 
     def _sweep(self, image: MetadataImage) -> None:

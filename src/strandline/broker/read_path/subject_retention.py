@@ -1,10 +1,10 @@
-"""Per-subject retention as readers of a partition see it: at once, whatever compaction has freed.
+"""Per-subject retention for readers of a partition: immediate, before compaction frees anything.
 
-Rules: what is kept is known as far as the log was applied, which every read does up to the stable
-offset, so there is nothing to keep up to date meanwhile. Records older than the stream's age are
-hidden at once, too. After a start, or where the log was reopened, the first read applies all of it.
-Corruption is stepped over: what it has replaced is seen until it is repaired and the partition
-opened again. Any thread.
+Rules: the records to keep are computed by applying the log. Every read applies it up to the stable
+offset, so nothing has to be updated in between. Records older than the stream's age are hidden at
+once, too. After a start or a reopening, the first read applies the whole log. Corruption is
+skipped: records that it replaced are visible until it is repaired and the partition is reopened.
+Any thread.
 """
 
 import threading
@@ -30,13 +30,13 @@ from strandline.types import Offset, TimestampNs
 
 READ_BYTES: Final = 4 << 20
 READ_ALONG: Final = 10_000
-"""So many offsets are read without looking where matching records are."""
+"""Up to this many offsets are read without a lookup of the matching records."""
 EXPIRY_NS: Final = 20_000_000
-"""So often it is looked up which records are too old."""
+"""The interval at which expired records are determined."""
 
 
 class SubjectRetention:
-    """What a partition's readers see of each subject.
+    """The visible records of each subject of a partition.
 
     Args:
         log: of the partition.
@@ -50,9 +50,9 @@ class SubjectRetention:
         self._clock = clock
         self._history = SubjectHistory(config.max_records_per_subject)
         self._lock = threading.Lock()
-        """Held while the log is applied, and while every subject is looked at."""
+        """Held while the log is applied, and while all subjects are searched."""
         self.position = 0
-        """As far as the log is applied."""
+        """The offset up to which the log is applied."""
         self._pruned_at = 0
         self._expired_below, self._expiry_ns = 0, -EXPIRY_NS
 
@@ -67,7 +67,7 @@ class SubjectRetention:
         return max(self._expired_below, self._log.log_start_offset)
 
     def bytes_left(self) -> int:
-        """About how much of the log is not applied yet."""
+        """Return about how many bytes of the log are not applied yet."""
         return self._log.bytes_from(self.position)
 
     def last(self, subject: str) -> int:
@@ -78,14 +78,14 @@ class SubjectRetention:
         return self._history.last(subject)
 
     def catch_up(self, end: int, *, may_wait: bool = True) -> bool:
-        """Apply the log up to a stable offset; return whether it is.
+        """Apply the log up to a stable offset; return whether that is done.
 
         Args:
             end: the offset.
-            may_wait: whether another thread that does so may be waited for.
+            may_wait: whether to wait for another thread that is applying it.
 
         Raises:
-            EncryptionKeyError, DecryptionError: the log is encrypted, and does not open.
+            EncryptionKeyError, DecryptionError: the log is encrypted, and cannot be decrypted.
             UnavailableError: it cannot be read.
         """
         if self.position >= end and self._pruned_at == self._log.log_start_offset:
@@ -113,7 +113,7 @@ class SubjectRetention:
             except OffsetOutOfRangeError:
                 start = self._log.log_start_offset
                 if start <= self.position:
-                    return  # it was cut meanwhile
+                    return  # it was truncated meanwhile
                 continue
             if not found.buffer:
                 self.position = max(self.position, min(found.next_offset, end))
@@ -124,11 +124,11 @@ class SubjectRetention:
             self.position = _end_of(batches) if batches else found.next_offset
 
     def read(self, offset: Offset, bytes_max: int, *, below: Offset) -> pa.Buffer:
-        """Read the batches that readers may see, with no records but those that are kept.
+        """Read the batches that readers may see, with only the kept records.
 
         Args:
             offset: of the first record wanted.
-            bytes_max: about so many.
+            bytes_max: about how many bytes to return.
             below: the stable offset.
 
         Returns:
@@ -136,7 +136,7 @@ class SubjectRetention:
 
         Raises:
             OffsetOutOfRangeError, CorruptBatchError: as ``Log.read``.
-            EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
+            EncryptionKeyError, DecryptionError: the log is encrypted, and cannot be decrypted.
         """
         self.catch_up(below)
         start = self.start
@@ -155,7 +155,7 @@ class SubjectRetention:
         return pa.py_buffer(b"")
 
     def tally(self, patterns: Sequence[str], start: int, stop: int) -> dict[str, Tally]:
-        """Return how many records each matching subject has among some offsets, and the last."""
+        """Return each matching subject's number of records among some offsets, and the last one."""
         first, found = max(start, self.start), dict[str, Tally]()
         with self._lock:
             for subject, offset in self._history.kept(patterns):
@@ -179,7 +179,7 @@ def retention_of(log: Log, config: StreamConfig, clock: Clock) -> SubjectRetenti
 
 
 class RetainedSearch:
-    """Finds the records that are kept of some subjects; in the place of a ``SubjectSearch``.
+    """A search among the kept records of some subjects; replaces a ``SubjectSearch``.
 
     Args:
         retention: of the partition.
@@ -207,7 +207,7 @@ class RetainedSearch:
     def last_run(self, start: int, end: int) -> OffsetRun:
         """Return the newest matching record; empty at ``start``: there is none.
 
-        It may be behind ``end``, where it has just taken the place of an older one.
+        It may be after ``end``, if it has just replaced an older one.
         """
         self._retention.catch_up(end)
         if len(self.patterns) == 1 and "*" not in self.patterns[0] and ">" not in self.patterns[0]:
@@ -219,7 +219,7 @@ class RetainedSearch:
         return OffsetRun(last, last + 1, 1) if is_seen else OffsetRun(start, start, 0)
 
     def is_sparse(self, _start: int, _stop: int) -> bool:
-        """Nobody else may read the log: it has records that are not kept."""
+        """Return True: reading the log directly would include records that are not kept."""
         return True
 
     def count(self, start: int, stop: int) -> tuple[int, list[Uncovered]]:
@@ -242,7 +242,7 @@ def _end_of(batches: memoryview) -> int:
 def search_of(
     records: Log | SubjectRetention, patterns: Sequence[str]
 ) -> SubjectSearch | RetainedSearch:
-    """Return a search in a log, or in what is kept of one."""
+    """Return a search in a log, or in its kept records."""
     if isinstance(records, SubjectRetention):
         return RetainedSearch(records, patterns)
     return SubjectSearch(records, patterns)

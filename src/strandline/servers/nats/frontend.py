@@ -187,6 +187,7 @@ class NatsFrontEnd:
         )
         self._subscribers.append(asking)  # last: it carries no stream
         await asking.start(servers, {}, is_awaited=self._is_server_there)
+        self._consumers.start()
 
     async def stop(self) -> None:
         """Stop receiving, answer received messages, disconnect, and stop the child."""

@@ -38,10 +38,10 @@ from strandline.types import Offset, PartitionName
 REPLIES: Final = b"replies"
 EVENTS: Final = b"events"
 API: Final = b"api"
-ACKS: Final = b"acks"
 """Names of subscriptions that feed no stream; those of streams are numbers."""
 API_SUBJECTS: Final = b"$JS.API.>"
-ACK_SUBJECTS: Final = b"$JS.ACK.>"
+ACK_SUBJECTS: Final = (b"$JS.ACK.%b.>", b"$JS.FC.%b.>")
+"""Of a stream's consumers; each is its subscription's name, too."""
 
 
 class NatsConnection(ServerLink):
@@ -62,6 +62,8 @@ class NatsConnection(ServerLink):
         self._sids: dict[str, dict[Binding, bytes]] = {}
         """Of each stream."""
         self._tables: dict[bytes, RouteTable] = {}
+        self._acked: set[bytes] = set()
+        """Subscriptions to acknowledgements."""
         self._last_sid = 0
         self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
         self._requests: dict[bytes, asyncio.Future[bytes | None]] = {}
@@ -175,7 +177,7 @@ class NatsConnection(ServerLink):
         subject, sid, reply, block, payload = message
         if sid == API and self._api is not None:
             self._api.take(subject, reply, block=block, payload=payload, link=self)
-        if sid == ACKS and self._api is not None:
+        if sid.startswith(b"$JS.") and self._api is not None:
             self._api.take_ack(subject, reply, payload=payload, link=self)
         if sid == EVENTS and self._on_message is not None:
             self._on_message()
@@ -191,7 +193,7 @@ class NatsConnection(ServerLink):
         self.subscribe(bindings)
         if self._api is not None:
             self.write(encode_subscribe(API_SUBJECTS, API))
-            self.write(encode_subscribe(ACK_SUBJECTS, ACKS))
+            self._api.attach(self)
 
     def subscribe(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
         """Subscribe to exactly these bindings of each stream that is named."""
@@ -239,7 +241,19 @@ class NatsConnection(ServerLink):
 
     def unsubscribe_all(self) -> None:
         """End all subscriptions; messages in flight are still handled."""
-        self.write(b"".join(map(encode_unsubscribe, (*self._tables, API, ACKS))))
+        self.write(b"".join(map(encode_unsubscribe, (*self._tables, *self._acked, API))))
+
+    def subscribe_acks(self, stream: str) -> None:
+        """Hear the acknowledgements of a stream's consumers."""
+        subjects = [each % stream.encode() for each in ACK_SUBJECTS]
+        self._acked.update(subjects)
+        self.write(b"".join(encode_subscribe(each, each) for each in subjects))
+
+    def unsubscribe_acks(self, stream: str) -> None:
+        """Hear them no longer."""
+        subjects = [each % stream.encode() for each in ACK_SUBJECTS]
+        self._acked.difference_update(subjects)
+        self.write(b"".join(map(encode_unsubscribe, subjects)))
 
     # Replies
 

@@ -132,6 +132,10 @@ class JetStreamPort(Protocol):
         """Call ``callback`` after the metadata changed."""
         ...
 
+    def on_leading(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Call ``callback`` with the names of streams of which this broker begins to lead parts."""
+        ...
+
     def check_metadata(self) -> None:
         """Reject to say that there is no stream where that is not known."""
         ...

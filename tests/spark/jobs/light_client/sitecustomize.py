@@ -1,4 +1,4 @@
-"""Leaves an executor with the light client alone: what the extras bring cannot be imported.
+"""Leaves an executor with the light client only: the extras' packages cannot be imported.
 
 Python runs this at the start of each process whose path has this directory.
 """
@@ -19,7 +19,7 @@ class NotInstalled:
 
     @staticmethod
     def find_spec(name, path=None, target=None):
-        """Refuse those, and leave the others to who comes next."""
+        """Reject those packages, and leave others to the next finder."""
         del path, target
         if name.partition(".")[0] in EXTRAS:
             raise ModuleNotFoundError(f"No module named {name!r}: not for executors", name=name)

@@ -128,7 +128,7 @@ async def test_who_joins_and_is_told_nothing_says_what_may_be_wrong(
     assert "its cluster.peers must name all brokers of today" in caplog.text
 
 
-async def test_too_few_replicas_refuse_at_once(cluster, kit):
+async def test_too_few_replicas_reject_at_once(cluster, kit):
     """With fewer than min_isr in sync a publish is rejected, until they are back."""
     await cluster.start(1, 2, 3)
     await cluster.create(min_isr=3)
@@ -148,7 +148,7 @@ async def test_too_few_replicas_refuse_at_once(cluster, kit):
     await cluster.agree(["a", "c"])
 
 
-async def test_a_leader_that_is_cut_off_refuses_at_once(cluster, kit):
+async def test_a_leader_that_is_cut_off_rejects_at_once(cluster, kit):
     """It can neither commit nor shrink the ISR: publishers get an error at once."""
     await cluster.start(1, 2, 3)
     await cluster.create(min_isr=1)
@@ -216,7 +216,7 @@ async def test_a_controller_that_stops_has_a_successor_before_it_is_gone(cluster
     assert cluster.brokers[new].membership.quorum.term == term + 1
 
 
-async def test_a_controller_whose_heirs_do_not_answer_stops_all_the_same(cluster, kit, caplog):
+async def test_a_controller_whose_successors_do_not_answer_stops_all_the_same(cluster, kit, caplog):
     """Each successor gets its time; then the rest elects, as after a crash."""
     await cluster.start(1, 2, 3)
     await cluster.create()
@@ -279,7 +279,7 @@ async def test_metadata_is_told_while_a_stream_goes(cluster, kit):
     assert leaders == {"keep": str(await cluster.leader("keep")), "drop": ""}
 
 
-async def test_what_a_stream_cannot_be_is_refused_anywhere(cluster):
+async def test_what_a_stream_cannot_be_is_rejected_anywhere(cluster):
     """Existing names and settings that a cluster cannot keep are rejected."""
     await cluster.start(1, 2, 3)
     await cluster.create()

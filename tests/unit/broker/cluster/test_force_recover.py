@@ -12,7 +12,7 @@ from strandline.storage.disk import Disk
 from strandline.types import BrokerId, LogId, PartitionName
 
 
-def test_a_directory_of_no_cluster_is_refused(tmp_path):
+def test_a_directory_of_no_cluster_is_rejected(tmp_path):
     """Nothing is created in it."""
     with pytest.raises(InvalidConfigError, match="not the data directory"):
         force_recover(tmp_path, disk=Disk())
@@ -28,7 +28,7 @@ async def lose_most(cluster, survivor):
     return directory
 
 
-async def test_a_survivor_goes_on_alone(cluster, kit):
+async def test_a_survivor_continues_alone(cluster, kit):
     """Records that were acked are there and more are taken, streams come and go, after restarts."""
     await cluster.start(1, 2, 3)
     await cluster.create("s", min_isr=1)

@@ -52,7 +52,7 @@ async def test_streams_come_grow_move_and_go_beside_the_loop(watched):
     assert calls(watched) == []
 
 
-async def test_a_follower_cuts_its_log_beside_the_loop(watched):
+async def test_a_follower_cuts_its_log_on_a_thread(watched):
     """After an unclean election a replica truncates the records that only it has."""
     await watched.create(replicas=2, min_isr=1)
     await watched.put(*"ab")

@@ -49,7 +49,7 @@ async def no_wait(*_, **__):
 
 
 @pytest.mark.parametrize("has_new_controller", [False, True])
-async def test_an_older_copy_is_refused_and_named_with_the_command(
+async def test_an_older_copy_is_rejected_and_named_with_the_command(
     cluster, kit, monkeypatch, has_new_controller
 ):
     """Also by a new controller; it no longer votes, and returns after the command."""

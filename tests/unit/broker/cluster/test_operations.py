@@ -71,7 +71,7 @@ async def test_copies_move_and_the_old_ones_are_deleted(cluster, kit):
     await cluster.put("d")
 
 
-async def test_what_makes_no_sense_is_refused_with_the_reason(cluster):
+async def test_what_makes_no_sense_is_rejected_with_the_reason(cluster):
     """Unknown brokers, too few, and brokers that are in use."""
     await cluster.start(1, 2, 3)
     await cluster.create()
@@ -90,7 +90,7 @@ async def test_what_makes_no_sense_is_refused_with_the_reason(cluster):
     assert await orders.rebalance() == 0, "everybody has a share"
 
 
-async def test_an_order_on_an_old_image_is_decided_anew(cluster, monkeypatch):
+async def test_an_order_on_an_old_image_is_decided_again(cluster, monkeypatch):
     """Concurrent changes cause a retry; too many of them an error."""
     await cluster.start(1, 2, 3)
     await cluster.create()
@@ -146,7 +146,7 @@ async def test_retention_is_the_leaders_and_all_copies_follow(cluster, kit):
     await kit.until(lambda: set(starts(cluster).values()) == {15}, seconds=20)
 
 
-async def test_what_retention_decided_is_not_done_to_a_stream_made_anew(cluster, kit):
+async def test_what_retention_decided_is_not_done_to_a_stream_recreated(cluster, kit):
     """A decision that comes late names the log it was about; one of the same name is another."""
     await cluster.start(1, 2, 3)
     await cluster.create()
@@ -176,7 +176,7 @@ async def test_a_stream_gets_more_partitions(cluster):
     assert cluster.image(index=1).replicas[0] != cluster.image(index=2).replicas[0]
 
 
-async def test_another_directory_under_a_known_number_is_refused_at_the_door(cluster, kit):
+async def test_another_directory_under_a_known_number_is_rejected_at_the_door(cluster, kit):
     """Before it could vote; after its vote is withdrawn any directory may come."""
     await cluster.start(1, 2, 3)
     await cluster.create()
@@ -257,7 +257,7 @@ async def test_a_copy_that_is_filling_is_told_so_if_it_matters(cluster, is_compa
     assert [event.filling for event in heard] == [(other,) if is_compacted else ()]
 
 
-async def test_partitions_are_refused_where_another_broker_has_no_room(cluster, monkeypatch):
+async def test_partitions_are_rejected_where_another_broker_has_no_room(cluster, monkeypatch):
     """Whichever broker is asked: growth, creation and moves name the one that is short of files."""
     await cluster.start(1, 2)
     few = shares_of(10_000)._replace(partitions=3)

@@ -230,7 +230,7 @@ def test_a_log_that_was_cut_and_went_on_stays_so(tmp_path, disk):
     assert leader_epochs(found) == ((0, 0), (1, 13))
 
 
-def test_a_filler_is_cut_to_what_is_asked_for(tmp_path, disk):
+def test_a_placeholder_is_cut_to_what_is_asked_for(tmp_path, disk):
     """Elsewhere it may be several batches: a replica that ends between two continues from there."""
     log = Log.open(tmp_path / "log", disk=disk, segment_bytes=1 << 16, segment_age_ms=0)
     for data in (encode_filler(0, 10, leader_epoch=1), batch(10, 2, epoch=1)):

@@ -48,7 +48,7 @@ async def test_a_stream_is_known_elsewhere_the_moment_after_it_was_created(clust
             assert broker.stream(name).created_ns
 
 
-async def test_who_comes_while_a_question_is_under_way_waits_for_the_next():
+async def test_who_comes_while_a_question_is_in_progress_waits_for_the_next():
     """Its answer may be older; waiting callers share the next one."""
     group = Group()
     first = asyncio.create_task(group.newest.know())

@@ -311,7 +311,7 @@ def test_a_replica_that_is_dropped_while_its_log_is_cut_says_nothing_more(driver
     assert host.poisoned == []
 
 
-def test_a_log_that_cannot_be_cut_is_reopened(driver, host, disk):
+def test_a_log_that_cannot_be_truncated_is_reopened(driver, host, disk):
     """The replica's state no longer fits, so nothing may be acknowledged for that log."""
     assign(driver, LEADER, 1)
     copy(driver, host, batch(0, 3), batch(3, 3))
@@ -417,7 +417,7 @@ def test_a_copy_that_is_filling_starts_over_under_another_leader(driver, host):
     assert host.last(Acked).durable_offset == driver.partition.high_watermark == 4
 
 
-def test_a_compacted_copy_that_loses_committed_records_begins_anew(driver, host):
+def test_a_compacted_copy_that_loses_committed_records_begins_again(driver, host):
     """Truncated records had replaced compacted ones, which only the leader has."""
     driver.partition.config = msgspec.structs.replace(CONFIG, compact=True)
     assign(driver, LEADER, 1)

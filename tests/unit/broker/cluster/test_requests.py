@@ -160,7 +160,7 @@ async def test_a_session_applies_once_what_is_proposed_twice(group):
     assert len(group.applied) == 1 + 1 + 3 + 1, "a session, and one command proposed three times"
 
 
-async def test_a_session_that_was_forgotten_is_opened_anew(group):
+async def test_a_session_that_was_forgotten_is_opened_again(group):
     """The caller learns that the outcome is unknown; the next command succeeds."""
     group.join(1)
     session = Session(group.join(2))

@@ -27,7 +27,7 @@ async def agree_from(cluster, kit, first, values):
         assert kit.values(partition) == wanted
 
 
-async def test_every_copy_goes_on_at_the_offset(cluster, kit):
+async def test_every_copy_continues_at_the_offset(cluster, kit):
     """Also one that was away, and the next leader; the old log is removed."""
     await cluster.start(1, 2, 3)
     await cluster.create()

@@ -91,7 +91,7 @@ async def test_a_disk_with_errors_is_reported_once_the_storage_was_reopened(
     await cluster.agree(["a", "b"])
 
 
-async def test_one_refused_write_on_a_disk_that_works_is_no_fault(cluster, monkeypatch):
+async def test_one_rejected_write_on_a_disk_that_works_is_no_fault(cluster, monkeypatch):
     """A probe finds it well; a second one soon after is believed all the same."""
     monkeypatch.setattr(storage_watch, "LOOK_S", 0.01)
     await cluster.start(1, 2, 3)

@@ -61,7 +61,7 @@ def test_a_removed_voter_leaves_if_the_others_can_decide():
     assert steps(three, image(1, 2, removed=(3,), _2={"is_fenced": True})) == []
 
 
-def test_a_voter_that_lost_its_disk_begins_anew():
+def test_a_voter_that_lost_its_disk_begins_again():
     """It leaves first, so that nothing is assumed of its former log."""
     lost = {"directory_id": "", "is_fenced": True}
     three = Members((1, 2, 3))

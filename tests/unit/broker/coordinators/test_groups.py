@@ -106,7 +106,7 @@ async def test_cursors_need_no_member(broker):
         await broker.groups.describe("cursor", must_be_decided=False)
 
 
-async def test_requests_that_cannot_be_are_refused(broker, make_stream):
+async def test_requests_that_cannot_be_are_rejected(broker, make_stream):
     """Unknown streams and members, and commits past the members."""
     await make_stream(broker)
     with pytest.raises(UnknownStreamError):
@@ -159,7 +159,7 @@ async def test_a_failed_sync_loses_nothing_that_was_told(broker, disk, kit):
     assert await broker.groups.committed_offsets("g") == {"s": {0: 3}}
 
 
-async def test_a_full_disk_refuses_commits_and_heals(broker, disk, kit):
+async def test_a_full_disk_rejects_commits_and_heals(broker, disk, kit):
     """Commits fail with a clear error while there is no space, and work again after."""
     await broker.groups.commit("g", {"s": {0: 1}})
     disk.fill("journal")
@@ -187,7 +187,7 @@ async def test_who_comes_while_the_log_is_read_is_told_so(open_broker, disk, mon
     assert await second.groups.committed_offsets("g") == {"s": {0: 1}}
 
 
-async def test_a_coordinator_is_made_beside_the_loop(open_broker, make_stream, kit, monkeypatch):
+async def test_a_coordinator_is_made_on_a_thread(open_broker, make_stream, kit, monkeypatch):
     """Of any number of entries; streams that come while it is made are known to it."""
     first = await open_broker()
     await make_stream(first)
@@ -214,7 +214,7 @@ async def test_a_coordinator_is_made_beside_the_loop(open_broker, make_stream, k
     assert other.partitions == {PartitionName("later", 0)}
 
 
-async def test_the_log_is_written_anew_when_it_has_grown(open_broker, kit, monkeypatch):
+async def test_the_log_is_rewritten_when_it_has_grown(open_broker, kit, monkeypatch):
     """Old entries go when the state takes far fewer, and nothing is lost with them."""
     monkeypatch.setattr("strandline.broker.coordinators.runtime.SEGMENT_BYTES", 64 << 10)
     monkeypatch.setattr("strandline.core.coordinator_effects.REWRITE_ENTRIES_MIN", 100)

@@ -63,7 +63,7 @@ async def test_a_checkpoint_is_due_when_much_went_past_the_journal(broker, write
     assert broker.telemetry.checkpoint_seconds.count == taken + 1
 
 
-async def test_turns_come_between_the_writes_of_a_checkpoint(
+async def test_group_commits_come_between_the_writes_of_a_checkpoint(
     open_broker, make_stream, answers, kit, disk, monkeypatch
 ):
     """Many logs with a little in memory each do not hold up publishers all at once."""
@@ -187,7 +187,7 @@ async def test_a_stream_is_deleted_after_the_checkpoint_that_holds_it(
     assert broker.admission.write_error is None
 
 
-async def test_a_stop_waits_for_the_checkpoint_under_way(broker, write, kit, disk, clock):
+async def test_a_stop_waits_for_the_checkpoint_in_progress(broker, write, kit, disk, clock):
     """Checkpoints never overlap, and the directory is not released before one ends."""
     await write(1)
     gate = disk.hold("sync", "/logs/")

@@ -90,7 +90,7 @@ def test_attachments_keep_what_they_are(size):
         (b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", "at most"),
     ],
 )
-def test_what_is_no_frame_is_refused(data, what):
+def test_what_is_no_frame_is_rejected(data, what):
     """Lengths over a limit or against each other, and corruption, each with its reason."""
     with pytest.raises(PeerFrameError, match=what):
         make_decoder().feed(data)

@@ -80,7 +80,7 @@ def test_both_sides_learn_who_the_other_is():
         ({"kind": "bye"}, HandshakeRejection.NOT_A_PEER, "cannot decode the handshake: "),
     ],
 )
-def test_a_hello_is_refused_for_a_reason(changes, reason, what):
+def test_a_hello_is_rejected_for_a_reason(changes, reason, what):
     """Each fault of a hello has its own reason and a hint."""
     with pytest.raises(HandshakeError, match=what) as caught:
         accept_hello(hello_with(**changes), ME, KNOWN, certified=None)
@@ -98,7 +98,7 @@ def test_a_hello_is_refused_for_a_reason(changes, reason, what):
     ],
     ids=["channel", "empty", "not-msgpack", "deep", "list"],
 )
-def test_any_other_first_frame_is_refused(frame):
+def test_any_other_first_frame_is_rejected(frame):
     """A frame that is not a handshake is rejected as such, without a library's error."""
     with pytest.raises(HandshakeError) as caught:
         accept_hello(frame, ME, KNOWN, certified=None)
@@ -112,7 +112,7 @@ def test_a_rejection_is_no_hello():
         accept_hello(rejection, ME, KNOWN, certified=None)
 
 
-def test_the_caller_hears_why_it_was_refused():
+def test_the_caller_hears_why_it_was_rejected():
     """Reason and text cross the wire."""
     error = HandshakeError(HandshakeRejection.UNKNOWN_BROKER, "broker 2 is not a member")
     with pytest.raises(HandshakeError, match="by broker 1: broker 2 is not a member") as caught:

@@ -47,7 +47,7 @@ def test_an_end_is_told_once():
     assert session.closed(out) == []
 
 
-def test_a_peer_that_calls_anew_is_lost_and_comes_back():
+def test_a_peer_that_calls_again_is_lost_and_comes_back():
     """A newer connection replaces the older, and with it the session."""
     session, out, in_ = up()
     assert session.opened("in", Half("newer")) == [Close(out), Close(in_), Lost()]

@@ -21,7 +21,7 @@ async def test_who_asks_for_the_end_waits_until_it_is_known(led_anew):
 
 async def test_nobody_waits_for_ever(led_anew):
     """Where too few replicas are left to find out, asking ends with an error that says retry."""
-    with pytest.raises(UnavailableError, match="new leader of s/0 does not know yet"):
+    with pytest.raises(UnavailableError, match="new leader of s/0 does not know its"):
         await wait_until_caught_up(led_anew, patience_s=0.01)
 
 

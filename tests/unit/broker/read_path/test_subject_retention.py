@@ -128,7 +128,7 @@ async def test_expected_sequences_are_known_after_a_restart(retained, open_broke
     assert [answers.acks[first + n] for n in (1, 2, 3)] == [50, 51, 52]
 
 
-async def test_a_large_log_is_read_back_beside_the_loop(retained, open_broker, answers, kit):
+async def test_a_large_log_is_read_back_on_a_thread(retained, open_broker, answers, kit):
     """Publishes that expect something wait for it, and those behind them keep their order."""
     broker, partition = await retained()
     for number in range(500):

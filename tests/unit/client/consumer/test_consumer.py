@@ -111,7 +111,7 @@ class Coordinator(CoordinatorClient):
 
 
 def take(source, count):
-    """What a fetch of both partitions puts out."""
+    """Return the results of a fetcher of both partitions."""
     inbox = queue.Queue()
     fetch = Fetcher(source, "s", {0: 0, 1: 0}, inbox=inbox, restart="earliest")
     found = []
@@ -135,7 +135,7 @@ def test_runs_of_a_batch_are_split():
     assert pieces == [(1, [0, 1]), (0, [7]), (1, [2])]
 
 
-def test_a_fetch_goes_on_where_it_broke_off():
+def test_a_fetch_continues_where_it_broke_off():
     """After a lost connection each record comes once."""
     source = Source()
     source.breaks_at = 4
@@ -144,15 +144,15 @@ def test_a_fetch_goes_on_where_it_broke_off():
     assert len(source.opened) == 2
 
 
-def test_a_fetch_begins_anew_where_its_offsets_are_gone():
-    """What retention has deleted is passed over."""
+def test_a_fetch_begins_again_where_its_offsets_are_gone():
+    """Records deleted by retention are skipped."""
     source = Source()
     source.first = 6
     assert sorted(take(source, 8)) == [(p, o) for p in (0, 1) for o in range(6, END)]
 
 
 def test_a_read_that_ends_by_a_bug_is_told():
-    """Whoever polls hears of it, and does not wait for records that nobody reads."""
+    """The next poll raises the error, instead of waiting for ever."""
     source = Source()
     source.first = "no offset"  # what no comparison of offsets takes
     consumer = Consumer(source, Coordinator(), "g", streams=["s"], options=Options())
@@ -162,7 +162,7 @@ def test_a_read_that_ends_by_a_bug_is_told():
 
 
 def test_a_membership_that_ends_by_a_bug_is_told():
-    """Whoever polls hears of it: others are given its partitions by and by."""
+    """The next poll raises the error, since others will get the partitions."""
 
     class Confused(Coordinator):
         def ask(self, command, request, *, timeout_s, partitions=()):
@@ -203,7 +203,7 @@ def test_who_is_not_corrupt_is_read_on_when_the_corrupt_one_is_paused():
 
 
 def test_what_a_poll_found_for_nobody_is_found_again():
-    """It is not committed either; what is sought past meanwhile is not found again."""
+    """Unread batches are not committed; a seek past them drops them."""
     coordinator = Coordinator()
     options = Options(commit_interval_s=0.0)
     consumer = Consumer(Source(), coordinator, "g", streams=["s"], options=options)
@@ -223,7 +223,7 @@ def test_what_a_poll_found_for_nobody_is_found_again():
 
 
 def test_an_interrupted_poll_ends():
-    """And the next one, after what it found was taken back, waits as ever."""
+    """And the next one, after an unread, waits as usual."""
     source = Source()
     consumer = Consumer(source, Coordinator(), "g", streams=["s"], options=Options())
     found = 0
@@ -242,7 +242,7 @@ def test_an_interrupted_poll_ends():
 
 
 def test_partitions_are_begun_with_again_when_the_callback_failed():
-    """Else they would be ours, and read by nobody."""
+    """Else they would be assigned but never read."""
     calls = []
 
     def on_assigned(_consumer, partitions):
@@ -261,7 +261,7 @@ def test_partitions_are_begun_with_again_when_the_callback_failed():
 
 
 def test_a_partition_that_a_broker_does_not_know_yet_is_begun_with_later():
-    """It was added to the stream a moment ago, and the coordinator was told first."""
+    """It was just added to the stream, and only the coordinator knows it."""
 
     class Late(Source):
         known = (0,)
@@ -283,7 +283,7 @@ def test_a_partition_that_a_broker_does_not_know_yet_is_begun_with_later():
 
 
 def test_who_begins_late_leaves_nothing_of_an_added_partition_out():
-    """The group is older than the partition: what is in it was never there to be skipped."""
+    """A partition added after the group's start is read from its beginning."""
     options = Options(start="latest")
     consumer = Consumer(Source(), Coordinator(s=1), "g", streams=["s"], options=options)
     found = []
@@ -295,7 +295,7 @@ def test_who_begins_late_leaves_nothing_of_an_added_partition_out():
 
 
 def test_a_partition_that_cannot_be_claimed_now_is_claimed_later(caplog):
-    """Even if the coordinator, which may know why, does not answer just then."""
+    """Even if the coordinator does not answer at the same time."""
 
     class Away(Coordinator):
         def ask(self, command, request, *, timeout_s, partitions=()):
@@ -322,7 +322,7 @@ def test_a_partition_that_cannot_be_claimed_now_is_claimed_later(caplog):
     consumer.close()
 
 
-def test_numbers_of_arrays_are_taken_and_others_are_refused_by_name():
+def test_numbers_of_arrays_are_taken_and_others_are_rejected_by_name():
     """A position that cannot be committed would end every later poll."""
     coordinator = Coordinator()
     options = Options(commit_interval_s=0.0)
@@ -370,7 +370,7 @@ def test_a_consumer_that_has_left_does_nothing_more():
 
 
 def test_corruption_is_told_at_every_poll_and_loses_nothing():
-    """Batches that came before it are handed out first; seeking past it goes on."""
+    """Earlier batches are returned first; seeking past the corruption continues."""
     source, coordinator = Source(), Coordinator()
     source.corruption = (1, 4)
     options = Options(commit_interval_s=0.0)
@@ -400,7 +400,7 @@ def test_corruption_is_told_at_every_poll_and_loses_nothing():
 
 
 class AwayStore:
-    """A store of positions that is away, and counts who asks for it."""
+    """An unavailable offset store that counts its calls."""
 
     def __init__(self):
         self.is_away = True
@@ -421,7 +421,7 @@ class AwayStore:
         self.committed |= offsets
 
     def close(self):
-        """Nothing to let go of."""
+        """Do nothing."""
 
 
 def busy_polls(consumer, seconds):

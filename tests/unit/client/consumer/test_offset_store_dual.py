@@ -1,4 +1,4 @@
-"""Two position stores at once, seen by stores that can fail: what each knows when one does not."""
+"""Two offset stores at once, each of which may fail."""
 
 import pytest
 
@@ -12,7 +12,7 @@ OWNER = Owner("m", 1)
 
 
 class Kept:
-    """A store in memory that refuses when told so, and tells in which order stores were asked."""
+    """A store in memory that fails on command, and records the order of calls."""
 
     def __init__(self, name, order):
         self.name, self.order = name, order
@@ -42,7 +42,7 @@ def stores():
 
 @pytest.mark.parametrize(("reads", "order"), [("old", ["new", "old"]), ("new", ["old", "new"])])
 def test_the_store_that_counts_is_committed_to_last(stores, reads, order):
-    """So it never knows more than the other, which is the way back."""
+    """So it never has more than the other, and going back is possible."""
     old, new, seen = stores
     dual = DualOffsetStore(old, new, reads=reads)
     dual.commit("g", {PLACE: 5}, OWNER)
@@ -52,7 +52,7 @@ def test_the_store_that_counts_is_committed_to_last(stores, reads, order):
 
 @pytest.mark.parametrize("reads", ["old", "new"])
 def test_a_commit_that_fails_halfway_does_not_count(stores, reads):
-    """What is read afterwards is what was committed before, whichever store failed."""
+    """Later reads return the previous offsets, whichever store failed."""
     old, new, _ = stores
     dual = DualOffsetStore(old, new, reads=reads)
     dual.commit("g", {PLACE: 5}, OWNER)
@@ -68,7 +68,7 @@ def test_a_commit_that_fails_halfway_does_not_count(stores, reads):
 
 @pytest.mark.parametrize(("reads", "found"), [("old", 3), ("new", 7)])
 def test_who_begins_brings_both_stores_to_the_same(stores, reads, found):
-    """To what the store says that counts; what it does not have is taken from the old one."""
+    """To the offsets of the store that counts; missing ones come from the old store."""
     old, new, _ = stores
     other = PartitionName("s", 1)
     old.offsets, new.offsets = {PLACE: 3, other: 1}, {PLACE: 7}

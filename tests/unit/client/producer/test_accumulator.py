@@ -1,4 +1,4 @@
-"""The producer's bookkeeping: records become lots, which are ready by size and age."""
+"""The record accumulator: records become batches, which are ready by size and age."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from strandline.client.producer.accumulator import ProducerRecord, RecordAccumul
 
 
 def record(number: int) -> ProducerRecord:
-    """A record told apart by its value."""
+    """Return a record with this value."""
     return ProducerRecord(str(number).encode(), None, None, None, None)
 
 
@@ -21,7 +21,7 @@ def accumulator(**changes) -> RecordAccumulator:
     return RecordAccumulator(**{**limits, **changes})
 
 
-def test_the_first_record_of_a_lot_is_news():
+def test_the_first_record_of_a_batch_is_news():
     """The sender must set its timer; the next records need no attention."""
     held = accumulator()
     assert held.add(0, record(1), None, size=10, now_s=0.0)
@@ -32,16 +32,16 @@ def test_the_first_record_of_a_lot_is_news():
 @pytest.mark.parametrize(
     ("sizes", "ready"), [([60, 40], 1), ([1] * 5, 1), ([1] * 4, 0), ([500], 1)]
 )
-def test_a_lot_is_ready_when_it_is_large_enough(sizes, ready):
-    """By bytes or by records, whichever comes first; one large record is a lot."""
+def test_a_batch_is_ready_when_it_is_large_enough(sizes, ready):
+    """By bytes or by records, whichever comes first; one large record is a batch."""
     held = accumulator()
     for number, size in enumerate(sizes):
         held.add(0, record(number), None, size=size, now_s=0.0)
     assert len(list(held.take_ready(0.0))) == ready
 
 
-def test_a_lot_is_ready_when_it_is_old_enough():
-    """Lingering counts from the lot's first record."""
+def test_a_batch_is_ready_when_it_is_old_enough():
+    """Linger counts from the batch's first record."""
     held = accumulator()
     held.add(0, record(1), None, size=1, now_s=10.0)
     held.add(0, record(2), None, size=1, now_s=10.9)
@@ -63,8 +63,8 @@ def test_flushing_takes_everything():
     assert sorted(batch.partition for batch in held.take_ready(0.0, everything=True)) == [0, 1, 2]
 
 
-def test_records_that_may_go_anywhere_fill_one_lot_after_another():
-    """Spreading single records would make many small lots of one large."""
+def test_records_that_may_go_anywhere_fill_one_batch_after_another():
+    """Spreading single records would make many small batches."""
     held = accumulator()
     chosen = []
     for number in range(15):
@@ -74,8 +74,8 @@ def test_records_that_may_go_anywhere_fill_one_lot_after_another():
     assert chosen == [1] * 5 + [2] * 5 + [0] * 5
 
 
-def test_records_with_message_ids_and_without_share_no_lot():
-    """Those without are known by their numbers, which a lot with ids does not get."""
+def test_records_with_message_ids_and_without_share_no_batch():
+    """A batch with ids gets no sequence."""
     held = accumulator()
     for has_id in (False, True, True, False):
         message_id = "m" if has_id else None

@@ -1,4 +1,4 @@
-"""A record with an expected offset, while nobody leads its partition."""
+"""A record with an expected offset, while its partition has no leader."""
 
 import time
 from types import SimpleNamespace

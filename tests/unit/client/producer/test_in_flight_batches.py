@@ -1,4 +1,4 @@
-"""Lots on their way: order per partition over lanes and losses, and numbers that are never wrong.
+"""Batches in flight: order per partition across senders and losses, and correct sequences.
 
 The last part is two brokers in a few lines: whatever is lost, refused, moved or given up on the
 way, each lot is stored at most once, in order, and whoever was told "stored" finds it there.
@@ -38,7 +38,7 @@ GAP = OutOfOrderSequenceError("gap")
 
 @dataclass(eq=False)
 class FakeLot:
-    """A lot as the outbox sees it."""
+    """A batch as the in-flight tracking needs it."""
 
     partition: int = 0
     size: int = 10
@@ -49,7 +49,7 @@ class FakeLot:
 
 
 def in_flight_batches(**settings):
-    """With room for a few lots, numbered."""
+    """In-flight batches with a small window, numbered."""
     wide = {"window_bytes": 1000, "window_batches": 10, "is_numbered": True}
     return InFlightBatches(**{**wide, **settings})
 
@@ -59,11 +59,12 @@ def everything(_):
 
 
 def take(box, sender="a", may_send=everything):
-    """The next lot, which nobody has written yet."""
+    """Put the next batch in flight; it is not written yet."""
     return box.next_batch(sender, may_send)
 
 
 def send(box, sender="a", may_send=everything):
+    """The senders send what they may, one after another; one may wait before it writes."""
     entry = take(box, sender, may_send)
     if entry is not None:
         assert box.writes(sender, entry)
@@ -78,6 +79,7 @@ def send_all(box, sender="a", may_send=everything):
 
 
 def put(box, *batches):
+    """Batches are ready; brokers always reject a bad one."""
     for batch in batches:
         box.put(batch)
     return batches
@@ -87,7 +89,7 @@ def put(box, *batches):
 
 
 def test_the_window_limits_what_is_in_flight():
-    """By bytes and by lots in each lane, but one lot always goes, however large."""
+    """By bytes and by batches for each sender, but one batch is always allowed."""
     box = in_flight_batches(window_bytes=25)
     put(box, *(FakeLot(size=size) for size in (100, 10, 10)))
     assert send(box) is not None
@@ -101,8 +103,8 @@ def test_the_window_limits_what_is_in_flight():
     assert send(narrow, "b").number == 2
 
 
-def test_a_lost_lane_sends_again_in_order_with_the_same_numbers():
-    """What was in flight comes before what was queued, in the order it was put."""
+def test_a_lost_sender_sends_again_in_order_with_the_same_numbers():
+    """In-flight batches come before queued ones, in their original order."""
     box = in_flight_batches(window_batches=3)
     put(box, *(FakeLot(rows=2) for _ in range(5)))
     sent = [(entry.number, entry.numbers) for entry in send_all(box)]
@@ -124,7 +126,7 @@ def test_a_lost_lane_sends_again_in_order_with_the_same_numbers():
     assert box.size == 0
 
 
-def test_a_partition_moves_to_another_lane_when_nothing_of_it_is_in_flight():
+def test_a_partition_moves_to_another_sender_when_nothing_of_it_is_in_flight():
     """Its order would be lost otherwise; other partitions are not held up."""
     box = in_flight_batches()
     put(box, FakeLot(), FakeLot(partition=1), FakeLot(), FakeLot(partition=1))
@@ -143,7 +145,7 @@ def test_lanes_take_their_own_partitions():
 
 
 def test_a_late_ack_is_ignored():
-    """After a timeout or a resend, an ack for what is not in flight there changes nothing."""
+    """After a timeout or a resend, an ack of a batch that is not in flight there has no effect."""
     box = in_flight_batches()
     [batch] = put(box, FakeLot())
     assert box.complete("a", 0) is None
@@ -155,8 +157,8 @@ def test_a_late_ack_is_ignored():
     assert box.complete("b", 0) is None
 
 
-def test_lots_past_their_deadline_are_given_up():
-    """Whether they may be stored is told, and why they were refused."""
+def test_batches_past_their_deadline_are_given_up():
+    """The error says whether they may be stored, and the last rejection."""
     box = in_flight_batches(window_batches=1)
     first, second, third = put(box, *(FakeLot(deadline_s=at) for at in (1.0, 2.0, 9.0)))
     send(box)
@@ -175,7 +177,7 @@ def test_lots_past_their_deadline_are_given_up():
 
 
 def test_some_partitions_can_be_given_up():
-    """What is left is sent."""
+    """The rest is sent."""
     box = in_flight_batches()
     batches = put(box, FakeLot(), FakeLot(partition=1), FakeLot())
     send(box)
@@ -189,7 +191,7 @@ def test_some_partitions_can_be_given_up():
     assert box.partition_of(0) is None
 
 
-def test_what_a_refused_call_did_not_answer_was_not_taken():
+def test_what_a_rejected_call_did_not_answer_was_not_taken():
     """A broker answers all that it has taken before it ends a call with an error."""
     box = in_flight_batches()
     batches = put(box, FakeLot(), FakeLot(), FakeLot())
@@ -207,7 +209,7 @@ def test_what_a_refused_call_did_not_answer_was_not_taken():
     "error", [UnknownStreamError("gone"), ReadonlyError("r"), GAP, StrandlineError("a bug")]
 )
 def test_a_rejection_is_no_outcome_of_what_was_sent_before(error):
-    """Nobody has answered the first sending: the record may be stored by it."""
+    """An earlier attempt without an answer may have stored the record."""
     box = in_flight_batches()
     [batch] = put(box, FakeLot())
     send(box)
@@ -219,7 +221,7 @@ def test_a_rejection_is_no_outcome_of_what_was_sent_before(error):
 
 
 def test_a_record_that_is_wrong_was_never_stored():
-    """What is wrong with it now was wrong when it was sent before."""
+    """An invalid record was invalid in earlier attempts, too."""
     box = in_flight_batches()
     put(box, FakeLot())
     send(box)
@@ -230,7 +232,7 @@ def test_a_record_that_is_wrong_was_never_stored():
 
 
 def test_a_flush_waits_for_what_was_put_before_it():
-    """Later lots do not hold it up."""
+    """Later batches do not delay it."""
     box = in_flight_batches()
     put(box, FakeLot())
     mark = box.next_number
@@ -246,7 +248,7 @@ def test_a_flush_waits_for_what_was_put_before_it():
 # Numbers
 
 
-def test_lots_with_message_ids_have_no_numbers():
+def test_batches_with_message_ids_have_no_numbers():
     """Nor has anything if the producer is not idempotent."""
     box = in_flight_batches()
     put(box, FakeLot(has_ids=True), FakeLot())
@@ -256,8 +258,8 @@ def test_lots_with_message_ids_have_no_numbers():
     assert send(plain).numbers is None
 
 
-def test_a_lot_without_numbers_names_the_one_before_it():
-    """As it is in flight when the lot is sent; lots behind it do so too, of the same partition."""
+def test_a_batch_without_numbers_names_the_one_before_it():
+    """It names the batch of its partition in flight before it, as later ones do."""
     box = in_flight_batches()
     ids = {"has_ids": True}
     put(box, FakeLot(), FakeLot(), FakeLot(partition=1), FakeLot(**ids), FakeLot(), FakeLot(**ids))
@@ -282,8 +284,8 @@ def test_a_lot_without_numbers_names_the_one_before_it():
 @pytest.mark.parametrize(
     "error", [NotLeaderError("n"), StillLoadingError("l"), UnavailableError("u")]
 )
-def test_what_was_refused_for_a_while_keeps_its_numbers(error):
-    """And so do those behind it, refused because it is missing."""
+def test_what_was_rejected_for_a_while_keeps_its_numbers(error):
+    """And so do batches after it, rejected because it is missing."""
     box = in_flight_batches()
     put(box, FakeLot(), FakeLot())
     before = [entry.numbers for entry in send_all(box)]
@@ -293,7 +295,7 @@ def test_what_was_refused_for_a_while_keeps_its_numbers(error):
 
 
 @pytest.mark.parametrize("error", [InvalidRecordError("i"), RecordTooLargeError("r")])
-def test_what_is_behind_a_refused_lot_begins_an_epoch(error):
+def test_what_is_behind_a_rejected_batch_begins_an_epoch(error):
     """Even if it was sent before on a lane that was lost: without the first it was not stored."""
     box = in_flight_batches()
     batches = put(box, FakeLot(), FakeLot(), FakeLot())
@@ -311,8 +313,8 @@ def test_what_is_behind_a_refused_lot_begins_an_epoch(error):
 
 
 @pytest.mark.parametrize("error", [InvalidRecordError("i"), DiskFullError("d")])
-def test_what_is_behind_a_refused_lot_is_kept_when_its_lane_is_lost(error):
-    """It was sent under numbers that nobody takes: there is no doubt of it, and it is sent anew."""
+def test_what_is_behind_a_rejected_batch_is_kept_when_its_sender_is_lost(error):
+    """Its sequence cannot be stored, so it is sent again without doubt."""
     box = in_flight_batches()
     batches = put(box, FakeLot(), FakeLot(), FakeLot())
     send_all(box)
@@ -334,8 +336,8 @@ def test_what_is_behind_a_refused_lot_is_kept_when_its_lane_is_lost(error):
     assert (batch, outcome.code) == (batches[1], "timeout"), "these numbers are good"
 
 
-def test_what_comes_after_a_refused_lot_is_not_in_doubt_either():
-    """Its number is one that nobody takes, until an epoch begins."""
+def test_what_comes_after_a_rejected_batch_is_not_in_doubt_either():
+    """Its sequence cannot be stored until a new epoch begins."""
     box = in_flight_batches()
     put(box, FakeLot(), FakeLot())
     send(box)
@@ -351,7 +353,7 @@ def test_what_comes_after_a_refused_lot_is_not_in_doubt_either():
 
 
 def test_rejections_use_up_no_epochs():
-    """There are not so many, and a partition may be readonly for long."""
+    """Epochs are limited, and a partition may be readonly for long."""
     box = in_flight_batches()
     for number in range(3):
         put(box, FakeLot())
@@ -360,7 +362,7 @@ def test_rejections_use_up_no_epochs():
 
 
 def test_a_rejection_says_nothing_of_what_was_sent_before():
-    """A wrong lot is answered at once, while those before it wait for the disk."""
+    """An invalid batch is answered at once, while earlier ones wait for the disk."""
     box = in_flight_batches()
     batches = put(box, FakeLot(deadline_s=1.0), FakeLot(), FakeLot())
     send_all(box)
@@ -390,7 +392,7 @@ def test_a_full_disk_does_not_end_what_may_be_stored():
 
 
 def test_what_a_broker_does_not_take_now_may_be_stored_all_the_same():
-    """A readonly partition does not look for repeats: those behind one are not numbered anew."""
+    """A readonly partition does not check for repeats: later batches keep their sequence."""
     box = in_flight_batches()
     batches = put(box, FakeLot(), FakeLot())
     send_all(box)
@@ -401,8 +403,8 @@ def test_what_a_broker_does_not_take_now_may_be_stored_all_the_same():
     assert (batch, outcome.code) == (batches[1], "timeout")
 
 
-def test_what_was_numbered_anew_in_flight_is_not_in_doubt():
-    """What it was sent under was refused, whatever becomes of its lane."""
+def test_what_was_numbered_again_in_flight_is_not_in_doubt():
+    """Its first sequence was rejected, whatever happens to its sender."""
     box = in_flight_batches()
     put(box, FakeLot(), FakeLot(), FakeLot(), FakeLot())
     send(box)
@@ -415,7 +417,7 @@ def test_what_was_numbered_anew_in_flight_is_not_in_doubt():
 
 
 def test_what_was_given_up_for_certain_leaves_no_doubt_behind_it():
-    """It was refused by who does not lead: nothing behind it was stored, or will be."""
+    """A broker that does not lead rejected it: no later batch was or will be stored."""
     box = in_flight_batches()
     put(box, FakeLot(deadline_s=1.0), FakeLot(), FakeLot())
     send_all(box)
@@ -435,7 +437,7 @@ def test_what_was_given_up_for_certain_leaves_no_doubt_behind_it():
 
 
 def test_a_rejection_says_nothing_of_what_has_no_numbers():
-    """Message ids, and lots of a producer that is not idempotent, are stored without the first."""
+    """Batches with message ids, or without idempotence, are stored without the first."""
     for is_numbered in (True, False):
         box = in_flight_batches(is_numbered=is_numbered)
         put(box, FakeLot(), FakeLot(has_ids=True))
@@ -450,7 +452,7 @@ def test_a_rejection_says_nothing_of_what_has_no_numbers():
 
 
 def test_there_is_no_other_epoch_in_a_transaction():
-    """What is behind a refused lot is given up: the transaction cannot be committed anyway."""
+    """Batches after a rejected one fail: the transaction cannot be committed anyway."""
     box = in_flight_batches(only_epoch=7)
     batches = put(box, FakeLot(), FakeLot())
     send_all(box)
@@ -461,7 +463,7 @@ def test_there_is_no_other_epoch_in_a_transaction():
 
 
 def test_another_producer_begins_when_the_epochs_are_used_up():
-    """What is behind a gap in the last one is numbered as by somebody new, and stored."""
+    """Batches after a gap in the last epoch get a new producer id, and are stored."""
     box = in_flight_batches()
     [batch] = put(box, FakeLot())
     for number in range(PRODUCER_EPOCH_MAX + 1):
@@ -486,7 +488,7 @@ def test_a_gap_of_the_producer_before_is_none_of_the_next():
     assert [each.in_doubt for each in box.expire(100.0)] == [True, True]
 
 
-def test_what_may_be_stored_is_not_numbered_anew():
+def test_what_may_be_stored_is_not_numbered_again():
     """It is given up: under a new number it could be stored twice."""
     box = in_flight_batches()
     batches = put(box, FakeLot(deadline_s=1.0), FakeLot(), FakeLot())
@@ -514,8 +516,8 @@ def test_what_was_never_written_is_not_in_doubt():
         assert box.writes("a", entry) == in_doubt
 
 
-def test_a_forgotten_producer_goes_on_in_the_next_epoch():
-    """After a long silence the broker does not know the sequence any more."""
+def test_a_forgotten_producer_continues_in_the_next_epoch():
+    """After a long silence the broker no longer knows the sequence."""
     box = in_flight_batches()
     put(box, FakeLot(rows=3))
     send(box)
@@ -527,7 +529,7 @@ def test_a_forgotten_producer_goes_on_in_the_next_epoch():
 
 
 def test_a_fenced_producer_does_not_fence_back():
-    """It keeps its epoch, and so everything else it sends is refused, too."""
+    """It keeps its epoch, so everything else that it sends is rejected, too."""
     box = in_flight_batches()
     put(box, FakeLot(), FakeLot())
     send(box)
@@ -554,7 +556,7 @@ TROUBLE = ANY([None] * 4 + [LogPoisonedError("p"), DiskFullError("d"), DiskFullE
 
 
 class Journey(RuleBasedStateMachine):
-    """Lots to brokers that store, refuse and fall silent, over lanes; leaderships move."""
+    """Batches to brokers that store, reject and stop answering, while leaders move."""
 
     epoch_max = PRODUCER_EPOCH_MAX
 
@@ -609,7 +611,7 @@ class Journey(RuleBasedStateMachine):
                 self._write(leader)
 
     def _write(self, leader):
-        """A lane writes what it was given, unless that was given up meanwhile."""
+        """A sender writes its batch, unless that was given up meanwhile."""
         if leader in self.held:
             sender, entry, numbers = self.held.pop(leader)
             if self.box.writes(sender, entry):
@@ -617,7 +619,7 @@ class Journey(RuleBasedStateMachine):
 
     @rule(leader=ANY(OFTEN_0), most=st.integers(1, 4), trouble=TROUBLE)
     def store(self, leader, most, trouble):
-        """A broker takes batches off the wire; what it does not take at all, it answers first."""
+        """A broker receives batches; it answers those that it rejects first."""
         for sent in self.sent[leader][:most]:
             error = self._error_of(leader, sent, trouble)
             answers = self.answers[leader]
@@ -627,7 +629,7 @@ class Journey(RuleBasedStateMachine):
 
     @rule(leader=ANY(OFTEN_0), most=st.integers(1, 4))
     def store_strays(self, leader, most):
-        """A broker takes what a lost connection left; nobody hears the answer."""
+        """A broker receives what a lost connection left; nobody gets the answer."""
         for sent in self.strays[leader][:most]:
             self._error_of(leader, sent, None)
         del self.strays[leader][:most]
@@ -662,7 +664,7 @@ class Journey(RuleBasedStateMachine):
             del self.answers[leader][:most]
 
     def _note_outcome(self, partition, number, error, outcome):
-        """Whoever is given up for its sequence is behind something of which nobody knows."""
+        """A batch that fails because of its sequence comes after one with unknown outcome."""
         (self.acked if error is None else self.failed).add(number)
         if error is not None and outcome is error and not isinstance(error, LogPoisonedError):
             self.refused.add(number)
@@ -674,7 +676,7 @@ class Journey(RuleBasedStateMachine):
 
     @rule(leader=ANY(OFTEN_0), arrives=st.integers(0, 4))
     def lose(self, leader, arrives):
-        """A connection breaks; some of what was sent arrives all the same, all answers are lost."""
+        """A connection breaks; some of the batches arrive, all answers are lost."""
         self.strays[leader] += self.sent[leader][:arrives]
         self.sent[leader].clear()
         self.held.pop(leader, None)
@@ -684,7 +686,7 @@ class Journey(RuleBasedStateMachine):
 
     @rule(leader=ANY(OFTEN_0), trouble=TROUBLE, arrives=st.integers(0, 4))
     def answer_and_lose(self, leader, trouble, arrives):
-        """A connection breaks just when the first of what was sent was answered."""
+        """A connection breaks right after the first answer."""
         self.store(leader, most=1, trouble=trouble)
         self.hear(most=len(self.given))
         self.lose(leader, arrives)
@@ -696,7 +698,7 @@ class Journey(RuleBasedStateMachine):
 
     @rule()
     def expire(self):
-        """The oldest lot is given up."""
+        """The oldest batch times out."""
         held = [n for n in self.given if n not in self.acked and n not in self.failed]
         if held:
             [expired] = self.box.expire(float(held[0]))
@@ -708,7 +710,7 @@ class Journey(RuleBasedStateMachine):
 
     @invariant()
     def stores_once_and_in_order(self):
-        """No lot twice, none out of order, every acked lot is there, and none that was refused."""
+        """Each batch is stored at most once, in order; acked ones are, rejected ones are not."""
         for numbers in self.stored.values():
             ordered = self.ordered(numbers)
             assert ordered == sorted(ordered)
@@ -723,7 +725,7 @@ class Journey(RuleBasedStateMachine):
         return numbers
 
     def teardown(self):
-        """Once nothing goes wrong any more, everybody gets an outcome."""
+        """Once all faults end, every batch gets an outcome."""
         for _ in range(3 * len(self.given)):
             self.send()
             for leader in LEADERS:

@@ -1,4 +1,4 @@
-"""Lots as Arrow batches, and acks back to the futures behind them."""
+"""Batches as Arrow data, and acks back to their futures."""
 
 import pyarrow as pa
 import pytest
@@ -23,7 +23,7 @@ FULL = to_body(DiskFullError("full"))
 
 
 def lot_of(*records: ProducerRecord) -> RecordProducerBatch:
-    """A lot of these records, each with a future."""
+    """Return a batch of these records, each with a future."""
     batch = RecordProducerBatch(3, now_s=0.0, deadline_s=1.0)
     batch.records.extend(records)
     batch.futures.extend(AckFuture() for _ in records)
@@ -31,11 +31,11 @@ def lot_of(*records: ProducerRecord) -> RecordProducerBatch:
 
 
 def failed(future, error):
-    """What a producer does with a failure."""
+    """Handle a failure like a producer."""
     future.set_exception(error)
 
 
-def test_a_lot_has_only_the_columns_its_records_have():
+def test_a_batch_has_only_the_columns_its_records_have():
     """Values only: no bytes are spent on empty columns."""
     plain = lot_of(
         ProducerRecord(b"a", None, None, None, None), ProducerRecord(None, None, None, None, None)
@@ -58,7 +58,7 @@ def test_a_lot_has_only_the_columns_its_records_have():
 
 
 def test_a_record_of_a_wrong_type_is_an_invalid_record():
-    """What slipped past the producer is caught when the batch is built."""
+    """A type that the producer did not check is found when the batch is built."""
     with pytest.raises(InvalidRecordError):
         batch_of(lot_of(ProducerRecord(1.5, None, None, None, None)))
 
@@ -72,7 +72,7 @@ def test_an_ack_gives_each_record_its_offset():
 
 
 def test_an_ack_may_speak_row_by_row():
-    """With message ids, rows are stored, known or refused each by itself."""
+    """With message ids, each row is stored, a duplicate or rejected on its own."""
     batch = lot_of(*[ProducerRecord(b"v", None, None, None, "i")] * 3)
     ack = PutAck(sequence=0, offsets=(7, 3, -1), partitions=(3, 3, 3), duplicates=(1,), error=FULL)
     resolve(batch, ack, failed, error=from_body(FULL))
@@ -81,7 +81,7 @@ def test_an_ack_may_speak_row_by_row():
     assert isinstance(batch.futures[2].exception(), DiskFullError)
 
 
-def test_a_refused_lot_fails_every_record():
+def test_a_rejected_batch_fails_every_record():
     """Each future has the broker's error, or the producer's own."""
     batch = lot_of(*[ProducerRecord(b"v", None, None, None, None)] * 2)
     resolve(batch, PutAck(sequence=0, error=FULL), failed, error=from_body(FULL))
@@ -92,14 +92,14 @@ def test_a_refused_lot_fails_every_record():
 
 
 def table_lots(count: int) -> tuple[AckFuture, list[TableProducerBatch]]:
-    """A table of two rows per lot, and its future."""
+    """Return a table with two rows for each batch, and its future."""
     future = AckFuture()
     table_ack = TableAck(future, batches=count, rows=2 * count)
     piece = pa.RecordBatch.from_pydict({"value": [b"a", b"b"]})
     return future, [TableProducerBatch(number, piece, table_ack) for number in range(count)]
 
 
-def test_a_table_is_acked_when_all_its_lots_are():
+def test_a_table_is_acked_when_all_its_batches_are():
     """The ranges of all partitions come together."""
     future, batches = table_lots(2)
     resolve(batches[0], PutAck(sequence=0, ranges=(AckedRange(0, 5, 2),)), failed)
@@ -144,8 +144,8 @@ def test_data_frames_and_readers_are_taken():
 
 
 @pytest.mark.parametrize("data", [b"bytes", [b"a"], None, {"value": [b"a"]}])
-def test_other_data_is_refused(data):
-    """The error says what to give."""
+def test_other_data_is_rejected(data):
+    """The error has the accepted types."""
     with pytest.raises(InvalidRecordError, match="table"):
         batches_from(data, batch_bytes=1000)
 
@@ -160,7 +160,7 @@ def test_padding_adds_null_columns():
     ]
 
 
-def test_rows_with_message_ids_and_without_share_no_lot():
+def test_rows_with_message_ids_and_without_share_no_batch():
     """In order; a table that has ids everywhere, or nowhere, stays whole."""
     ids = ["a", None, None, "b", "c"]
     batch = pa.record_batch({"value": list("01234"), "message_id": pa.array(ids, pa.string())})
@@ -171,7 +171,7 @@ def test_rows_with_message_ids_and_without_share_no_lot():
 
 
 def test_large_rows_among_small_ones_make_smaller_batches():
-    """The size is what matters, not how many rows there are on average."""
+    """The size counts, not the average number of rows."""
     table = pa.table({"value": [b"x" * 1000] * 20 + [b"y"] * 2000})
     batches = batches_from(table, batch_bytes=2000)
     assert max(batch.nbytes for batch in batches) <= 3000
@@ -212,8 +212,8 @@ def test_data_frames_of_pandas_are_taken(frame):
 @pytest.mark.parametrize(
     "columns", [{"value": [1, "a"]}, {"value": ["a"], "headers": [[("h", 1)]]}]
 )
-def test_a_data_frame_that_arrow_refuses_is_an_invalid_record(columns):
-    """An error of ours, as for any other record that cannot be stored."""
+def test_a_data_frame_that_arrow_rejects_is_an_invalid_record(columns):
+    """It is one of our errors, like any record that cannot be stored."""
     pandas = pytest.importorskip("pandas")
     with pytest.raises(InvalidRecordError, match="DataFrame cannot be converted"):
         batches_from(pandas.DataFrame(columns), batch_bytes=1000)

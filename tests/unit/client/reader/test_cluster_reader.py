@@ -52,7 +52,7 @@ class Stream:
 
 
 class Cluster:
-    """Brokers that lead partitions, a clock that can be put on, and reads that do as they are told.
+    """Brokers that lead partitions, a manual clock, and scripted reads.
 
     Args:
         leaders: of each partition, by number; empty: nobody.
@@ -110,7 +110,7 @@ def follow(monkeypatch):
 
 
 def test_leaders_may_be_lost_for_ever_though_no_record_comes(follow):
-    """What stood for a while had been reached, so the next loss is not the end of one outage."""
+    """A read that was connected for a while restarts the time limit."""
     lost = DisconnectedError("the leader was killed")
 
     def stands():
@@ -123,7 +123,7 @@ def test_leaders_may_be_lost_for_ever_though_no_record_comes(follow):
 
 
 def test_a_partition_out_of_reach_is_told_of_though_others_flow(follow):
-    """Each has its own time: a reader must not take what is missing for what is not there."""
+    """Each partition has its own time limit, so missing data is not taken for none."""
 
     def flows():
         for offset in range(10 * TIMEOUT_S):
@@ -164,7 +164,7 @@ def extended():
 
 
 def test_who_follows_all_partitions_gets_those_that_come_later(follow):
-    """From the first record kept; their places are known, for who goes on another time."""
+    """From their first record; their offsets are known for a later read."""
     cluster = extended()
     read = follow(cluster, is_of_all=True)
     came = [row for each in read.batches() for row in each.select(COLUMNS[:2]).to_pylist()]
@@ -186,7 +186,7 @@ def test_who_named_partitions_or_could_not_tell_them_apart_gets_no_more(follow, 
 
 
 def test_a_leader_that_only_falls_silent_is_left_for_the_next(follow):
-    """Its machine stands still, or the network has lost it, so that no connection ends."""
+    """Its machine hangs or is partitioned, so that no connection ends."""
 
     def falls_silent():
         yield batch(0, 3)
@@ -202,7 +202,7 @@ def test_a_leader_that_only_falls_silent_is_left_for_the_next(follow):
 
 
 def test_a_read_with_an_end_leaves_a_leader_that_falls_silent(monkeypatch):
-    """It does not wait for the connection to be given up; what it has read does not come again."""
+    """It does not wait for the connection's end; no record is repeated."""
 
     def falls_silent():
         yield batch(0, 3)
@@ -234,7 +234,7 @@ def test_a_read_with_an_end_looks_no_more_once_it_has_ended(monkeypatch):
 
 
 def test_a_replica_that_has_just_heard_of_the_end_is_read(monkeypatch):
-    """It refused what the leader had told, and knows of it when it is asked how far it is."""
+    """It first rejects the leader's end, and knows it when asked again."""
     refused = OffsetOutOfRangeError("offset 3 does not exist: its high watermark is 2")
     cluster = Cluster({0: "a:1"}, {"a:1": [refused, lambda: iter([])]})
     monkeypatch.setattr(read_places, "begin_read", cluster.begin_read)

@@ -19,7 +19,7 @@ RECORDS = st.lists(
 
 
 def batches_of(records, rows):
-    """The records as batches of so many rows."""
+    """Return the records as batches of this many rows."""
     for first in range(0, len(records), rows):
         some = records[first : first + rows]
         offsets = pa.array(range(first, first + len(some)), pa.int64())

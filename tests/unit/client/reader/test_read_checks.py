@@ -1,4 +1,4 @@
-"""What a read in a cluster asks of a replica before it begins there."""
+"""The checks of a replica before a clustered read begins there."""
 
 import pytest
 

@@ -55,7 +55,7 @@ def test_a_time_without_a_zone_is_in_utc_at_every_door(zone, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["soon", 1.5, True, None, b"earliest"])
-def test_other_places_are_refused(place):
+def test_other_places_are_rejected(place):
     """The error lists what a place may be."""
     with pytest.raises(InvalidRequestError, match="earliest"):
         bound_of(place)
@@ -82,7 +82,7 @@ def test_keys_may_be_text():
         ({"records_max": -1}, InvalidRequestError),
     ],
 )
-def test_arguments_out_of_range_are_refused_without_a_broker(arguments, error):
+def test_arguments_out_of_range_are_rejected_without_a_broker(arguments, error):
     """The client knows the ticket's limits."""
     with pytest.raises(error):
         read_request("s", **arguments)
@@ -108,7 +108,7 @@ def test_a_read_that_ends_is_a_reader_of_pyarrow_s(arguments, is_plain):
     reader.close()
 
 
-def test_an_empty_stream_name_is_refused():
+def test_an_empty_stream_name_is_rejected():
     """Before it becomes somebody else's problem."""
     with pytest.raises(InvalidRequestError, match="stream"):
         read_request("")

@@ -49,7 +49,7 @@ def test_revoking_what_is_not_there_changes_nothing():
 @pytest.mark.parametrize(
     "rule", [Rule("__broker", "read", "stream", "*"), Rule("app", "group", "stream", "*")]
 )
-def test_a_rule_that_is_none_is_refused(rule):
+def test_a_rule_that_is_none_is_rejected(rule):
     """The metadata only holds valid rules, whoever proposes them."""
     image = MetadataImage()
     after, outcome = apply_entry(image, Grant((rule,)))

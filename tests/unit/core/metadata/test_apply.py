@@ -84,7 +84,7 @@ def test_commands_do_not_change_the_image_they_were_given():
         ({"subject": "a.>", "partitions": 2, "partition_by": "suffix"}, InvalidConfigError),
     ],
 )
-def test_impossible_settings_are_refused(settings, error):
+def test_impossible_settings_are_rejected(settings, error):
     """A stream with invalid settings is rejected with the setting named."""
     with pytest.raises(error):
         create(**settings)

@@ -45,7 +45,7 @@ def test_an_admitted_broker_counts_for_nothing_until_it_registers(cluster):
     ("broker", "address"),
     [(0, "host:1"), (9, ""), (9, "host"), (9, ":1"), (9, "h:0"), (9, "h:65536"), (9, "h:x")],
 )
-def test_an_impossible_admission_is_refused(cluster, broker, address):
+def test_an_impossible_admission_is_rejected(cluster, broker, address):
     """A broker has a number above 0 and an address that can be called."""
     assert cluster(1).do(AdmitBroker(broker, address)).reason == "limit"
 
@@ -186,7 +186,7 @@ def test_the_last_in_sync_replica_is_not_forgotten(cluster):
     assert "s/0" in outcome.message
 
 
-def test_an_older_copy_of_a_data_directory_is_refused(cluster):
+def test_an_older_copy_of_a_data_directory_is_rejected(cluster):
     """It had acknowledged more than it has; its own directory, and one that was given up, come."""
     made = cluster()
     made.must(Fence((made.run(1), made.run(2)), (7, 3)))
@@ -247,7 +247,7 @@ def test_only_an_empty_broker_is_removed(cluster):
         {"broker": BROKERS_MAX + 1},
     ],
 )
-def test_an_impossible_registration_is_refused(cluster, fields):
+def test_an_impossible_registration_is_rejected(cluster, fields):
     """Ids, names and numbers have limits, so that the image stays small."""
     made = cluster(BROKERS_MAX)
     command = {"broker": 1, "directory_id": "d1", "incarnation": "r1", **fields}

@@ -50,7 +50,7 @@ def test_a_leader_shrinks_and_grows_its_isr(cluster):
 @pytest.mark.parametrize(
     ("isr", "why"), [((2, 3), "leader"), ((1, 4), "replicas"), ((1, 1), "replicas"), ((), "lacks")]
 )
-def test_an_impossible_isr_is_refused(cluster, isr, why):
+def test_an_impossible_isr_is_rejected(cluster, isr, why):
     """The leader is in it, all are replicas, each once."""
     made = cluster(4)
     made.create("s", (1, 2, 3))
@@ -70,7 +70,7 @@ def test_only_the_leader_of_the_epoch_changes_the_isr(cluster):
     assert made.do(ChangeIsr(BrokerRun(1, "r0"), (item,))).reason == "stale_incarnation"
 
 
-def test_the_second_of_two_changes_to_one_version_is_refused(cluster):
+def test_the_second_of_two_changes_to_one_version_is_rejected(cluster):
     """Compare and set: a decision on an outdated partition is made again."""
     made = cluster()
     made.create("s", (1, 2, 3))
@@ -336,7 +336,7 @@ def test_only_the_order_of_replicas_changes_at_once(cluster):
         ((1, 2, 4), "not_eligible"),
     ],
 )
-def test_an_impossible_target_is_refused(cluster, target, reason):
+def test_an_impossible_target_is_rejected(cluster, target, reason):
     """Known brokers, each once, enough for min_isr, and new ones only if they are to stay."""
     made = cluster(4)
     made.create("s", (1, 2, 3), min_isr=2)

@@ -85,7 +85,7 @@ def test_more_partitions_move_the_epoch_of_those_who_read_the_stream():
         (MoveGroup("g", 1, epoch=99), "epoch is 0 now"),
     ],
 )
-def test_what_does_not_fit_is_refused(command, message):
+def test_what_does_not_fit_is_rejected(command, message):
     """And changes nothing."""
     image = applied(JoinGroup("g", "m", ("a",), 1))
     with pytest.raises(InvalidRequestError, match=message):

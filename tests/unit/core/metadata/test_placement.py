@@ -288,7 +288,7 @@ def test_brokers_without_room_get_no_more_partitions(cluster):
     assert kept == led == {1: 2, 2: 5, 3: 5}
 
 
-def test_partitions_for_which_no_broker_has_room_are_refused(cluster):
+def test_partitions_for_which_no_broker_has_room_are_rejected(cluster):
     """The error names the broker, its room, and the remedy."""
     image = with_room(cluster, first=2, second=100, third=100)
     place(image, partitions=2, replicas=3)

@@ -39,7 +39,7 @@ def test_a_quota_can_be_removed():
         SetQuota("shop", Quota(read_bytes_per_s=-5)),
     ],
 )
-def test_what_limits_nobody_or_nothing_is_refused(command):
+def test_what_limits_nobody_or_nothing_is_rejected(command):
     """No name, a broker's own, no limit, a negative one."""
     with pytest.raises(InvalidRequestError):
         apply(MetadataImage(), command)

@@ -133,7 +133,7 @@ def test_an_entry_survives_the_log(cluster):
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", b"\x81\xa4type\xa1x", b"\xff" * 9, b"\xa1\xff"])
-def test_bytes_that_are_no_entry_are_refused(data):
+def test_bytes_that_are_no_entry_are_rejected(data):
     """A typed error, whatever the bytes."""
     with pytest.raises(InvalidRecordError):
         decode_entry(data)
@@ -151,7 +151,7 @@ def test_a_snapshot_is_the_image(cluster):
 
 
 @pytest.mark.parametrize("version", [0, IMAGE_VERSION + 1])
-def test_a_snapshot_of_another_version_is_refused(version):
+def test_a_snapshot_of_another_version_is_rejected(version):
     """By its version, before anything else of it is looked at."""
     import msgspec
 
@@ -163,7 +163,7 @@ def test_a_snapshot_of_another_version_is_refused(version):
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"\xff\x00", b"[]", b'{"version":3,"streams":3}'])
-def test_bytes_that_are_no_snapshot_are_refused(data):
+def test_bytes_that_are_no_snapshot_are_rejected(data):
     """A typed error, whatever the bytes."""
     for decode in (decode_image, decode_json):
         with pytest.raises(InvalidRecordError):

@@ -30,7 +30,7 @@ def test_what_was_decided_before_does_not_apply(cluster):
     assert made.partition().log_start_offset == 100
 
 
-def test_an_impossible_offset_is_refused(cluster):
+def test_an_impossible_offset_is_rejected(cluster):
     """One that the log has passed, and one that nothing counts to."""
     made = cluster()
     made.create("s", (1, 2, 3))

@@ -65,7 +65,7 @@ def test_a_stream_needs_a_broker_in_service(cluster):
         {"replicas": 2, "min_isr": 3},
     ],
 )
-def test_impossible_numbers_of_copies_are_refused(cluster, settings):
+def test_impossible_numbers_of_copies_are_rejected(cluster, settings):
     """More copies, or more of them in sync, than can be."""
     outcome = create(cluster(), (1, 2, 3), **settings)
     assert outcome.code == InvalidConfigError.code
@@ -129,7 +129,7 @@ def test_a_broker_alone_adds_partitions_too(alone):
         (AddPartitions("s", 10_000, ((1, 2, 3),)), "invalid_config"),
     ],
 )
-def test_what_cannot_be_added_is_refused(cluster, command, code):
+def test_what_cannot_be_added_is_rejected(cluster, command, code):
     """Unknown streams, no partitions, none placed, too many."""
     made = cluster()
     create(made, (1, 2, 3))
@@ -138,7 +138,7 @@ def test_what_cannot_be_added_is_refused(cluster, command, code):
 
 
 @pytest.mark.parametrize("subject", [">", "*", "*.orders", "*.>", "$JS.EVENT.>", "_INBOX.x.*"])
-def test_a_stream_that_would_answer_requests_of_others_is_refused(subject):
+def test_a_stream_that_would_answer_requests_of_others_is_rejected(subject):
     """It may store them, but not with PubAcks; the error names the way out."""
     with pytest.raises(InvalidConfigError, match="--no-pub-ack"):
         check_stream_config(StreamConfig(name="s", subject=subject), is_cluster=False)

@@ -245,7 +245,7 @@ def test_a_follower_that_lost_its_log_gets_the_snapshot():
     assert [e.message for e in ready.late] == [AppendEntriesReply(1, accepted=True, index=6)]
 
 
-def test_proposals_are_refused_when_too_much_waits():
+def test_proposals_are_rejected_when_too_much_waits():
     """Memory is bounded while no quorum answers."""
     raft = elected(settings=RaftSettings(pending_bytes_max=1000))
     for _ in range(8):
@@ -371,7 +371,7 @@ def test_a_voter_that_is_being_removed_may_still_be_needed():
     assert settle(raft) == []
 
 
-def test_handing_over_waits_for_the_heir_and_refuses_proposals():
+def test_handing_over_waits_for_the_successor_and_rejects_proposals():
     """The successor is asked to stand only when it has every entry."""
     raft = elected()
     accept(raft, 2)

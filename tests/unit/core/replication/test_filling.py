@@ -43,13 +43,13 @@ def anew(epoch, session, at=0):
     return [fx.ResetTo(at), fx.Committed(at), fetch]
 
 
-def test_another_leadership_begins_anew(part, filling):
+def test_another_leadership_begins_again(part, filling):
     """Even one of the same broker, which does not know what it sent before."""
     assert part.step(filling(3, version=6), 0) == anew(3, FIRST + 1)
     assert (part.log.log_end_offset, part.replicated_offset, part.disk_offset) == (0, 0, 0)
 
 
-def test_one_leadership_goes_on(part, filling):
+def test_one_leadership_continues(part, filling):
     """Changes of the ISR and broken links do not matter."""
     assert part.step(filling(2, version=6), 0) == []
     part.step(ev.PeerDisconnected(1), 0)
@@ -69,13 +69,13 @@ def test_a_copy_that_was_only_away_is_kept(make, filling):
     assert replica.step(filling(2, who=(3,)), 0) == [fx.Send(1, Fetch(2, FIRST, 10, 1, RUN))]
 
 
-def test_after_a_restart_it_begins_anew(make, filling):
+def test_after_a_restart_it_begins_again(make, filling):
     """The filling leader was not stored; the log start was, below which nothing is needed."""
     replica = make(2, 10, start=4, hw=6, epochs=((1, 4),))
     assert replica.step(filling(2), 0) == anew(2, FIRST, at=4)
 
 
-def test_a_copy_that_was_away_and_came_back_unnoticed_begins_anew(make, assigned, filling):
+def test_a_copy_that_was_away_and_came_back_unnoticed_begins_again(make, assigned, filling):
     """Null values did not wait for it meanwhile."""
     replica = make(2, 10, hw=6)
     replica.step(assigned(2, 1, version=5), 0)

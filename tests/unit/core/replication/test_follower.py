@@ -116,7 +116,7 @@ def test_an_answer_that_cuts_nothing_stops_the_follower(follower):
     assert told(follower, Diverged(2, FIRST, 1, 12)) == [fx.Halted(fx.DivergenceError.MISALIGNED)]
 
 
-def test_what_is_committed_is_never_cut(follower):
+def test_what_is_committed_is_never_truncated(follower):
     """It halts and reports that a leader without committed records was assigned."""
     assert told(follower, Diverged(2, FIRST, 1, 5)) == [
         fx.Halted(fx.DivergenceError.BELOW_HIGH_WATERMARK)

@@ -62,7 +62,7 @@ def test_who_leads_with_too_few_in_sync_does_not_know_what_is_committed(make, as
     assert first.step(assigned(2, 1), 0) == [fx.RejectWrites(None)]
 
 
-def test_a_turn_costs_one_message_per_follower(leader):
+def test_a_group_commit_costs_one_message_per_follower(leader):
     """However many batches: one Replicate with all of them."""
     join(leader, 2)
     join(leader, 3)
@@ -285,7 +285,7 @@ def test_who_does_not_answer_is_asked_and_sent_nothing_twice(leader):
     assert sends(leader.step(ev.Flush(), 100)) == [(2, Replicate(2, 2, 11, 10, (), True))]
 
 
-def test_below_min_isr_records_are_refused_at_once(leader):
+def test_below_min_isr_records_are_rejected_at_once(leader):
     """And accepted as soon as there are enough again."""
     assert leader.reject_reason is None
     effects = leader.step(ev.IsrChanged(2, 1, (1,)), 0)
@@ -312,7 +312,7 @@ def test_news_for_an_earlier_leadership_are_dropped(leader):
     assert leader.leader.isr.members == (1, 2, 3)
 
 
-def test_a_refused_proposal_is_not_repeated_at_once(leader):
+def test_a_rejected_proposal_is_not_repeated_at_once(leader):
     """The candidate is not alive for metadata; asking in a circle would not revive it."""
     join(leader, 2)
     leader.step(ev.IsrChanged(2, 1, (1, 2)), 0)

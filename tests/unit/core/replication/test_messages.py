@@ -34,7 +34,7 @@ def test_batches_travel_beside_the_message():
 
 
 @pytest.mark.parametrize("buffers", [[], [b"abc"], [b"abc", b"de"], [b"abc", b"d", b"e"]])
-def test_buffers_that_do_not_fit_are_refused(buffers):
+def test_buffers_that_do_not_fit_are_rejected(buffers):
     """Too few, too many, or of another size: the sender's error, not a crash."""
     refs = (BatchRef(0, 2, 1, 3), BatchRef(2, 3, 2, 1))
     with pytest.raises(InvalidRecordError, match="batches came"):
@@ -52,7 +52,7 @@ def test_buffers_that_do_not_fit_are_refused(buffers):
     ],
     ids=["empty", "backwards", "gap", "overlap", "older epoch"],
 )
-def test_batches_out_of_row_are_refused(refs):
+def test_batches_out_of_row_are_rejected(refs):
     """Batches of a message are not empty, follow each other, and epochs do not go back."""
     assert not in_row(refs)
     with pytest.raises(InvalidRecordError, match="not contiguous"):
@@ -63,7 +63,7 @@ def test_batches_out_of_row_are_refused(refs):
     "fields",
     [["Nothing", 1], ["Fetch", -1, 0, 0, 0], ["Fetch", 1, 0, -5, 0], ["Fetch", 1], ["Acked"], 7],
 )
-def test_what_is_not_a_message_is_refused(fields):
+def test_what_is_not_a_message_is_rejected(fields):
     """Unknown kinds, missing fields and negative numbers are the sender's error."""
     with pytest.raises(InvalidRecordError, match="not a replication message"):
         decode(msgspec.msgpack.encode(fields), [])

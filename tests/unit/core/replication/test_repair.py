@@ -47,7 +47,7 @@ def test_without_a_source_it_waits(make, assigned):
     assert replica.deadline_ms == 100
 
 
-def test_what_was_cut_needs_no_repair(follower):
+def test_what_was_truncated_needs_no_repair(follower):
     """Corruption that retention removed is forgotten."""
     follower.step(ev.CorruptionFound(3, 5), 0)
     follower.step(ev.LogStartMoved(5), 0)
@@ -55,7 +55,7 @@ def test_what_was_cut_needs_no_repair(follower):
     assert follower.deadline_ms is None
 
 
-def test_what_comes_in_the_place_of_corruption_that_was_cut_is_sound(make, assigned):
+def test_what_comes_in_the_place_of_corruption_that_was_truncated_is_sound(make, assigned):
     """After a truncation the corrupt range is no longer requested."""
     replica = make(2, 10, hw=6)
     replica.step(assigned(2, 1), 0)

@@ -78,7 +78,7 @@ def test_a_nonce_of_somebody_else_repeats_nothing():
     assert answer.value.producer != mine
 
 
-def test_an_id_goes_on_under_another_producer_when_epochs_are_used_up():
+def test_an_id_continues_under_another_producer_when_epochs_are_used_up():
     """An epoch is never used twice."""
     state = CoordinatorState()
     last = TransactionalProducer(5, EPOCH_MAX)
@@ -141,7 +141,7 @@ def test_of_several_that_wait_for_an_end_the_last_begins():
     assert [each.token for each in answers] == ["x", "two"]
 
 
-def test_the_state_written_anew_is_the_same_state():
+def test_the_state_rewritten_is_the_same_state():
     """Entries of a few items each hold everything."""
     run = Run()
     for number in range(7):

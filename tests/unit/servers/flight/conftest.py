@@ -56,7 +56,7 @@ class FakePartition:
 
     @property
     def closed(self) -> bool:
-        """Whether it takes no more records."""
+        """Whether it accepts no more records."""
         return self.closed_by is not None
 
     def hidden_between(self, start, stop):
@@ -116,7 +116,7 @@ class FakePartition:
         self.waiters.append(waiter)
 
     def unwatch(self, waiter) -> None:
-        """Set it no more."""
+        """Remove the watcher."""
         self.waiters.remove(waiter)
 
     def offset_for_timestamp(self, timestamp_ns: int) -> int:
@@ -214,7 +214,7 @@ class FakeBroker:
         return self._streams[name]
 
     def check_metadata(self) -> None:
-        """Raise what a test has ordered."""
+        """Raise the error that a test has set."""
         if self.unknown is not None:
             raise self.unknown
         if not self.has_quorum:
@@ -250,7 +250,7 @@ class FakeBroker:
         return offset
 
     def on_answered(self, callback) -> None:
-        """Remember whom to call."""
+        """Register the callback."""
         self.answered.append(callback)
 
     def call_soon(self, function, *args) -> None:

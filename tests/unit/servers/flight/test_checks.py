@@ -1,4 +1,4 @@
-"""Batches from outside: hostile or merely wrong ones are refused before anything reads them."""
+"""Incoming batches: malformed ones are rejected before their contents are used."""
 
 import pyarrow as pa
 import pytest
@@ -44,7 +44,7 @@ def test_a_record_over_the_limit_is_named_with_it(columns):
         check(**columns)
 
 
-def test_a_batch_over_the_limit_is_refused():
+def test_a_batch_over_the_limit_is_rejected():
     """Before it is validated, let alone stored."""
     with pytest.raises(RecordTooLargeError, match="batch_bytes"):
         check(value=[b"x" * 100] * 200)
@@ -85,7 +85,7 @@ HEADERS_BOMB = pa.MapArray.from_arrays(
         {"value": refers(["x" * 90], 200, pa.string_view())},
     ],
 )
-def test_a_batch_that_becomes_large_is_refused_while_it_is_small(columns, monkeypatch):
+def test_a_batch_that_becomes_large_is_rejected_while_it_is_small(columns, monkeypatch):
     """A value that many rows refer to is not copied for each of them first."""
     monkeypatch.setattr(checks, "normalise", None)
     with pytest.raises(RecordTooLargeError, match="batch of 18000 bytes"):
@@ -93,7 +93,7 @@ def test_a_batch_that_becomes_large_is_refused_while_it_is_small(columns, monkey
 
 
 def test_subjects_that_many_rows_refer_to_may_be_longer_together(monkeypatch):
-    """They end as a dictionary; what would take too much memory on the way there is refused."""
+    """They become a dictionary; input that would need too much memory is rejected."""
     subjects = pa.DictionaryArray.from_arrays([0] * 199 + [None], ["x" * 90])
     columns = {"value": [b""] * 200, "subject": subjects}
     assert check(**columns).num_rows == 200
@@ -103,7 +103,7 @@ def test_subjects_that_many_rows_refer_to_may_be_longer_together(monkeypatch):
 
 
 def test_columns_that_refer_to_their_values_pass():
-    """Dictionaries and views of what fits, with nulls and as slices, mean what they say."""
+    """Dictionaries and views within limits are valid, with nulls and as slices."""
     words = pa.array(["a", None, "b", "a"]).dictionary_encode()
     bytes_ = pa.array([b"v", None, b"long enough to lie in a buffer", b""], pa.binary_view())
     done = check(value=bytes_.slice(1), key=words.slice(1))
@@ -117,7 +117,7 @@ def test_columns_that_refer_to_their_values_pass():
 
 
 def test_offsets_that_point_outside_are_found():
-    """Arrow would read outside its memory; validation refuses."""
+    """Arrow would read outside its memory; validation rejects them."""
     for offsets in ([0, 1 << 30, 1], [0, -8, 1], [1, 0, 1]):
         buffers = [None, pa.array(offsets, pa.int32()).buffers()[1], pa.py_buffer(b"x")]
         hostile = pa.Array.from_buffers(pa.binary(), 2, buffers)
@@ -184,8 +184,8 @@ KINDS = st.sampled_from(
     kinds=st.lists(KINDS, min_size=4, max_size=4),
     rows=st.integers(0, 3),
 )
-def test_any_schema_is_taken_or_refused(names, kinds, rows):
-    """Whatever the columns and types, the outcome is a batch or an error of ours."""
+def test_any_schema_is_taken_or_rejected(names, kinds, rows):
+    """Any columns and types give a batch or one of our errors."""
     arrays = [pa.nulls(rows, kind) for _, kind in zip(names, kinds, strict=False)]
     batch = pa.RecordBatch.from_arrays(arrays, names=names)
     try:

@@ -34,7 +34,7 @@ def constants_of(folder: str) -> set[str]:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_a_handler_takes_the_request_and_returns_the_results_of_its_declaration(name):
-    """So what the client encodes and expects is what the broker decodes and sends."""
+    """So client and broker encode and decode the same types."""
     command, hints = COMMANDS[name], get_type_hints(HANDLERS[name])
     [result] = get_args(hints.pop("return"))
     _context, request = hints.values()
@@ -43,7 +43,7 @@ def test_a_handler_takes_the_request_and_returns_the_results_of_its_declaration(
 
 
 def test_list_actions_describes_every_command_and_its_fields(client):
-    """A foreign client learns there what it may send."""
+    """A foreign client learns the requests from it."""
     listed = {each.type: each.description for each in client.list_actions()}
     assert listed == {name: command.description for name, command in COMMANDS.items()}
     assert listed["drain_broker"].endswith(". Body: {broker, is_on}.")
@@ -51,7 +51,7 @@ def test_list_actions_describes_every_command_and_its_fields(client):
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_a_command_without_a_body_refuses_one_and_another_refuses_garbage(name):
+def test_a_command_without_a_body_rejects_one_and_another_rejects_garbage(name):
     """Nothing that the caller sent is left unread."""
     with pytest.raises(InvalidRequestError):
         COMMANDS[name].decode_request(b"[1]")

@@ -1,4 +1,4 @@
-"""Connections of Flight: those that nobody needs end, those with a call under way stay."""
+"""Connections of Flight: idle ones end, those with a call in progress stay."""
 
 import socket
 from functools import partial
@@ -70,7 +70,7 @@ def known(port):
 
 
 def test_who_makes_no_call_is_sent_away(front_end, looked_after, limit, stranger):
-    """Not at once, and nobody else with it."""
+    """A connection without calls is closed after a while, and no other one."""
     looking, clock = looked_after
     client, silent = known(front_end.port), stranger()
     looking.look(front_end.port)

@@ -1,4 +1,4 @@
-"""A place in one partition: cuts at the edges, steps over gaps and holes, projects."""
+"""A cursor in one partition: trims at the edges, skips gaps and corruption, projects."""
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ def test_a_range_is_cut_exactly(stream, partition, start, stop):
 
 
 def test_nothing_beyond_the_high_watermark_is_delivered(stream, partition):
-    """A batch that reaches past it is cut."""
+    """A batch that crosses it is trimmed."""
     partition.store(*[b"v"] * 5)
     partition.high_watermark = 3
     assert read_all(stream) == [0, 1, 2]
@@ -75,7 +75,7 @@ def test_gaps_of_compaction_are_stepped_over(stream, partition):
 
 
 def test_a_corrupt_batch_is_reported_and_never_served(stream, partition):
-    """What is before it is delivered; the error says where to go on."""
+    """Earlier records are delivered; the error has the offset to continue at."""
     for _ in range(3):
         partition.store(b"a", b"b")
     partition.corrupt = {1}
@@ -99,7 +99,7 @@ def test_corruption_is_skipped_on_request(stream, partition):
 
 
 def test_records_deleted_under_a_reader_are_data_loss(stream, partition):
-    """A reader that was promised them is told, with the offset to go on from."""
+    """The error has the offset to continue at."""
     partition.store(*[b"v"] * 4)
     partition.store(*[b"v"] * 4)
     plan = plan_read(ReadRequest(stream="s", start=1), stream)
@@ -124,7 +124,7 @@ def test_earliest_moves_with_the_log_start(stream, partition):
     data=st.data(),
 )
 def test_any_range_of_any_log_is_read_exactly(new_partition, counts, data):
-    """Batches of any size with gaps anywhere: the reader gets what exists in its range."""
+    """With any batches and gaps, the reader gets the records that exist in its range."""
     partition = new_partition()
     exist = []
     for count, gap in counts:

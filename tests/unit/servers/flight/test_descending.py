@@ -118,7 +118,7 @@ def test_the_last_records_are_those_that_readers_see(stream, partition, count):
         {"start": -1, "stop": 5},
     ],
 )
-def test_what_contradicts_itself_is_refused(fields):
-    """With what to leave out."""
+def test_what_contradicts_itself_is_rejected(fields):
+    """The error names the options to leave out."""
     with pytest.raises(InvalidRequestError, match="leave"):
         check_request(ReadRequest(stream="s", **fields))

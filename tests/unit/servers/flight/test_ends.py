@@ -1,4 +1,4 @@
-"""Ends that Flight reports are not older than what earlier leaders acknowledged."""
+"""Ends that Flight reports include everything that earlier leaders acknowledged."""
 
 import threading
 import time
@@ -91,7 +91,7 @@ def anew(partition):
 
 
 def waiting(partition):
-    """Wait until somebody waits for the partition."""
+    """Wait until a caller waits for the partition."""
     deadline = time.monotonic() + PATIENCE_S
     while not partition.waiters:
         assert time.monotonic() < deadline, "nobody waits"
@@ -120,7 +120,7 @@ def test_who_asks_for_the_end_waits_until_a_new_leader_knows_it(
 
 
 def test_a_leader_that_leads_no_more_does_not_answer_for_it(broker, anew, client, monkeypatch):
-    """Nor after it has waited: what it knows then is what a copy knows."""
+    """Nor after a wait: it then only knows what a follower knows."""
     monkeypatch.setattr(lifecycle, "END_WAIT_S", PATIENCE_S)
 
     def lose():
@@ -142,7 +142,7 @@ def test_a_leader_that_leads_no_more_does_not_answer_for_it(broker, anew, client
 
 @pytest.mark.parametrize("ask", NOT_ABOUT_THE_END.values(), ids=NOT_ABOUT_THE_END)
 def test_what_does_not_depend_on_the_end_is_answered_at_once(anew, client, ask):
-    """So that what is known to be committed can be read, and leaders found, all the time."""
+    """So committed records can be read, and leaders found, at any time."""
     assert ask(client) == 1
 
 
@@ -157,7 +157,7 @@ def test_a_leader_that_does_not_find_out_says_so(anew, client, monkeypatch):
 
 
 def test_a_copy_is_not_asked_for_what_its_leader_knows(partition, client):
-    """Its end is told to whoever asks for that; a client that took it for the leader is told."""
+    """A follower reports its own end only if asked for that."""
     partition.store(b"a")
     partition.is_led = False
     assert offset(client) == described(client) == 1

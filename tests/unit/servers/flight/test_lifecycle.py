@@ -22,7 +22,7 @@ def test_news_between_arming_and_waiting_are_not_missed(broker, partition):
 
 
 def test_other_partitions_wake_nobody(broker):
-    """A thread that wakes in vain costs all others."""
+    """A needless wake-up of a thread costs all others."""
     one, two = broker.make_stream("m", partitions=2).partitions
     lifecycle = ServerLifecycle(broker)
     with lifecycle.waiter([one]):
@@ -41,7 +41,7 @@ def test_waits_are_short(broker):
         assert time.monotonic() - started < 30
 
 
-def test_stopping_refuses_what_begins(broker):
+def test_stopping_rejects_what_begins(broker):
     """With an error that may be retried."""
     lifecycle = ServerLifecycle(broker)
     lifecycle.check()
@@ -51,7 +51,7 @@ def test_stopping_refuses_what_begins(broker):
 
 
 def test_streams_are_counted(broker):
-    """While something is under way; the metric sees the idle ones too."""
+    """While a call is in progress; the metric includes idle ones."""
     lifecycle = ServerLifecycle(broker)
     with lifecycle.stream():
         assert lifecycle.busy == 1

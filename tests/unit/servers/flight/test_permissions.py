@@ -21,7 +21,7 @@ OWNERS = {"app": 0}
 
 
 def caller(*rules: Rule):
-    """Principal ``app``, allowed what some rules say."""
+    """Principal ``app``, with some rules."""
     image = MetadataImage(rules=rules, producer_owners=OWNERS)
     broker = SimpleNamespace(image=image, clock=ManualClock())
     config = BrokerConfig(auth=AuthConfig(enabled=True))
@@ -37,7 +37,7 @@ def rules_for(needs) -> list[Rule]:
 
 
 def needs_of(name):
-    """What the body of the kit needs."""
+    """Return the required permissions of the kit's body."""
     command = COMMANDS[name]
     return list(command.needs(command.decode_request(BODIES[name])))
 
@@ -50,13 +50,13 @@ ELSEWHERE = [
 
 
 def test_every_command_has_a_body_to_try_it_with():
-    """An action that is added without saying who may run it cannot be forgotten."""
+    """A new action without declared permissions fails here."""
     assert set(BODIES) == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_an_action_is_refused_if_any_need_is_missing(name):
-    """Whoever has every right elsewhere, and here all but one, is refused."""
+def test_an_action_is_rejected_if_any_need_is_missing(name):
+    """A caller that lacks one permission is rejected, even with all others."""
     needs = needs_of(name)
     wanted = rules_for(needs)
     for left_out in range(len(wanted)):
@@ -68,14 +68,14 @@ def test_an_action_is_refused_if_any_need_is_missing(name):
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_action_is_for_those_whom_no_rule_names(name):
-    """A verified name is not enough, not even to list what there is."""
+    """Authentication alone does not even allow listing."""
     with pytest.raises(NotAllowedError):
         allowed_request(caller(), COMMANDS[name], BODIES[name])
 
 
 @pytest.mark.parametrize("name", sorted(name for name in COMMANDS if BODIES[name]))
 def test_a_body_that_is_none_is_an_error_and_no_way_around(name):
-    """A request that cannot be decoded is refused."""
+    """A request that cannot be decoded is rejected."""
     if not needs_of(name):
         return
     with pytest.raises(InvalidRequestError):
@@ -92,13 +92,13 @@ def test_a_body_that_is_none_is_an_error_and_no_way_around(name):
     ],
 )
 def test_a_new_stream_needs_all_that_it_would_record(config, subjects):
-    """Partitions by suffix record what lies below the subject, too."""
+    """Partitions by suffix also store the subjects below."""
     made = StreamConfig(**{"name": "s", "subject": "s", **config})
     found = [need.resource.name for need in needs_of_stream(made) if need.operations == ("read",)]
     assert found == subjects
 
 
 def test_to_share_a_queue_group_needs_its_name():
-    """Whoever takes part takes records from the others."""
+    """A new member takes records from the others."""
     made = StreamConfig(name="s", subject="s", queue_group="q")
     assert [n.resource.name for n in needs_of_stream(made) if n.resource.kind == "group"] == ["q"]

@@ -1,4 +1,4 @@
-"""A request meets a stream: offsets are resolved once, impossible ones are refused by name."""
+"""Planning of reads: offsets are resolved once, impossible ones are rejected by name."""
 
 import pytest
 
@@ -69,7 +69,7 @@ def test_a_stop_before_the_start_is_an_error(filled, stream):
 
 
 def test_an_offset_belongs_to_one_partition(broker):
-    """With several partitions a lone offset is ambiguous; the error says what to do."""
+    """With several partitions a single offset is ambiguous; the error has a remedy."""
     stream = broker.make_stream(partitions=3)
     with pytest.raises(InvalidRequestError, match="name the partition"):
         extents(stream, start=0)
@@ -80,7 +80,7 @@ def test_an_offset_belongs_to_one_partition(broker):
 
 
 @pytest.mark.parametrize("request_", [{"partition": 3}, {"starts": {0: 0, 7: 0}}])
-def test_unknown_partitions_are_refused(broker, request_):
+def test_unknown_partitions_are_rejected(broker, request_):
     """Before anything is read."""
     with pytest.raises(UnknownPartitionError):
         extents(broker.make_stream(partitions=3), **request_)

@@ -96,7 +96,7 @@ def test_following_delivers_what_is_stored_later(broker, stream, partition, late
 
 
 def test_following_several_partitions_interleaves_them(broker, later):
-    """Whatever partition has something is read; a turn's end wakes the reader."""
+    """Any partition with records is read; a group commit wakes the reader."""
     stream = broker.make_stream("m", partitions=3)
     session = Session(broker, stream, follow=True)
     stream.partitions[1].store(b"b")
@@ -133,7 +133,7 @@ def test_a_long_poll_waits_for_enough_bytes(broker, stream, partition, later, fo
 
 
 def test_a_long_poll_ends_when_its_time_is_up(broker, stream, partition):
-    """Then with what there is, even nothing."""
+    """With the records so far, even none."""
     started = time.monotonic()
     assert Session(broker, stream, wait_ms_max=100).values() == []
     partition.store(b"a")
@@ -166,7 +166,7 @@ def test_a_stopping_broker_ends_reads(broker, stream, later, request_):
     "error", [UnknownStreamError("it was deleted"), NotLeaderError("it was moved to broker 2")]
 )
 def test_a_partition_that_is_gone_ends_its_readers(broker, stream, partition, later, error):
-    """They would wait for ever otherwise; those of one that was moved go on elsewhere."""
+    """Readers of a deleted partition end; those of a moved one are redirected."""
     session = Session(broker, stream, follow=True)
     later(setattr, partition, "closed_by", error)
     with pytest.raises(type(error), match=error.message):
@@ -210,7 +210,7 @@ def test_corruption_that_is_repaired_meanwhile_is_not_told(broker, stream, parti
 
 
 def test_corruption_that_stays_is_told_after_a_moment(broker, stream, partition, monkeypatch):
-    """Nobody waits for ever."""
+    """The wait is limited."""
     monkeypatch.setattr(reader, "REPAIR_MS_MAX", 100.0)
     partition.store(b"a")
     partition.corrupt, partition.has_copies = {0}, True

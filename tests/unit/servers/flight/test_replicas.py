@@ -1,4 +1,4 @@
-"""Reads over replicas that have committed more or less: real Flight servers, logs in memory.
+"""Reads from replicas with different high watermarks: real Flight servers, logs in memory.
 
 Two servers say that they copy one partition, and which of them leads; each serves what its own log
 has, so a test decides how far behind a replica is.
@@ -78,14 +78,14 @@ def values(rows):
 
 
 def later(action):
-    """Do something after what is asked now had the time to fail once."""
+    """Run an action after the present attempt had time to fail once."""
     timer = threading.Timer(0.5, action)
     timer.start()
     return timer
 
 
 def test_a_reader_waits_for_a_replica_that_is_behind(pair, client):
-    """The next leader may not know yet what is committed: nothing is left out or repeated."""
+    """A new leader may have a lower high watermark: nothing is skipped or repeated."""
     pair.store(0, b"a", b"b", b"c")
     pair.store(1, b"a")
     rows = client.read("s", follow=True)
@@ -110,7 +110,7 @@ def test_any_replica_serves_what_it_has(pair, client):
 
 
 def test_an_offset_that_is_only_late_at_a_replica_is_read_at_another(pair):
-    """The end is what the leader says it is; a replica that does not have it is passed over."""
+    """The leader's end counts; a replica without it is skipped."""
     pair.store(0, b"a", b"b", b"c")
     pair.store(1, b"a")
     with Client(pair.addresses[1], timeout_s=20) as near:
@@ -120,7 +120,7 @@ def test_an_offset_that_is_only_late_at_a_replica_is_read_at_another(pair):
 
 
 def test_an_end_that_a_new_leader_does_not_know_yet_is_waited_for(pair, client):
-    """The leader before told it, so what is in front of it was committed."""
+    """The previous leader reported it, so earlier records are committed."""
     streams = [broker.make_stream("t", partitions=2) for broker in pair.brokers]
 
     def lead(number):
@@ -138,7 +138,7 @@ def test_an_end_that_a_new_leader_does_not_know_yet_is_waited_for(pair, client):
 
 
 def test_an_offset_that_does_not_exist_is_told_at_once(pair, client):
-    """By the leader, who knows; waiting would not help."""
+    """The leader knows that; waiting would not help."""
     pair.store(0, b"a")
     started = time.monotonic()
     with pytest.raises(OffsetOutOfRangeError, match="high watermark is 1"):
@@ -149,7 +149,7 @@ def test_an_offset_that_does_not_exist_is_told_at_once(pair, client):
 
 
 def test_deleted_records_are_not_waited_for(pair, client):
-    """A reader whose next record was deleted meanwhile hears of it."""
+    """A reader whose next record was deleted gets an error."""
     pair.store(0, b"a", b"b", b"c")
     pair.store(1, b"a", b"b", b"c")
     pair.store(1, b"d")
@@ -163,7 +163,7 @@ def test_deleted_records_are_not_waited_for(pair, client):
 
 
 def test_a_partition_without_a_leader_is_waited_for(pair, client):
-    """Until there is one, or for the client's patience."""
+    """Until there is one, within the client's time limit."""
     pair.store(0, b"a")
     for copy in pair.copies:
         copy.leader_address = ""
@@ -180,7 +180,7 @@ def test_a_partition_without_a_leader_is_waited_for(pair, client):
 
 
 def test_a_partition_is_read_though_another_has_no_leader(pair, client):
-    """Where a read ends is asked of the leaders of what it reads, and of no others."""
+    """Only the leaders of the requested partitions resolve the end."""
     for broker in pair.brokers:
         parts = broker.make_stream("t", partitions=2).partitions
         parts[0].store(b"a")
@@ -232,7 +232,7 @@ def test_a_cancelled_read_wakes_who_waits(pair, client):
 
 
 def test_this_replica_is_the_one_that_was_asked(pair, client):
-    """Whoever leads, and though it is behind at first; the others serve nothing."""
+    """Whichever broker leads, and even if it is behind at first; others serve nothing."""
     pair.store(0, b"a", b"b")
     pair.store(1, b"a")
     timer = later(lambda: pair.store(1, b"b"))

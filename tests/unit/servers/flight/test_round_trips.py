@@ -1,4 +1,4 @@
-"""What a read costs, counted at the brokers: one resolve per leader, one DoGet per partition."""
+"""The cost of a read in calls: one resolve per leader, one DoGet per partition."""
 
 import asyncio
 import sys
@@ -40,7 +40,7 @@ def calls(monkeypatch):
 
 @pytest.fixture
 def cluster(make_broker, calls):
-    """Makes brokers of a cluster, which lead a stream of 64 partitions in turn."""
+    """Makes the brokers of a cluster, which lead a stream of 64 partitions in rotation."""
     servers = []
 
     def make(size):
@@ -96,7 +96,7 @@ def test_waiting_looks_up_leaders_once(cluster, calls):
 def test_a_read_of_64_partitions_costs_a_resolve_per_leader_and_64_reads(
     cluster, calls, size, resolves
 ):
-    """The leader of each resolves its end, so that no lagging copy cuts the read short."""
+    """Each leader resolves its own ends, so a lagging replica does not shorten the read."""
     _, addresses = cluster(size)
     with Client(addresses[0], timeout_s=60) as client:
         client.server_info()
@@ -118,7 +118,7 @@ def test_the_last_records_of_each_partition_cost_no_more(cluster, calls):
 
 
 def test_only_the_partitions_that_were_asked_for_are_resolved_and_read(cluster, calls):
-    """Another one, whose new leader does not know its end, holds nobody up."""
+    """Another partition, whose new leader does not know its end, delays nothing."""
     brokers, addresses = cluster(3)
     for broker in brokers:
         broker.stream("s").partitions[6].knows_end = False
@@ -132,7 +132,7 @@ def test_only_the_partitions_that_were_asked_for_are_resolved_and_read(cluster, 
 
 
 def test_a_leader_that_moved_is_looked_up_again(cluster, calls):
-    """The broker that was named refuses, and what is known of the stream is dropped."""
+    """The old leader rejects the call, and the cached routes are dropped."""
     brokers, addresses = cluster(3)
     with Client(addresses[0], timeout_s=60) as client:
         client.server_info()

@@ -47,7 +47,7 @@ def action(client, command, body=None):
 
 
 def error_of(function, *args, **kwargs) -> StrandlineError:
-    """The error of ours that a call ends with."""
+    """Return our error that a call ends with."""
     with pytest.raises(fl.FlightError) as caught:
         function(*args, **kwargs)
     return from_flight(caught.value, address="here")
@@ -125,7 +125,7 @@ def test_a_put_is_acked_by_metadata(client, partition):
         (fl.FlightDescriptor.for_command(b'{"stream":"s","acks":"x"}'), "invalid_request"),
     ],
 )
-def test_a_put_to_nowhere_is_refused(client, stream, descriptor, code):
+def test_a_put_to_nowhere_is_rejected(client, stream, descriptor, code):
     """Whatever the descriptor holds."""
 
     def put():
@@ -170,8 +170,8 @@ def test_streams_are_administered_by_actions(client, broker):
         ("wait_beyond", b'{"name":"s","beyond":{"5":0}}', "partition"),
     ],
 )
-def test_wrong_actions_are_refused_with_the_remedy(client, stream, name, body, part):
-    """The message names the field, the nearest setting, or what there is."""
+def test_wrong_actions_are_rejected_with_the_remedy(client, stream, name, body, part):
+    """The message has the field, the nearest setting, or the existing names."""
     error = error_of(lambda: list(client.do_action(fl.Action(name, body))))
     assert isinstance(error, InvalidRequestError)
     assert part in error.message
@@ -217,7 +217,7 @@ def test_nobody_waits_for_a_partition_that_is_at_other_brokers(client, broker, a
 
 
 def test_actions_and_streams_can_be_listed(client, broker):
-    """A foreign client finds out what there is."""
+    """A foreign client can discover both."""
     assert {kind.type for kind in client.list_actions()} == set(COMMANDS)
     broker.make_stream("logs.a")
     broker.make_stream("other")

@@ -1,4 +1,4 @@
-"""Brokers that know old metadata, are cut off, or say nothing: clients ask others, in time."""
+"""Brokers that are outdated, isolated or silent: clients ask others, in time."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ OLD, NEW = 5, 9
 
 
 class Three:
-    """Three brokers with a copy of stream ``s`` each; the first knows no more than it did once."""
+    """Three brokers with a replica of stream ``s`` each; the first has outdated metadata."""
 
     def __init__(self, make_broker):
         self.brokers = [make_broker() for _ in range(3)]
@@ -38,7 +38,7 @@ class Three:
         self.knows(0, index=OLD, leader=0)
 
     def knows(self, number, *, index, leader):
-        """What a broker knows, and who leads as far as it does."""
+        """Set a broker's known metadata and leader."""
         self.brokers[number].metadata_index = index
         self.copies[number].leader_address = self.addresses[leader]
         self.copies[number].is_led = number == leader
@@ -56,7 +56,7 @@ def three(make_broker):
 
 
 def test_metadata_that_is_older_than_what_was_seen_is_not_believed(three):
-    """Whoever has heard of a new leader does not go back to the one before."""
+    """A client that knows a new leader does not return to the old one."""
     brokers = ClusterClient(",".join(three.addresses), timeout_s=20)
     brokers.server_info()
     assert brokers.leaders(brokers.routes("s")) == {0: three.addresses[0]}, "it knows no better"
@@ -69,7 +69,7 @@ def test_metadata_that_is_older_than_what_was_seen_is_not_believed(three):
 
 
 def test_metadata_that_nobody_has_any_longer_is_not_waited_for(three, monkeypatch):
-    """A cluster that was recovered by force goes on with less than clients have seen."""
+    """After a forced recovery the cluster has less than clients have seen."""
     monkeypatch.setattr(metadata, "STALE_S", 0.3)
     brokers = ClusterClient(",".join(three.addresses[1:]), timeout_s=20)
     brokers.server_info()
@@ -84,7 +84,7 @@ def test_metadata_that_nobody_has_any_longer_is_not_waited_for(three, monkeypatc
 
 
 def test_another_broker_is_asked_after_one_that_has_lost_its_quorum(three):
-    """It says so, and names no leaders; alone it is an error that tells why."""
+    """It names no leaders; alone it is an error with the reason."""
     three.brokers[0].has_quorum = False
     with Client(",".join(three.addresses), timeout_s=20) as client:
         assert client.server_info().address == three.addresses[0]
@@ -102,7 +102,7 @@ def test_another_broker_is_asked_after_one_that_has_lost_its_quorum(three):
 
 
 def test_the_own_copy_of_a_broker_without_a_quorum_can_be_read(three):
-    """To its end, as nobody can say whether there is more."""
+    """To its end, since it is unknown whether there is more."""
     for broker in three.brokers:
         broker.has_quorum = False
     three.copies[0].store(b"a", b"b")
@@ -127,7 +127,7 @@ def unanswered(three, producer, *values):
 
 
 def lead_elsewhere(three):
-    """The third leads, and everybody knows."""
+    """Let the third broker lead, known to all."""
     for number in range(3):
         three.knows(number, index=NEW + 1, leader=2)
 
@@ -138,7 +138,7 @@ def values_of(partition):
 
 
 def test_what_a_silent_leader_did_not_answer_is_sent_to_the_next(three, monkeypatch):
-    """In order, and long before the delivery timeout; what it answers later changes nothing."""
+    """In order, and before the delivery timeout; late answers are ignored."""
     monkeypatch.setattr(delivery, "SILENCE_S", 0.3)
     three.knows(0, index=NEW, leader=1)
     with Client(",".join(three.addresses), timeout_s=20) as client:
@@ -157,7 +157,7 @@ def test_what_a_silent_leader_did_not_answer_is_sent_to_the_next(three, monkeypa
 
 
 def test_what_a_leader_that_is_gone_did_not_answer_is_sent_to_the_next(three):
-    """Its connection ends, and nobody waits for the answers."""
+    """Its connection ends, and nothing waits for its answers."""
     three.knows(0, index=NEW, leader=1)
     with Client(",".join(three.addresses), timeout_s=20) as client:
         producer = client.producer("s", idempotent=False, linger_ms=0, delivery_timeout_s=60)
@@ -173,7 +173,7 @@ def test_what_a_leader_that_is_gone_did_not_answer_is_sent_to_the_next(three):
 
 @pytest.fixture
 def silent():
-    """Addresses where somebody listens who never says anything."""
+    """Addresses of listeners that never answer."""
     sockets = [socket.create_server(("127.0.0.1", 0), backlog=50) for _ in range(5)]
     yield ",".join(f"127.0.0.1:{each.getsockname()[1]}" for each in sockets)
     for each in sockets:
@@ -196,7 +196,7 @@ def silent():
     ],
 )
 def test_a_timeout_is_for_all_brokers_together(silent, call):
-    """Five that say nothing cost no more time than one."""
+    """Five silent brokers take no more time than one."""
     client = Client(silent, timeout_s=2)
     started = time.monotonic()
     with pytest.raises((RequestTimeoutError, UnavailableError)):

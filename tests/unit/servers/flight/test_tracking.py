@@ -11,7 +11,7 @@ P0, P1 = PartitionName("s", 0), PartitionName("s", 1)
 
 
 def row(place: int) -> Row:
-    """A row told apart by its place."""
+    """Return a row that names its index."""
     return Row(place, b"", None, "s", None, "id")
 
 
@@ -28,7 +28,7 @@ def test_pieces_are_answered_in_any_order():
     assert (ack.sequence, ack.ranges, ack.error) == (9, ((0, 7, 3), (1, 50, 2)), None)
 
 
-def test_a_refused_piece_is_told_with_the_ranges_of_the_others():
+def test_a_rejected_piece_is_told_with_the_ranges_of_the_others():
     """A batch over two partitions may be stored in one of them."""
     batch = BatchInFlight(0, 1)
     batch.expect(P0, 3, rows=None)

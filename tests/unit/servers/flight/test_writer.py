@@ -24,7 +24,7 @@ from strandline.types import ProducerStamp
 
 
 class Chunk:
-    """What pyarrow hands over."""
+    """A chunk as pyarrow passes it."""
 
     def __init__(self, data, metadata=None):
         self.data = data
@@ -79,7 +79,7 @@ def test_tags_come_back(broker, stream):
 
 
 def test_rows_find_their_partitions(broker):
-    """A plain Flight client need not know how records are distributed."""
+    """A plain Flight client need not know the partitioning."""
     stream = broker.make_stream("s", partitions=4, partition_by="key")
     [ack] = Put(broker).run(Chunk(values(b"a", b"b", b"c", key=[b"x", b"y", b"x"])))
     assert sum(stored.records for stored in ack.ranges) == 3
@@ -109,7 +109,7 @@ def test_partitions_that_are_added_during_a_put_get_their_share(broker, stream):
 
 
 def test_a_partition_that_moves_to_this_broker_takes_records_of_an_open_put(broker, stream):
-    """A move replaces the object that refuses records here by one that takes them."""
+    """A move replaces the remote partition by one that accepts records."""
     stream.partitions[0].refuse = NotLeaderError("broker 2 leads s/0")
 
     def moved():
@@ -122,7 +122,7 @@ def test_a_partition_that_moves_to_this_broker_takes_records_of_an_open_put(brok
 
 
 def test_a_put_ends_when_its_stream_was_recreated(broker, stream):
-    """The batch that finds the old stream gone is refused, and the next needs another put."""
+    """The batch for the old stream is rejected, and the next needs another put."""
 
     def recreated():
         while not stream.partitions[0].high_watermark:
@@ -164,8 +164,8 @@ def test_an_expected_offset_goes_to_the_partition(broker, stream, partition):
         (BatchTag(sequence=0, partition=0, expected_offset=-1), 1),
     ],
 )
-def test_expected_offsets_that_cannot_be_are_refused(broker, stream, partition, tag, count):
-    """Without a partition, for several records, beside a producer's numbers, below 0."""
+def test_expected_offsets_that_cannot_be_are_rejected(broker, stream, partition, tag, count):
+    """Without a partition, for several records, with a producer's sequence, or below 0."""
     [ack] = Put(broker).run(Chunk(values(*[b"a"] * count), encode(tag)))
     assert ack.error.code == "invalid_request"
     assert partition.appended == []
@@ -181,7 +181,7 @@ def test_expected_offsets_that_cannot_be_are_refused(broker, stream, partition, 
         (BatchTag(sequence=0, partition=0, producer=ProducerTag(-1, 0, 0)), {}),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(broker, stream, partition, tag, columns):
+def test_numbers_that_cannot_be_are_rejected(broker, stream, partition, tag, columns):
     """Rows for several partitions, rows with message ids, numbers out of their range."""
     [ack] = Put(broker).run(Chunk(values(b"a", **columns), encode(tag)))
     assert ack.error.code == "invalid_request"
@@ -216,10 +216,10 @@ def test_a_rejection_of_the_broker_is_the_batches_answer(broker, stream, partiti
     assert ack.error.retriable
 
 
-def test_what_is_behind_a_refused_batch_is_refused_until_that_is_sent_again(
+def test_what_is_behind_a_rejected_batch_is_rejected_until_that_is_sent_again(
     broker, stream, partition
 ):
-    """Batches without numbers keep their order; one that names none of the refused goes on."""
+    """Batches without a sequence keep their order; others continue."""
     partition.refuse = StillLoadingError("still read back")
 
     def batch(value, sequence, after=None):
@@ -251,7 +251,7 @@ def test_what_is_behind_a_refused_batch_is_refused_until_that_is_sent_again(
 
 
 def test_a_fault_of_ours_is_answered_too(broker, stream, partition):
-    """The loop goes on and the client does not wait for ever."""
+    """The loop continues and the client gets an error."""
 
     def fault(*_, **__):
         raise ZeroDivisionError
@@ -288,7 +288,7 @@ def test_acks_flow_while_the_client_sends_nothing(broker, stream):
 
 
 def test_the_window_stops_a_fast_client(broker, stream, partition, monkeypatch):
-    """No more than a window is under way; answers open it again."""
+    """At most a window is in flight; answers open it again."""
     monkeypatch.setattr(writer, "WINDOW_BATCHES", 4)
     partition.holds_acks = True
     put = Put(broker)
@@ -312,7 +312,7 @@ def test_the_window_stops_a_fast_client(broker, stream, partition, monkeypatch):
 
 
 def test_unstored_bytes_of_the_broker_stop_a_client(broker, stream, monkeypatch):
-    """Whoever filled it: everybody waits until the disk catches up."""
+    """All clients wait until the disk catches up."""
     broker.admission.pending_bytes = broker.config.limits.pending_bytes
     put = Put(broker)
     thread = threading.Thread(target=put.run, args=[Chunk(values(b"v"))])
@@ -336,7 +336,7 @@ def test_a_client_that_goes_away_frees_the_threads(broker, stream, partition):
 
 
 def test_a_stopping_broker_answers_what_it_took(broker, stream, partition):
-    """Nothing new is taken; what was is acked before the call ends."""
+    """Nothing new is accepted; accepted records are acked before the call ends."""
     put = Put(broker)
 
     def stop():
@@ -350,7 +350,7 @@ def test_a_stopping_broker_answers_what_it_took(broker, stream, partition):
 
 
 def test_an_idle_put_does_not_hold_up_a_stop(broker, stream):
-    """A producer waiting for its next record has nothing under way."""
+    """A producer without records in flight does not delay it."""
     put = Put(broker)
     busy = []
 
@@ -389,7 +389,7 @@ def test_a_client_that_stops_listening_is_left_alone(broker, stream, partition):
     ],
 )
 def test_acks_mean_no_more_than_the_stream_promises(broker, promised, asked, is_more):
-    """A put that asks for more is refused at once, and told of both; one that asks for less not."""
+    """A put with a stronger level is rejected at once, with both levels named."""
     broker.make_stream("s", acks=promised)
     if not is_more:
         assert Put(broker, acks=asked).run(Chunk(values(b"a")))[0].error is None
@@ -398,7 +398,7 @@ def test_acks_mean_no_more_than_the_stream_promises(broker, promised, asked, is_
         Put(broker, acks=asked)
 
 
-def test_an_unknown_stream_is_refused_at_once(broker):
+def test_an_unknown_stream_is_rejected_at_once(broker):
     """Before a batch is read."""
     with pytest.raises(UnknownStreamError):
         Put(broker)

@@ -7,7 +7,7 @@ from strandline.servers.grpc.status import GrpcStatus
 
 
 def test_a_publish_to_what_was_deleted_meanwhile_is_not_found():
-    """As one that comes a moment later; what other streams there are is not told."""
+    """As a moment later; other streams are not listed."""
     found = refused(UnknownStreamError("no stream 's'; there are: secret"), 0)
     assert found.code == pb.PublishAsyncError.NOT_FOUND
     assert found.status.status is GrpcStatus.NOT_FOUND

@@ -1,4 +1,4 @@
-"""The host that clients of gRPC are told to dial."""
+"""The advertised host of gRPC clients."""
 
 import pytest
 

@@ -128,7 +128,7 @@ def test_the_stream_ends_with_the_last_answer(call):
     assert call.status == (GrpcStatus.OK, "")
 
 
-def test_so_many_may_be_under_way(call):
+def test_so_many_may_be_in_progress(call):
     """The request that is the last goes the general way, which holds the sender up."""
     for sequence in range(1, DUE_MAX):
         data = request(sequence, b"v")

@@ -1,4 +1,4 @@
-"""A connection against bytes: what breaks the protocol costs the connection, no more."""
+"""A connection against bytes: a protocol violation ends the connection only."""
 
 import asyncio
 
@@ -41,7 +41,7 @@ HEADERS = [
 
 
 class Wire(asyncio.Transport):
-    """Keeps what is written."""
+    """Keeps the written bytes."""
 
     def __init__(self):
         super().__init__()
@@ -137,7 +137,7 @@ class Direct:
 
 
 class Whole(Direct):
-    """Echoes what comes whole, the short way, and counts it."""
+    """Echoes whole messages on the fast path, and counts them."""
 
     count = 0
 
@@ -225,7 +225,7 @@ async def test_small_messages_share_frames():
 
 
 async def test_many_calls_may_come_before_the_greeting_is_answered():
-    """A client that is in a hurry is not sent away for what it could not know yet."""
+    """A fast client is not closed for limits that it cannot know yet."""
     client = Client()
     for n in range(500):
         client.begin(2 * n + 1, b"/s/Wait")
@@ -237,7 +237,7 @@ async def test_many_calls_may_come_before_the_greeting_is_answered():
 
 
 async def test_output_waits_for_the_window():
-    """Nothing is sent that the client did not ask for; it goes on when there is room."""
+    """Data waits for the client's window, and continues when it opens."""
     client = Client(window=10)
     client.begin(1, b"/s/Echo")
     await client.exchange()
@@ -267,7 +267,7 @@ async def test_what_waits_for_a_slow_client_is_limited_in_all(count):
 
 
 async def test_a_bug_in_a_call_is_its_own(caplog):
-    """INTERNAL without the exception's text; the connection goes on."""
+    """INTERNAL without the exception's text; the connection continues."""
     client = Client()
     client.begin(1, b"/s/Fail")
     await client.exchange()
@@ -311,7 +311,7 @@ async def test_a_client_that_takes_calls_back_is_sent_away():
 
 
 async def test_a_client_that_says_goodbye_gets_its_answers():
-    """As a channel does that is shut down: what is under way ends as it would have."""
+    """Calls in progress end normally, as when a channel is shut down."""
     client = Client()
     client.begin(1, b"/s/Echo")
     client.begin(3, b"/s/Echo")
@@ -328,7 +328,7 @@ async def test_a_client_that_says_goodbye_gets_its_answers():
 
 
 async def test_calls_that_can_be_told_nothing_more_are_stopped():
-    """Nobody else would stop them: the connection has forgotten them when it is lost."""
+    """The connection has lost track of them, so nothing else would stop them."""
     client = Client()
     client.begin(1, b"/s/Echo")
     client.h2.send_data(1, framed(b"a"))
@@ -341,7 +341,7 @@ async def test_calls_that_can_be_told_nothing_more_are_stopped():
 
 @pytest.mark.parametrize("is_slow", [False, True])
 async def test_a_flood_of_settings_costs_the_connection(is_slow):
-    """Each may change the window of every call; a client that takes its time may go on for ever."""
+    """Each may change the window of every call; a slow client may continue for ever."""
     client = Client()
     client.begin(1, b"/s/Wait")
     await client.exchange()
@@ -379,7 +379,7 @@ WITHOUT_CONTENT = {
 
 @pytest.mark.parametrize("kind", WITHOUT_CONTENT)
 async def test_a_flood_of_frames_without_content_costs_the_connection(kind):
-    """Nobody needs so many; a flood ends after a number of frames that takes milliseconds."""
+    """It ends after a number of frames that takes milliseconds."""
     client = Client()
     client.begin(1, b"/s/Count")
     if kind.startswith("RST"):
@@ -482,7 +482,7 @@ async def test_who_is_not_identified_in_time_is_sent_away(monkeypatch, has_greet
 
 @pytest.mark.parametrize("shown", ["nothing", "wrong token", "token", "health watch"])
 async def test_with_access_control_a_call_has_to_identify_the_client(monkeypatch, shown, tmp_path):
-    """A wrong token identifies nobody; a probe may watch our health without one."""
+    """A wrong token is rejected; a health probe needs none."""
     monkeypatch.setattr(connections, "IDENTIFY_S", 0.05)
     (tmp_path / "token").write_text("sesame" * 8)
     config = BrokerConfig(auth=AuthConfig(enabled=True, admin_token_file=str(tmp_path / "token")))
@@ -499,7 +499,7 @@ async def test_with_access_control_a_call_has_to_identify_the_client(monkeypatch
 
 
 async def test_who_does_not_read_is_not_read_from():
-    """While output is not taken nothing more is taken in; then both go on."""
+    """While output is blocked no input is read; then both continue."""
     client = Client()
     client.begin(1, b"/s/Echo")
     await client.exchange()
@@ -510,7 +510,7 @@ async def test_who_does_not_read_is_not_read_from():
 
 
 async def test_who_takes_back_what_was_answered_is_not_sent_away():
-    """As those do who subscribe, read a message and leave; other calls of theirs go on."""
+    """Clients that subscribe, read and cancel are not closed; their other calls continue."""
     client = Client()
     client.begin(1, b"/s/Echo")
     for n in range(1, RESETS_MAX + 200):
@@ -571,7 +571,7 @@ async def test_other_http_is_told_what_this_is():
 
 
 async def test_a_client_may_send_for_ever():
-    """Handled input returns its window to the call and the connection, and no more than that."""
+    """Handled input returns its window to the call and the connection, and no more."""
     client = Client(window=4 << 20)
     client.h2.increment_flow_control_window(4 << 20)
     client.begin(1, b"/s/Count")
@@ -590,7 +590,7 @@ async def test_a_client_may_send_for_ever():
 
 
 async def test_more_than_the_window_takes_costs_the_connection():
-    """A client that does not keep to what it may send is sent away."""
+    """A client that exceeds its window is closed."""
     client = Client()
     client.begin(1, b"/s/Wait")
     await client.exchange()
@@ -606,7 +606,7 @@ HALF = b"\0" + (1 << 20).to_bytes(4, "big")
 
 
 async def test_half_messages_of_all_calls_are_limited():
-    """Incomplete messages take memory up to a limit; a call beyond it is refused."""
+    """Incomplete messages are limited in total; a call beyond that is rejected."""
     client = Client()
     client.shared.flushes.buffered_bytes_max = 100_000
     for stream_id in range(1, 41, 2):
@@ -641,7 +641,7 @@ async def test_whole_messages_that_wait_are_limited_too():
 
 
 async def test_a_call_of_one_message_takes_no_second():
-    """A second message is refused at once, not kept until the call ends; an empty frame is none."""
+    """A second message is rejected at once; an empty frame is not one."""
     client = Client()
     client.begin(1, b"/s/One")
     client.h2.send_data(1, framed(b"a"))
@@ -736,7 +736,7 @@ async def test_frames_that_are_one_message_go_the_short_way():
 
 
 async def test_a_bug_on_the_short_way_is_its_own(caplog):
-    """INTERNAL for its call, and the connection goes on."""
+    """INTERNAL for its call, and the connection continues."""
     client = Client()
     for call in (1, 3):
         client.begin(call, b"/s/Whole")
@@ -752,7 +752,7 @@ async def test_a_bug_on_the_short_way_is_its_own(caplog):
 
 
 async def test_who_is_full_is_sent_no_more_than_the_window():
-    """The sender waits until there is room, and then goes on."""
+    """The sender waits until there is room, then continues."""
     client = Client()
     client.begin(1, b"/s/Direct")
     await client.exchange()

@@ -14,7 +14,7 @@ from strandline.servers.grpc.status import GrpcStatus, RpcError
 
 
 async def test_a_leader_that_is_deposed_while_it_is_asked_sends_clients_away(led_anew):
-    """It knows no end by then, and might answer with an older cursor than was acknowledged."""
+    """It no longer knows the end, and could answer with an outdated cursor."""
     leaders = [1]
     with ThreadPoolExecutor(1) as pool:
         host = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Reports about a coordinator of a Liftbridge group, by what the metadata knows of its broker."""
+"""Reports about a Liftbridge group's coordinator, checked against the metadata."""
 
 from types import SimpleNamespace
 
@@ -61,7 +61,7 @@ async def test_one_report_is_enough_if_the_coordinator_is_known_to_be_away():
 
 
 async def test_a_live_coordinator_is_replaced_by_a_majority_only():
-    """One member that does not reach it moves nobody; two of three do."""
+    """One member's report does not move the group; those of two of three do."""
     broker, groups = calls()
     await groups.report(report("m0"), CALL)
     await groups.report(report("m0"), CALL)
@@ -71,7 +71,7 @@ async def test_a_live_coordinator_is_replaced_by_a_majority_only():
 
 
 async def test_a_fenced_broker_does_not_become_the_coordinator():
-    """Only one that is heard of can answer the members."""
+    """Only a live broker can answer the members."""
     broker, groups = calls(fenced={1, 2})
     await groups.report(report(), CALL)
     assert broker.changes == [MoveGroup("g", 3, 7)]
@@ -83,7 +83,7 @@ async def test_a_fenced_broker_does_not_become_the_coordinator():
 
 @pytest.mark.parametrize("stale", [{"coordinator": "3"}, {"epoch": 6}])
 async def test_a_report_about_another_coordinator_counts_for_nothing(stale):
-    """The group has moved since: the member is told to look it up."""
+    """The group has moved since: the member must look it up."""
     broker, groups = calls(fenced={2})
     with pytest.raises(RpcError, match="another coordinator or epoch"):
         await groups.report(report(**stale), CALL)

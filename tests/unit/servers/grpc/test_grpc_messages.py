@@ -21,14 +21,14 @@ def test_messages_are_found_however_they_are_cut(messages, data):
     assert deframer.is_between
 
 
-def test_a_length_over_the_limit_is_refused_before_its_bytes_come():
+def test_a_length_over_the_limit_is_rejected_before_its_bytes_come():
     """Nothing is gathered for a message that will not be taken."""
     with pytest.raises(RpcError) as caught:
         Deframer(10).feed(b"\0\0\0\0\x0b")
     assert caught.value.status is GrpcStatus.RESOURCE_EXHAUSTED
 
 
-def test_compressed_messages_are_refused():
+def test_compressed_messages_are_rejected():
     """The flag says so."""
     with pytest.raises(RpcError) as caught:
         Deframer(10).feed(b"\1\0\0\0\1x")
@@ -57,7 +57,7 @@ def test_deadlines(text, seconds):
 
 @pytest.mark.parametrize("text", [b"", b"S", b"1", b"1s", b"-1S", b"123456789S", b"1 S"])
 def test_what_is_no_deadline(text):
-    """Is none, and not an error."""
+    """An invalid deadline counts as none, and is no error."""
     assert timeout_s(text) is None
 
 

@@ -1,4 +1,4 @@
-"""The health check: who watches hears of every change, and costs nothing in between."""
+"""The health check: watchers are notified of every change, and cost nothing in between."""
 
 import asyncio
 from functools import partial
@@ -25,7 +25,7 @@ class Broker:
 
 
 class Watcher:
-    """A call that watches; keeps what it is told."""
+    """A watching call; keeps the statuses it received."""
 
     def __init__(self, service, name="log"):
         self.freed = []
@@ -45,7 +45,7 @@ until = partial(until_async, seconds=30)
 
 
 async def test_who_watches_is_told_at_first_and_of_every_change(broker):
-    """Each once, whoever came when; an unknown service stays unknown."""
+    """Each status once; an unknown service stays unknown."""
     service = HealthService(("log",), broker)
     first, unknown = Watcher(service), Watcher(service, "nothing")
     await until(lambda: first.freed == [SERVING])
@@ -61,7 +61,7 @@ async def test_who_watches_is_told_at_first_and_of_every_change(broker):
 
 
 async def test_many_who_watch_are_looked_after_together(broker):
-    """The broker is looked at for all of them at once, and no more when they are gone."""
+    """The broker is checked once for all, and no longer when they have left."""
     service = HealthService((), broker)
     watchers = [Watcher(service, "") for _ in range(500)]
     await until(lambda: all(each.freed for each in watchers))

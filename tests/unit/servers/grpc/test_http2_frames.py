@@ -1,4 +1,4 @@
-"""DATA frames beside h2: cut the same however they come, and counted as HTTP/2 says."""
+"""DATA frames beside h2: split the same however the bytes arrive, and counted as required."""
 
 import pytest
 from h2.config import H2Configuration
@@ -98,7 +98,7 @@ def test_frames_that_are_too_long_are_for_h2():
 
 @pytest.mark.parametrize("pad", [0, 3, 255])
 def test_padding_is_taken_off(pad):
-    """The data are what the client meant, and the padding counts for its window."""
+    """The padding is removed, and counts against the window."""
     pieces = FrameReader().feed(conversation(b"abc", pad=pad))
     (_, _, buffer, start, end), _ = (piece for piece in pieces if isinstance(piece, tuple))
     assert unpadded(buffer[start:end]) == b"abc"
@@ -174,7 +174,7 @@ def greeted():
     ids=["settings", "ping", "goaway", "empty data", "less than a message"],
 )
 def test_frames_that_bring_nothing_are_limited(frame, count):
-    """So many are taken, however they come; one more ends the connection as too busy."""
+    """One frame more than the limit ends the connection as too busy."""
     for pieces in ([frame * count], [frame] * count):
         reader = greeted()
         for piece in pieces:
@@ -206,12 +206,12 @@ def test_control_frames_are_shown_a_few_at_once():
 
 
 def test_a_call_is_shown_by_itself():
-    """It may be work enough for one piece; what came before it is shown with it, in order."""
+    """A call is yielded alone or after earlier data, in order."""
     assert list(greeted().feed(PING + OPENED + OPENED + PING)) == [PING + OPENED, OPENED, PING]
 
 
 def test_a_goodbye_is_left_out():
-    """Around it nothing is lost; in the middle of headers it is h2's to refuse."""
+    """Data around it is kept; within headers h2 rejects it."""
     assert list(greeted().feed(PING + GOAWAY + PING)) == [PING, PING]
     halves = b"\0\0\1\1\0\0\0\0\1x"
     assert list(greeted().feed(halves + GOAWAY)) == [halves + GOAWAY]
@@ -227,7 +227,7 @@ def test_data_go_on_after_headers_in_two_parts():
 
 
 def test_a_frame_of_the_largest_size_is_data():
-    """One byte more is h2's to refuse."""
+    """h2 rejects one byte more."""
     whole = data_header(1, FRAME_BYTES_MAX) + bytes(FRAME_BYTES_MAX)
     [(_, _, _, start, end)] = greeted().feed(whole)
     assert end - start == FRAME_BYTES_MAX

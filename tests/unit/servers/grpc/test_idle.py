@@ -1,4 +1,4 @@
-"""Partitions that are paused because nobody publishes to them."""
+"""Partitions that are paused for lack of publishes."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ class Partition:
 
 
 async def test_a_partition_that_was_paused_is_not_remembered(monkeypatch):
-    """It may be deleted, and who remembers it keeps its files open."""
+    """A reference would keep the files of a deleted one open."""
     monkeypatch.setattr(idle, "INTERVAL_S", 0.001)
     partitions, now_ms = [Partition()], iter(range(1_000_000))
     gone, paused = weakref.ref(partitions[0]), asyncio.Event()

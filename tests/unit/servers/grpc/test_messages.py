@@ -1,4 +1,4 @@
-"""Messages encoded by hand are what protobuf understands."""
+"""Hand-encoded messages are what protobuf decodes."""
 
 import pyarrow as pa
 import pytest

@@ -1,4 +1,4 @@
-"""The generated code is what protoc makes of the protos."""
+"""The generated code is protoc's output for the protos."""
 
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ PROTOS = sorted(path.name for path in (HERE / "protos").glob("*.proto"))
 
 @pytest.mark.parametrize("name", PROTOS)
 def test_generated_code_is_current(name, tmp_path):
-    """A change of a .proto is committed with what protoc makes of it.
+    """A changed .proto is committed with protoc's output.
 
     To make it anew: python -m grpc_tools.protoc -I protos --python_out=_generated
     --pyi_out=_generated protos/*.proto, in src/strandline/servers/grpc.

@@ -28,7 +28,7 @@ def test_reports_count_until_nobody_reports_any_more(reports):
 
 
 def test_what_is_over_is_forgotten(reports):
-    """Groups that are gone, and epochs that have passed, leave nothing behind."""
+    """Deleted groups and past epochs leave nothing behind."""
     reports.add("g", 1, "a", now_ms=0)
     reports.add("h", 1, "a", now_ms=0)
     reports.keep({("h", 1)})

@@ -20,7 +20,7 @@ LATEST = pb.SubscribeRequest(startPosition=pb.EARLIEST, stopPosition=pb.STOP_LAT
 
 
 def test_the_latest_record_is_the_last_that_the_leader_has_acknowledged(led_anew):
-    """An ack of policy LEADER comes before the commit, and what was acked must not be missed."""
+    """An ack of policy LEADER comes before the commit, and acked records must be included."""
     assert (led_anew.high_watermark, led_anew.log_end_offset) == (1, 3)
     assert extent_of(LATEST, led_anew).stop == 3
     late = pb.SubscribeRequest(
@@ -56,7 +56,7 @@ async def test_a_leader_that_is_deposed_while_it_is_asked_sends_clients_away(led
 
 
 async def test_what_is_deleted_while_it_is_woken_is_no_partition(led_anew):
-    """As it is a moment later; what other streams there are is not told."""
+    """As a moment later; other streams are not listed."""
     host = SimpleNamespace(
         me=1,
         know=AsyncMock(),
@@ -79,7 +79,7 @@ async def test_what_is_deleted_while_it_is_woken_is_no_partition(led_anew):
     ],
 )
 def test_only_what_was_deleted_is_said_to_be(led_anew, error, status):
-    """Clients give up what was deleted; what goes on elsewhere they look for."""
+    """Clients give up deleted partitions, and look for moved ones."""
     check_open(led_anew)
     led_anew.close(error)
     with pytest.raises(RpcError) as ended:

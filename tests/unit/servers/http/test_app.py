@@ -37,7 +37,7 @@ async def test_text_from_outside_is_escaped(broker, fetch):
 
 
 async def test_every_answer_forbids_scripts_and_caching(broker, fetch):
-    """Safe headers stand on pages, data and rejections alike."""
+    """Pages, data and errors all have the safe headers."""
     for path in ("/", "/metrics", "/api/streams", "/nothing-here"):
         headers = (await fetch(path)).headers
         assert headers["content-security-policy"].startswith("default-src 'none'")
@@ -45,7 +45,7 @@ async def test_every_answer_forbids_scripts_and_caching(broker, fetch):
 
 
 async def test_the_page_of_a_stream_shows_its_partitions(broker, fetch):
-    """Offsets of each partition and the stream's settings stand on its own page."""
+    """A stream's page has each partition's offsets and the settings."""
     broker.add("orders", partitions=2, records=12_345)
     answer = await fetch("/streams/orders")
     assert answer.status == 200
@@ -54,7 +54,7 @@ async def test_the_page_of_a_stream_shows_its_partitions(broker, fetch):
 
 
 async def test_an_empty_broker_says_how_to_make_a_stream(fetch):
-    """The first thing a new user sees is the command to go on with."""
+    """A new user first sees the command to create a stream."""
     assert "strandline stream create" in (await fetch("/")).text
 
 
@@ -135,7 +135,7 @@ async def test_streams_as_json(broker, fetch):
     ],
 )
 async def test_a_wrong_request_gets_its_4xx(fetch, method, path, status):
-    """Unknown paths and methods are refused, and the listener serves on."""
+    """Unknown paths and methods are rejected, and the listener continues."""
     assert (await fetch(path, method)).status == status
     assert (await fetch("/health/live")).status == 200
 
@@ -171,7 +171,7 @@ async def test_a_taken_port_is_a_typed_error(broker):
 
 
 async def test_an_address_that_is_not_ours_is_a_typed_error(broker):
-    """A host that cannot be bound is refused with its name."""
+    """A host that cannot be bound is an error with its name."""
     front_end = HttpFrontEnd(broker, BrokerConfig(host="192.0.2.1", http_port=0))
     with pytest.raises(InvalidConfigError, match=r"192\.0\.2\.1"):
         await front_end.start()
@@ -226,7 +226,7 @@ async def test_who_was_just_answered_is_not_the_oldest(front_end):
 @pytest.mark.parametrize(
     "header", ["Transfer-Encoding: chunked", "Content-Length: 99999999999", "Content-Length: 1"]
 )
-async def test_a_request_with_a_body_is_refused_before_its_body_comes(front_end, header):
+async def test_a_request_with_a_body_is_rejected_before_its_body_comes(front_end, header):
     """No page takes one, and each tiny chunk of it would keep the loop busy."""
     reader, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
     writer.write(f"GET /health/live HTTP/1.1\r\nHost: x\r\n{header}\r\n\r\n".encode())
@@ -246,7 +246,7 @@ async def test_a_request_may_say_that_its_body_is_empty(front_end):
 
 
 async def test_a_request_has_to_come_whole_in_time(front_end, monkeypatch):
-    """A client that sends a byte now and then is dropped like one that sends nothing."""
+    """A client that sends slowly is closed like one that sends nothing."""
     monkeypatch.setattr(http_server, "REQUEST_S", 0.2)
     reader, writer = await asyncio.open_connection("127.0.0.1", front_end.port)
     ended = asyncio.ensure_future(reader.read())
@@ -276,7 +276,7 @@ async def test_an_answer_has_to_be_taken_in_time(front_end, broker, monkeypatch)
 
 
 def sends(client, data):
-    """Send what the socket takes now; False if the connection is gone."""
+    """Send what the socket accepts now; False if the connection is closed."""
     try:
         client.send(data)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""The pages of a real broker: what was done shows."""
+"""The pages of a real broker show its present state."""
 
 import json
 import urllib.request

@@ -9,6 +9,7 @@ from strandline.broker.routing import RouteTable
 from strandline.broker.write_path.admission import Admission
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, LimitsConfig, NatsConfig, StreamConfig
+from strandline.core.metadata.image import MetadataImage
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.listener import IngestListener
@@ -18,7 +19,7 @@ from tests.kit.waiting import until_async
 
 
 class FakePartition:
-    """Keeps records in a list; answers at the end of the broker's turn."""
+    """Keeps records in a list; answers at the end of a group commit."""
 
     def __init__(self, broker, name):
         self.broker = broker
@@ -28,7 +29,7 @@ class FakePartition:
         self.chunks = []
 
     def append(self, value, *, subject, ack_sink=None, token=None, **rest):
-        """Keep the record, or reject it as the broker was told to."""
+        """Keep the record, or reject it as a test has set."""
         record = SimpleNamespace(value=value, subject=subject, **rest)
         if self.broker.write_error is not None:
             if ack_sink is not None:
@@ -58,7 +59,7 @@ class FakeStream:
 
 
 class FakeBroker:
-    """Just enough broker; turns run by themselves unless ``frozen``."""
+    """A minimal broker; group commits run by themselves unless ``frozen``."""
 
     def __init__(self):
         self.clock = ManualClock()
@@ -67,6 +68,7 @@ class FakeBroker:
         self.write_error = None
         self.is_controller = self.has_lease = True
         self.consumers = None
+        self.image = MetadataImage()
         self.frozen = False
         self.waiting = []
         self._streams = {}
@@ -92,7 +94,7 @@ class FakeBroker:
         self.announce(name)
 
     def announce(self, *names):
-        """Streams have changed, or who leads their partitions."""
+        """Announce changed streams, or changed leaders."""
         for name in names:
             self.routes.replace(name, self._streams.get(name))
         for callback in self._stream_callbacks:
@@ -110,6 +112,9 @@ class FakeBroker:
     def on_image(self, callback):
         pass
 
+    def on_leading(self, callback):
+        pass
+
     def on_streams_changed(self, callback):
         self._stream_callbacks.append(callback)
 
@@ -124,7 +129,7 @@ class FakeBroker:
             await asyncio.sleep(0)
 
     def wake(self):
-        """Run a turn soon."""
+        """Run a group commit soon."""
         if not self._scheduled and not self.frozen:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self.turn)
@@ -140,13 +145,13 @@ class FakeBroker:
             callback()
 
     def thaw(self):
-        """Run turns again."""
+        """Run group commits again."""
         self.frozen = False
         self.wake()
 
 
 class RecordingSink:
-    """Remembers what a publisher would hear."""
+    """Keeps the answers that a publisher would get."""
 
     is_alone = False
     answers_leaderless = False

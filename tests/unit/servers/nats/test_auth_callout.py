@@ -1,4 +1,4 @@
-"""The door of our nats-server: who is let in, with which permissions, and until when."""
+"""The auth callout of our nats-server: accepted clients, their permissions, and for how long."""
 
 import base64
 from types import SimpleNamespace
@@ -101,7 +101,7 @@ def known(place):
     ],
 )
 def test_who_shows_nothing_that_counts_is_kept_out(known, shown):
-    """No token, a wrong one, and a wrong one beside a right certificate: all refused."""
+    """No token, a wrong one, and a wrong one with a valid certificate are rejected."""
     request = known.ask(**shown)
     assert request.user is None
     assert request.error == "unauthenticated"
@@ -142,7 +142,7 @@ def test_an_administrator_may_do_everything_but_pretend_to_be_the_broker(place):
 
 
 def test_an_answer_is_for_one_connection_of_one_server(known):
-    """It names the key that the server made up, the server, the account and who vouches for it."""
+    """It has the server's key for the client, the server, the account and the issuer."""
     data = known.data(auth_token=TOKEN)
     request = decode_request(data, known.server.public)
     claims = claims_of(known.door.answer(data).decode())
@@ -155,7 +155,7 @@ def test_an_answer_is_for_one_connection_of_one_server(known):
 
 @pytest.mark.parametrize("data", [b"", b"eyJ.x.y", b"\x00" * 100])
 def test_what_is_no_question_gets_no_answer(known, data):
-    """And so nobody comes in."""
+    """So no client is admitted."""
     assert known.door.answer(data) is None
 
 
@@ -166,7 +166,7 @@ def test_the_question_of_another_server_gets_no_answer(known):
 
 
 def test_who_is_inside_stays_while_rules_say_the_same(known):
-    """Other principals' rules, and streams, disturb nobody."""
+    """Changes of other principals' rules, or of streams, close nothing."""
     known.ask(auth_token=TOKEN)
     known.door.connections_to_close()
     known.apply(Grant((Rule("other", "publish", "subject", "x"),)))
@@ -182,7 +182,7 @@ def test_who_is_inside_stays_while_rules_say_the_same(known):
     ],
 )
 def test_who_is_inside_leaves_when_its_rules_change(known, command):
-    """More rules, fewer rules, no token: the connection has to be made anew, or not at all."""
+    """A changed rule or a revoked token closes the connection."""
     known.ask(auth_token=TOKEN, connection=3)
     known.apply(command)
     assert known.door.connections_to_close() == [3]
@@ -225,7 +225,7 @@ def test_when_the_server_was_out_of_sight_everybody_comes_anew(known):
 
 
 def test_who_was_let_in_and_never_came_is_ended(known):
-    """The server gave up waiting for the answer: it tells nobody, and the place would be taken."""
+    """The server gave up without notice, and the slot would stay taken."""
     known.apply(SetQuota("shop", Quota(connections=2)))
     known.ask(auth_token=TOKEN, connection=1)
     known.ask(auth_token=TOKEN, connection=2)
@@ -258,7 +258,7 @@ def test_one_connection_too_many_is_kept_out(known):
     ],
 )
 def test_what_a_quota_limits_is_done_elsewhere(known, quota, publishes, reads):
-    """Nobody says whose messages those of nats-server are; so raw NATS goes around no quota."""
+    """nats-server does not name publishers, so a limited principal may not use it."""
     known.ask(auth_token=TOKEN, connection=3)
     known.door.connections_to_close()
     known.apply(SetQuota("shop", quota))

@@ -6,7 +6,7 @@ from strandline.servers.nats.backpressure import Backpressure, NatsPeer
 
 
 class FakeTransport:
-    """Counts what is asked of it."""
+    """Counts the calls."""
 
     def __init__(self):
         self.written = []
@@ -52,7 +52,7 @@ def peer(transport):
 
 
 def test_output_is_written_in_one_piece(peer, transport):
-    """A flush joins what was queued, and an empty queue writes nothing."""
+    """A flush joins queued output, and an empty queue writes nothing."""
     peer.output += [b"a", b"b"]
     peer.flush()
     peer.flush()
@@ -60,7 +60,7 @@ def test_output_is_written_in_one_piece(peer, transport):
 
 
 def test_nothing_is_written_after_the_end(peer, transport):
-    """A lost connection drops what is queued."""
+    """A lost connection drops queued output."""
     peer.output.append(b"a")
     peer.connection_lost(None)
     peer.flush()
@@ -78,7 +78,7 @@ def test_close_writes_what_is_queued(peer, transport):
 
 
 def test_reading_stops_while_any_reason_holds(peer, transport):
-    """Reading goes on only when every reason is gone."""
+    """Reading continues once every reason has ended."""
     peer.pause_writing()
     peer.hold_reading("overload")
     peer.hold_reading("overload")
@@ -108,7 +108,7 @@ def test_a_closing_transport_is_not_touched(peer, transport):
 
 
 def test_gate_releases_at_the_low_water(peer, transport):
-    """Reading stops at half of the limit and goes on at a quarter."""
+    """Reading stops at half of the limit and continues at a quarter."""
     backpressure = Backpressure(1000)
     assert backpressure.pending_high == 500
     backpressure.hold(peer)

@@ -50,7 +50,7 @@ def test_the_first_alternative_name_counts_or_else_the_common_one(alternatives, 
         b"0\x04\xa5\x020\x00",  # an EDI party, which it does not either
     ],
 )
-def test_names_that_cannot_be_read_are_refused(alternatives):
+def test_names_that_cannot_be_read_are_rejected(alternatives):
     """By the error that keeps one client out; any other would end the link that asks about all."""
     with pytest.raises(InvalidRecordError):
         certificate_name(pem(alternatives))

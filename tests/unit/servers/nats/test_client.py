@@ -19,7 +19,7 @@ INFO = b'INFO {"max_payload":1048576,"headers":true,"server_name":"scripted"}\r\
 
 
 class ScriptedServer:
-    """Accepts links and remembers what each says."""
+    """Accepts links and keeps their lines."""
 
     def __init__(self, info=INFO):
         self.info = info
@@ -92,7 +92,7 @@ class ScriptedLink:
 
 
 def bindings(broker, *names):
-    """Bindings of streams, or of all, as far as this broker takes what comes."""
+    """Return bindings of streams, or of all, that this broker receives."""
     wanted = names or [stream.config.name for stream in broker.streams()]
     return {n: [each for each in broker.routes.bindings(n) if each.is_ours] for n in wanted}
 
@@ -327,7 +327,7 @@ async def test_goes_to_the_next_server(broker, server, subscribe):
 
 
 async def test_acks_of_a_lost_link_are_dropped(broker, server, subscribe, until):
-    """A record whose link is gone is stored; its ack has nowhere to go and harms nobody."""
+    """The record is stored; its ack is dropped without an error."""
     (partition,) = broker.add("A", "a")
     broker.frozen = True
     await subscribe()
@@ -368,7 +368,7 @@ async def test_a_server_that_breaks_the_protocol_is_left(broker, server, subscri
 
 
 async def test_errors_and_later_infos_are_taken_calmly(broker, server, subscribe):
-    """-ERR, +OK and cluster news change nothing."""
+    """-ERR, +OK and cluster changes have no effect."""
     broker.add("A", "a")
     await subscribe()
     link = await server.next_link()
@@ -379,7 +379,7 @@ async def test_errors_and_later_infos_are_taken_calmly(broker, server, subscribe
 
 
 async def test_stop_drains(broker, server, subscribe):
-    """Stopping unsubscribes, takes what is under way, answers it, and only then disconnects."""
+    """Stopping unsubscribes, answers messages in flight, and then disconnects."""
     (partition,) = broker.add("A", "a")
     broker.frozen = True
     each = await subscribe()
@@ -423,7 +423,7 @@ async def test_no_server_is_a_clear_error(broker, subscribe, monkeypatch):
         (b"INFO nonsense\r\n", "unreadable INFO"),
     ],
 )
-async def test_unusable_servers_are_refused(broker, subscribe, monkeypatch, info, why):
+async def test_unusable_servers_are_rejected(broker, subscribe, monkeypatch, info, why):
     """A server we cannot work with is named, with the reason."""
     monkeypatch.setattr(server_link, "FIRST_CONNECTION_TIMEOUT_S", 0.3)
     unusable = await ScriptedServer(info).start()
@@ -451,7 +451,7 @@ def test_server_urls(url, host, port, credentials):
 
 
 def test_tls_is_asked_for_in_the_url():
-    """Nothing else turns it on, and what is printed says so."""
+    """Only the URL enables it, and printed addresses show it."""
     parsed = parse_server_url("tls://h:1")
     assert (parsed.is_tls, str(parsed)) == (True, "tls://h:1")
     assert not parse_server_url("h:1").is_tls
@@ -459,6 +459,6 @@ def test_tls_is_asked_for_in_the_url():
 
 @pytest.mark.parametrize("url", ["", "nats://", "http://h", "wss://h", "nats://h:port", "h:99999"])
 def test_wrong_server_urls(url):
-    """A URL that is none is a configuration error that names the key."""
+    """An invalid URL is a configuration error that names the key."""
     with pytest.raises(InvalidConfigError, match=r"nats\.servers"):
         parse_server_url(url)

@@ -87,7 +87,7 @@ async def test_is_restarted_on_the_same_port(start_child, until):
 
 
 async def test_a_port_in_use_is_a_clear_error(start_child, tmp_path):
-    """The error names the address and says what nats-server said; nothing is left running."""
+    """The error has the address and nats-server's message; nothing is left running."""
     child = await start_child()
     with pytest.raises(UnavailableError, match=rf"127\.0\.0\.1:{child.port}.*in use.*--nats-port"):
         await start_child(port=child.port, directory=tmp_path / "second")

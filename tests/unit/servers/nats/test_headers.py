@@ -1,4 +1,4 @@
-"""The header block: order and repeats kept, malformed ones refused."""
+"""The header block: order and repeats are kept, malformed ones rejected."""
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_parsing(block, expected):
         b"NATS/1.0\r\n" + b"a: b\r\n" * (HEADERS_MAX + 1) + b"\r\n",
     ],
 )
-def test_malformed_blocks_are_refused(block):
+def test_malformed_blocks_are_rejected(block):
     """A block that breaks the rules is the sender's typed error."""
     with pytest.raises(InvalidRecordError):
         parse_headers(block)
@@ -73,7 +73,7 @@ def test_encoding_round_trips():
     "header",
     [("", b""), ("a b", b""), ("a:", b""), ("a\r\nb", b""), ("a", b"x\r\ny"), ("a", b" x")],
 )
-def test_what_a_block_cannot_carry_is_refused(header):
+def test_what_a_block_cannot_carry_is_rejected(header):
     """Encoding never writes a block that would read back differently."""
     with pytest.raises(InvalidRecordError):
         encode_headers([header])

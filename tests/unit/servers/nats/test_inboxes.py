@@ -49,7 +49,7 @@ def test_unsubscribing(inboxes):
 
 
 def test_limit_of_deliveries(inboxes):
-    """After the deliveries asked for, a subscription is gone, as old-style requests need."""
+    """A subscription ends after its requested deliveries, as old-style requests need."""
     inboxes.add("_INBOX.once", b"1")
     inboxes.limit(b"1", 1)
     assert inboxes.sid_for(b"_INBOX.once") == b"1"
@@ -71,7 +71,7 @@ def test_a_sid_used_again_replaces(inboxes):
 
 
 def test_limits(inboxes):
-    """Too many subscriptions, and too many slow patterns, are refused."""
+    """Too many subscriptions, or too many slow patterns, are rejected."""
     for number in range(PATTERNS_MAX):
         assert inboxes.add(f"*.{number}.*", b"p%d" % number)
     assert not inboxes.add("*.more.*", b"more")

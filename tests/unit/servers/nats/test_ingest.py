@@ -54,7 +54,7 @@ def test_headers_that_mean_something():
 
 
 def test_first_message_id_counts_and_an_empty_one_does_not():
-    """Repeats keep the first id; an empty id is none."""
+    """Repeats keep the first id; an empty id counts as none."""
     assert interpret(block(("Nats-Msg-Id", b"a"), ("Nats-Msg-Id", b"b")), b"").message_id == "a"
     assert interpret(block(("Nats-Msg-Id", b"")), b"").message_id is None
 
@@ -76,18 +76,18 @@ def test_tombstone():
 
 @pytest.mark.parametrize("value", [b"", b"x", b"-1", b"1.5", b"9" * 20])
 def test_expected_last_sequence_must_be_a_number(value):
-    """A sequence that is none is refused."""
+    """An invalid sequence is rejected."""
     found = interpret(block(("Nats-Expected-Last-Sequence", value)), b"")
     assert "not a sequence" in found.rejection.message
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED_HEADERS))
-def test_unsupported_headers_are_refused(name):
-    """Unsupported JetStream headers are refused, not ignored."""
+def test_unsupported_headers_are_rejected(name):
+    """Unsupported JetStream headers are rejected, not ignored."""
     assert name in interpret(block((name, b"1")), b"").rejection.message
 
 
-def test_malformed_headers_are_refused():
+def test_malformed_headers_are_rejected():
     """A broken block is a typed error."""
     with pytest.raises(InvalidRecordError):
         interpret(b"NATS/1.0\r\nbroken\r\n\r\n", b"")
@@ -164,7 +164,7 @@ def test_expected_stream_directs_checks_and_ack(broker, sink, publish):
 
 
 def test_expected_stream_that_does_not_record_the_subject(broker, sink, publish):
-    """If the named stream does not record the subject, nothing is recorded and the sender told."""
+    """Nothing is stored and the publisher gets an error."""
     (a,) = broker.add("A", "x")
     broker.add("C", "y")
     publish(b"x", reply=b"r", headers=[("Nats-Expected-Stream", b"C")])
@@ -175,7 +175,7 @@ def test_expected_stream_that_does_not_record_the_subject(broker, sink, publish)
 
 
 def test_the_expected_stream_of_a_queue_group_gets_the_record(broker, sink, publish):
-    """Whosever turn it is; also where another broker leads it, which can then be said."""
+    """Out of turn; also if another broker leads it, which the error then names."""
     (a,) = broker.add("A", "x", queue_group="g")
     (b,) = broker.add("B", "x", queue_group="g")
     (c,) = broker.add("C", "x")
@@ -189,7 +189,7 @@ def test_the_expected_stream_of_a_queue_group_gets_the_record(broker, sink, publ
 
 
 def test_streams_outside_the_expected_ones_queue_group_take_their_turns(broker, publish):
-    """Another group, and streams of their own, record as ever."""
+    """Other groups, and single streams, store the record as usual."""
     partitions = {
         name: broker.add(name, "x", queue_group=group)[0]
         for name, group in [("A", "g"), ("B", "g"), ("C", "h"), ("D", "h"), ("E", "")]
@@ -220,7 +220,7 @@ CONTROLS = [
 def test_control_headers_judge_nothing_where_nobody_is_answered(
     broker, sink, publish, control, pub_ack, reply, origin
 ):
-    """Headers meant for another stream never keep a message out, and nobody is answered."""
+    """Headers meant for another stream never reject a message here."""
     (a,) = broker.add("A", "x", pub_ack=pub_ack)
     publish(b"x", b"v", reply=reply, headers=[control, *origin])
     broker.turn()
@@ -231,8 +231,8 @@ def test_control_headers_judge_nothing_where_nobody_is_answered(
     assert broker.admission.rejects == {}
 
 
-def test_a_stream_that_answers_refuses_beside_one_that_stores(broker, sink, publish):
-    """One stream's rejection does not keep the message out of a stream that answers nobody."""
+def test_a_stream_that_answers_rejects_beside_one_that_stores(broker, sink, publish):
+    """One stream's rejection does not affect a stream without acks."""
     (a,) = broker.add("A", "x")
     (log,) = broker.add("LOG", ">", pub_ack=False)
     publish(b"x", reply=b"r", headers=[("Nats-Rollup", b"sub")])
@@ -269,7 +269,7 @@ def test_an_envelope_with_an_inbox_is_judged(broker, sink, publish):
 
 
 def test_malformed_headers_are_counted_and_logged_seldom(broker, sink, publish, caplog):
-    """No stream stores the message; its publisher is told, or else the log, once."""
+    """No stream stores the message; the publisher gets an error, or else it is logged once."""
     (a,) = broker.add("A", "x")
     routes = broker.routes
     ingest = message_ingest(broker)
@@ -283,7 +283,7 @@ def test_malformed_headers_are_counted_and_logged_seldom(broker, sink, publish, 
     assert "headers do not end with an empty line" in line
 
 
-def test_refused_headers_are_let_go_at_once(broker, sink):
+def test_rejected_headers_are_let_go_at_once(broker, sink):
     """A flood of them does not fill the memory until garbage is collected."""
     broker.add("A", "x")
     routes = broker.routes
@@ -298,7 +298,7 @@ def test_refused_headers_are_let_go_at_once(broker, sink):
         gc.enable()
 
 
-def test_one_broker_of_a_cluster_refuses(broker, sink, publish):
+def test_one_broker_of_a_cluster_rejects(broker, sink, publish):
     """Every broker receives the message; the leader counts and answers it for all."""
     (a,) = broker.add("A", "x")
     a.is_led = False
@@ -310,7 +310,7 @@ def test_one_broker_of_a_cluster_refuses(broker, sink, publish):
 
 
 def test_what_another_broker_leads_is_left_to_it(broker, sink, publish):
-    """A follower neither counts nor answers what the leader stores; alone it does."""
+    """A follower neither counts nor answers the leader's records; a broker alone does."""
     (a,) = broker.add("A", "x")
     a.is_led, a.write_error = False, NotLeaderError("broker 2 leads it")
     publish(b"x", reply=b"r")

@@ -30,14 +30,14 @@ async def test_info_says_what_clients_need(broker, ingest):
 
 
 async def test_the_broker_knows_what_the_loop_itself_reads(broker, ingest, client):
-    """It can go on with that while the disk works."""
+    """It can poll for more while the disk works."""
     listener = await ingest()
     await client(listener.port)
     assert broker.read_here == list(listener.shared.connections)
 
 
 async def test_publish_and_ack(broker, ingest, client):
-    """A publish with a reply subject is stored and its PubAck comes to the inbox."""
+    """A publish with a reply subject is stored and its PubAck is sent to the inbox."""
     (partition,) = broker.add("S", "a.*")
     listener = await ingest()
     raw = await client(listener.port)
@@ -48,8 +48,8 @@ async def test_publish_and_ack(broker, ingest, client):
     assert [(r.value, r.subject) for r in partition.records] == [(b"hello", "a.b")]
 
 
-async def test_acks_wait_for_the_turn_and_come_in_one_write(broker, ingest, client, until):
-    """Nothing is answered before the broker says so; then all acks of a turn arrive."""
+async def test_acks_wait_for_the_group_commit_and_come_in_one_write(broker, ingest, client, until):
+    """All acks of a group commit are sent together, after the sync."""
     broker.add("S", "a")
     broker.frozen = True
     listener = await ingest()
@@ -141,8 +141,8 @@ async def test_an_empty_header_block_is_none(broker, ingest, client):
 
 
 @pytest.mark.parametrize("pattern", [b"orders.>", b">", b"other", b"*.a", b"_INBOX"])
-async def test_subscriptions_that_would_hear_nothing_are_refused(broker, ingest, client, pattern):
-    """Only replies are delivered here; the client is told so at once, and stays connected."""
+async def test_subscriptions_that_would_hear_nothing_are_rejected(broker, ingest, client, pattern):
+    """Only replies are delivered here; others get an error, and the client stays connected."""
     broker.add("S", "orders.>")
     listener = await ingest()
     raw = await client(listener.port)
@@ -181,7 +181,7 @@ async def test_no_stream_means_no_responders(broker, ingest, client):
 
 
 async def test_rejections_reach_the_publisher(broker, ingest, client):
-    """A refused record is answered with JetStream's error shape."""
+    """A rejected record is answered with JetStream's error format."""
     broker.add("S", "a")
     broker.write_error = DiskFullError("no space left")
     listener = await ingest()
@@ -236,7 +236,7 @@ async def test_verbose_mode(broker, ingest, client):
     ],
 )
 async def test_misbehaviour_costs_only_its_sender(broker, ingest, client, data, error):
-    """A broken client hears why and is closed; the others go on."""
+    """A faulty client gets the reason and is closed; the others continue."""
     broker.add("S", "a")
     listener = await ingest()
     good = await client(listener.port)
@@ -264,7 +264,7 @@ async def test_half_sent_messages_of_all_connections_are_bounded(broker, ingest,
 
 
 async def test_reading_stops_while_the_broker_is_full(broker, ingest, client, until):
-    """A connection is not read beyond the limit of pending bytes, and goes on after the turn."""
+    """A connection is not read beyond the limit of pending bytes, until the next group commit."""
     (partition,) = broker.add("S", "a")
     broker.frozen = True
     listener = await ingest(limits=LimitsConfig(pending_bytes=100_000))
@@ -364,7 +364,7 @@ async def test_a_client_that_says_nothing_is_dropped(broker, ingest, client, mon
 async def test_operations_without_any_message_end_the_connection(
     broker, ingest, client, monkeypatch, operation
 ):
-    """Only so many are taken before a message must come."""
+    """A limited number is accepted before a message must come."""
     monkeypatch.setattr(connection_module, "CONTROLS_MAX", 100)
     broker.add("S", "a")
     listener = await ingest()
@@ -403,7 +403,7 @@ async def test_a_flood_takes_its_share_of_a_round(broker, ingest, client, monkey
 
 
 async def test_streams_that_change_change_the_routes(broker, ingest, client):
-    """A subject seen before is routed anew after its stream is gone."""
+    """A cached subject is routed again after its stream was deleted."""
     (partition,) = broker.add("S", "a")
     listener = await ingest()
     raw = await client(listener.port)
@@ -418,7 +418,7 @@ async def test_streams_that_change_change_the_routes(broker, ingest, client):
 
 
 async def test_stop_answers_what_was_taken(broker, ingest, client, until):
-    """Stopping waits for the acks of what was accepted and sends them before closing."""
+    """Stopping waits for the acks of accepted records and sends them before closing."""
     broker.add("S", "a")
     broker.frozen = True
     listener = await ingest()
@@ -436,7 +436,7 @@ async def test_stop_answers_what_was_taken(broker, ingest, client, until):
 
 
 async def test_acks_for_a_connection_that_is_gone_are_dropped(broker, ingest, client, until):
-    """A record whose publisher has left is stored, and nobody trips over its ack."""
+    """The record is stored; its ack is dropped without an error."""
     (partition,) = broker.add("S", "a")
     broker.frozen = True
     listener = await ingest()
@@ -467,7 +467,7 @@ async def test_a_port_in_use_is_a_clear_error(broker, ingest):
 
 
 async def test_connections_and_messages_are_counted(broker, ingest, client, until):
-    """Telemetry knows the open connections and the messages."""
+    """The metrics have open connections and messages."""
     broker.add("S", "a")
     listener = await ingest()
     raw = await client(listener.port)

@@ -1,4 +1,4 @@
-"""Keys and tokens of NATS: what nats-server's own look like, and what anybody else may send."""
+"""Keys and tokens of NATS: the format of nats-server's own, and hostile ones."""
 
 import base64
 
@@ -35,7 +35,7 @@ def server():
 @settings(max_examples=30)
 @given(raw=st.binary(min_size=32, max_size=32), kind=st.sampled_from([ACCOUNT, SERVER, USER]))
 def test_a_public_key_is_read_back(raw, kind):
-    """Its first letter tells the kind, as NATS has it, and its bytes come back."""
+    """Its first letter gives the kind, as in NATS, and its bytes are decoded."""
     text = encode_public(kind, raw)
     assert text[0] == {ACCOUNT: "A", SERVER: "N", USER: "U"}[kind]
     assert len(text) == 56
@@ -50,20 +50,20 @@ def test_a_key_of_theirs_is_read():
 
 @settings(max_examples=50)
 @given(text=st.text(max_size=80))
-def test_what_is_no_key_is_refused(text):
+def test_what_is_no_key_is_rejected(text):
     """Any other text is an error of its sender's."""
     with pytest.raises(InvalidRecordError):
         decode_public(SERVER, text)
 
 
-def test_a_key_of_another_kind_is_refused():
+def test_a_key_of_another_kind_is_rejected():
     """A user's key does not pass for a server's."""
     with pytest.raises(InvalidRecordError):
         decode_public(SERVER, KeyPair(USER).public)
 
 
 def test_a_signature_verifies():
-    """A public key verifies what its private key has signed."""
+    """A public key verifies the signature of its private key."""
     pair = KeyPair(USER)
     signature = base64.urlsafe_b64decode(pair.sign(b"nonce") + "==")
     public = Ed25519PublicKey.from_public_bytes(decode_public(USER, pair.public))
@@ -76,7 +76,7 @@ def test_claims_are_those_that_were_signed(server):
     assert verified_claims(token, server.public, Claims) == Claims("x")
 
 
-def test_claims_of_somebody_else_are_refused(server):
+def test_claims_of_somebody_else_are_rejected(server):
     """Another server's signature, or a changed claim, is worth nothing."""
     token = server.token({"name": "x"}).encode()
     with pytest.raises(InvalidRecordError, match="signature is not valid for the server's key"):
@@ -89,7 +89,7 @@ def test_claims_of_somebody_else_are_refused(server):
 
 @pytest.mark.parametrize("alg", ["none", "HS256", "ed25519"])
 def test_only_one_algorithm_is_believed(server, alg):
-    """A token that names another algorithm is refused before its signature is looked at."""
+    """A token with another algorithm is rejected before its signature is checked."""
     _, claims, _ = server.token({"name": "x"}).split(".")
     header = base64.urlsafe_b64encode(msgspec.json.encode({"typ": "JWT", "alg": alg}))
     body = f"{header.decode().rstrip('=')}.{claims}"
@@ -107,6 +107,6 @@ def test_any_bytes_are_no_token(data):
 
 
 def test_an_enormous_token_is_not_even_read(server):
-    """A length beyond any token's is refused first."""
+    """A length beyond any valid token's is rejected first."""
     with pytest.raises(InvalidRecordError, match="bytes"):
         verified_claims(b"." * (2 << 20), server.public, Claims)

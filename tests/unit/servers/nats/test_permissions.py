@@ -36,7 +36,7 @@ def test_creating_needs_to_administer_and_to_record_everything():
 
 @pytest.mark.parametrize("pattern", [">", "*.x", "$JS.>", "$JS.API.INFO"])
 def test_a_pattern_that_covers_the_api_closes_it(pattern):
-    """A rule about subjects is about messages; a denial of NATS' own wins over what is allowed."""
+    """Subject rules concern messages; the denial of NATS' own subjects takes precedence."""
     found = permissions(("publish", "subject", pattern), ("read", "stream", "S"))
     assert "$JS.>" in found.publish_not
     assert found.publish == (pattern,)

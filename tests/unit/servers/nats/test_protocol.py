@@ -125,13 +125,13 @@ def test_broken_protocol_is_a_violation(data, reason):
 
 
 def test_numbers_too_long_for_python_are_violations():
-    """A size of thousands of digits is refused without being read."""
+    """A size of thousands of digits is rejected without conversion."""
     assert from_server(b"MSG a 1 " + b"9" * 60_000 + b"\r\n") == [Violation(PAYLOAD_TOO_LARGE)]
     assert from_client(b"UNSUB 1 " + b"9" * 4000 + b"\r\n")[0].deliveries_max > 1 << 60
 
 
 def test_a_violation_keeps_what_came_before_and_nothing_after():
-    """Events before the violation stand; later bytes are ignored."""
+    """Earlier events are kept; later bytes are ignored."""
     parser = Parser(1000, from_client=True)
     data = b"PUB a 1\r\nx\r\nWHAT\r\nPING\r\n"
     assert parser.feed(data) == [(b"a", b"", None, None, b"x"), Violation(UNKNOWN_OPERATION)]
@@ -141,7 +141,7 @@ def test_a_violation_keeps_what_came_before_and_nothing_after():
 
 @pytest.mark.parametrize("side", [True, False])
 def test_a_line_may_be_as_long_as_the_limit(side):
-    """A line of exactly the limit is taken; without an end it waits, one byte more is refused."""
+    """A line of exactly the limit is accepted; one byte more is rejected."""
     limit = LINE_BYTES_MAX if side else SERVER_LINE_BYTES_MAX
     parser = Parser(1000, from_client=side)
     assert parser.feed(b"PING".ljust(limit)) == []

@@ -91,7 +91,7 @@ def ack_sink(sink, **fields):
 
 
 def test_envelope_ack_fields(sink):
-    """A Liftbridge ack says what was stored where, for whom and when."""
+    """A Liftbridge ack has the stream, offset, correlation id and times."""
     ack_sink(sink).acked(None, PartitionName("S", 1), Offset(5), duplicate=False)
     ((to, payload),) = sink.delivered
     ack = decode_ack(payload)
@@ -108,7 +108,7 @@ def test_envelope_ack_fields(sink):
     [(AckPolicy.LEADER, 1), (AckPolicy.ALL, 1), (AckPolicy.NONE, 0), (77, 0)],
 )
 def test_envelope_ack_policy(sink, policy, count):
-    """NONE, and policies nobody knows, are not acked; errors are sent whatever the policy."""
+    """NONE, and unknown policies, are not acked; errors are always sent."""
     each = ack_sink(sink, ack_policy=policy)
     each.acked(None, PartitionName("S", 0), Offset(0), duplicate=False)
     assert len(sink.delivered) == count
@@ -126,7 +126,7 @@ def test_envelope_ack_policy(sink, policy, count):
     ],
 )
 def test_envelope_errors(sink, error, expected):
-    """Rejections are told with Liftbridge's reasons."""
+    """Rejections have Liftbridge's reasons."""
     ack_sink(sink).rejected(None, error)
     assert decode_ack(sink.delivered[0][1]).error == expected
 
@@ -140,7 +140,7 @@ def test_envelope_without_inbox_gets_no_ack(sink):
 
 
 def test_envelope_with_reply_subject_is_answered_there_too(sink):
-    """A reply subject gets its PubAck or error beside the ack inbox."""
+    """A reply subject also gets its PubAck or error."""
     each = ack_sink(sink)
     each.acked(b"reply", PartitionName("S", 0), Offset(0), duplicate=True)
     each.rejected(b"reply", errors.DiskFullError("no"))

@@ -5,7 +5,7 @@ from strandline.servers.nats.routes import ServerRoutes, tls_lines
 
 
 def test_names_the_others():
-    """Addresses of the sixth version stand in brackets; without a secret there is no login."""
+    """IPv6 addresses are in brackets; without a secret there is no login."""
     routes = ServerRoutes("c", "127.0.0.1", 6222, (("::1", 6223), ("b.example", 6224)))
     assert list(routes.configuration()) == [
         "cluster {",
@@ -18,7 +18,7 @@ def test_names_the_others():
 
 
 def test_names_may_be_of_any_language():
-    """They stand there as they are: nats-server does not read JSON's escapes."""
+    """They are written as they are: nats-server does not decode JSON's escapes."""
     lines = list(ServerRoutes("nørd", "h", 1, ()).configuration())
     assert '  name: "nørd"' in lines
 

@@ -66,7 +66,7 @@ def test_queue_group_streams_take_turns(broker):
 
 
 def test_of_a_queue_group_those_that_are_led_here_take_turns(broker):
-    """A record goes to a stream that can take it; if none is led here, any can say who leads."""
+    """If none is led here, any one can name the leader."""
     (a,) = broker.add("A", "x", queue_group="g")
     (b,) = broker.add("B", "x", queue_group="g")
 
@@ -82,7 +82,7 @@ def test_of_a_queue_group_those_that_are_led_here_take_turns(broker):
 
 
 def test_only_queue_groups_care_who_leads(broker):
-    """A stream of its own is heard by every broker; of a group only by the partition's leader."""
+    """Every broker receives for a single stream; for a group only the partition's leader."""
     own = broker.add("S", "s", partitions=2)
     shared = broker.add("Q", "q", partitions=2, queue_group="g")
     own[0].is_led = shared[1].is_led = False
@@ -91,7 +91,7 @@ def test_only_queue_groups_care_who_leads(broker):
 
 
 def test_only_stream_without_pub_ack_does_not_answer(broker):
-    """The fast path knows whether to answer."""
+    """The fast path knows whether to acknowledge."""
     broker.add("S", "a", pub_ack=False)
     broker.add("T", "b")
     assert not broker.routes.find(b"a").answers
@@ -121,7 +121,7 @@ def test_routes_are_remembered_within_bounds(broker, monkeypatch):
 
 
 def test_streams_that_change_change_their_own_routes(broker):
-    """A subject is looked up anew; a stream of the same name takes the place of the one before."""
+    """Subjects are routed again; a recreated stream replaces its predecessor."""
     broker.add("S", "a")
     broker.add("T", "*")
     routes = broker.routes

@@ -59,7 +59,7 @@ def test_defaults_are_jetstreams():
 
 
 @pytest.mark.parametrize("field", UNSUPPORTED)
-def test_every_setting_that_is_not_built_is_refused(field):
+def test_every_setting_that_is_not_built_is_rejected(field):
     """By its name, unless it asks for nothing."""
     for value in (None, False, 0, "", [], {}, {"inner": 0}):
         asked(name="S", **{field: value})
@@ -71,7 +71,7 @@ def test_every_setting_that_is_not_built_is_refused(field):
 @pytest.mark.parametrize(
     "name", ["", "a.b", "a b", "a*", ">", "a/b", "a\\b", "__x", "a:1", "x" * 256]
 )
-def test_impossible_names_are_refused(name):
+def test_impossible_names_are_rejected(name):
     """As JetStream does, and those that stand for something here."""
     with pytest.raises(ApiRefusal):
         asked(name=name)
