@@ -15,9 +15,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from simulation import consensus_aims, metadata, recovery, replication, transactions
+from simulation import consensus_aims, consumers, metadata, recovery, replication, transactions
 from simulation.bugs import SeededBug
 from simulation.consensus_bugs import CONSENSUS_BUGS
+from simulation.consumers_bugs import CONSUMER_BUGS
 from simulation.metadata_bugs import METADATA_BUGS
 from simulation.recovery_bugs import RECOVERY_BUGS
 from simulation.replication_bugs import REPLICATION_BUGS
@@ -52,6 +53,7 @@ class Simulation(NamedTuple):
 
 SIMULATIONS: Final = {
     "consensus": Simulation(consensus_aims.run, CONSENSUS_BUGS),
+    "consumers": Simulation(consumers.run, CONSUMER_BUGS),
     "metadata": Simulation(metadata.run, METADATA_BUGS),
     "recovery": Simulation(recovery.run, RECOVERY_BUGS),
     "replication": Simulation(replication.run, REPLICATION_BUGS),

@@ -62,7 +62,7 @@ class SimGroups:
             assert not isinstance(outcome, Reject), outcome
             done("lost" if outcome is None else "ok")
 
-        self._ask(lambda token: ev.MarkTransaction(token, who, kind), answered)
+        self.ask(lambda token: ev.MarkTransaction(token, who, kind), answered)
 
     def commit(
         self, group: str, offset: int, producer: TransactionalProducer, *, answer: Any
@@ -75,7 +75,7 @@ class SimGroups:
         def make(token: object) -> ev.Request:
             return ev.Commit(token, group, positions, transaction=who)
 
-        self.world.after(delay_ms, self._ask, make, answer)
+        self.world.after(delay_ms, self.ask, make, answer)
 
     def position(self, group: str) -> int:
         """Return a group's committed offset; -1 if it has none."""
@@ -86,7 +86,8 @@ class SimGroups:
         """Whether positions still wait for a transaction."""
         return any(group.undecided for group in self.coordinator.state.groups.values())
 
-    def _ask(self, make: Any, answer: Any) -> None:
+    def ask(self, make: Any, answer: Any) -> None:
+        """Ask the coordinator; ``answer`` hears an effect, or None if it is lost."""
         self._tokens += 1
         token = self._tokens
         self._waiting[token] = answer

@@ -13,7 +13,7 @@ import pytest
 from nats.js.errors import ServiceUnavailableError
 
 import strandline
-from strandline.broker.write_path import duplicates, held_appends, state_loader
+from strandline.broker.write_path import duplicates, state_loader
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.producer.accumulator import ProducerRecord
 from strandline.client.producer.conditional_appender import ConditionalAppender
@@ -144,7 +144,7 @@ def rejections(loads, monkeypatch):
     """The first five records with ids are refused: loading ends between two that are under way."""
     left = [5]
     monkeypatch.setattr(state_loader, "INLINE_BYTES", 1 << 30)
-    monkeypatch.setattr(held_appends, "HELD_S_MAX", 0.2)  # nothing ends the wait before
+    monkeypatch.setattr(duplicates, "HELD_S_MAX", 0.2)  # nothing ends the wait before
     load = duplicates.Duplicates._load_window
 
     def refusing(self, window_ms):
@@ -215,7 +215,7 @@ async def test_a_nats_publisher_is_told_503_when_loading_takes_long(
     client, server, loads, monkeypatch
 ):
     """As by a JetStream that is not ready: stock clients make an error of it that says so."""
-    monkeypatch.setattr(held_appends, "HELD_S_MAX", 0.2)
+    monkeypatch.setattr(duplicates, "HELD_S_MAX", 0.2)
     loads["seconds"] = 3.0
     nc = await nats.connect(server.nats_url)
     try:

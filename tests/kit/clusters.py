@@ -62,9 +62,9 @@ def status(server, stream="orders"):
     return copies[0]
 
 
-def leader_of(cluster):
+def leader_of(cluster, stream="orders"):
     """The number of the broker that leads it."""
-    leader = status(cluster[2]).leader
+    leader = status(cluster[2], stream).leader
     assert leader is not None
     return leader
 

@@ -70,10 +70,10 @@ def make_connection():
     )
     routes = RouteTable([each for stream in streams for each in stream_bindings_of(stream)])
     config = BrokerConfig(limits=LimitsConfig(record_bytes=1000, pending_bytes=10_000))
-    ingest = MessageIngest(broker.clock, routes, broker.admission)
-    shared = PublisherState(
-        broker, config, routes=routes, ingest=ingest, backpressure=Backpressure(10_000)
+    ingest = MessageIngest(
+        broker.clock, routes, broker.admission, backpressure=Backpressure(10_000)
     )
+    shared = PublisherState(broker, config, routes=routes, ingest=ingest)
     return PublisherConnection(shared)
 
 
@@ -152,9 +152,9 @@ async def converse(conversation, size):
         connection.data_received(data[start : start + size])
         while connection.is_held(ROUND) and not transport.closed:  # noqa: ASYNC110  loop rounds
             await asyncio.sleep(0)
-        for peer in connection._shared.unflushed:
+        for peer in connection._shared.ingest.unflushed:
             peer.flush()
-        connection._shared.unflushed.clear()
+        connection._shared.ingest.unflushed.clear()
     events = Parser(1 << 20, from_client=False).feed(bytes(transport.output))
     assert not any(isinstance(event, Violation) for event in events)
     if transport.closed:

@@ -155,7 +155,7 @@ def test_events_taken_in_pieces_are_the_same(operations, events_max):
     whole = Parser(PAYLOAD_MAX, from_client=True).feed(data)
     parser = Parser(PAYLOAD_MAX, from_client=True)
     pieces = [parser.feed(data, events_max)]
-    while parser.has_more:
+    while parser.unparsed is not None:
         pieces.append(parser.resume(events_max))
     assert [event for piece in pieces for event in piece] == whole
     assert all(len(piece) <= events_max + 1 for piece in pieces)

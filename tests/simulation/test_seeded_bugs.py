@@ -33,6 +33,11 @@ QUICK = {
     "a torn entry of the journal counts",
     "a checkpoint is written before the segments are synced",
     "the names of new segments are not synced",
+    "a record is sent before its delivery is stored",
+    "a broker that leads no longer answers repeated acknowledgements",
+    "a new leader does not wait for acknowledgements",
+    "new records come before those that are due",
+    "any number of records is pending",
 }
 ALL = [(name, bug) for name, simulation in SIMULATIONS.items() for bug in simulation.bugs]
 
@@ -63,7 +68,7 @@ def test_there_are_enough_bugs_each_with_a_name_of_its_own():
     assert (
         {name for name, _ in ALL}
         == set(SIMULATIONS)
-        >= {*("consensus", "metadata", "recovery", "replication", "transactions")}
+        >= {*("consensus", "consumers", "metadata", "recovery", "replication", "transactions")}
     )
     assert {bug.name for _, bug in ALL} >= QUICK
 

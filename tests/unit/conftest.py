@@ -23,6 +23,6 @@ async def led_anew(tmp_path):
     )
     data = encode_records([b"v"] * 3, ["s"] * 3, Stamp(0, 1, 1, "none"))
     log.append(data, read_header(data))
-    made.high_watermark = 1
+    made.committed.high_watermark = 1
     made.lead(2)
     return made

@@ -20,11 +20,9 @@ from strandline.broker.maintenance.scrubber import Scrubber
 from strandline.broker.routing import RouteTable
 from strandline.broker.stream import Stream
 from strandline.broker.stream_keys import StreamKeys
-from strandline.broker.write_path.ack_sink import AckSink
-from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.group_commit import GroupCommitter
-from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.pending import AckSink
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock, SystemClock
 from strandline.config import BrokerConfig, StreamConfig
@@ -98,6 +96,7 @@ class BrokerBase(ABC):
         self._bound_callbacks: list[Callable[[], Awaitable[None]]] = []
         self._creation_checks: list[Callable[[StreamConfig], Awaitable[None]]] = []
         self._image_callbacks: list[Callable[[], None]] = []
+        self._leading_callbacks: list[Callable[[Collection[str]], None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._admin = asyncio.Lock()
         self._opening_lock = asyncio.Lock()
@@ -115,21 +114,15 @@ class BrokerBase(ABC):
         self._reserve = Reserve(self.data_dir, self.disk)
         self._load_metadata()
         self._corruption = CorruptionReports(self.call_soon, telemetry=self.telemetry)
-        self.admission: Admission[Partition] = Admission(
-            self.config.limits,
-            clock=self.clock,
-            wake=self._wake,
-            corruption=self._corruption,
-            outbox=Outbox(self._loop),
-        )
-        self.admission.now_ns = self.clock.now_ns()
         self.committer = GroupCommitter(
             self._loop,
-            admission=self.admission,
+            self.config.limits,
             clock=self.clock,
             telemetry=self.telemetry,
             on_poisoned=self._on_poisoned,
+            corruption=self._corruption,
         )
+        self.admission = self.committer.admission
         self._checkpoints = CheckpointSchedule(
             self.config.journal,
             clock=self.clock,
@@ -228,7 +221,7 @@ class BrokerBase(ABC):
         try:
             return self._streams[name]
         except KeyError:
-            self.check_knows_streams()
+            self.check_metadata()
             if name in self._image.streams:
                 raise UnavailableError(f"stream {name!r} is not open here yet; retry") from None
             hides = self.config.auth.enabled or is_internal(name)
@@ -236,18 +229,20 @@ class BrokerBase(ABC):
             raise UnknownStreamError(unknown_stream_message(name, others)) from None
 
     @property
-    def why_streams_unknown(self) -> UnavailableError | None:
-        """Return the error while this broker does not know which streams exist; else None."""
+    def metadata_error(self) -> UnavailableError | None:
+        """Why this broker cannot tell which streams there are and who leads; None: it can."""
         return None
 
-    def check_knows_streams(self) -> None:
-        """Check that this broker knows which streams exist.
+    def check_metadata(self) -> None:
+        """Refuse what only the newest metadata can tell, such as that there is no stream.
+
+        Any thread.
 
         Raises:
-            UnavailableError: it does not know yet.
+            UnavailableError: this broker does not know which streams there are, or who leads.
         """
-        if (why := self.why_streams_unknown) is not None:
-            raise why
+        if (error := self.metadata_error) is not None:
+            raise error
 
     def copy_of(self, name: str) -> Stream:
         """Return the stream as it is on this broker's disk; not on the loop's thread.
@@ -271,6 +266,13 @@ class BrokerBase(ABC):
         """Register a callback on the loop after every change of the metadata."""
         self._image_callbacks.append(callback)
 
+    def on_leading(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Call back, on the loop, with the streams of which this broker begins to lead a partition.
+
+        Not with those that it leads already, or that it creates alone.
+        """
+        self._leading_callbacks.append(callback)
+
     def on_stream_created(self, callback: Callable[[], Awaitable[None]]) -> None:
         """Register a function that binds a new stream; awaited before the creation is answered."""
         self._bound_callbacks.append(callback)
@@ -284,16 +286,16 @@ class BrokerBase(ABC):
             await check(config)
 
     def reads(self, ack_sink: AckSink) -> None:
-        """Note that the loop itself reads what an ack sink's publishers send; loop thread."""
-        self.committer.reads(ack_sink)
+        """The loop itself reads what publishers send over a connection; loop thread."""
+        self.committer.journal_sync.read_here.add(ack_sink)
 
     def on_answered(self, callback: Callable[[], None]) -> None:
-        """Register a callback on the loop, after ack sinks were called and group commits ended."""
-        self.admission.outbox.add_answers(callback)
+        """Call back, on the loop, when responders were told something, and after each turn."""
+        self.committer.outbox.add_answers(callback)
 
-    def send_answers(self) -> None:
-        """Let the front ends send acks that were recorded between commits; loop thread."""
-        self.admission.outbox.send_answers()
+    def send_answers_soon(self) -> None:
+        """Let the front ends send what responders were told between turns; loop thread."""
+        self.committer.outbox.deliver_soon()
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
         """Run a function on the loop; any thread."""
@@ -334,26 +336,6 @@ class BrokerBase(ABC):
     def metadata_index(self) -> int:
         """The last metadata entry applied here; it only grows; 0 for a broker alone. Any thread."""
         return 0
-
-    @property
-    def has_quorum(self) -> bool:
-        """Whether this broker is in contact with the metadata quorum; any thread."""
-        return True
-
-    def check_quorum(self) -> None:
-        """Check that the newest metadata is available, for example to know a leader.
-
-        Raises:
-            UnavailableError: this broker has lost the majority of its cluster.
-        """
-        if not self.has_quorum:
-            raise UnavailableError(
-                "this broker has lost the majority of its cluster and does not know who leads "
-                "now; ask another broker. Are most of the cluster's brokers up?"
-            )
-
-    def _wake(self) -> None:
-        self.committer.wake()
 
     def _check_available(self) -> None:
         if self.admission.write_error is not None:

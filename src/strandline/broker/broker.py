@@ -294,7 +294,7 @@ class Broker(BrokerBase):
             else:
                 restarted.set_exception(error)
 
-        self.committer.change(log, lambda _: log.restart_at(offset), done)
+        self.committer.catch_up.change(log, lambda _: log.restart_at(offset), done)
         await restarted
 
     async def change(self, command: Command) -> None:
@@ -358,7 +358,7 @@ class Broker(BrokerBase):
         """
         is_used = COORDINATOR_STREAM in self._image.streams
         if is_used and partition.transaction_index is None and partition.remote_error is None:
-            partition.keep_transaction_index(start)
+            partition.committed.keep_transaction_index(start)
 
     def is_gone(self, place: TransactionPartition) -> bool:
         """Whether a partition that is not here was certainly deleted."""

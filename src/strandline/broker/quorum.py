@@ -93,7 +93,7 @@ class Quorum:
         self._founders = founders
         self._store = store
         self._machine = machine
-        self._turn = committer
+        self._writes = committer.catch_up
         self._clock = clock
         self._send = send
         self._settings = settings or RaftSettings()
@@ -334,7 +334,7 @@ class Quorum:
             return
         batches = self._store.batches(ready.entries, self._clock.now_ns())
         done = self._held_up(lambda: self._finish(ready))
-        self._turn.submit(ReplicaWrite(LOG_ID, self._store.log, batches, done))
+        self._writes.submit(ReplicaWrite(LOG_ID, self._store.log, batches, done))
 
     def _beside(self, work: Callable[[int], None], then: Callable[[], None]) -> None:
         """Write small files and truncate the log on a thread."""
@@ -349,7 +349,7 @@ class Quorum:
                 failures.append(error)  # the files are unchanged: only this member stops
 
         done = self._held_up(then)
-        self._turn.change(log, guarded, lambda error: done(error or next(iter(failures), None)))
+        self._writes.change(log, guarded, lambda error: done(error or next(iter(failures), None)))
 
     def _held_up(self, then: Callable[[], None]) -> Done:
         """Process no output of the core until a write has ended."""

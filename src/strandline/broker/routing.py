@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from strandline.broker.internal import is_internal
-from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
+from strandline.broker.write_path.pending import AckSink, ChunkAckSink
 from strandline.config import Acks, StreamConfig
 from strandline.errors import InvalidSubjectError, StrandlineError
 from strandline.record.codec import Headers

@@ -17,10 +17,10 @@ from strandline.client.arguments import offsets_by_number, wait, whole_number
 from strandline.client.cluster_client import ClusterClient, group
 from strandline.client.deadline import within
 from strandline.client.reader.reading import OffsetSpec, bound_of
+from strandline.client.retry_policy import call_with_retries
 from strandline.config import StreamConfig, decode_config
 from strandline.errors import InvalidRequestError, StrandlineError
 
-RETRY_S = 0.1
 WAIT_SLICE_S = 0.25
 """How long one of several leaders is waited for before the others are asked."""
 
@@ -197,20 +197,21 @@ class StreamAdminCalls(ABC):
         """
         beyond = offsets_by_number(beyond, "beyond")
         deadline_s = time.monotonic() + min(WAIT_MS_MAX / 1e3, wait(timeout_s, "timeout_s"))
+
+        def left_s() -> float:
+            return max(0.0, deadline_s - time.monotonic())
+
+        def should_retry(error: StrandlineError) -> bool:
+            self._brokers.metadata.forget(stream)
+            return error.passes_soon and self._brokers.is_cluster and left_s() > 0
+
         while True:
-            left_s = max(0.0, deadline_s - time.monotonic())
-            try:
-                with within(left_s + self._brokers.timeout_s):
-                    found = self._wait_once(stream, beyond, wait_s=left_s)
-            except StrandlineError as error:
-                self._brokers.metadata.forget(stream)
-                is_passing = error.passes_soon and self._brokers.is_cluster
-                if not is_passing or time.monotonic() >= deadline_s:
-                    raise
-                time.sleep(min(RETRY_S, left_s))
-                continue
-            is_over = time.monotonic() >= deadline_s
-            if is_over or any(found[number] > after for number, after in beyond.items()):
+            found = call_with_retries(
+                lambda: self._wait_once(stream, beyond, wait_s=left_s()),
+                timeout_s=left_s() + self._brokers.timeout_s,
+                should_retry=should_retry,
+            )
+            if not left_s() or any(found[number] > after for number, after in beyond.items()):
                 return found
 
     def _wait_once(

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Final, NamedTuple
 
 from strandline.broker.cluster.broker import ClusterBroker
-from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.pending import AckSink
 from strandline.client.client import Client
 from strandline.client.cluster_client import ClusterClient
 from strandline.client.producer.accumulator import ProducerRecord
@@ -128,7 +128,7 @@ class Forwarder:
         self._pending_bytes = 0
         self._created_ns: dict[str, int] = {}
         self._has_room = asyncio.Event()
-        self._is_flushing = self._is_stopping = False
+        self._is_stopping = False
         broker.on_streams_changed(self._streams_changed)
 
     @property
@@ -231,7 +231,7 @@ class Forwarder:
             elif ack_sink is not None:
                 offset = Offset(outcome.offset)
                 ack_sink.acked(token, record.partition, offset, duplicate=outcome.duplicate)
-            self._flush_soon()
+            self._broker.send_answers_soon()  # reading goes on then, too
 
         def send(publish: ForwardedPublish) -> None:
             done = partial(self._resumer.answered, publish)
@@ -247,16 +247,6 @@ class Forwarder:
     ) -> None:
         self._broker.admission.reject(error, sink, token, stream=name.stream)
 
-    def _flush_soon(self) -> None:
-        """Let the servers send outcomes and resume reading, once per round of the loop."""
-        if not self._is_flushing:
-            self._is_flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
-
-    def _flush(self) -> None:
-        self._is_flushing = False
-        self._broker.send_answers()
-
     def _refuse_reason(self, partition: PartitionName) -> StrandlineError | None:
         """Return why a record is rejected here, before its leader would; None to forward it."""
         if self.fullness >= 1:
@@ -264,7 +254,7 @@ class Forwarder:
                 f"{self._pending.total()} publishes wait for other brokers; retry later"
             )
         try:
-            self._broker.check_quorum()
+            self._broker.check_metadata()
         except UnavailableError as error:
             return error
         stream = self._broker.image.streams.get(partition.stream)

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 import strandline.client
 from strandline.api.admin import StreamInfo
+from strandline.client.retry_policy import RetryDeadline
 from strandline.errors import (
     DataLossError,
     OffsetOutOfRangeError,
@@ -29,47 +30,21 @@ from strandline.spark.planning import OffsetRange, Offsets, PartitionExtent, Str
 T = TypeVar("T")
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_BACKOFF_FIRST_S = 0.05
-_BACKOFF_LARGEST_S = 2.0
 
 # Forked workers must not share their parent's sockets, hence the process id in the key.
 _clients: dict[tuple[int, str], strandline.client.Client] = {}
 
 
-class Retry:
-    """Chooses the pause before the next attempt, and when to give up.
+def _pause(retry: RetryDeadline, error: StrandlineError, *, parent: int) -> None:
+    """Sleep before the next attempt.
 
-    Args:
-        timeout_ms: how long failures may continue without a success in between.
+    Raises:
+        StrandlineError: ``error`` itself, if it is permanent or failures last for too long.
     """
-
-    def __init__(self, timeout_ms: int) -> None:
-        self._timeout_s = timeout_ms / 1000
-        self._failing_since: float | None = None
-        self._wait_s = _BACKOFF_FIRST_S
-        self._parent = os.getppid()
-
-    def succeeded(self) -> None:
-        """Note a success, which resets the timeout."""
-        self._failing_since = None
-        self._wait_s = _BACKOFF_FIRST_S
-
-    def wait_or_raise(self, error: StrandlineError) -> None:
-        """Sleep before the next attempt, longer each time.
-
-        Raises:
-            StrandlineError: ``error`` itself, if it is permanent or the timeout has passed.
-        """
-        now = time.monotonic()
-        if self._failing_since is None:
-            self._failing_since = now
-        is_over = now + self._wait_s - self._failing_since > self._timeout_s
-        # A worker whose Spark was killed must not retry for minutes.
-        is_orphan = os.getppid() != self._parent
-        if not error.retriable or is_over or is_orphan:
-            raise error
-        time.sleep(self._wait_s)
-        self._wait_s = min(self._wait_s * 2, _BACKOFF_LARGEST_S)
+    # A worker whose Spark was killed must not retry for minutes.
+    if not error.retriable or os.getppid() != parent:
+        raise error
+    time.sleep(retry.pause_s(error, time.monotonic()))
 
 
 def client_of(server: str) -> strandline.client.Client:
@@ -95,13 +70,13 @@ def with_retries(
     Raises:
         StrandlineError: a permanent error, or the last one after the timeout.
     """
-    retry = Retry(timeout_ms)
+    retry, parent = RetryDeadline(timeout_ms / 1e3), os.getppid()
     while True:
         try:
             return action(client_of(server))
         except StrandlineError as error:
             forget_client(server)
-            retry.wait_or_raise(error)
+            _pause(retry, error, parent=parent)
 
 
 def stream_state(options: ReadOptions) -> StreamExtent:
@@ -190,7 +165,7 @@ def read_range(
     """
     asked = list(dict.fromkeys(("offset", *(c for c in columns if c != "partition"))))
     left, records = wanted, 0
-    retry = Retry(options.retry_timeout_ms)
+    retry, parent = RetryDeadline(options.retry_timeout_ms / 1e3), os.getppid()
     while left.start < left.stop:
         # Checked after each reconnect: the stream may have been recreated meanwhile.
         _refuse_recreated(options, identity)
@@ -205,7 +180,7 @@ def read_range(
             left = _after_lost_records(options, left, error=error)
         except StrandlineError as error:
             forget_client(options.server)
-            retry.wait_or_raise(error)
+            _pause(retry, error, parent=parent)
         else:
             break
     if records < wanted.records_max:

@@ -73,10 +73,11 @@ def test_millions_of_compacted_offsets_are_sent_bit_by_bit(tmp_path, connected, 
 
         async def compact():
             partition.config = msgspec.structs.replace(partition.config, compact=True)
+            partition.committed._config = partition.config
             filler = encode_filler(1, 1 + skipped, leader_epoch=partition.leader_epoch)
             written = asyncio.get_running_loop().create_future()
             write = ReplicaWrite(partition.log_id, partition.log, [filler], written.set_result)
-            broker.committer.submit(write)
+            broker.committer.catch_up.submit(write)
             assert await written is None
             partition.commit(1 + skipped)
 
@@ -100,7 +101,7 @@ def test_a_discard_waits_until_a_new_leader_knows_the_end(tmp_path, connected):
         partition = broker.stream("beam").partition(0)
 
         async def lead_anew():
-            partition.high_watermark = 1
+            partition.committed.high_watermark = 1
             partition.lead(partition.leader_epoch + 1)
 
         async def learn():

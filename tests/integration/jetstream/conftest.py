@@ -6,6 +6,7 @@ A test of the fixture ``js`` runs against both, so what it asserts is what JetSt
 import asyncio
 import contextlib
 import json
+import os
 import re
 import shutil
 import socket
@@ -22,6 +23,7 @@ from strandline.testing.server import Server
 from tests.kit.clusters import IDS, three_brokers
 
 API = "$JS.API."
+CLI_VERSION = "v0.5.1"
 VARYING = re.compile(r'"(created|ts|time|first_ts|last_ts|last_active)":"[^"]*"')
 
 
@@ -183,24 +185,38 @@ async def stream(nc, request):
     await js.delete_stream(name)
 
 
-def nats_command():
-    """Path of the ``nats`` command; tests that need it are skipped without it."""
-    return shutil.which("nats")
+@pytest.fixture(scope="session")
+def nats_command(tmp_path_factory):
+    """Path of the ``nats`` command: the one on the PATH, or one that Go builds."""
+    found, go = shutil.which("nats"), shutil.which("go")
+    if found is not None:
+        return found
+    if go is None:
+        pytest.skip("neither the nats command (github.com/nats-io/natscli) nor Go is on the PATH")
+    folder = tmp_path_factory.mktemp("natscli")
+    built = subprocess.run(
+        [go, "install", f"github.com/nats-io/natscli/nats@{CLI_VERSION}"],
+        env={**os.environ, "GOBIN": str(folder), "GOFLAGS": "-mod=mod"},
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=600,
+    )
+    if built.returncode:
+        pytest.skip(f"the nats command cannot be built: {built.stderr[-500:]}")
+    return str(folder / "nats")
 
 
 @pytest.fixture
-def cli(tmp_path):
-    """A function that runs the ``nats`` command, which has to be installed, and returns its text.
+def cli(tmp_path, nats_command):
+    """A function that runs the ``nats`` command and returns its text.
 
     It keeps its settings in a directory of its own.
     """
-    command = nats_command()
-    if command is None:
-        pytest.skip("the nats command is not on the PATH (github.com/nats-io/natscli)")
 
     def run(url, *arguments, stdin=None):
         found = subprocess.run(
-            [command, "--server", url, *arguments],
+            [nats_command, "--server", url, *arguments],
             env={"XDG_CONFIG_HOME": str(tmp_path), "HOME": str(tmp_path), "PATH": ""},
             capture_output=True,
             check=False,

@@ -144,6 +144,39 @@ async def test_acknowledging_needs_the_group(server, admin, allowed):
     await client.close()
 
 
+async def test_a_push_consumer_delivers_to_inboxes_only(server, admin):
+    """Else a client could publish by the broker where it may not. Flow control works."""
+    client = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    js = client.jetstream()
+    with pytest.raises(js_errors.BadRequestError, match="invalid push consumer deliver subject"):
+        await js.add_consumer("mine", ConsumerConfig(name="bad", deliver_subject="other.a"))
+    await client.close()
+    admin.access.grant("pushed", "read", "stream", "mine")
+    admin.access.grant("pushed", "group", "group", "js/mine/*", "js/big/*")
+    admin.access.grant("pushed", "read", "stream", "big")
+    admin.create_stream("big", subject="big")
+    for _ in range(30):
+        admin.append("big", b"x" * 100_000, subject="big")
+    token = admin.access.create_token("pushed")
+    errors = []
+
+    async def keep(error):
+        errors.append(str(error))
+
+    client = await nats.connect(server.nats_url, token=token, error_cb=keep)
+    js = client.jetstream()
+    sub = await js.subscribe("", durable="p", stream="mine")
+    message = await sub.next_msg(timeout=10)
+    await message.ack_sync()
+    assert (message.data, message.subject) == (b"a record", "mine.a")
+    sub = await js.subscribe("", durable="q", stream="big", flow_control=True, idle_heartbeat=1)
+    for _ in range(30):
+        await (await sub.next_msg(timeout=10)).ack()
+    assert errors == []
+    admin.delete_stream("big")
+    await client.close()
+
+
 async def test_administering_a_stream_allows_what_changes_it(allowed):
     """But not to create one: that would record any subject."""
     assert await allowed("keeper", ("admin", "stream", "mine")) == ADMIN
@@ -186,6 +219,31 @@ async def test_administrators_do_everything(server, admin):
         await js.add_stream(name="odd", subjects=["$KV.odd.>"])
     await js.delete_stream("made")
     await client.close()
+
+
+async def test_a_bucket_needs_its_stream_and_its_subject(server, admin):
+    """Reading it is reading its stream, putting is publishing; other buckets stay closed."""
+    root = await nats.connect(server.nats_url, token=ADMIN_TOKEN)
+    for name in ("ours", "theirs"):
+        bucket = await root.jetstream().create_key_value(bucket=name)
+        await bucket.put("k", b"v")
+    rules = (("read", "stream", "KV_ours"), ("publish", "subject", "$KV.ours.>"))
+    for rule in rules:
+        admin.access.grant("keeper", *rule)
+    token = admin.access.create_token("keeper")
+    client = await nats.connect(server.nats_url, token=token)
+    js = client.jetstream(timeout=1)
+    bucket = await js.key_value("ours")
+    assert (await bucket.get("k")).value == b"v"
+    assert await bucket.update("k", b"w", last=1) == 2
+    assert (await bucket.get("k")).value == b"w"
+    with pytest.raises(nats.errors.TimeoutError):
+        await js.key_value("theirs")
+    with pytest.raises(nats.errors.TimeoutError):
+        await js.publish("$KV.theirs.k", b"x")
+    assert (await (await root.jetstream().key_value("theirs")).get("k")).value == b"v"
+    await client.close()
+    await root.close()
 
 
 async def test_nobody_hears_the_requests_of_others(server, admin):

@@ -1,6 +1,10 @@
-"""The ``nats`` command manages streams here; skipped where it is not installed."""
+"""The ``nats`` command manages streams here; skipped where it is not there and cannot be built."""
 
 import json
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(700)]  # it may have to be built
 
 
 def test_streams_are_managed_from_the_command_line(ours, cli):
@@ -47,4 +51,27 @@ def test_consumers_are_used_from_the_command_line(ours, cli):
     assert "c" not in run("consumer", "ls", "CONS", "--names").split()
     run("bench", "js", "pub", "sync", "cons.b", "--stream", "CONS", "--msgs", "50", "--no-progress")
     run("bench", "js", "consume", "--stream", "CONS", "--msgs", "50", "--no-progress")
+    run("bench", "js", "ordered", "--stream", "CONS", "--msgs", "50", "--no-progress")
+    run("bench", "js", "pub", "sync", "cons.b", "--stream", "CONS", "--msgs", "50", "--no-progress")
+    run("bench", "js", "fetch", "--stream", "CONS", "--msgs", "50", "--no-progress")
     run("stream", "rm", "-f", "CONS")
+
+
+def test_push_consumers_are_used_from_the_command_line(ours, cli):
+    """Add one that delivers to a subject; subscribe to a stream, which orders and pushes."""
+
+    def run(*arguments):
+        return cli(ours.nats_url, *arguments)
+
+    run("stream", "add", "PUSHED", "--subjects", "pushed.>", "--defaults")
+    for number in range(3):
+        run("pub", "-J", "pushed.x", f"message {number}")
+    added = ("--target", "to.p", "--defaults", "--ack", "none", "--deliver", "all", "--replay")
+    run("consumer", "add", "PUSHED", "p", *added, "instant")
+    info = json.loads(run("consumer", "info", "PUSHED", "p", "--json"))
+    assert info["config"]["deliver_subject"] == "to.p"
+    found = run("sub", "to.p", "--count", "3")
+    assert all(f"message {number}" in found for number in range(3))
+    found = run("sub", "--stream", "PUSHED", "--all", "--count", "3")
+    assert all(f"message {number}" in found for number in range(3))
+    run("stream", "rm", "-f", "PUSHED")

@@ -482,22 +482,14 @@ async def test_what_is_not_built_is_rejected(ask_us):
     """By its name."""
     await ask_us("STREAM.CREATE.less", {"name": "less", "subjects": ["less"]})
     settings = {
-        "deliver_subject": "_INBOX.x",
-        "replay_policy": "original",
-        "max_ack_pending": -1,
         "priority_policy": "overflow",
-        "pause_until": "2100-01-01T00:00:00Z",
         "sample_freq": "100%",
     }
     for name, value in settings.items():
         refused = await ask_us.consumer("less", "c", **{name: value})
         assert refused["error"]["err_code"] == 10012, name
         assert name in refused["error"]["description"]
-    refused = await ask_us.consumer(
-        "less", "c", deliver_policy="last_per_subject", filter_subject="less"
-    )
-    assert refused["error"]["err_code"] == 10012
-    for operation in ("PAUSE", "UNPIN", "RESET"):
+    for operation in ("UNPIN", "RESET"):
         assert (await ask_us.error(f"CONSUMER.{operation}.less.c"))[1] == 10039
     await ask_us("STREAM.DELETE.less")
 

@@ -1,6 +1,6 @@
-"""Go's NATS client (nats.go's package jetstream) uses streams and pull consumers unchanged.
+"""Go's NATS client (nats.go, both of its APIs) uses streams and consumers unchanged.
 
-Its program is compiled here; without Go, or without its modules, the test is skipped.
+Its programs are compiled here; without Go, or without its modules, the tests are skipped.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).with_name("go") / "main.go"
+SOURCE = Path(__file__).with_name("go")
 MODULE = """\
 module strandline/jetstream
 go 1.21
@@ -19,17 +19,18 @@ require github.com/nats-io/nats.go v1.55.0
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory):
-    """The compiled program."""
+def programs(tmp_path_factory):
+    """The folder of the compiled programs."""
     go = shutil.which("go")
     if go is None:
         pytest.skip("Go is not on the PATH")
     folder = tmp_path_factory.mktemp("go")
+    shutil.copytree(SOURCE, folder, dirs_exist_ok=True)
     (folder / "go.mod").write_text(MODULE)
-    shutil.copy(SOURCE, folder)
+    (folder / "built").mkdir()
     environment = {**os.environ, "GOFLAGS": "-mod=mod"}
     built = subprocess.run(
-        [go, "build", "-o", "program", "."],
+        [go, "build", "-o", "built/", "./..."],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -39,14 +40,26 @@ def program(tmp_path_factory):
     )
     if built.returncode:
         pytest.skip(
-            f"the program cannot be built, without a network perhaps: {built.stderr[-500:]}"
+            f"the programs cannot be built, without a network perhaps: {built.stderr[-500:]}"
         )
-    return folder / "program"
+    return folder / "built"
+
+
+def assert_done(program, url):
+    """Assert that a program does all that it does."""
+    found = subprocess.run([program, url], capture_output=True, check=False, text=True, timeout=90)
+    assert found.stdout.endswith("all done\n"), found.stdout[-1000:] + found.stderr[-2000:]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_gos_client_uses_streams_and_consumers(program, url):
+def test_gos_client_uses_streams_and_consumers(programs, url):
     """Create, publish, read, fetch, consume, acknowledge, refuse, ordered, purge, delete."""
-    found = subprocess.run([program, url], capture_output=True, check=False, text=True, timeout=90)
-    assert found.stdout.endswith("all done\n"), found.stdout[-1000:] + found.stderr[-2000:]
+    assert_done(programs / "jetstream", url)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_gos_client_receives_from_push_and_ordered_consumers(programs, url):
+    """Both of its APIs; ordered consumers that are lost, queue groups, flow control."""
+    assert_done(programs / "push", url)

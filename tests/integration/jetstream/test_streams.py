@@ -254,7 +254,6 @@ async def test_settings_that_are_not_built_are_rejected_by_name(ask_us):
         "retention": "workqueue",
         "storage": "memory",
         "compression": "s2",
-        "max_msgs_per_subject": 5,
         "max_msg_size": 100,
         "allow_rollup_hdrs": True,
         "mirror": {"name": "other"},
@@ -296,15 +295,16 @@ async def test_settings_that_ask_for_nothing_are_taken(ask_us):
 
 async def test_changes_and_deletions_of_messages_are_rejected(ask_us):
     """The settings of a stream are fixed, and a log has no holes."""
-    body = {"name": "fixed", "subjects": ["fixed"]}
+    body = {"name": "fixed", "subjects": ["fixed.>"]}
     await ask_us("STREAM.CREATE.fixed", body)
     code, number, text = await ask_us.error("STREAM.UPDATE.fixed", {**body, "max_msgs": 7})
     assert (code, number) == (500, 10052)
     assert "max_msgs" in text
     refused = await ask_us.error("STREAM.MSG.DELETE.fixed", {"seq": 1})
     assert refused == (500, 10057, "messages cannot be deleted")
-    code, number, _ = await ask_us.error("STREAM.PURGE.fixed", {"filter": "fixed"})
+    code, number, _ = await ask_us.error("STREAM.PURGE.fixed", {"filter": "fixed.a"})
     assert (code, number) == (500, 10110)
+    assert (await ask_us("STREAM.PURGE.fixed", {"filter": "fixed.>"}))["success"] is True
     await ask_us("STREAM.DELETE.fixed")
 
 

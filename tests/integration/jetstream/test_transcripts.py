@@ -2,9 +2,10 @@
 
 A line that begins with ``>`` is a message: its subject and its payload. ``ack`` stands for the
 reply subject of the last message. The lines after it are what comes to its reply subject until the
-last one is there: the subject if it is not the inbox, the reply subject, headers and payload. Times
-are replaced. ``GOLDEN_UPDATE=1`` writes what comes now into the scripts: read the difference before
-a commit. What is written there was compared with nats-server's answers.
+last one is there: the subject if it is not the inbox, the reply subject, headers and payload. A
+line that begins with ``<`` subscribes to a subject for a moment; below it is what comes there.
+Times are replaced. ``GOLDEN_UPDATE=1`` writes what comes now into the scripts: read the difference
+before a commit. What is written there was compared with nats-server's answers.
 """
 
 import asyncio
@@ -49,6 +50,13 @@ class Wire:
         inbox = self._client.new_inbox()
         receiving = await self._client.subscribe(inbox)
         await self._client.publish(subject, payload.encode(), reply=inbox)
+        return await self._received(receiving)
+
+    async def receive(self, subject):
+        """Return what comes to a subject, as lines."""
+        return await self._received(await self._client.subscribe(subject))
+
+    async def _received(self, receiving):
         lines = []
         try:
             while True:
@@ -78,6 +86,8 @@ async def played(text):
         for line in text.splitlines():
             if line.startswith(">"):
                 lines += [line, *await wire.send(line[1:].strip())]
+            elif line.startswith("<"):
+                lines += [line, *await wire.receive(line[1:].strip())]
             elif line.startswith("#") or not line:
                 lines.append(line)
         await client.close()

@@ -19,6 +19,7 @@ from strandline.errors import (
     UnknownPartitionError,
     UnknownStreamError,
 )
+from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.headers import encode_headers
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.storage import reserve
@@ -99,7 +100,8 @@ async def test_ids_that_are_not_utf8_are_told_apart(open_broker, make_stream, an
     def publish(broker, token, message_id):
         routes = broker.routes
         block = encode_headers([("Nats-Msg-Id", message_id)])
-        intake = MessageIngest(broker.clock, routes, broker.admission)
+        backpressure = Backpressure(1 << 20)
+        intake = MessageIngest(broker.clock, routes, broker.admission, backpressure=backpressure)
         intake.take(routes.find(b"s"), token, block=block, payload=b"v", sink=answers)
 
     first = await open_broker()

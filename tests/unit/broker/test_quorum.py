@@ -10,7 +10,6 @@ from strandline.broker import quorum as quorum_module
 from strandline.broker.quorum import Quorum
 from strandline.broker.quorum_store import LOG_ID, QuorumStore
 from strandline.broker.write_path.group_commit import GroupCommitter
-from strandline.broker.write_path.partition import Admission
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import SystemClock
 from strandline.config import LimitsConfig
@@ -56,11 +55,10 @@ class Member:
         loop = asyncio.get_running_loop()
         plans = {LOG_ID: LogPlan(directory / "quorum", 64 << 10, 10**9)}
         self.storage = recover(directory, plans, disk=disk, file_bytes=64 << 10)
-        admission = Admission(LimitsConfig(), clock=self.clock, wake=lambda: self.committer.wake())  # noqa: PLW0108  made later
         self.poisoned = []
         self.committer = GroupCommitter(
             loop,
-            admission=admission,
+            LimitsConfig(),
             clock=self.clock,
             telemetry=Telemetry(),
             on_poisoned=self.poisoned.append,

@@ -58,14 +58,14 @@ class LoneBroker:
         before, self.image = self.image, MetadataImage(streams=streams)
         self.streams_changed(sorted(self.image.table.changed_since(before.table)))
 
-    def check_quorum(self):
+    def check_metadata(self):
         if self.has_lost_majority:
             raise UnavailableError("this broker has lost the majority of its cluster")
 
     def call_soon(self, function, *args):
         self.loop.call_soon_threadsafe(function, *args)
 
-    def send_answers(self):
+    def send_answers_soon(self):
         self.flushes += 1
 
 

@@ -126,11 +126,6 @@ class ClusterBroker(MetadataApplier):
         """The index of the last metadata entry that is applied to streams here."""
         return self.membership.image_index
 
-    @property
-    def has_quorum(self) -> bool:
-        """Whether a controller is known; it stays True while an ordinary election runs."""
-        return self.membership.has_controller
-
     def _load_metadata(self) -> None:
         if self.disk.exists(self.data_dir / ALONE_NAME):
             raise InvalidConfigError(
@@ -208,7 +203,7 @@ class ClusterBroker(MetadataApplier):
         """Leave NATS queue groups, and store what they delivered, before others lead."""
         leaving = [p for p in self.partitions() if p.is_led and p.config.queue_group]
         for partition in leaving:
-            partition.is_led = False
+            partition.set_led(is_led=False)
         if leaving:
             self._announce({partition.name.stream for partition in leaving})
             await self._wait_until_bound(leaving[0].name.stream)

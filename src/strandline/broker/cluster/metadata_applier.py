@@ -152,15 +152,23 @@ class MetadataApplier(Broker):
     # Before the cluster has sent its metadata
 
     @property
-    def why_streams_unknown(self) -> UnavailableError | None:
-        """The error while the cluster has not yet sent its streams; None afterwards."""
-        if self._has_followed:
-            return None
-        return UnavailableError(
-            f"broker {self.membership.me} has not heard from the cluster which streams there are; "
-            "retry, or ask another broker. Are most of the cluster's brokers up? What this broker "
-            "has on its disk can be read with replica='this'"
-        )
+    def metadata_error(self) -> UnavailableError | None:
+        """The error until the cluster has sent its streams, and while no controller is known.
+
+        An ordinary election is no reason.
+        """
+        if not self._has_followed:
+            return UnavailableError(
+                f"broker {self.membership.me} has not heard from the cluster which streams there "
+                "are; retry, or ask another broker. Are most of the cluster's brokers up? What "
+                "this broker has on its disk can be read with replica='this'"
+            )
+        if not self.membership.has_controller:
+            return UnavailableError(
+                "this broker has lost the majority of its cluster and does not know who leads "
+                "now; ask another broker. Are most of the cluster's brokers up?"
+            )
+        return None
 
     def copy_of(self, name: str) -> Stream:
         """Return a stream from the metadata or, until the cluster has sent it, from the local disk.
@@ -183,7 +191,7 @@ class MetadataApplier(Broker):
         image = remembered(self._store_of_quorum, founders).machine.image
         found = image.streams.get(name)
         if found is None:
-            self.check_knows_streams()
+            self.check_metadata()
             return self.stream(name)
         partitions = [
             self._remembered_copy(PartitionName(name, number), item, image)
@@ -209,11 +217,11 @@ class MetadataApplier(Broker):
             leader_epoch=LeaderEpoch(item.leader_epoch),
             admission=self.admission,
             sealer=self.keys.of(lambda: image).sealer(name, config),
+            high_watermark=self._noted(item.log_id, log),
+            is_led=False,
         )
-        copy.is_led = False
-        copy.high_watermark = self._noted(copy)
         if COORDINATOR_STREAM in image.streams:
-            copy.keep_transaction_index(copy.log_start_offset)
+            copy.committed.keep_transaction_index(copy.log_start_offset)
         return copy
 
     def _forget_remembered(self) -> None:
@@ -340,10 +348,10 @@ class MetadataApplier(Broker):
             leader_epoch=LeaderEpoch(image.leader_epoch),
             admission=self.admission,
             sealer=self.keys.sealer(name, config),
+            # The log may go on with what was never committed, and readers see it from now on.
+            high_watermark=self._noted(image.log_id, log),
+            is_led=False,  # until its replica has heard so
         )
-        made.is_led = False  # until its replica is assigned
-        # The log may end with uncommitted batches, and readers use it from now on.
-        made.high_watermark = self._noted(made)
         self._keep_transaction_index(made, made.log_start_offset)
         return made
 
@@ -354,7 +362,7 @@ class MetadataApplier(Broker):
             StrandlineError: it cannot be opened.
         """
         log, start = self._storage.logs.get(image.log_id), image.log_start_offset
-        if log is not None and self.committer.is_changing(log):
+        if log is not None and log in self.committer.catch_up.changing:
             raise UnavailableError("its log is still being truncated for an earlier assignment")
         if log is not None and not log.log_start_offset == log.log_end_offset < start:
             return log
@@ -401,10 +409,10 @@ class MetadataApplier(Broker):
                 if unwanted & storage.logs.keys():  # unless it is needed again
                     self._spawn(self._remove(unwanted), "remove-logs")
 
-    def _noted(self, partition: Partition) -> Offset:
-        """Return the high watermark that was stored here."""
-        noted = self._watermarks.get(partition.log_id, Offset(0))
-        return min(max(noted, partition.log_start_offset), partition.log_end_offset)
+    def _noted(self, log_id: LogId, log: Log) -> Offset:
+        """Return the high watermark that is known here before the replica learns more."""
+        noted = self._watermarks.get(log_id, Offset(0))
+        return min(max(noted, log.log_start_offset), log.log_end_offset)
 
     def _attach_replicas(self, partitions: Iterable[Partition]) -> None:
         """Create the missing replicas."""
@@ -412,7 +420,7 @@ class MetadataApplier(Broker):
         for partition in partitions:
             if isinstance(partition, RemotePartition) or partition.log_id in drivers:
                 continue
-            noted = self._noted(partition)
+            noted = self._noted(partition.log_id, partition.log)
             if partition.replica_hooks is not None:
                 noted = max(noted, partition.high_watermark)
             try:
@@ -478,7 +486,7 @@ class MetadataApplier(Broker):
 
     def _describe(self, image: MetadataImage, names: Iterable[str]) -> set[str]:
         """Pass leaders and addresses to partitions; return streams whose queue groups moved."""
-        moved = set[str]()
+        moved, begun = set[str](), set[str]()
         for name, partition in image.partitions(names):
             stream = self._streams.get(name.stream)
             if stream is None:
@@ -487,23 +495,30 @@ class MetadataApplier(Broker):
                 continue  # it is being opened
             here = stream.partitions[name.partition]
             order = sorted(partition.replicas, key=lambda b: (b != partition.leader, b))
-            here.addresses = image.flight_addresses(order)
-            here.in_sync_addresses = image.flight_addresses(partition.isr)
             leader = image.brokers.get(partition.leader) if partition.leader else None
             is_ours = partition.leader == self.membership.me
             unopened = self._unopened.get(partition.log_id)
             if unopened is None and partition.log_id in self._opening:
                 unopened = UnavailableError(f"{name} is being opened here; retry")
             if is_ours and unopened is not None:
-                leader = None  # a client would be sent back here
-            here.leader_address = leader.flight_address if leader is not None else ""
+                leader = None  # who came here would be sent here again
+            here.locate(
+                image.flight_addresses(order),
+                in_sync=image.flight_addresses(partition.isr),
+                leader=leader.flight_address if leader is not None else "",
+            )
             is_led = is_ours and unopened is None and not self._is_stopping
             if is_led != here.is_led and here.config.queue_group:
                 moved.add(name.stream)
-            here.is_led = is_led
+            if is_led and not here.is_led:
+                begun.add(name.stream)
+            here.set_led(is_led=is_led)
             if isinstance(here, RemotePartition):
                 away = not_leader(image, name, partition)
                 here.describe(away if leader is not None or unopened is None else unopened)
+        if begun:
+            for callback in self._leading_callbacks:
+                callback(begun)
         return moved
 
     def _sweep(self, image: MetadataImage) -> None:

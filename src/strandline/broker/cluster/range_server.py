@@ -90,7 +90,7 @@ class RangeServer:
             try:
                 found.extend(read_batches(log, asked, bytes_max, below=end))
             except CorruptBatchError as corruption:
-                self._partition.report_corruption(corruption)
+                self._partition.committed.report_corruption(corruption)
             except StrandlineError as error:
                 logger.error("%s: no batches for a follower: %s", self._partition.name, error)  # noqa: TRY400  no trace
 
@@ -111,7 +111,7 @@ class RangeServer:
             try:
                 found.extend(read_range(log, first, after))
             except CorruptBatchError as corruption:
-                self._partition.report_corruption(corruption)
+                self._partition.committed.report_corruption(corruption)
             except StrandlineError as error:
                 logger.error("%s: no batches for a repair: %s", self._partition.name, error)  # noqa: TRY400  no trace
 

@@ -54,8 +54,8 @@ class RemotePartition(Partition):
             log_id=log_id,
             leader_epoch=LeaderEpoch(0),
             admission=admission,
+            is_led=False,
         )
-        self.is_led = False
         self.describe(NotLeaderError(f"{name} is kept by other brokers"))
 
     def describe(self, error: StrandlineError) -> None:

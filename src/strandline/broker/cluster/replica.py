@@ -188,7 +188,7 @@ class ReplicaDriver:
         write = ReplicaWrite(
             self.log_id, self.log, copies, lambda error: self._copied(copies, end, error)
         )
-        self._host.committer.submit(write)
+        self._host.committer.catch_up.submit(write)
 
     def _begin_truncation(self, change: _Truncation) -> None:
         """Truncate the log on a thread: large files and directory syncs take long."""
@@ -213,7 +213,9 @@ class ReplicaDriver:
                 end = log.truncate_to(start, synced_sequence=synced_sequence)
             ends.append(end)
 
-        self._host.committer.change(log, work, lambda error: self._truncated(change, ends, error))
+        self._host.committer.catch_up.change(
+            log, work, lambda error: self._truncated(change, ends, error)
+        )
 
     def _truncated(
         self, change: _Truncation, ends: list[Offset], error: StrandlineError | None

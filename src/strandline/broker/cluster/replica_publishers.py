@@ -96,15 +96,16 @@ class ReplicaPublishers:
         is_early = self._partition.config.acks_in_force == "memory" and not chunk.is_transactional
         if is_early and chunk.waiting:
             self._host.answer(self._partition, chunk.waiting)
+            chunk.waiting = []
         self._journaled.append((next_offset, self._host.precise_ms()))
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
         """Acknowledge records that only need this disk, after a batch was synced."""
         if chunk.on_disk:
             self._host.answer(self._partition, chunk.on_disk)
+            chunk.on_disk = []
         if chunk.waiting:
-            waiting = list(chunk.waiting)
-            chunk.waiting.clear()
+            waiting, chunk.waiting = chunk.waiting, []
             acks = self._partition.config.acks_in_force
             if acks != "replicated" and not chunk.is_transactional:
                 self._host.answer(self._partition, waiting)
@@ -141,11 +142,13 @@ class ReplicaPublishers:
         if replica.leader is None:
             partition.follow()
         elif self._epoch_led != replica.epoch:
-            self._epoch_led = partition.leader_epoch = replica.epoch
+            self._epoch_led = replica.epoch
             self._journaled.clear()
             self._host.telemetry.leader_elections += 1
             if self._reject_reason is RejectReason.NOT_LEADER:
                 partition.lead(replica.epoch)
+            else:
+                partition.lead_on(replica.epoch)
 
     def update_reject_reason(self) -> None:
         """Accept or reject records, as the replica does."""

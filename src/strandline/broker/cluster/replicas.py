@@ -20,7 +20,7 @@ from strandline.broker.peers.frame import Frame
 from strandline.broker.peers.link import PeerLinks
 from strandline.broker.write_path.group_commit import GroupCommitter
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.pending import Waiting, acknowledge
+from strandline.broker.write_path.pending import Waiting
 from strandline.clock import Clock
 from strandline.core.metadata.commands import BrokerRun
 from strandline.core.metadata.image import MetadataImage, PartitionImage
@@ -313,9 +313,8 @@ class Replicas:
         return has_sent
 
     def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
-        """Acknowledge records, and let the front ends send the acks."""
-        self.telemetry.acks += acknowledge(waiting, partition.name)
-        self._outbox.send_answers_soon()
+        """Tell publishers, and let the front ends send it."""
+        self._outbox.acknowledge(partition.name, waiting)
 
     def committed(self, partition: Partition) -> None:
         """Send the partition's gathered records, since earlier ones are committed."""

@@ -34,7 +34,7 @@ def read_entries(partition: Partition, end: Offset, *, skips_corrupt: bool) -> l
         try:
             part = partition.log.read_dense(offset, READ_BYTES, below=end)
         except CorruptBatchError as corruption:
-            partition.report_corruption(corruption)
+            partition.committed.report_corruption(corruption)
             if not skips_corrupt:
                 raise _with_advice(corruption) from corruption
             logger.warning("%s continues without those entries: %s", partition.name, corruption)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from strandline.broker.log_throttle import LogThrottle
-from strandline.broker.write_path.write_back import write_back
+from strandline.broker.write_path.segment_writeback import write_back
 from strandline.clock import Clock
 from strandline.config import JournalConfig
 from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError

@@ -96,7 +96,7 @@ class Scrubber:
                     raise
                 offset = log.log_start_offset  # retention removed it first
             except CorruptBatchError as corruption:
-                partition.report_corruption(corruption)
+                partition.committed.report_corruption(corruption)
                 offset = Offset(max(corruption.next_offset, offset + 1))
             else:
                 size, offset = len(found.buffer), found.next_offset

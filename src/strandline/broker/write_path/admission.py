@@ -3,14 +3,14 @@
 import logging
 from collections import Counter
 from collections.abc import Callable
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, TypeVar
 
 import pyarrow as pa
 
 from strandline.broker.log_throttle import LogThrottle
 from strandline.broker.maintenance.corruption import CorruptionReports
-from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.outbox import Outbox
+from strandline.broker.write_path.pending import AckSink
 from strandline.clock import Clock, SteadyTime
 from strandline.config import LimitsConfig
 from strandline.errors import (
@@ -21,7 +21,6 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.record.codec import BATCH_RECORDS_MAX
-from strandline.types import TimestampNs
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +51,7 @@ class Admission(Generic[PartitionT]):
         outbox: Outbox | None = None,
     ) -> None:
         self.limits = limits
+        self.record_size_max = limits.record_bytes + RECORD_OVERHEAD_BYTES
         self.corruption = corruption
         self.outbox = outbox or Outbox()
         self.clock = clock
@@ -65,7 +65,6 @@ class Admission(Generic[PartitionT]):
         self.duplicates = 0
         self.rejects: Counter[str] = Counter()
         """Records that were refused or given up, by error code."""
-        self.now_ns = TimestampNs(0)
         self.dirty: list[PartitionT] = []
         """The partitions with accepted records, in the order in which they got them."""
         self._throttle = LogThrottle()
@@ -78,7 +77,7 @@ class Admission(Generic[PartitionT]):
                 f"more than limits.pending_bytes, {limits.pending_bytes}, waits to be stored; "
                 "retry later"
             )
-        if size > limits.record_bytes + RECORD_OVERHEAD_BYTES:
+        if size > self.record_size_max:
             return RecordTooLargeError(
                 f"record of {size - RECORD_OVERHEAD_BYTES} bytes; limits.record_bytes is "
                 f"{limits.record_bytes}"
@@ -121,11 +120,3 @@ class Admission(Generic[PartitionT]):
                 stream,
                 error.message,
             )
-
-
-class Waiter(Protocol):
-    """An event to set when there may be more to read: a ``threading.Event`` or an asyncio one."""
-
-    def set(self) -> None:
-        """There may be, or there will be none any more."""
-        ...

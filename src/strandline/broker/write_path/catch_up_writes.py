@@ -14,11 +14,17 @@ on using it.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
-from strandline.broker.write_path.replica_writes import Done, ReplicaWrite, append_whole
-from strandline.broker.write_path.write_back import write_back
+from strandline.broker.write_path.admission import Admission
+from strandline.broker.write_path.replica_writes import (
+    Done,
+    ReplicaWrite,
+    ReplicaWrites,
+    append_whole,
+)
+from strandline.broker.write_path.segment_writeback import write_back
 from strandline.errors import LogPoisonedError, StrandlineError
 from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
@@ -31,30 +37,33 @@ STEP_PAUSE_S: Final = 0.003
 
 
 class CatchUpWrites:
-    """Writes that are synced in their segments instead of the journal, and those behind them.
+    """Finished batches for logs: large ones are written here, the others in the group commit.
 
     Args:
         loop: the broker's.
+        admission: says whether storage has failed, and asks for a group commit.
+        copies: those for the group commit.
         telemetry: counters.
         on_poisoned: told when a write or sync failed.
-        go_on: takes a write that has waited, and is for the journal.
-        is_busy: whether something for a log is on its way to the journal.
+        sync: makes the journal durable, and returns its last sequence.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         *,
+        admission: Admission[Any],
+        copies: ReplicaWrites,
         telemetry: Telemetry,
         on_poisoned: Callable[[StrandlineError], None],
-        go_on: Callable[[ReplicaWrite], None],
-        is_busy: Callable[[LogId], bool],
+        sync: Callable[[], Awaitable[int]],
     ) -> None:
         self._loop = loop
+        self._admission = admission
+        self._copies = copies
         self._telemetry = telemetry
         self._on_poisoned = on_poisoned
-        self._go_on = go_on
-        self._is_busy = is_busy
+        self._sync_journal = sync
         self._held: dict[LogId, list[ReplicaWrite]] = {}
         self._syncs: set[asyncio.Task[None]] = set()
         self.changing: set[Log] = set()
@@ -70,11 +79,35 @@ class CatchUpWrites:
         if self._syncs:
             await asyncio.wait(set(self._syncs))
 
-    def change(self, log: Log, work: Coroutine[Any, Any, None], done: Done) -> None:
-        """Cut a log of which nothing is on its way, and nothing is submitted until ``done``."""
+    def submit(self, write: ReplicaWrite) -> None:
+        """Write finished batches: in the next group commit, or if they are large beside it."""
+        held = self._held.get(write.log_id)
+        if self._admission.write_error is not None:
+            self._loop.call_soon(write.done, self._admission.write_error)
+        elif held is not None:
+            held.append(write)
+        else:
+            self._submit(write)
+
+    def _submit(self, write: ReplicaWrite) -> None:
+        if not self._begin([write]):
+            self._copies.submit(write)
+            self._admission.wake()
+
+    def change(self, log: Log, work: Callable[[int], None], done: Done) -> None:
+        """Change a log beside the loop, where that may take long: cut it, or begin it anew.
+
+        Args:
+            log: nothing of it is on its way, and nothing is submitted for it until ``done``.
+            work: runs on a thread, with the sequence up to which the journal is durable.
+            done: told the outcome, on the loop.
+        """
+        if self._admission.write_error is not None:
+            self._loop.call_soon(done, self._admission.write_error)
+            return
         assert log not in self.changing, "one change at a time"
         self.changing.add(log)
-        task = self._loop.create_task(work)
+        task = self._loop.create_task(self._change(work))
         self._syncs.add(task)
 
         def changed(task: asyncio.Task[None]) -> None:
@@ -85,14 +118,11 @@ class CatchUpWrites:
 
         task.add_done_callback(changed)
 
-    def holds(self, write: ReplicaWrite) -> bool:
-        """Take what has to wait for its log's sync."""
-        held = self._held.get(write.log_id)
-        if held is not None:
-            held.append(write)
-        return held is not None
+    async def _change(self, work: Callable[[int], None]) -> None:
+        sequence = await self._sync_journal()  # what comes after it is of other logs
+        await self._loop.run_in_executor(None, work, sequence)
 
-    def begin(self, writes: Sequence[ReplicaWrite]) -> bool:
+    def _begin(self, writes: Sequence[ReplicaWrite]) -> bool:
         """Take writes of one log, in order, if they are large and nothing of it is elsewhere.
 
         Returns:
@@ -101,7 +131,7 @@ class CatchUpWrites:
         log_id, log = writes[0].log_id, writes[0].log
         batches = [batch for write in writes for batch in write.batches]
         size = sum(map(len, batches))
-        if size < BULK_BYTES or not log.can_do_without_journal or self._is_busy(log_id):
+        if size < BULK_BYTES or not log.can_do_without_journal or self._copies.has(log_id):
             return False
         try:
             error = append_whole(log, batches, is_written=True)
@@ -158,6 +188,6 @@ class CatchUpWrites:
         if error is not None:
             for write in held:
                 write.done(error)
-        elif held and not self.begin(held):
+        elif held and not self._begin(held):
             for write in held:
-                self._go_on(write)
+                self._submit(write)

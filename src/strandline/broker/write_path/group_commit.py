@@ -15,7 +15,7 @@ Must not know replicas nor front ends.
 import asyncio
 from collections.abc import Callable
 
-from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.maintenance.corruption import CorruptionReports
 from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.append_queue import AppendQueue
 from strandline.broker.write_path.catch_up_writes import CatchUpWrites
@@ -23,13 +23,13 @@ from strandline.broker.write_path.io_plan import IoPlan
 from strandline.broker.write_path.journal_sync import JournalSync
 from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.replica_writes import Done, ReplicaWrite, ReplicaWrites
+from strandline.broker.write_path.replica_writes import ReplicaWrites
 from strandline.broker.write_path.segment_writeback import SegmentWriteback
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock
+from strandline.config import LimitsConfig
 from strandline.errors import LogPoisonedError, StrandlineError, UnavailableError
-from strandline.storage.journal import Journal, entry_bytes
-from strandline.storage.log import Log
+from strandline.storage.journal import Journal
 from strandline.telemetry import Telemetry
 
 
@@ -38,247 +38,174 @@ class GroupCommitter:
 
     Args:
         loop: the broker's loop; everything here runs on its thread.
-        admission: shared with the partitions.
+        limits: of records, of what is pending and of a group commit.
         clock: read once a group commit.
         telemetry: counters.
         on_poisoned: called once when a write or sync failed.
+        corruption: gets reports of corrupt batches; None: only their readers see them.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
+        limits: LimitsConfig,
         *,
-        admission: Admission[Partition],
         clock: Clock,
         telemetry: Telemetry,
         on_poisoned: Callable[[StrandlineError], None],
+        corruption: CorruptionReports | None = None,
     ) -> None:
         self._loop = loop
-        self._admission = admission
         self._clock = clock
         self._telemetry = telemetry
         self._on_poisoned = on_poisoned
-        self.outbox: Outbox = admission.outbox
-        self.append_queue = AppendQueue(loop, admission)
+        self.outbox = Outbox(telemetry, loop)
+        self.admission: Admission[Partition] = Admission(
+            limits, clock=clock, wake=self.wake, corruption=corruption, outbox=self.outbox
+        )
+        self.append_queue = AppendQueue(loop, self.admission)
         self._copies = ReplicaWrites()
+        self._segments = SegmentWriteback(loop, self.poison)
+        self.journal_sync = JournalSync(
+            loop, clock=clock, telemetry=telemetry, segments=self._segments, outbox=self.outbox
+        )
+        self.catch_up = CatchUpWrites(
+            loop,
+            admission=self.admission,
+            copies=self._copies,
+            telemetry=telemetry,
+            on_poisoned=self.poison,
+            sync=self.sync,
+        )
         self._plan: IoPlan | None = None
         """Between write and answer."""
         self._is_scheduled = False
-        self._is_making_file = False
         self._passing: list[asyncio.Future[None]] = []
-        self._journal: Journal | None = None
-        self._segments = SegmentWriteback(loop, self.poison)
-        self._catch_up = CatchUpWrites(
-            loop,
-            telemetry=telemetry,
-            on_poisoned=self.poison,
-            go_on=self._submit,
-            is_busy=self._copies.has,
-        )
-        self._journal_sync = JournalSync(
-            loop, clock=clock, telemetry=telemetry, segments=self._segments, outbox=self.outbox
-        )
 
     # The group commit
 
     def wake(self) -> None:
-        """Run a group commit in the loop's next round, after all ready sockets were read."""
+        """Begin a group commit in the loop's next round, after all ready sockets were read."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._loop.call_soon(self._run)
+            self._loop.call_soon(self._begin)
 
-    def _run(self) -> None:
-        """One group commit, unless one is still syncing: its end starts the next."""
-        self._is_scheduled = False
-        if self._plan is not None or self._is_making_file or not self._has_room():
-            self.outbox.send_answers()
-        else:
-            self._commit()
-
-    def _commit(self, no_file: UnavailableError | None = None) -> None:
-        """Begin a group commit.
+    def _begin(self, no_file: UnavailableError | None = None) -> None:
+        """Write what waits, send what may leave before the sync, and sync.
 
         Args:
             no_file: why the journal could make no file, if the entry needs one.
         """
-        self._guarded(lambda: self._begin(no_file))
-        if self._plan is None:
-            self._end()
-
-    def _begin(self, no_file: UnavailableError | None) -> None:
-        """Write, send what may leave before the sync, and sync.
-
-        Raises:
-            LogPoisonedError: a write or the sync failed.
-        """
-        now_ns = self._admission.now_ns = self._clock.now_ns()
-        plan = self._plan = IoPlan(
-            self.append_queue.take(),
-            self._copies,
-            admission=self._admission,
-            telemetry=self._telemetry,
-        )
-        plan.write_logs(now_ns)
-        if not plan.parts or not self._write_journal(plan, no_file):
-            self._plan = None
+        self._is_scheduled = False
+        if self._plan is not None:
+            return  # its end begins the next one
+        journal, copies, queue = self.journal_sync, self._copies, self.append_queue
+        if no_file is None and not journal.has_room(copies, queue, resume=self._file_made):
             return
-        for log in plan.logs:
-            self._segments.note(log)
-        plan.journaled()
-        is_sending = self.outbox.send_frames()
-        if not plan.needs_sync or self._journal_sync.begin(
-            plan, is_sending=is_sending, done=self._synced
-        ):
-            self._complete(plan)
-
-    def _write_journal(self, plan: IoPlan, no_file: UnavailableError | None) -> bool:
-        """Write the plan's entry; return False if there is no room and everything is undone.
-
-        Raises:
-            LogPoisonedError: the write failed.
-        """
-        assert self._journal is not None, "attached before the first record"
+        plan = self._plan = IoPlan(
+            queue.take(), copies, admission=self.admission, telemetry=self._telemetry
+        )
         try:
-            if no_file is not None and not self._journal.has_room(entry_bytes(plan.parts)):
-                raise no_file
-            self._journal.append(plan.parts)
-        except LogPoisonedError:
-            raise
-        except UnavailableError as error:
-            plan.undo(error)
-            return False
-        return True
+            is_written = plan.write(journal.journal, self._clock.now_ns(), no_file)
+            is_sending = self.outbox.has_peers and self.outbox.send_frames()
+            is_done = not is_written or journal.sync(plan, is_sending=is_sending, done=self._end)
+        except Exception as error:  # noqa: BLE001  a failed write, or a bug that is reported
+            self._end(error)
+        else:
+            if is_done:
+                self._end(None)
 
-    def _synced(self, sync: Callable[[], None]) -> None:
-        """Go on after a sync that took more than one round of the loop.
-
-        Args:
-            sync: ends it; raises what it failed for.
-        """
-
-        def complete() -> None:
-            sync()
-            assert self._plan is not None, "it was syncing"
-            self._complete(self._plan)
-
-        self._guarded(complete)
-        self._end()
-
-    def _complete(self, plan: IoPlan) -> None:
-        """Commit, acknowledge and wake."""
-        plan.synced()
+    def _end(self, error: Exception | None) -> None:
+        """Commit and acknowledge what is on disk now, or reject it; go on with what came since."""
+        plan = self._plan
+        assert plan is not None, "begun before"
+        if error is None:
+            try:
+                plan.commit()
+                if self.outbox.has_peers:
+                    self.outbox.send_frames()
+            except Exception as bug:  # noqa: BLE001  reported once everybody is answered
+                error = bug
         self._plan = None
-        self.outbox.send_frames()
-
-    def _end(self) -> None:
-        """Go on if more was accepted meanwhile, and send the answers."""
+        if error is not None:
+            self._fail(error, plan)
         passing, self._passing = self._passing, []
         for waiter in passing:
             if not waiter.done():
                 waiter.set_result(None)
-        if self._admission.dirty or self._copies.has_waiting:
+        if self.admission.dirty or self._copies.has_waiting:
             self.wake()
-        self.outbox.send_answers()
-        self._segments.go_on()
+        self.outbox.deliver()
+        if self._segments.logs:
+            self._segments.go_on()
 
-    # Room in the journal
-
-    def _has_room(self) -> bool:
-        """Whether the journal has room for the next entry; if not, a file is being made."""
-        assert self._journal is not None, "attached before the first record"
-        waiting, queue = self._copies.waiting_bytes, self.append_queue
-        # What is pending is looked at only where this is near the end of the last file.
-        if self._journal.has_room(waiting + queue.bytes_max):
-            return True
-        length = waiting + queue.bytes_ahead()
-        if not length or self._journal.has_room(length):
-            return True
-        self._is_making_file = True
-        # Beside the loop: to fill it with zeros takes a quarter of a second.
-        made = self._loop.run_in_executor(None, self._journal.allocate_spare, length)
-        made.add_done_callback(self._file_made)
-        return False
-
-    def _file_made(self, made: asyncio.Future[None]) -> None:
-        """Go on with the group commit that waited for a file; without one it may still fit."""
-        self._is_making_file = False
-        error = made.exception()
-        if isinstance(error, UnavailableError) and not isinstance(error, LogPoisonedError):
-            self._commit(error)
-            return
-        self._guarded(made.result)
-        self._run()
+    def _file_made(self, error: BaseException | None) -> None:
+        """Go on with the group commit that waited for a file; without one its entry may fit."""
+        if error is None or (
+            isinstance(error, UnavailableError) and not isinstance(error, LogPoisonedError)
+        ):
+            self._begin(error)
+        else:
+            self._fail(error)
+            self._begin()
 
     # Failures
 
-    def _guarded(self, step: Callable[[], None]) -> None:
-        """Take a step; if it fails everyone in the plan is answered all the same."""
-        try:
-            step()
-        except LogPoisonedError as error:
-            self._fail(error)
-        except Exception as bug:
-            # Not handled, only survived: the log is reopened, and the loop reports the bug.
-            self._fail(LogPoisonedError(f"internal error, the log is reopened: {bug!r}"))
-            self._end()
-            raise
+    def _fail(self, error: BaseException, plan: IoPlan | None = None) -> None:
+        """Reject everything; the disk is trusted again once it was reopened.
 
-    def _fail(self, error: StrandlineError) -> None:
-        """Reject the plan, too: its write or sync has failed.
-
-        The logs are left as they are: what the disk holds is known only after reopening.
+        Args:
+            error: the write or sync that failed, or a bug.
+            plan: was under way.
         """
-        plan, self._plan = self._plan, None
+        if not isinstance(error, LogPoisonedError):
+            context = {"message": "a group commit failed", "exception": error}
+            self._loop.call_exception_handler(context)  # a bug, from which it goes on by reopening
+            error = LogPoisonedError(f"internal error, the log is reopened: {error!r}")
         if plan is not None:
             plan.fail(error)
         self.poison(error)
 
     def poison(self, error: StrandlineError) -> None:
-        """A write or sync outside a group commit has failed: nothing is acked until reopened.
+        """A write or sync has failed: nothing is acked until the storage is reopened.
 
         A plan whose sync is under way ends as that sync does.
         """
-        assert self._journal is not None, "attached before anything is written"
-        self._journal.poison()
-        is_first = self._admission.write_error is None
+        self.journal_sync.journal.poison()
+        is_first = self.admission.write_error is None
         if is_first:
-            self._admission.write_error = error
+            self.admission.write_error = error
         for partition in self.append_queue.partitions:
-            self._admission.rejects[error.code] += partition.reject_from((), error)
+            self.admission.rejects[error.code] += partition.reject_from((), error)
         self._copies.refuse(error)
-        self._catch_up.refuse(error)
+        self.catch_up.refuse(error)
         self._telemetry.journal_poisoned = 1
         if is_first:
             self._on_poisoned(error)
 
     # Around it
 
-    def reads(self, ack_sink: AckSink) -> None:
-        """The loop itself reads what comes over a connection, so it can while the disk works."""
-        self._journal_sync.read_here.add(ack_sink)
-
     def attach(self, journal: Journal, syncer: SyncPolicy) -> None:
         """Use this journal from now on (at start, and after a poisoned one was reopened)."""
-        assert self._plan is None, "a turn ends with the journal it began with"
-        self._journal = journal
-        self._journal_sync.attach(journal, syncer)
+        assert self._plan is None, "a group commit ends with the journal it began with"
+        self.journal_sync.attach(journal, syncer)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a turn is between write and answer."""
-        return self._plan is not None
+        """Whether a plan is between write and answer, or waits for a journal file."""
+        return self._plan is not None or self.journal_sync.is_making_file
 
     @property
     def is_idle(self) -> bool:
         """Whether nothing waits and nothing is between write and answer."""
-        if self._plan is not None or self._is_making_file or not self.append_queue.is_empty:
+        if self.is_busy or self.outbox.acks or not self.append_queue.is_empty:
             return False
-        return self._copies.is_idle and self._catch_up.is_idle
+        return self._copies.is_idle and self.catch_up.is_idle
 
     async def passed(self) -> None:
-        """Wait until the turn that is under way, and what is done beside it, is answered."""
-        await self._catch_up.passed()
-        if self._plan is not None or self._is_making_file:
+        """Wait until the plan that is under way, and what is done beside it, is answered."""
+        await self.catch_up.passed()
+        if self.is_busy:
             await self._answered()
 
     async def _answered(self) -> None:
@@ -287,7 +214,7 @@ class GroupCommitter:
         await answered
 
     async def sync(self) -> int:
-        """Make durable what was answered without a sync; no turn is under way on return.
+        """Make durable what was answered without a sync; no plan is under way on return.
 
         On the loop, as it is done, too, whenever a journal file is full. Returns the journal's
         last sequence.
@@ -297,42 +224,8 @@ class GroupCommitter:
         """
         while self._plan is not None:  # whose sync may be told of a failure that ours would not be
             await self._answered()
-        assert self._journal is not None, "attached before the first record"
         try:
-            return self._journal.sync()
+            return self.journal_sync.journal.sync()
         except LogPoisonedError as error:
             self.poison(error)
             raise
-
-    def submit(self, write: ReplicaWrite) -> None:
-        """Write finished batches: in the next turn, or if they are large beside it."""
-        if self._admission.write_error is not None:
-            self._loop.call_soon(write.done, self._admission.write_error)
-        elif not self._catch_up.holds(write):
-            self._submit(write)
-
-    def _submit(self, write: ReplicaWrite) -> None:
-        if not self._catch_up.begin([write]):
-            self._copies.submit(write)
-            self.wake()
-
-    def change(self, log: Log, work: Callable[[int], None], done: Done) -> None:
-        """Change a log beside the loop, where that may take long: cut it, or begin it anew.
-
-        Args:
-            log: nothing of it is on its way, and nothing is submitted for it until ``done``.
-            work: runs on a thread, with the sequence up to which the journal is durable.
-            done: told the outcome, on the loop.
-        """
-        if self._admission.write_error is not None:
-            self._loop.call_soon(done, self._admission.write_error)
-        else:
-            self._catch_up.change(log, self._changed(work), done)
-
-    async def _changed(self, work: Callable[[int], None]) -> None:
-        sequence = await self.sync()  # what comes into the journal after it is of other logs
-        await self._loop.run_in_executor(None, work, sequence)
-
-    def is_changing(self, log: Log) -> bool:
-        """Whether a log is being changed beside the loop."""
-        return log in self._catch_up.changing

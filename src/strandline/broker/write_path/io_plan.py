@@ -4,26 +4,24 @@
                         and as one entry into the journal
     sends_before_sync   frames for followers, and acks 'memory'
                         ... here the journal is synced, once ...
-    acks, wakeups       high watermarks move, publishers are acknowledged, readers wake
+    acks, wakeups       high watermarks move, readers wake, publishers are acknowledged
     sends_after_sync    acks of followers, and answers of publishers, each connection once
 
-``GroupCommitter`` executes a plan in this order. The plan holds the writes; with replicas, frames
-and acks come from their cores, which ``Partition.journaled`` and ``synced`` step. Beside it only
-large copies are written, when a follower catches up (``catch_up_writes``), and repeats answered.
+``GroupCommitter`` executes a plan in this order. The plan holds the writes; what they let leave
+gathers in the ``Outbox``, from which the committer sends it. Beside a plan only large copies are
+written, when a follower catches up (``catch_up_writes``).
 
 Rules: whoever is drained into a plan is answered exactly once, whatever happens to it. A partition
 that fails loses its own batches only; as offsets are dense, all that it has accepted after them is
 lost with them.
 """
 
-from collections.abc import Iterable
 from typing import NamedTuple
 
-from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.append_queue import DrainedBatch
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.pending import Chunk, reject_waiting
+from strandline.broker.write_path.pending import AckSink, Chunk, reject_waiting
 from strandline.broker.write_path.replica_writes import ReplicaWrites
 from strandline.errors import (
     DiskFullError,
@@ -33,6 +31,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.storage.disk import Bytes
+from strandline.storage.journal import Journal, entry_bytes
 from strandline.storage.log import Log
 from strandline.telemetry import Telemetry
 from strandline.types import LogId, Offset, TimestampNs
@@ -48,7 +47,7 @@ class WrittenBatch(NamedTuple):
 
 
 class IoPlan:
-    """The writes of one group commit, and the publishers that are answered then.
+    """One group commit.
 
     Args:
         drained: accepted batches, by partition; one that is given up leaves its list.
@@ -72,6 +71,13 @@ class IoPlan:
         self.writes: list[WrittenBatch] = []
         self.parts: list[tuple[LogId, Bytes]] = []
         """Of the journal entry: each batch with its log."""
+        self.logs: list[Log] = []
+        """Those that were written."""
+        self.size = self.records = 0
+        """Bytes of all batches, and records of publishers."""
+        self.needs_sync = False
+        """Whether anything is acknowledged only once it is on disk."""
+        self._copied_bytes = 0
         self._met_full_disk = False
 
     def __repr__(self) -> str:
@@ -80,14 +86,50 @@ class IoPlan:
 
     # Writes
 
-    def write_logs(self, now_ns: TimestampNs) -> None:
-        """Encode batches and append them to their logs, unsynced.
+    def write(
+        self, journal: Journal, now_ns: TimestampNs, no_file: UnavailableError | None = None
+    ) -> bool:
+        """Append batches to their logs and one entry to the journal, unsynced.
+
+        Args:
+            journal: of all logs.
+            now_ns: the time of the batches.
+            no_file: why the journal could make no file, if the entry needs one.
+
+        Returns:
+            False if nothing was written: there was nothing, or no room and everything is undone.
 
         Raises:
             LogPoisonedError: a write failed.
         """
-        # Copies first: a follower that has just become the leader goes on behind them.
-        self.parts = self._copies.write()
+        self._write_logs(now_ns)
+        if not self.parts:
+            return False
+        try:
+            if no_file is not None and not journal.has_room(entry_bytes(self.parts)):
+                raise no_file
+            journal.append(self.parts)
+        except LogPoisonedError:
+            raise
+        except UnavailableError as error:
+            self._undo(error)
+            return False
+        for partition, chunk, batch, _ in self.writes:
+            partition.journaled(chunk, batch)
+        return True
+
+    def _write_logs(self, now_ns: TimestampNs) -> None:
+        """Encode batches and append them to their logs.
+
+        Raises:
+            LogPoisonedError: a write failed.
+        """
+        if self._copies.has_waiting:
+            # First: a follower that has just become the leader goes on behind them.
+            self.parts = self._copies.write()
+            self.logs = self._copies.logs
+            self.size = self._copied_bytes = sum(len(batch) for _, batch in self.parts)
+            self.needs_sync = bool(self.parts)
         for partition, chunks in self._drained:
             for index, chunk in enumerate(chunks):
                 try:
@@ -97,75 +139,58 @@ class IoPlan:
                 except StrandlineError as error:
                     self._give_up(partition, chunks, error, index=index)
                     break
-                next_offset = Offset(chunk.base_offset + chunk.count)
+                count = chunk.count
+                next_offset = Offset(chunk.base_offset + count)
                 self.writes.append(WrittenBatch(partition, chunk, batch, next_offset))
                 self.parts.append((partition.log_id, batch))
-
-    @property
-    def logs(self) -> Iterable[Log]:
-        """The logs that were written."""
-        return [*self._copies.logs, *(each.partition.log for each in self.writes)]
-
-    @property
-    def size(self) -> int:
-        """Bytes of all batches."""
-        return sum(len(batch) for _, batch in self.parts)
-
-    # The sync
-
-    @property
-    def needs_sync(self) -> bool:
-        """Whether anything is acknowledged only once it is on disk."""
-        return not self._copies.is_idle or any(each.partition.needs_sync for each in self.writes)
-
-    @property
-    def is_single(self) -> bool:
-        """Whether it is a single record."""
-        return len(self.writes) == 1 and self.writes[0].chunk.count == 1
+                self.logs.append(partition.log)
+                self.size += len(batch)
+                self.records += count
+                self.needs_sync = self.needs_sync or partition.needs_sync
 
     @property
     def only_source(self) -> AckSink | None:
         """The connection that all came over, as far as each batch's first and last record tell."""
-        waiting = (each.chunk.waiting for each in self.writes if each.chunk.waiting)
-        sources = (end.ack_sink for each in waiting for end in (each[0], each[-1]))
-        first = next(sources, None)
-        return first if all(source is first for source in sources) else None
+        source = None
+        for each in self.writes:
+            waiting = each.chunk.waiting
+            if not waiting:
+                continue
+            source = source or waiting[0].ack_sink
+            if waiting[0].ack_sink is not source or waiting[-1].ack_sink is not source:
+                return None
+        return source
 
     # What follows
 
-    def journaled(self) -> None:
-        """The entry is in the journal: some ask for no more, and followers may have it."""
-        self._telemetry.acks += sum(
-            partition.journaled(chunk, batch) for partition, chunk, batch, _ in self.writes
-        )
-
-    def synced(self) -> None:
+    def commit(self) -> None:
         """The entry is as safe as the streams ask for: commit, acknowledge and wake."""
         telemetry = self._telemetry
-        records = 0
         for partition, chunk, _, next_offset in self.writes:
-            telemetry.acks += partition.synced(chunk, next_offset)
-            records += chunk.count
-        size = sum(len(each.batch) for each in self.writes)
+            partition.synced(chunk, next_offset)
         self._drained = []
         self._copies.complete()
+        if not self.parts:
+            return
+        size = self.size - self._copied_bytes
         telemetry.group_commits += 1
         telemetry.disk_full = int(self._met_full_disk)
         telemetry.batches_appended += len(self.writes)
-        telemetry.records_appended += records
+        telemetry.records_appended += self.records
         telemetry.bytes_appended += size
         telemetry.commit_bytes.observe(size)
-        telemetry.commit_records.observe(records)
+        telemetry.commit_records.observe(self.records)
 
     # Failures
 
-    def undo(self, error: StrandlineError) -> None:
+    def _undo(self, error: StrandlineError) -> None:
         """Take everything back out of the logs and reject it: the journal had no room.
 
         Raises:
             LogPoisonedError: a log could not be cut.
         """
         self._note_full_disk(error)
+        self.writes, self.parts, self.logs = [], [], []
         for partition, chunks in self._drained:
             if not chunks:
                 continue
@@ -173,7 +198,7 @@ class IoPlan:
                 partition.log.undo_to(chunks[0].base_offset)
             except UnavailableError as failure:
                 raise LogPoisonedError(
-                    f"a turn could not be undone, the log is reopened: {failure.message}"
+                    f"a group commit could not be undone, the log is reopened: {failure.message}"
                 ) from failure
             lost = chunks.copy()
             chunks.clear()

@@ -1,6 +1,7 @@
-"""Syncs of the journal, on the loop or beside it.
+"""The journal as the group commit uses it: room for the next entry, and its sync.
 
-In both cases earlier group commits are answered and segments written while the disk works.
+A sync runs on the loop or beside it. In both cases earlier group commits are answered and segments
+written while the disk works.
 
 Rules: one entry at a time. The group committer continues after the sync and handles its errors: a
 sync that fails poisons the logs.
@@ -10,10 +11,12 @@ import asyncio
 from collections.abc import Callable
 from weakref import WeakSet
 
-from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.append_queue import AppendQueue
 from strandline.broker.write_path.busy_poll import BusyPoll
 from strandline.broker.write_path.io_plan import IoPlan
 from strandline.broker.write_path.outbox import Outbox
+from strandline.broker.write_path.pending import AckSink
+from strandline.broker.write_path.replica_writes import ReplicaWrites
 from strandline.broker.write_path.segment_writeback import SegmentWriteback
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock
@@ -21,20 +24,22 @@ from strandline.errors import LogPoisonedError, StrandlineError
 from strandline.storage.journal import Journal
 from strandline.telemetry import Telemetry
 
-Step = Callable[[], None]
-Resume = Callable[[Step], None]
+Done = Callable[[Exception | None], None]
 
 
 class JournalSync:
-    """Syncs what the journal was given last.
+    """Makes room in the journal, and syncs what it was given last.
 
     Args:
         loop: the broker's.
         clock: measures syncs on the loop.
         telemetry: counters.
         segments: can be written meanwhile.
-        outbox: has answers that can be sent meanwhile.
+        outbox: knows whether there are other brokers.
     """
+
+    journal: Journal
+    _syncer: SyncPolicy
 
     def __init__(
         self,
@@ -51,8 +56,7 @@ class JournalSync:
         self._segments = segments
         self._outbox = outbox
         self.busy_poll = BusyPoll(loop)
-        self._journal: Journal | None = None
-        self._syncer: SyncPolicy | None = None
+        self.is_making_file = False
         self.read_here: WeakSet[AckSink] = WeakSet()
         """Connections that the loop itself reads, publish by publish."""
         self._last_source: AckSink | None = None
@@ -60,27 +64,65 @@ class JournalSync:
 
     def attach(self, journal: Journal, syncer: SyncPolicy) -> None:
         """Use these from now on."""
-        self._journal = journal
+        self.journal = journal
         self._syncer = syncer
 
-    def begin(self, plan: IoPlan, *, is_sending: bool, done: Resume) -> bool:
-        """Make a plan's entry durable.
+    # Room
+
+    def has_room(
+        self,
+        copies: ReplicaWrites,
+        queue: AppendQueue,
+        *,
+        resume: Callable[[BaseException | None], None],
+    ) -> bool:
+        """Return whether the journal has room for the next entry; if not, a file is being made.
+
+        Args:
+            copies: will be in it.
+            queue: what is drained from it will be, too.
+            resume: called when the file is made, or with the error that prevented it.
+        """
+        if self.is_making_file:
+            return False
+        # What is pending is looked at only where this is near the end of the last file.
+        if self.journal.has_room(copies.waiting_bytes + queue.bytes_max):
+            return True
+        length = copies.waiting_bytes + queue.bytes_ahead()
+        if not length or self.journal.has_room(length):
+            return True
+        self.is_making_file = True
+
+        def made(making: asyncio.Future[None]) -> None:
+            self.is_making_file = False
+            resume(making.exception())
+
+        # Beside the loop: to fill it with zeros takes a quarter of a second.
+        making = self._loop.run_in_executor(None, self.journal.allocate_spare, length)
+        making.add_done_callback(made)
+        return False
+
+    # Sync
+
+    def sync(self, plan: IoPlan, *, is_sending: bool, done: Done) -> bool:
+        """Make a plan's entry durable, if it asks for that.
 
         Args:
             plan: what was written.
             is_sending: frames leave when the loop comes round: sync after that, so that the disks
                 of all replicas work at the same time.
-            done: called later, unless True is returned, with the step that ends the sync: it
-                raises LogPoisonedError if the sync failed.
+            done: called later, unless True is returned, with the error if the sync failed.
 
         Returns:
-            Whether it is durable now.
+            Whether it is as durable now as it has to be.
 
         Raises:
             LogPoisonedError: the sync failed.
         """
-        assert self._journal is not None, "attached before the first record"
-        assert self._syncer is not None, "attached together"
+        for log in plan.logs:
+            self._segments.note(log)
+        if not plan.needs_sync:
+            return True
         source = plan.only_source
         is_from_one = source is not None and source is self._last_source
         self._last_source = source
@@ -88,37 +130,39 @@ class JournalSync:
         if not self._syncer.is_inline(
             plan.size, is_from_one=is_from_one, is_read_here=is_read_here
         ):
-            self._sync_beside(self._journal, self._syncer, done)
+            self._sync_beside(done)
             return False
-        # With replicas the ack waits for others, who need the CPU.
-        is_alone = plan.is_single and not self._outbox.has_peers
-        if is_sending or self._segments.has_any:  # else there is nothing to do meanwhile
-            self._journal.begin_sync()
+        if is_sending or self._segments.logs:  # else there is nothing to do meanwhile
+            self.journal.begin_sync()
         if is_sending:
             self._loop.call_soon(self._sync_next, done)
             return False
-        self._sync_here(is_alone=is_alone)
+        # With replicas the ack waits for others, who need the CPU.
+        self._sync_here(is_alone=plan.records == 1 and not self._outbox.has_peers)
         return True
 
-    def _sync_beside(self, journal: Journal, syncer: SyncPolicy, done: Resume) -> None:
-        fd, sequence = journal.sync_target()
+    def _sync_beside(self, done: Done) -> None:
+        fd, sequence = self.journal.sync_target()
 
-        def finish(error: StrandlineError | None, took_ms: float) -> None:
+        def synced(error: StrandlineError | None, took_ms: float) -> None:
             if error is not None:
-                raise LogPoisonedError(error.message) from error
-            journal.mark_synced(sequence)
-            self._synced(took_ms)
+                done(LogPoisonedError(error.message))
+                return
+            self.journal.mark_synced(sequence)
+            self._observe(took_ms)
+            done(None)
 
-        syncer.submit(fd, lambda error, took_ms: done(lambda: finish(error, took_ms)))
-        self._loop.call_soon(self._outbox.send_answers)
+        self._syncer.submit(fd, synced)
         self._segments.write()
 
-    def _sync_next(self, done: Resume) -> None:
-        """Frames have left and the disk is busy: send answers meanwhile, then sync."""
+    def _sync_next(self, done: Done) -> None:
+        """Frames have left and the disk is busy: now wait for it."""
+        error: Exception | None = None
         try:
-            self._outbox.send_answers()
-        finally:
-            done(self._sync_here)
+            self._sync_here()
+        except Exception as failure:  # noqa: BLE001  the committer handles it
+            error = failure
+        done(error)
 
     def _sync_here(self, *, is_alone: bool = False) -> None:
         """Sync on the loop.
@@ -126,17 +170,16 @@ class JournalSync:
         Raises:
             LogPoisonedError: the sync failed.
         """
-        assert self._journal is not None, "a group commit ends with the journal it began with"
-        self._segments.write()
+        if self._segments.logs:
+            self._segments.write()
         began_ms = self._clock.monotonic_ms()
-        self._journal.sync()
+        self.journal.sync()
         ended_ms = self._clock.monotonic_ms()
-        self._synced(ended_ms - began_ms)
+        self._observe(ended_ms - began_ms)
         if is_alone:
             self.busy_poll.synced(began_ms, ended_ms)
 
-    def _synced(self, took_ms: float) -> None:
+    def _observe(self, took_ms: float) -> None:
         """Count a sync and learn how long it took."""
-        assert self._syncer is not None, "attached with the journal"
         self._syncer.observe(took_ms)
         self._telemetry.sync_seconds.observe(took_ms / 1e3)

@@ -1,38 +1,57 @@
-"""Sends frames to other brokers and answers to publishers, at the group commit's time.
+"""What leaves the broker in a round of the loop: frames to other brokers and acks to publishers.
 
-Each server and the replicas queue their own output and register a function that writes it. It is
-called when the group commit comes to sending, or soon when something was answered in between.
+Every outcome reaches its publisher through here, whether a group commit or another broker's ack has
+made the record safe. The servers and the replicas queue their own output, and write it when they
+are asked to: at the group commit's time, or in the next round of the loop.
+
+Rules: loop thread. Each waiter is notified once; one that raises is reported, and harms no other.
 """
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
+
+from strandline.broker.write_path.pending import Waiting
+from strandline.telemetry import Telemetry
+from strandline.types import PartitionName
+
+
+class DueAcks(NamedTuple):
+    """Publishers of one partition whose records are as safe as they asked."""
+
+    partition: PartitionName
+    waiting: list[Waiting]
 
 
 class Outbox:
-    """The senders of this broker; loop thread.
+    """The acks and the senders of this broker.
 
     Args:
+        telemetry: counts acks.
         loop: the broker's; None: the running one.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
+    def __init__(
+        self, telemetry: Telemetry | None = None, loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        self._telemetry = telemetry or Telemetry()
         self._loop = loop
+        self.acks: list[DueAcks] = []
+        """Due, for ``deliver``."""
         self._frames: list[Callable[[], bool]] = []
         self._answers: list[Callable[[], None]] = []
+        self.has_peers = False
+        """Whether there are other brokers, which need the CPU as well."""
         self._is_scheduled = False
 
     def add_frames(self, send: Callable[[], bool]) -> None:
         """Add a sender of frames; ``send`` returns whether any leave when the loop comes round."""
         self._frames.append(send)
+        self.has_peers = True
 
     def add_answers(self, send: Callable[[], None]) -> None:
         """Add a sender of answers."""
         self._answers.append(send)
-
-    @property
-    def has_peers(self) -> bool:
-        """Whether there are other brokers, which need the CPU as well."""
-        return bool(self._frames)
 
     def send_frames(self) -> bool:
         """Send what replicas have to say; return whether anything leaves."""
@@ -41,23 +60,45 @@ class Outbox:
             has_sent = send() or has_sent
         return has_sent
 
-    def send_answers(self) -> None:
-        """Send what publishers were answered."""
-        for send in self._answers:
-            send()
+    def acknowledge(self, partition: PartitionName, waiting: list[Waiting]) -> None:
+        """Acknowledge records in the loop's next round, unless a group commit ends before."""
+        self.acks.append(DueAcks(partition, waiting))
+        self.deliver_soon()
 
-    def send_answers_soon(self) -> None:
+    def deliver_soon(self) -> None:
         """Send answers in the loop's next round: they were given outside a group commit."""
         if not self._is_scheduled:
             self._is_scheduled = True
-            loop = self._loop or asyncio.get_running_loop()
-            loop.call_soon(self._send_scheduled)
+            (self._loop or asyncio.get_running_loop()).call_soon(self._deliver_scheduled)
 
-    def _send_scheduled(self) -> None:
+    def deliver(self) -> None:
+        """Acknowledge what is due, and send what publishers were answered."""
+        acks, self.acks = self.acks, []
+        count = 0
+        for partition, waiting in acks:
+            for each in waiting:
+                try:
+                    count += each.acked(partition)
+                except Exception as bug:  # noqa: BLE001  the loop reports it
+                    self._report(bug)
+        self._telemetry.acks += count
+        for send in self._answers:
+            try:
+                send()
+            except Exception as bug:  # noqa: BLE001  the loop reports it
+                self._report(bug)
+
+    def _deliver_scheduled(self) -> None:
         self._is_scheduled = False
-        self.send_answers()
+        self.deliver()
+
+    def _report(self, bug: Exception) -> None:
+        """Let the loop report a bug of a front end; the others get their answers all the same."""
+        loop = self._loop or asyncio.get_running_loop()
+        loop.call_exception_handler({"message": "an answer was not sent", "exception": bug})
 
     def disconnect(self) -> None:
         """Drop all senders: the broker is gone."""
         self._frames.clear()
+        self.has_peers = False
         self._answers.clear()

@@ -1,5 +1,7 @@
 """A partition: accepts records, writes them in the group commit, exposes what is committed.
 
+``CommittedRecords`` has what readers see of it.
+
 In a cluster a replica is attached to it, which says whether records are accepted and how far they
 are committed; without one, what is synced here is committed.
 
@@ -18,29 +20,29 @@ from functools import partial
 
 import pyarrow as pa
 
-from strandline.broker.read_path.subject_retention import RetainedSearch, retention_of, search_of
+from strandline.broker.read_path.committed_records import CommittedRecords, Waiter
+from strandline.broker.read_path.subject_retention import RetainedSearch, SubjectRetention
 from strandline.broker.read_path.subject_search import SubjectSearch
 from strandline.broker.read_path.transaction_visibility import (
     PartitionTransactions,
     has_transactions,
     marker_attributes,
 )
-from strandline.broker.read_path.visible import read_visible, stored_time
 from strandline.broker.replica_hooks import ReplicaHooks
-from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
-from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission, Waiter
-from strandline.broker.write_path.duplicates import Duplicates
-from strandline.broker.write_path.held_appends import HeldAppend
+from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission
+from strandline.broker.write_path.duplicates import Duplicates, HeldAppend
+from strandline.broker.write_path.outbox import DueAcks
 from strandline.broker.write_path.pending import (
     AckRun,
+    AckSink,
     AckWaiter,
     BatchTimes,
     Chunk,
+    ChunkAckSink,
     PendingArrowBatch,
     PendingMarker,
     PendingQueue,
     Waiting,
-    acknowledge,
     extra_bytes,
     reject_waiting,
     waiters_at,
@@ -51,8 +53,6 @@ from strandline.config import Acks, StreamConfig
 from strandline.core.transactions.effects import MarkerKind
 from strandline.core.transactions.state import TransactionalProducer
 from strandline.errors import (
-    CorruptBatchError,
-    OffsetOutOfRangeError,
     ProducerFencedError,
     StillLoadingError,
     StrandlineError,
@@ -62,7 +62,6 @@ from strandline.errors import (
 from strandline.record.batch import Attributes, Buffer, Extent
 from strandline.record.codec import BATCH_RECORDS_MAX, Headers, Stamp
 from strandline.record.sealed import Sealer
-from strandline.record.visible import always_counts
 from strandline.storage.log import Log
 from strandline.types import (
     LeaderEpoch,
@@ -87,6 +86,8 @@ class Partition:
         leader_epoch: LeaderEpoch,
         admission: "Admission[Partition]",
         sealer: Sealer | None = None,
+        high_watermark: Offset | None = None,
+        is_led: bool = True,
     ) -> None:
         self.name = name
         self.config = config
@@ -95,29 +96,37 @@ class Partition:
         self.log_id = log_id
         self.leader_epoch = leader_epoch
         self._admission = admission
-        self.high_watermark = log.log_end_offset
+        self.committed = CommittedRecords(
+            name,
+            log,
+            log_id=log_id,
+            config=config,
+            clock=admission.clock,
+            corruption=admission.corruption,
+            repair=self._repair,
+        )
+        if high_watermark is not None:
+            self.committed.high_watermark = high_watermark
         self.next_offset = log.log_end_offset
         self.pending = PendingQueue()
         self._is_dirty = False
         self._repeats = RepeatAnswers(self, admission)
         self.duplicates = Duplicates(name, log, admission=admission)
-        self.transaction_index: PartitionTransactions | None = None  # until one is used
-        self.retention = retention_of(log, config, admission.clock)
-        """Of a stream that keeps so many records of each subject."""
         self.sequences = SubjectSequences(self, self.duplicates.held)
-        self._waiters: list[Waiter] = []
         self.times = BatchTimes()
         self.closed_by: StrandlineError | None = None
         """Why it is closed: the stream was deleted or the broker stops; None: it is open."""
         self._not_leader_error: StrandlineError | None = None
         self.blocked_by: StrandlineError | None = None
         """Why the metadata lets it take no records: it is readonly or paused."""
+        self._refused_by: StrandlineError | None = None
+        """The first of these three, kept for the hot path."""
         self.needs_sync = config.acks_in_force != "memory"
         """Whether a group commit with its records has to sync."""
         self.replica_hooks: ReplicaHooks | None = None
         self._led_from: Offset | None = Offset(0)
         """Where the log ended when this broker began to lead; None: it does not lead."""
-        self.is_led = True
+        self.is_led = is_led
         """Whether this broker leads it, as far as the metadata here says."""
         self.addresses: tuple[str, ...] = ()
         self.leader_address = ""
@@ -139,10 +148,24 @@ class Partition:
         return self.log.log_end_offset
 
     @property
+    def high_watermark(self) -> Offset:
+        """Offset after the last committed record."""
+        return self.committed.high_watermark
+
+    @property
     def last_stable_offset(self) -> Offset:
         """The end for readers: the high watermark, or the first open transaction below it."""
-        index = self.transaction_index
-        return self.high_watermark if index is None else index.last_stable_offset
+        return self.committed.last_stable_offset
+
+    @property
+    def retention(self) -> SubjectRetention | None:
+        """What readers see of each subject, of a stream that keeps so many records of each."""
+        return self.committed.retention
+
+    @property
+    def transaction_index(self) -> PartitionTransactions | None:
+        """Which records belong to transactions; None until one is used."""
+        return self.committed.transaction_index
 
     @property
     def has_copies(self) -> bool:
@@ -173,13 +196,7 @@ class Partition:
     @property
     def write_error(self) -> StrandlineError | None:
         """Why it takes no records now, such as who leads it instead; None: it does."""
-        return (
-            self._admission.write_error
-            or self.closed_by
-            or self._not_leader_error
-            or self.blocked_by
-            or self.key_error
-        )
+        return self._admission.write_error or self._refused_by or self.key_error
 
     @property
     def unavailable_reason(self) -> StrandlineError | None:
@@ -228,25 +245,27 @@ class Partition:
             size += len(value)
         if key is not None or headers:
             size += extra_bytes(key, headers)
-        rejection = self.write_error or admission.record_error(size)
+        rejection = admission.write_error or self._refused_by
+        if rejection is None and (
+            self.log.sealer is not None
+            or admission.pending_bytes > admission.limits.pending_bytes
+            or size > admission.record_size_max
+        ):
+            rejection = self.key_error or admission.record_error(size)
         held = self.duplicates.held
         is_held = bool(held.waiting)
-        is_judged = message_id is not None or expected_last is not None
-        is_judged = is_judged or expected_subject_last is not None
-        if rejection is None and is_judged and not is_held:
-            # A repeat is recognised first: what it expected was true when it was stored.
+        is_plain = message_id is None and expected_last is None and expected_subject_last is None
+        if rejection is None and not is_plain and not is_held:
             try:
-                if message_id is not None:
-                    known = self.duplicates.find_message(message_id, self.config.dedup_window_ms)
-                    if known is not None:
-                        self._repeats.answer(known, ack_sink, token, last=known)
-                        return
-                if expected_last is not None and expected_last != self.next_offset:
-                    raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
-                if expected_subject_last is not None:
-                    self.sequences.check(subject, expected_subject_last)
-                if message_id is not None:  # the record is certain of its offset now
-                    self.duplicates.note_message(message_id, self.next_offset)
+                known = self._judge(
+                    subject,
+                    message_id,
+                    expected_last=expected_last,
+                    expected_subject_last=expected_subject_last,
+                )
+                if known is not None:
+                    self._repeats.answer(known, ack_sink, token, last=known)
+                    return
             except StillLoadingError:
                 is_held = True
             except StrandlineError as error:
@@ -273,12 +292,40 @@ class Partition:
         if ack_sink is not None:
             waiting = chunk.waiting if acks is None else self._waiting(chunk, acks)
             waiting.append(AckWaiter(ack_sink, token, self.next_offset))
-        self.sequences.note((subject,), self.next_offset, headers)
+        if self.committed.retention is not None:
+            self.sequences.note((subject,), self.next_offset, headers)
         chunk.size += size
         admission.pending_bytes += size
         self.next_offset = Offset(self.next_offset + 1)
         if not self._is_dirty:
             self._enqueue()
+
+    def _judge(
+        self,
+        subject: str,
+        message_id: str | None,
+        *,
+        expected_last: int | None,
+        expected_subject_last: int | None,
+    ) -> Offset | None:
+        """Check what a publisher asks of a record; return where it is stored, if it is a repeat.
+
+        Raises:
+            StillLoadingError: what it asks is still read back.
+            StrandlineError: it is not to be stored.
+        """
+        # A repeat is recognised first: what it expected was true when it was stored.
+        if message_id is not None:
+            known = self.duplicates.find_message(message_id, self.config.dedup_window_ms)
+            if known is not None:
+                return known
+        if expected_last is not None and expected_last != self.next_offset:
+            raise WrongLastSequenceError(f"wrong last sequence: {self.next_offset}")
+        if expected_subject_last is not None:
+            self.sequences.check(subject, expected_subject_last)
+        if message_id is not None:  # the record is certain of its offset now
+            self.duplicates.note_message(message_id, self.next_offset)
+        return None
 
     def append_many(
         self,
@@ -314,7 +361,8 @@ class Partition:
         chunk.add_many(values, subjects)
         if tokens.count(None) < count:
             chunk.waiting.append(AckRun(ack_sink, tokens, self.next_offset))
-        self.sequences.note(chunk.subjects[-count:], self.next_offset)
+        if self.committed.retention is not None:
+            self.sequences.note(chunk.subjects[-count:], self.next_offset)
         chunk.size += size
         admission.pending_bytes += size
         self.next_offset = Offset(self.next_offset + count)
@@ -458,28 +506,25 @@ class Partition:
 
     def commit(self, offset: Offset) -> None:
         """Expose the records below ``offset`` and wake who waits for them."""
-        assert self.high_watermark <= offset <= self.log_end_offset, "commit only what is written"
-        if self.transaction_index is not None:
-            self.transaction_index.commit(offset)
-        self.high_watermark = offset
-        if self._waiters:
-            self._wake_waiters()
+        self.committed.commit(offset)
         self._repeats.committed(offset)
 
-    def journaled(self, chunk: Chunk, batch: bytearray) -> int:
-        """A batch is in the journal, not synced; return how many acks that made."""
-        acks = acknowledge(chunk.early, self.name)
+    def journaled(self, chunk: Chunk, batch: bytearray) -> None:
+        """A batch is in the journal, not synced."""
+        if chunk.early:
+            self._admission.outbox.acknowledge(self.name, chunk.early)
+            chunk.early = []
         if self.replica_hooks is not None:
             self.replica_hooks.journaled(chunk, batch)
-        return acks
 
-    def synced(self, chunk: Chunk, next_offset: Offset) -> int:
-        """A batch is as safe here as the stream asks for; return how many acks that made."""
+    def synced(self, chunk: Chunk, next_offset: Offset) -> None:
+        """A batch is as safe here as the stream asks for."""
         if self.replica_hooks is not None:
             self.replica_hooks.synced(chunk, next_offset)
-            return 0
+            return
         self.commit(next_offset)
-        return acknowledge(chunk.waiting, self.name)
+        self._admission.outbox.acks.append(DueAcks(self.name, chunk.waiting))
+        chunk.waiting = []
 
     def reject_from(self, chunks: Sequence[Chunk], error: StrandlineError) -> int:
         """Give up chunks that were taken but not stored, and everything accepted after them.
@@ -498,6 +543,7 @@ class Partition:
         reject_waiting((*chunks, *pending), error)
         self.duplicates.held.reject(error)
         self._repeats.reject(error)
+        self._admission.outbox.deliver_soon()
         return before - (chunks[0].base_offset if chunks else self.next_offset)
 
     # The log and the role
@@ -514,32 +560,16 @@ class Partition:
         self.log = log
         self._led_from = Offset(0) if self.replica_hooks is None else None  # who leads next says so
         self.duplicates.rebind(log)
-        self.retention = retention_of(log, self.config, self._admission.clock)
         self.sequences.start_over(log.log_end_offset)
         self.next_offset = log.log_end_offset
-        self.high_watermark = log.log_end_offset if high_watermark is None else high_watermark
-        if self.transaction_index is not None:
-            self.keep_transaction_index(log.log_start_offset)
         if self.replica_hooks is None:
             self.preload_ids()
-        self._wake_waiters()
+        end = log.log_end_offset if high_watermark is None else high_watermark
+        self.committed.reopen(log, end)
 
     def preload_ids(self) -> None:
         """Begin to read the message ids back where they are likely to be asked for."""
         self.duplicates.preload_messages(self.config.dedup_window_ms)
-
-    def keep_transaction_index(self, start: Offset) -> None:
-        """Look after transactions from now on; no batch below ``start`` belongs to one.
-
-        Raises:
-            UnavailableError: the log cannot be read.
-        """
-        if self.transaction_index is not None:
-            self.transaction_index.close()
-        hw = self.high_watermark
-        self.transaction_index = PartitionTransactions(self.log, start=start, high_watermark=hw)
-        if not self.closed:
-            self.transaction_index.load(self.name, self._wake_waiters)
 
     def attach_replica(self, replica_hooks: ReplicaHooks, high_watermark: Offset) -> None:
         """Be a replica of a cluster from now on; committed is what the seat says is.
@@ -550,9 +580,9 @@ class Partition:
         self.needs_sync = True
         self._led_from = None
         is_known = high_watermark == self.high_watermark
-        self.high_watermark = high_watermark
+        self.committed.high_watermark = high_watermark
         if self.transaction_index is not None and not is_known:
-            self.keep_transaction_index(self.log_start_offset)
+            self.committed.keep_transaction_index(self.log_start_offset)
 
     def lead(self, leader_epoch: LeaderEpoch) -> None:
         """Accept records in a new leadership, behind what the log holds; nothing is pending."""
@@ -562,13 +592,25 @@ class Partition:
         self.next_offset = self._led_from = self.log_end_offset
         self.sequences.start_over(self.next_offset)
         self.preload_ids()
-        self._wake_waiters()
+        self.committed.wake()
+
+    def lead_on(self, leader_epoch: LeaderEpoch) -> None:
+        """Go on accepting records, in another epoch."""
+        self.leader_epoch = leader_epoch
 
     def follow(self) -> None:
         """Another broker leads; those who wait for what this one would know look there."""
         if self._led_from is not None:
             self._led_from = None
-            self._wake_waiters()
+            self.committed.wake()
+
+    def locate(self, addresses: tuple[str, ...], *, in_sync: tuple[str, ...], leader: str) -> None:
+        """Note where Flight finds its replicas, the leader first, those in sync, and the leader."""
+        self.addresses, self.in_sync_addresses, self.leader_address = addresses, in_sync, leader
+
+    def set_led(self, *, is_led: bool) -> None:
+        """Note whether this broker leads it, as far as the metadata here says."""
+        self.is_led = is_led
 
     def copied(self, batches: Sequence[Buffer]) -> None:
         """Copies of batches were stored: know of producers what their leader knew."""
@@ -577,24 +619,24 @@ class Partition:
                 self.transaction_index.written(batch)
         elif any(map(has_transactions, batches)):
             # The leader has heard of transactions before us.
-            self.keep_transaction_index(self.high_watermark)
+            self.committed.keep_transaction_index(self.high_watermark)
         self.duplicates.copied(batches)
 
     def refuse(self, error: StrandlineError | None) -> None:
         """Refuse records with this error from now on; None: accept them."""
         self._not_leader_error = error
+        self._update_refusal()
 
     def block_writes(self, error: StrandlineError | None) -> None:
         """Refuse records by order of the metadata, whoever leads; None: accept them."""
         if error is None and self.blocked_by is None:
             return
         self.blocked_by = error
-        self._wake_waiters()
+        self._update_refusal()
+        self.committed.wake()
 
-    def report_corruption(self, error: CorruptBatchError) -> None:
-        """Report a corrupt batch; any thread."""
-        if self._admission.corruption is not None:
-            self._admission.corruption.report(self.name, self.log_id, error, repair=self._repair)
+    def _update_refusal(self) -> None:
+        self._refused_by = self.closed_by or self._not_leader_error or self.blocked_by
 
     def _repair(self, first_offset: Offset, next_offset: Offset) -> None:
         """Get batches that cannot be read here from another replica."""
@@ -605,13 +647,7 @@ class Partition:
         """The log was restarted elsewhere: what is committed there may be read."""
         self.next_offset = self.log_end_offset
         self.duplicates.forget_producers_from(self.log_end_offset)
-        self.high_watermark = high_watermark
-        if self.transaction_index is not None and self.transaction_index.is_stale(high_watermark):
-            self.keep_transaction_index(self.log_start_offset)
-        elif self.transaction_index is not None:
-            self.transaction_index.forget_from(self.next_offset)
-            self.transaction_index.commit(high_watermark)
-        self._wake_waiters()
+        self.committed.move(high_watermark)
 
     def close(self, error: StrandlineError) -> None:
         """Refuse what comes from now on with ``error`` and stop waiting readers.
@@ -619,82 +655,36 @@ class Partition:
         The log stays usable for those that are reading.
         """
         self.closed_by = error
+        self._update_refusal()
         self.duplicates.close(error)
-        if self.transaction_index is not None:
-            self.transaction_index.close()
-        self._wake_waiters()
+        self.committed.close()
 
-    # Reading
+    # For readers, who know a partition as a whole
+
+    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
+        """Return whole batches from ``offset`` on; see ``CommittedRecords.read``."""
+        return self.committed.read(offset, bytes_max)
 
     def hidden_between(self, start: int, stop: int) -> int:
         """Count committed offsets of markers and aborted transactions; any thread."""
-        index = self.transaction_index
-        return 0 if index is None else index.hidden_between(start, stop)
-
-    def read(self, offset: Offset, bytes_max: int) -> pa.Buffer:
-        """Whole batches from the one that holds ``offset``, up to the stable offset.
-
-        Committed batches: none that a transaction in doubt or an aborted one has written, and no
-        markers. The caller drops records below ``offset``.
-
-        Returns:
-            Batches in order; empty if there is nothing to see from ``offset`` to the stable offset.
-
-        Raises:
-            OffsetOutOfRangeError: below the log start offset or beyond the stable offset.
-            CorruptBatchError: the batch at ``offset`` is corrupt; it says where the next one is.
-            StillLoadingError: which transactions there are is still read back.
-            EncryptionKeyError, DecryptionError: it is encrypted, and does not open.
-        """
-        if self.transaction_index is not None:
-            self.transaction_index.check_loaded()
-        end = self.last_stable_offset
-        if not self.log_start_offset <= offset <= end:
-            name = "high watermark" if end == self.high_watermark else "first open transaction"
-            raise OffsetOutOfRangeError(
-                f"offset {offset} of {self.name} is outside {self.log_start_offset} (log start) to "
-                f"{end} ({name})"
-            )
-        try:
-            if self.retention is not None:
-                return self.retention.read(offset, bytes_max, below=end)
-            if self.transaction_index is not None:
-                seen = self.transaction_index.readable(offset, bytes_max, below=end)
-            elif self.config.has_gaps:
-                seen = read_visible(self.log, offset, bytes_max, below=end, counts=always_counts)
-            else:
-                seen = self.log.read_dense(offset, bytes_max, below=end).buffer
-            return self.log.opened(seen)
-        except CorruptBatchError as error:
-            self.report_corruption(error)
-            raise
+        return self.committed.hidden_between(start, stop)
 
     def find_runs(self, *patterns: str) -> SubjectSearch | RetainedSearch | None:
         """Return who knows where records with matching subjects are; None: nobody; any thread."""
-        here = self.log if self.retention is None else self.retention
-        return search_of(here, patterns) if self.remote_error is None else None
-
-    def watch(self, waiter: Waiter) -> None:
-        """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``.
-
-        Look at what you wait for after this, for it may have come before.
-        """
-        self._waiters.append(waiter)
-
-    def unwatch(self, waiter: Waiter) -> None:
-        """Set it no more."""
-        self._waiters.remove(waiter)
+        return self.committed.find_runs(patterns) if self.remote_error is None else None
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
         """The first offset stored at or after a time; the stable offset if there is none."""
-        return min(self.log.offset_for_timestamp(timestamp_ns), self.last_stable_offset)
+        return self.committed.offset_for_timestamp(timestamp_ns)
 
     def stored_ns(self, offset: int) -> TimestampNs | None:
         """About when the record at an offset, or the next one, was stored; None if not readable."""
-        end, first = self.last_stable_offset, max(offset, self.log_start_offset)
-        return stored_time(self.log, first, below=end) if offset < end else None
+        return self.committed.stored_ns(offset)
 
-    def _wake_waiters(self) -> None:
-        """Wake who waits for records; they leave the list meanwhile, on their own threads."""
-        for waiter in tuple(self._waiters):
-            waiter.set()
+    def watch(self, waiter: Waiter) -> None:
+        """Set ``waiter``, on the loop, at every commit and change of state, until ``unwatch``."""
+        self.committed.watch(waiter)
+
+    def unwatch(self, waiter: Waiter) -> None:
+        """Set it no more."""
+        self.committed.unwatch(waiter)

@@ -4,13 +4,13 @@ A chunk is either records that came one by one or an Arrow batch that came whole
 order in which the partition accepted them.
 """
 
+import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from strandline.broker.write_path.ack_sink import AckSink, ChunkAckSink
 from strandline.config import Acks
 from strandline.errors import StrandlineError
 from strandline.record.batch import Attributes
@@ -32,6 +32,72 @@ TIME_AHEAD_NS_MAX = 1_000_000_000
 TIMES_KEPT = 64
 MARKER_SUBJECT = "_"
 """A batch has a subject; nobody sees that of a marker."""
+
+
+class AckSink(Protocol):
+    """Told the outcome of each append it was named for, on the loop's thread.
+
+    Calls must not raise and must not block: queue output, and send it when the broker says so
+    (``Broker.on_answered``).
+    """
+
+    def acked(
+        self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
+    ) -> None:
+        """The record at ``offset`` (the first of several) is as safe as was asked.
+
+        ``duplicate``: it was stored earlier, under the same message id.
+        """
+        ...
+
+    def rejected(self, token: object, error: StrandlineError) -> None:
+        """The append did not happen or, after a failed write or sync, may not have happened."""
+        ...
+
+
+class CommitWaiter:
+    """An ack sink that waits for one append."""
+
+    def __init__(self) -> None:
+        self._stored: asyncio.Future[Offset] = asyncio.get_running_loop().create_future()
+
+    def acked(
+        self,
+        token: object,  # noqa: ARG002  the ack sink's signature
+        partition: PartitionName,  # noqa: ARG002  see above
+        offset: Offset,
+        *,
+        duplicate: bool,  # noqa: ARG002  see above
+    ) -> None:
+        """Complete with the offset."""
+        if not self._stored.done():
+            self._stored.set_result(offset)
+
+    def rejected(self, token: object, error: StrandlineError) -> None:  # noqa: ARG002  see above
+        """Complete with the error."""
+        if not self._stored.done():
+            self._stored.set_exception(error)
+
+    async def wait(self) -> Offset:
+        """Return the record's offset when it is as safe as was asked.
+
+        Raises:
+            StrandlineError: it was refused, or may not be stored.
+        """
+        return await self._stored
+
+
+class ChunkAckSink(AckSink, Protocol):
+    """An ack sink of records that are accepted by the chunk."""
+
+    def acked_many(
+        self, tokens: Sequence[object], partition: PartitionName, offset: Offset
+    ) -> None:
+        """Records in a row are as safe as was asked; the first is at ``offset``.
+
+        The token None stands for a record whose publisher asked for no answer.
+        """
+        ...
 
 
 class AckWaiter(NamedTuple):
@@ -348,21 +414,6 @@ def extra_bytes(key: bytes | None, headers: Headers | None) -> int:
     for name, value in headers or ():
         size += len(name) + len(value)
     return size
-
-
-def acknowledge(waiting: list[Waiting], partition: PartitionName) -> int:
-    """Acknowledge records and forget their waiters; return how many acks that are.
-
-    A waiter leaves the list before it is called: nobody is called twice, whatever a sink raises.
-    """
-    acks = 0
-    rest = iter(waiting)
-    try:
-        for each in rest:
-            acks += each.acked(partition)
-    finally:
-        waiting[:] = rest
-    return acks
 
 
 def waiters_at(chunk: Chunk, acks: Acks | None, full: Acks) -> list[Waiting]:

@@ -2,9 +2,8 @@
 
 from typing import Any, Protocol
 
-from strandline.broker.write_path.ack_sink import AckSink
 from strandline.broker.write_path.admission import Admission
-from strandline.broker.write_path.pending import AckWaiter, PendingQueue
+from strandline.broker.write_path.pending import AckSink, AckWaiter, PendingQueue, Waiting
 from strandline.errors import StrandlineError
 from strandline.types import Offset, PartitionName
 
@@ -14,7 +13,9 @@ class _RepeatedPartition(Protocol):
 
     name: PartitionName
     pending: PendingQueue
-    high_watermark: Offset
+
+    @property
+    def high_watermark(self) -> Offset: ...
 
     @property
     def log_end_offset(self) -> Offset: ...
@@ -44,8 +45,7 @@ class RepeatAnswers:
             return
         waiting = AckWaiter(ack_sink, token, known, duplicate=True)
         if last < partition.high_watermark:
-            ack_sink.acked(token, partition.name, known, duplicate=True)
-            self._admission.outbox.send_answers_soon()
+            self._admission.outbox.acknowledge(partition.name, [waiting])
         elif last < partition.log_end_offset:
             self._late.append((last, waiting))
         else:
@@ -55,10 +55,9 @@ class RepeatAnswers:
         """Acknowledge repeats of records below ``offset``, which are committed."""
         if not self._late:
             return
-        due = [late for last, late in self._late if last < offset]
+        due: list[Waiting] = [late for last, late in self._late if last < offset]
         self._late = [each for each in self._late if each[0] >= offset]
-        for late in due:
-            late.acked(self._partition.name)
+        self._admission.outbox.acknowledge(self._partition.name, due)
 
     def reject(self, error: StrandlineError) -> None:
         """Reject what is not acknowledged yet."""

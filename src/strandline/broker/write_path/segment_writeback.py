@@ -32,25 +32,21 @@ class SegmentWriteback:
     ) -> None:
         self._loop = loop
         self._on_poisoned = on_poisoned
-        self._logs: dict[Log, None] = {}
+        self.logs: dict[Log, None] = {}
+        """Worth writing now, the oldest first."""
         self._is_scheduled = False
 
     def note(self, log: Log) -> None:
         """Write what a log has gathered, if it is worth it, in one of the next rounds."""
         if log.can_write_pending:
-            self._logs[log] = None
-
-    @property
-    def has_any(self) -> bool:
-        """Whether some are worth writing now."""
-        return bool(self._logs)
+            self.logs[log] = None
 
     def write(self) -> None:
         """One round: the oldest first."""
         room = ROUND_BYTES
-        while self._logs and room > 0:
-            log = next(iter(self._logs))
-            del self._logs[log]
+        while self.logs and room > 0:
+            log = next(iter(self.logs))
+            del self.logs[log]
             if not log.can_write_pending:
                 continue  # it was closed, or written meanwhile
             room -= log.pending_bytes
@@ -63,7 +59,7 @@ class SegmentWriteback:
 
     def go_on(self) -> None:
         """Write what is left in rounds of the loop."""
-        if self.has_any and not self._is_scheduled:
+        if self.logs and not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._write_soon)
 
@@ -71,3 +67,21 @@ class SegmentWriteback:
         self._is_scheduled = False
         self.write()
         self.go_on()
+
+
+async def write_back(log: Log, *, pause_s: float, parts_max: int | None = None) -> None:
+    """Let the disk begin with what was written, a part at a time, beside the loop.
+
+    A sync of the journal, for which publishers wait, waits for one part then, not for all of it
+    (docs/adr/0031, 0034).
+
+    Args:
+        log: of which at least a part is new, or nothing is done.
+        pause_s: after each part.
+        parts_max: leave the rest for later; None: all of it.
+    """
+    parts = 0
+    while log.can_write_back and parts != parts_max:
+        await asyncio.to_thread(log.write_back)
+        await asyncio.sleep(pause_s)
+        parts += 1

@@ -14,11 +14,10 @@ from typing import Final, Protocol
 
 import pyarrow as pa
 
+from strandline.broker.read_path.committed_records import Waiter
 from strandline.broker.read_path.subject_retention import SubjectRetention
-from strandline.broker.write_path.ack_sink import AckSink
-from strandline.broker.write_path.admission import Waiter
-from strandline.broker.write_path.held_appends import HeldAppends
-from strandline.broker.write_path.pending import PendingMarker, PendingPurge
+from strandline.broker.write_path.duplicates import HeldAppends
+from strandline.broker.write_path.pending import AckSink, PendingMarker, PendingPurge
 from strandline.errors import (
     InvalidRequestError,
     StillLoadingError,
@@ -40,8 +39,10 @@ NOTED_MAX: Final = 4_096
 class _SequencedPartition(Protocol):
     """The partition, as far as its sequences need to know it."""
 
-    retention: SubjectRetention | None
     next_offset: Offset
+
+    @property
+    def retention(self) -> SubjectRetention | None: ...
 
     @property
     def write_error(self) -> StrandlineError | None: ...

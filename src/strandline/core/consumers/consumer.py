@@ -1,8 +1,10 @@
-"""A pull consumer: its waiting pulls, its pending records, and which record it delivers next.
+"""A consumer: its waiting pulls, its pending records, and which record it delivers next.
 
 Rules:
 - waiting pulls are served round-robin, one record each; records due for redelivery come before new
   records;
+- a push consumer is one pull without an end, which is there while its subject has receivers; with
+  flow control nothing is delivered while the window is full;
 - a record that is not acknowledged in time is delivered again, up to the policy's limit. After the
   last delivery it no longer waits for an acknowledgement, and the floor moves past it with a later
   record;
@@ -23,7 +25,14 @@ import heapq
 from collections import deque
 from typing import Final, Literal, NamedTuple
 
-from strandline.core.consumers.effects import DeliverRecord, Effect, EndPull, SendHeartbeat
+from strandline.core.consumers.effects import (
+    DeliverRecord,
+    Effect,
+    EndPull,
+    RequestFlowControl,
+    SendHeartbeat,
+)
+from strandline.core.consumers.flow import FlowWindow
 from strandline.core.consumers.state import ConsumerState, PendingRecord
 
 NO_MESSAGES: Final = "404 No Messages"
@@ -33,6 +42,8 @@ TOO_LARGE: Final = "409 Message Size Exceeds MaxBytes"
 COMPLETED: Final = "409 Batch Completed"
 TOO_MANY: Final = "409 Exceeded MaxWaiting"
 
+ENDLESS: Final = 1 << 62
+"""The batch of a pull that wants every record."""
 TIMERS_MIN: Final = 1_000
 """Outdated timers are removed once there are this many, and more than valid ones."""
 
@@ -122,11 +133,20 @@ class PullConsumer:
         policy: its settings.
         state: how far it has come; changed in place.
         now_ms: the time; every pending record's acknowledgement wait starts again here.
+        flow: limits what is on its way; None: nothing does.
     """
 
-    def __init__(self, policy: ConsumerPolicy, state: ConsumerState, now_ms: float) -> None:
+    def __init__(
+        self,
+        policy: ConsumerPolicy,
+        state: ConsumerState,
+        now_ms: float,
+        *,
+        flow: FlowWindow | None = None,
+    ) -> None:
         self.policy = policy
         self.state = state
+        self.flow = flow
         self.is_changed = False
         """Whether the state has changed since the caller last reset this."""
         self.pulls: deque[Pull] = deque()
@@ -146,6 +166,8 @@ class PullConsumer:
         if self.policy.max_waiting and len(self.pulls) >= self.policy.max_waiting:
             # A pull with heartbeats needs no answer: its client notices that none arrive.
             return [] if pull.heartbeat_ms else [EndPull(pull.token, TOO_MANY)]
+        if self.flow is not None:
+            self.flow.reset()
         pull.beat_due_ms = now_ms + pull.heartbeat_ms
         self.pulls.append(pull)
         return []
@@ -164,7 +186,7 @@ class PullConsumer:
 
     def wanted(self) -> Wanted | None:
         """Return the record to deliver next; None if nothing can be delivered now."""
-        if not self.pulls:
+        if not self.pulls or (self.flow is not None and self.flow.is_full):
             return None
         if self._again:
             return Wanted(self._again[0], is_again=True)
@@ -204,6 +226,8 @@ class PullConsumer:
             self.pulls.append(pull)
         elif pull.has_limit and pull.bytes_left:
             effects.append(pull.end(COMPLETED))
+        if self.flow is not None and self.flow.sent(size):
+            effects.append(RequestFlowControl(pull.token, self.flow.request))
         return effects
 
     def _send(self, pull: Pull, sequence: int, now_ms: float) -> DeliverRecord:
@@ -337,13 +361,16 @@ class PullConsumer:
             waiting.append(pull)
             if pull.heartbeat_ms and pull.beat_due_ms <= now_ms:
                 pull.beat_due_ms = now_ms + pull.heartbeat_ms
-                effects.append(
-                    SendHeartbeat(
-                        pull.token, self.state.delivered_consumer, self.state.delivered_stream
-                    )
-                )
+                effects.append(self._heartbeat(pull))
         self.pulls = waiting
         return effects
+
+    def _heartbeat(self, pull: Pull) -> SendHeartbeat:
+        state = self.state
+        request = self.flow.request if self.flow is not None else 0
+        return SendHeartbeat(
+            pull.token, state.delivered_consumer, state.delivered_stream, request=request
+        )
 
     @property
     def next_due_ms(self) -> float | None:
@@ -383,6 +410,12 @@ class PullConsumer:
             else:
                 self._again.append(sequence)
 
+    def expire_all(self, now_ms: float) -> None:
+        """Let all pending records be delivered again: their receiver is another one."""
+        for sequence in list(self._due):
+            self._expect_ack(sequence, now_ms)
+        self._collect_due(now_ms)
+
     # Counters and checks
 
     @property
@@ -403,3 +436,5 @@ class PullConsumer:
         limit = self.policy.max_ack_pending
         assert not limit or len(pending) <= limit
         assert self.policy.acks != "none" or not pending
+        if self.flow is not None:
+            self.flow.check()

@@ -39,11 +39,32 @@ class EndPull:
 
 @dataclass(frozen=True, slots=True)
 class SendHeartbeat:
-    """Send a heartbeat to a waiting pull."""
+    """Send a heartbeat to a waiting pull.
+
+    Attributes:
+        token: of the pull.
+        consumer_sequence: of the last delivery.
+        stream_sequence: of its record.
+        request: the number of the flow control request that waits for its answer; 0: none.
+    """
 
     token: object
     consumer_sequence: int
     stream_sequence: int
+    request: int = 0
 
 
-Effect = DeliverRecord | EndPull | SendHeartbeat
+@dataclass(frozen=True, slots=True)
+class RequestFlowControl:
+    """Ask the receiver to answer once it has everything that was sent before.
+
+    Attributes:
+        token: of the pull.
+        request: the number of the request.
+    """
+
+    token: object
+    request: int
+
+
+Effect = DeliverRecord | EndPull | SendHeartbeat | RequestFlowControl

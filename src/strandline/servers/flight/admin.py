@@ -44,7 +44,7 @@ def _delete_records(context: ActionContext, request: admin.DeleteRecords) -> lis
 def _stream_info(
     context: ActionContext, request: admin.StreamInfoRequest
 ) -> list[admin.StreamInfo]:
-    context.broker.check_quorum()
+    context.broker.check_metadata()
     stream = context.broker.stream(request.name)
     led = [stream.partition(number) for number in request.led or ()]
     _know_end(context, led, led=led)
@@ -64,8 +64,7 @@ def _with_others(context: ActionContext, stream: Stream) -> admin.StreamInfo:
 @handles(admin.LIST_STREAMS)
 def _list_streams(context: ActionContext, _: None) -> list[admin.StreamInfo]:
     broker = context.broker
-    broker.check_quorum()
-    broker.check_knows_streams()
+    broker.check_metadata()
     return [stream_info(stream, broker) for stream in broker.streams()]
 
 

@@ -108,7 +108,7 @@ def flight_info(
         UnavailableError: this broker has lost contact with the cluster's majority.
         StrandlineError: see ``plan_read``.
     """
-    here.broker.check_quorum()
+    here.broker.check_metadata()
     plan = plan_read(request, stream)
     records = -1 if request.follow else sum(_records(extent) for extent in plan.ranges)
     return fl.FlightInfo(

@@ -249,7 +249,7 @@ class FlightServer(fl.FlightServerBase):  # type: ignore[misc]  # pyarrow ships 
         """List every stream whose name begins with the criteria."""
         caller = self._caller(context)
         caller.check_known()
-        self._broker.check_knows_streams()
+        self._broker.check_metadata()
         found = [
             self._info(ReadRequest(stream=s.name), s, fl.FlightDescriptor.for_path(s.name))
             for s in self._broker.streams()

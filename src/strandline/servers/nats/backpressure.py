@@ -145,9 +145,9 @@ class NatsPeer(asyncio.Protocol):
 
     def flush(self) -> None:
         """Write queued output."""
-        if self.output:
-            self.write(b"".join(self.output))
-            self.output.clear()
+        if self.output and self.is_open:
+            self._transport.write(b"".join(self.output))
+        self.output.clear()
 
     def close(self) -> None:
         """Write queued output and close."""
@@ -189,7 +189,7 @@ class MessageReader(NatsPeer):
             events = self.parser.feed(data, PIECES_MAX)
             budget.unclocked -= len(events) + 1
             self._take(events)
-            if self.parser.has_more:
+            if self.parser.unparsed is not None:
                 self._read_on(len(data))
             else:
                 self._taken(len(data))
@@ -208,11 +208,11 @@ class MessageReader(NatsPeer):
         loop = asyncio.get_running_loop()
         end_s = self._budget.slice_end()
         now_s = loop.time() if size else SPENT  # at least one piece
-        while self.is_open and (self._received or self.parser.has_more):
+        while self.is_open and (self._received or self.parser.unparsed is not None):
             if now_s >= end_s:
                 self._defer()
                 break
-            if self.parser.has_more:
+            if self.parser.unparsed is not None:
                 events = self.parser.resume(PIECES_MAX)
             else:
                 size += len(data := self._received.popleft())

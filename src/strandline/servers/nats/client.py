@@ -17,7 +17,6 @@ from strandline.errors import (
     StrandlineError,
     UnavailableError,
 )
-from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.foreign_jetstream import ForeignJetStreamWatch
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.ingest_state import IngestState
@@ -49,8 +48,7 @@ class NatsClient:
 
     Args:
         broker: the broker that stores records.
-        ingest: handles messages that are more than a plain payload.
-        backpressure: pauses reading while the broker is full.
+        ingest: shared by all listeners.
         tls: the trusted authorities for ``tls://``.
         jetstream: looks for a foreign JetStream over each connection.
         api: answers requests of the JetStream API.
@@ -63,7 +61,6 @@ class NatsClient:
         broker: BrokerPort,
         *,
         ingest: MessageIngest,
-        backpressure: Backpressure,
         jetstream: ForeignJetStreamWatch | None = None,
         api: JetStreamApi | None = None,
         is_alone: bool = False,
@@ -71,13 +68,7 @@ class NatsClient:
         login: Login | None = None,
     ) -> None:
         self._broker = broker
-        self.shared = IngestState(
-            broker,
-            "nats",
-            ingest=ingest,
-            backpressure=backpressure,
-            ack_lines=AckLines(b"PUB %b"),
-        )
+        self.shared = IngestState(broker, "nats", ingest=ingest, ack_lines=AckLines(b"PUB %b"))
         self._is_alone = is_alone
         self._jetstream = jetstream
         self.api = api
@@ -111,7 +102,6 @@ class NatsClient:
         """
         self._servers = [parse_server_url(url) for url in servers]
         self._bindings = dict(bindings)
-        self._broker.on_answered(self.shared.send_answers)
         self._connected = asyncio.get_running_loop().create_future()
         self._task = start_task(self._run(), "nats-subscriber")
         if not is_awaited:
@@ -129,7 +119,7 @@ class NatsClient:
                     link.unsubscribe_all()
                     await link.round_trip()
                     await self._broker.quiesce()
-                    self.shared.send_answers()
+                    self.shared.ingest.send_answers()
                     await link.round_trip()
             except (TimeoutError, DisconnectedError):
                 logger.warning("nats-server disconnected before the last acks were sent")

@@ -32,7 +32,6 @@ from strandline.servers.nats.backpressure import (
     QUOTA,
     ROUND_S,
     SLICE_S,
-    Backpressure,
     MessageReader,
 )
 from strandline.servers.nats.guard import EARLY_PAYLOAD_MAX, Claims, PublishGuard
@@ -100,8 +99,7 @@ class PublisherState(IngestState):
         broker: the broker that stores records.
         config: the broker's settings.
         routes: the routes of all streams; shared with the other listeners.
-        ingest: handles messages that are more than a plain payload.
-        backpressure: pauses reading while the broker is full.
+        ingest: shared by all listeners.
         metering: the meters of principals, if shared with other servers.
         tls: our certificate; None: connections are not encrypted.
     """
@@ -113,17 +111,10 @@ class PublisherState(IngestState):
         *,
         routes: RouteTable,
         ingest: MessageIngest,
-        backpressure: Backpressure,
         metering: Metering | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        super().__init__(
-            broker,
-            "ingest",
-            ingest=ingest,
-            backpressure=backpressure,
-            ack_lines=AckLines(b"MSG %b %b"),
-        )
+        super().__init__(broker, "ingest", ingest=ingest, ack_lines=AckLines(b"MSG %b %b"))
         self.access = Access(config, broker)
         self.metering = metering or Metering(broker)
         self.routes = routes
@@ -283,13 +274,14 @@ class PublisherConnection(MessageReader):
     def _taken(self, size: int) -> None:
         shared = self._shared
         messages, self._messages = self._messages, 0
-        shared.messages += messages
+        shared.received[shared.name] += messages
         if self.parser.buffered_bytes != self._buffered_bytes:
             self._count_buffered(self.parser.buffered_bytes)
         if self.output:
             self.flush()
-        if shared.admission.pending_bytes > shared.backpressure.pending_high:
-            shared.backpressure.hold(self)
+        backpressure = shared.ingest.backpressure
+        if shared.admission.pending_bytes > backpressure.pending_high:
+            backpressure.hold(self)
         if self._allowance is not None:
             self._unmetered_bytes += size
             if not self._is_in_debt:
@@ -500,7 +492,7 @@ class PublisherConnection(MessageReader):
         if sid is None:
             return
         if not self.output:
-            self._shared.unflushed.append(self)
+            self._shared.ingest.unflushed.append(self)
         sequence = offset + 1
         template = self._shared.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sid, sequence))
@@ -528,7 +520,7 @@ class PublisherConnection(MessageReader):
             if sid is not None
         ]
         if lines and not self.output:
-            self._shared.unflushed.append(self)
+            self._shared.ingest.unflushed.append(self)
         self.output += lines
 
     is_alone = answers_leaderless = True
@@ -544,7 +536,7 @@ class PublisherConnection(MessageReader):
         if sid is None:
             return
         if not self.output:
-            self._shared.unflushed.append(self)
+            self._shared.ingest.unflushed.append(self)
         self.output.append(encode_message(to, sid, payload))
 
     # Other operations of a client

@@ -105,11 +105,14 @@ class NatsFrontEnd:
             UnavailableError: a server or a port is not available; nothing is left running.
         """
         config, broker = self._config, self._broker
-        backpressure = Backpressure(config.limits.pending_bytes)
         ingest = MessageIngest(
-            broker.clock, broker.routes, broker.admission, forwarder=self._forwarder
+            broker.clock,
+            broker.routes,
+            broker.admission,
+            backpressure=Backpressure(config.limits.pending_bytes),
+            forwarder=self._forwarder,
         )
-        broker.on_answered(ingest.read_on)
+        broker.on_answered(ingest.send_answers)
         broker.on_streams_changed(self._streams_changed)
         broker.on_stream_created(self.synced)
         jetstream = None
@@ -126,7 +129,6 @@ class NatsFrontEnd:
                 subscriber = NatsClient(
                     broker,
                     ingest=ingest,
-                    backpressure=backpressure,
                     jetstream=jetstream if number == 0 else None,
                     is_alone=self._is_server_alone,
                     tls=tls,
@@ -137,14 +139,13 @@ class NatsFrontEnd:
                 await subscriber.start(
                     servers, self._subscriptions(names, number), is_awaited=self._is_server_there
                 )
-            await self._start_api(broker, ingest, backpressure, servers=servers, tls=tls)
+            await self._start_api(broker, ingest, servers=servers, tls=tls)
             if config.nats.ingest_port >= 0:
                 self._listener = IngestListener(
                     broker,
                     config,
                     routes=broker.routes,
                     ingest=ingest,
-                    backpressure=backpressure,
                     metering=self._metering,
                 )
                 await self._listener.start()
@@ -156,7 +157,6 @@ class NatsFrontEnd:
         self,
         broker: FrontEndPort,
         ingest: MessageIngest,
-        backpressure: Backpressure,
         *,
         servers: list[str],
         tls: ssl.SSLContext | None,
@@ -180,7 +180,6 @@ class NatsFrontEnd:
         asking = NatsClient(
             broker,
             ingest=ingest,
-            backpressure=backpressure,
             api=self._api,
             is_alone=self._is_server_alone,
             tls=tls,
@@ -188,6 +187,7 @@ class NatsFrontEnd:
         )
         self._subscribers.append(asking)  # last: it carries no stream
         await asking.start(servers, {}, is_awaited=self._is_server_there)
+        self._consumers.start()
 
     async def stop(self) -> None:
         """Stop receiving, answer received messages, disconnect, and stop the child."""

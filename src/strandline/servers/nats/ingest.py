@@ -37,7 +37,7 @@ from strandline.errors import (
 )
 from strandline.record import envelope
 from strandline.record.codec import MESSAGE_ID_HEADER, Headers, as_id
-from strandline.servers.nats.backpressure import FORWARDING, Backpressure
+from strandline.servers.nats.backpressure import FORWARDING, Backpressure, NatsPeer
 from strandline.servers.nats.headers import parse_headers
 from strandline.servers.nats.ports import AdmissionPort
 from strandline.servers.nats.protocol import Message
@@ -89,6 +89,12 @@ class ParsedMessage(msgspec.Struct):
     """Whether no stream stores it."""
     wrapped: envelope.EnvelopeMessage | None = None
     """The Liftbridge message it came in, if it did."""
+
+    @property
+    def has_ack_inbox(self) -> bool:
+        """Whether the Liftbridge message asks for an ack."""
+        wrapped = self.wrapped
+        return wrapped is not None and bool(wrapped.ack_inbox) and not self.is_republished
 
 
 def interpret(block: bytes | None, payload: bytes) -> ParsedMessage:
@@ -157,12 +163,13 @@ def _apply_control_header(
 
 
 class MessageIngest:
-    """A handler of messages that are more than a plain payload for one stream.
+    """The way of messages to their streams, and of the answers back; all NATS listeners share it.
 
     Args:
         clock: gives the times in Liftbridge acks.
         routes: the routes of all streams, to look up an expected stream.
         admission: counts rejected messages.
+        backpressure: pauses reading while the broker is full.
         forwarder: forwards to other leaders; only in a cluster.
     """
 
@@ -172,11 +179,15 @@ class MessageIngest:
         routes: RouteTable,
         admission: AdmissionPort,
         *,
+        backpressure: Backpressure,
         forwarder: "Forwarder | None" = None,
     ) -> None:
         self._clock = clock
         self._routes = routes
         self._admission = admission
+        self.backpressure = backpressure
+        self.unflushed: list[NatsPeer] = []
+        """Connections with queued acks."""
         self._forwarder = forwarder
         self._forward_backpressure = Backpressure(1.0, FORWARDING)
 
@@ -185,8 +196,12 @@ class MessageIngest:
         """Return whether publishes in flight to other brokers must not be overtaken."""
         return self._forwarder is not None and self._forwarder.is_busy
 
-    def read_on(self) -> None:
-        """Resume reading that stopped while too many forwarded publishes were in flight."""
+    def send_answers(self) -> None:
+        """Write queued acks, one write per connection; resume reading if there is room."""
+        unflushed, self.unflushed = self.unflushed, []
+        for connection in unflushed:
+            connection.flush()
+        self.backpressure.release(self._admission.pending_bytes)
         if self._forwarder is not None:
             self._forward_backpressure.release(self._forwarder.fullness)
 
@@ -288,19 +303,14 @@ class MessageIngest:
         wrapped = publication.wrapped
         answers = target.answers and not publication.is_republished
         token = reply if answers else None
-        has_inbox = wrapped is not None and wrapped.ack_inbox and not publication.is_republished
-        is_judging = token is not None or has_inbox
-        is_concerned = publication.expected_stream in (None, target.name)
+        is_judging = token is not None or publication.has_ack_inbox
         ack_sink: ReplySink | EnvelopeResponder | None = None
-        if is_judging and is_concerned:
+        if is_judging and publication.expected_stream in (None, target.name):
             ack_sink = sink
-            if wrapped is not None and has_inbox:
+            if wrapped is not None and publication.has_ack_inbox:
+                to, clock = target.stream_subject, self._clock
                 ack_sink = EnvelopeResponder(
-                    wrapped,
-                    sink,
-                    subject=subject,
-                    stream_subject=target.stream_subject,
-                    clock=self._clock,
+                    wrapped, sink, subject=subject, stream_subject=to, clock=clock
                 )
         partition = target.partition_for(publication.key, publication.message_id)
         rejection = publication.rejection or _unmet_need(publication, target)
@@ -309,10 +319,9 @@ class MessageIngest:
             if sink.is_alone or partition.is_led:
                 self._admission.reject(rejection, ack_sink, token, stream=target.name)
             return
-        if not (partition.is_led or sink.is_alone):
-            elsewhere = partition.write_error
-            if elsewhere is not None and is_left_to_others(elsewhere, sink):
-                return  # the leader stores the message, or counts its rejection
+        elsewhere = None if partition.is_led or sink.is_alone else partition.write_error
+        if elsewhere is not None and is_left_to_others(elsewhere, sink):
+            return  # the leader stores the message, or counts its rejection
         headers = publication.headers
         if reply is not None and not answers:  # a header for the application: keep it
             headers = [*(headers or ()), (REPLY_HEADER, reply)]

@@ -82,6 +82,7 @@ class LeafLink(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Let deliveries go on."""
         self._owner.writable.set()
+        self._owner.on_writable()
 
     def write(self, data: bytes) -> None:
         """Write at once."""
@@ -106,16 +107,17 @@ class LeafLink(asyncio.Protocol):
                 self._rest = line
                 if len(line) > LEAF_LINE_BYTES_MAX:
                     self._fail("a line without an end")
-                return
+                break
             self._take(line)
+        self._owner.report_interest()
 
     def _take(self, line: bytes) -> None:
         operation, _, rest = line.partition(b" ")
         match operation.upper():
             case b"LS+":
-                self._owner.interest_came(rest.split()[0] if rest.split() else b"")
+                self._owner.interest_came(*rest.split()[:2])
             case b"LS-":
-                self._owner.interest_went(rest.split()[0] if rest.split() else b"")
+                self._owner.interest_went(*rest.split()[:2])
             case b"PING":
                 self.write(b"PONG\r\n")
             case b"PONG":
@@ -174,11 +176,24 @@ class LeafClient:
         self._first: asyncio.Future[None] | None = None
         self._last_error = "no attempt was made"
         self._output: list[bytes] = []
-        self._interest: set[bytes] = set()
+        self._interest: dict[bytes, set[bytes]] = {}
+        """Subject or pattern → the queue groups that receive it; empty: a plain subscription."""
+        self._is_interest_new = False
         self._gone: OrderedDict[bytes, None] = OrderedDict()
         self.writable = asyncio.Event()
-        self.on_interest_gone: Callable[[], None] = _ignore
+        self.on_interest_changed: Callable[[], None] = _ignore
         self.on_connected: Callable[[], None] = _ignore
+        self.on_writable: Callable[[], None] = _ignore
+
+    @property
+    def is_restricted(self) -> bool:
+        """Whether the server lets it send to inboxes only."""
+        return self._login is not None
+
+    @property
+    def knows_interest(self) -> bool:
+        """Whether the server has reported which subjects have receivers."""
+        return self._link is not None
 
     @property
     def is_open(self) -> bool:
@@ -245,32 +260,47 @@ class LeafClient:
 
     # Interest
 
-    def interest_came(self, subject: bytes) -> None:
+    def interest_came(self, subject: bytes = b"", queue: bytes = b"") -> None:
         """Handle that a client subscribes to a subject or pattern."""
-        self._interest.add(subject)
+        self._interest.setdefault(subject, set()).add(queue)
         self._gone.pop(subject, None)
+        self._is_interest_new = True
 
-    def interest_went(self, subject: bytes) -> None:
-        """Handle that no client subscribes to it any longer."""
-        self._interest.discard(subject)
+    def interest_went(self, subject: bytes = b"", queue: bytes = b"") -> None:
+        """Handle that no client subscribes to it any longer, in a queue group if one is named."""
+        queues = self._interest.get(subject, set())
+        queues.discard(queue)
+        self._is_interest_new = True
+        if queues:
+            return
+        self._interest.pop(subject, None)
         self._gone[subject] = None
         if len(self._gone) > GONE_MAX:
             self._gone.popitem(last=False)
-        self.on_interest_gone()
+
+    def report_interest(self) -> None:
+        """Call back once for all changes that came together; those of a handshake are not all."""
+        if self._is_interest_new and self.knows_interest:
+            self._is_interest_new = False
+            self.on_interest_changed()
 
     def has_interest(self, inbox: bytes) -> bool:
         """Return whether a client is known to receive an inbox."""
-        return not self._interest.isdisjoint(_patterns(inbox))
+        return not self._interest.keys().isdisjoint(_patterns(inbox))
+
+    def is_subscribed(self, subject: bytes, queue: bytes = b"") -> bool:
+        """Return whether somebody subscribes to exactly a subject, as a queue group if named."""
+        return queue in self._interest.get(subject, ())
 
     def has_lost(self, inbox: bytes) -> bool:
         """Return whether an inbox has lost its receiver a moment ago and has none now."""
         patterns = _patterns(inbox)
-        return not self._gone.keys().isdisjoint(patterns) and self._interest.isdisjoint(patterns)
+        return not self._gone.keys().isdisjoint(patterns) and not self.has_interest(inbox)
 
     # Sending
 
     def deliver(
-        self, inbox: bytes, payload: bytes, *, block: bytes, ack: bytes = b"", subject: bytes = b""
+        self, inbox: bytes, payload: bytes, *, block: bytes, reply: bytes = b"", queue: bytes = b""
     ) -> None:
         """Queue a record, or a status, for an inbox; lost if the link is down.
 
@@ -278,12 +308,17 @@ class LeafClient:
             inbox: where to.
             payload: the payload.
             block: a header block; empty: none.
-            ack: the reply subject; empty: none.
-            subject: what the receiver sees as the subject, with ``ack``.
+            reply: the reply subject; empty: none. Of a record, an ``@`` and what the receiver sees
+                as the subject follow its subject for acknowledgements.
+            queue: the queue group of which one member receives it; empty: no group does.
         """
         if self._link is None:
             return
-        to = b"%b %b@%b" % (inbox, ack, subject) if ack else inbox
+        if queue:
+            # A leaf has to name the groups: without that, nobody in them receives anything.
+            to = b"%b + %b %b" % (inbox, reply, queue) if reply else b"%b | %b" % (inbox, queue)
+        else:
+            to = b"%b %b" % (inbox, reply) if reply else inbox
         if block:
             line = b"HMSG %b %d %d\r\n%b" % (to, len(block), len(block) + len(payload), block)
         else:

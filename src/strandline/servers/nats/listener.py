@@ -17,7 +17,7 @@ from strandline.broker.routing import RouteTable
 from strandline.config import BrokerConfig
 from strandline.errors import UnavailableError
 from strandline.servers.metering import Metering
-from strandline.servers.nats.backpressure import OVERLOAD, QUOTA, Backpressure
+from strandline.servers.nats.backpressure import OVERLOAD, QUOTA
 from strandline.servers.nats.connection import PublisherConnection, PublisherState
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.ports import BrokerPort
@@ -43,7 +43,6 @@ class IngestListener:
         config: the broker's settings.
         routes: the routes of all streams; shared with the other listeners.
         ingest: handles messages that are more than a plain payload.
-        backpressure: pauses reading while the broker is full.
         metering: the meters of principals, if shared with other servers.
 
     Raises:
@@ -57,7 +56,6 @@ class IngestListener:
         *,
         routes: RouteTable,
         ingest: MessageIngest,
-        backpressure: Backpressure,
         metering: Metering | None = None,
     ) -> None:
         self._broker = broker
@@ -68,7 +66,6 @@ class IngestListener:
             config,
             routes=routes,
             ingest=ingest,
-            backpressure=backpressure,
             metering=metering,
             tls=tls,
         )
@@ -94,7 +91,6 @@ class IngestListener:
             ) from error
         self.port = self._server.sockets[0].getsockname()[1]
         self.shared.info_line = self._make_info_line()
-        self._broker.on_answered(self.shared.send_answers)
         self._pinger = start_task(self._ping_all(), "ingest-pings")
 
     def pause(self) -> None:
@@ -114,7 +110,7 @@ class IngestListener:
                 await self._broker.quiesce()
         except TimeoutError:
             logger.warning("closing publishers' connections before their last acks")
-        self.shared.send_answers()
+        self.shared.ingest.send_answers()
         await end_task(self._pinger)
         for connection in list(self.shared.connections):
             connection.close()

@@ -38,10 +38,10 @@ from strandline.types import Offset, PartitionName
 REPLIES: Final = b"replies"
 EVENTS: Final = b"events"
 API: Final = b"api"
-ACKS: Final = b"acks"
 """Names of subscriptions that feed no stream; those of streams are numbers."""
 API_SUBJECTS: Final = b"$JS.API.>"
-ACK_SUBJECTS: Final = b"$JS.ACK.>"
+ACK_SUBJECTS: Final = (b"$JS.ACK.%b.>", b"$JS.FC.%b.>")
+"""Of a stream's consumers; each is its subscription's name, too."""
 
 
 class NatsConnection(ServerLink):
@@ -62,6 +62,8 @@ class NatsConnection(ServerLink):
         self._sids: dict[str, dict[Binding, bytes]] = {}
         """Of each stream."""
         self._tables: dict[bytes, RouteTable] = {}
+        self._acked: set[bytes] = set()
+        """Subscriptions to acknowledgements."""
         self._last_sid = 0
         self._inbox = b"_INBOX." + secrets.token_hex(11).encode()
         self._requests: dict[bytes, asyncio.Future[bytes | None]] = {}
@@ -107,7 +109,7 @@ class NatsConnection(ServerLink):
             else:
                 taker: ReplySink = self._sole if route.is_shared else self
                 route.partition.append(payload, subject=route.subject, ack_sink=taker, token=reply)
-        shared.messages += messages
+        shared.received[shared.name] += messages
 
     def _take_many(self, events: Sequence[Event]) -> bool:
         """Append what one read brought, if it is nothing but plain messages; else return False."""
@@ -121,15 +123,16 @@ class NatsConnection(ServerLink):
         sink: ReplySink = self._sole if route.is_shared else self
         if not self._shared.ingest.append_many(table, events, sink):
             return False
-        self._shared.messages += len(events)
+        self._shared.received[self._shared.name] += len(events)
         return True
 
     def _taken(self, size: int) -> None:  # noqa: ARG002  the limits are the publishers'
         shared = self._shared
         if self.output:
             self.flush()
-        if shared.admission.pending_bytes > shared.backpressure.pending_high:
-            shared.backpressure.hold(self)
+        backpressure = shared.ingest.backpressure
+        if shared.admission.pending_bytes > backpressure.pending_high:
+            backpressure.hold(self)
 
     def _find_route(self, table: RouteTable, subject: bytes, reply: bytes | None) -> Route | None:
         """Return the route of a new subject; None if the subject is invalid."""
@@ -174,7 +177,7 @@ class NatsConnection(ServerLink):
         subject, sid, reply, block, payload = message
         if sid == API and self._api is not None:
             self._api.take(subject, reply, block=block, payload=payload, link=self)
-        if sid == ACKS and self._api is not None:
+        if sid.startswith(b"$JS.") and self._api is not None:
             self._api.take_ack(subject, reply, payload=payload, link=self)
         if sid == EVENTS and self._on_message is not None:
             self._on_message()
@@ -190,7 +193,7 @@ class NatsConnection(ServerLink):
         self.subscribe(bindings)
         if self._api is not None:
             self.write(encode_subscribe(API_SUBJECTS, API))
-            self.write(encode_subscribe(ACK_SUBJECTS, ACKS))
+            self._api.attach(self)
 
     def subscribe(self, bindings: Mapping[str, Sequence[Binding]]) -> None:
         """Subscribe to exactly these bindings of each stream that is named."""
@@ -238,7 +241,19 @@ class NatsConnection(ServerLink):
 
     def unsubscribe_all(self) -> None:
         """End all subscriptions; messages in flight are still handled."""
-        self.write(b"".join(map(encode_unsubscribe, (*self._tables, API, ACKS))))
+        self.write(b"".join(map(encode_unsubscribe, (*self._tables, *self._acked, API))))
+
+    def subscribe_acks(self, stream: str) -> None:
+        """Hear the acknowledgements of a stream's consumers."""
+        subjects = [each % stream.encode() for each in ACK_SUBJECTS]
+        self._acked.update(subjects)
+        self.write(b"".join(encode_subscribe(each, each) for each in subjects))
+
+    def unsubscribe_acks(self, stream: str) -> None:
+        """Hear them no longer."""
+        subjects = [each % stream.encode() for each in ACK_SUBJECTS]
+        self._acked.difference_update(subjects)
+        self.write(b"".join(map(encode_unsubscribe, subjects)))
 
     # Replies
 
@@ -256,7 +271,7 @@ class NatsConnection(ServerLink):
             self.deliver(reply, pub_ack(partition, offset, duplicate=True))
             return
         if not self.output:
-            self._shared.unflushed.append(self)
+            self._shared.ingest.unflushed.append(self)
         sequence = offset + 1
         template = self._shared.ack_lines.template(partition, sequence)
         self.output.append(template % (reply, sequence))
@@ -266,7 +281,7 @@ class NatsConnection(ServerLink):
     ) -> None:
         """Queue the PubAcks of records in a row."""
         if not self.output:
-            self._shared.unflushed.append(self)
+            self._shared.ingest.unflushed.append(self)
         first, count = offset + 1, len(tokens)
         templates = self._shared.ack_lines.templates(partition, first, count)
         self.output += [
@@ -299,7 +314,7 @@ class NatsConnection(ServerLink):
 
     def flush_answers(self) -> None:
         """Send what was queued between group commits."""
-        self._shared.send_answers()
+        self._shared.ingest.send_answers()
 
     @property
     def payload_max(self) -> int:
@@ -313,7 +328,7 @@ class NatsConnection(ServerLink):
         if size > self.parser.payload_max:
             return False
         if not self.output:
-            self._shared.unflushed.append(self)
+            self._shared.ingest.unflushed.append(self)
         return True
 
 

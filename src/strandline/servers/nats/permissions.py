@@ -29,12 +29,17 @@ from strandline.security.principal import Principal
 from strandline.security.quota import Quota
 from strandline.servers.nats.accounts import INBOXES, SYSTEM_SUBJECTS
 from strandline.servers.nats.callout import Permissions
-from strandline.servers.nats.jetstream.subjects import ACK_PREFIX, GROUP_PREFIX, PREFIX
+from strandline.servers.nats.jetstream.subjects import (
+    ACK_PREFIX,
+    FLOW_PREFIX,
+    GROUP_PREFIX,
+    PREFIX,
+)
 from strandline.servers.nats.jetstream.views import names_of
 
 JETSTREAM: Final = "$JS.>"
-OF_NATS: Final = (SYSTEM_SUBJECTS, JETSTREAM, "$KV.>", "$O.>", "$MQTT.>")
-WITHOUT_JETSTREAM: Final = tuple(each for each in OF_NATS if each != JETSTREAM)
+BUCKETS: Final = "$KV.>"
+OF_NATS: Final = (SYSTEM_SUBJECTS, JETSTREAM, BUCKETS, "$O.>", "$MQTT.>")
 EVERY_SUBJECT: Final = ">"
 KNOWING: Final[tuple[Operation, ...]] = ("read", "publish", "admin")
 """Each lets a principal know of a stream."""
@@ -51,6 +56,7 @@ OF_CONSUMER: Final = (
     "CONSUMER.DURABLE.CREATE.{}.{}",
     "CONSUMER.INFO.{}.{}",
     "CONSUMER.DELETE.{}.{}",
+    "CONSUMER.PAUSE.{}.{}",
     "CONSUMER.MSG.NEXT.{}.{}",
 )
 OF_ANY_CONSUMER: Final = "CONSUMER.CREATE.{}"
@@ -85,17 +91,18 @@ def permissions_of(
     publish = () if is_metered else acls.patterns(principal, "publish", "subject")
     is_metered = bool(quota.read_bytes_per_s or quota.requests_per_s)
     read = () if is_metered else acls.patterns(principal, "read", "subject")
-    publish_not: tuple[str, ...] = OF_NATS
-    requests: set[str] = set()
+    denied, requests = set(OF_NATS), set[str]()
     if acls.is_admin(principal):
-        publish_not = WITHOUT_JETSTREAM
+        denied -= {JETSTREAM, BUCKETS}
     elif not any(map(_covers_api, publish)):
-        publish_not = WITHOUT_JETSTREAM
+        denied.discard(JETSTREAM)
         if not is_metered:
             requests = set(_requests(principal, acls, partitions or {}))
+    if not any(has_wildcard(pattern.partition(".")[0]) for pattern in publish):
+        denied.discard(BUCKETS)  # only a rule that names a bucket allows publishing to it
     return Permissions(
         publish=tuple(sorted(set(publish) | requests)),
-        publish_not=(INBOXES, *publish_not),
+        publish_not=(INBOXES, *(each for each in OF_NATS if each in denied)),
         subscribe=(INBOXES, *sorted(set(read))),
         subscribe_not=OF_NATS,
     )
@@ -144,6 +151,7 @@ def _of_consumers(stream: str, groups: tuple[str, ...]) -> Iterator[str]:
             continue
         yield from (PREFIX + each.format(stream, consumer) for each in OF_CONSUMER)
         yield f"{ACK_PREFIX}{stream}.{consumer}.>"
+        yield f"{FLOW_PREFIX}{stream}.{consumer}.*"
 
 
 def _tokens(pattern: str, partitions: Mapping[str, int]) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.routing import RouteTable, StreamPort
 from strandline.broker.stream import Stream
-from strandline.broker.write_path.ack_sink import AckSink
+from strandline.broker.write_path.pending import AckSink
 from strandline.clock import Clock
 from strandline.config import StreamConfig
 from strandline.core.metadata.image import MetadataImage
@@ -132,7 +132,11 @@ class JetStreamPort(Protocol):
         """Call ``callback`` after the metadata changed."""
         ...
 
-    def check_knows_streams(self) -> None:
+    def on_leading(self, callback: Callable[[Collection[str]], None]) -> None:
+        """Call ``callback`` with the names of streams of which this broker begins to lead parts."""
+        ...
+
+    def check_metadata(self) -> None:
         """Reject to say that there is no stream where that is not known."""
         ...
 

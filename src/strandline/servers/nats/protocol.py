@@ -129,13 +129,9 @@ class Parser:
         self._rest = b""
         self._body: _ArrivingMessage | None = None
         self._deaf = False
-        self._unparsed: tuple[bytes, int] | None = None
-        """Bytes, and from where on, whose events were too many for one call."""
-
-    @property
-    def has_more(self) -> bool:
-        """Whether ``feed`` stopped at its limit: call ``resume`` before the next ``feed``."""
-        return self._unparsed is not None
+        self.unparsed: tuple[bytes, int] | None = None
+        """Bytes, and from where on, whose events were too many for one ``feed``: call ``resume``
+        before the next one."""
 
     @property
     def buffered_bytes(self) -> int:
@@ -144,7 +140,7 @@ class Parser:
 
     def feed(self, data: bytes, events_max: int = NO_LIMIT) -> list[Event]:
         """Return the events that ``data`` completes, in order, and no more than ``events_max``."""
-        assert self._unparsed is None, "resume first"
+        assert self.unparsed is None, "resume first"
         events: list[Event] = []
         if self._deaf:
             return events
@@ -162,8 +158,8 @@ class Parser:
 
     def resume(self, events_max: int) -> list[Event]:
         """Return the next events of the bytes that ``feed`` has not parsed yet."""
-        assert self._unparsed is not None, "there is more"
-        (data, position), self._unparsed = self._unparsed, None
+        assert self.unparsed is not None, "there is more"
+        (data, position), self.unparsed = self.unparsed, None
         events: list[Event] = []
         reason = self._parse(data, position, events, events_max=events_max)
         if reason:
@@ -177,7 +173,7 @@ class Parser:
         line_max, size_word, size = self._line_max, b"", 0
         while position < end:
             if len(events) >= events_max:
-                self._unparsed = (data, position)
+                self.unparsed = (data, position)
                 return ""
             line_end = find(b"\r\n", position)
             if line_end < 0 or line_end - position > line_max:

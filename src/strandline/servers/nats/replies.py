@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from strandline.broker.write_path.ack_sink import ChunkAckSink
+from strandline.broker.write_path.pending import ChunkAckSink
 from strandline.clock import Clock
 from strandline.errors import (
     DiskFullError,

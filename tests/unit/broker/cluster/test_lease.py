@@ -3,7 +3,10 @@
 import asyncio
 from functools import partial
 
+import pytest
+
 from strandline.broker.cluster.membership import CUT_OFF_MS
+from strandline.errors import UnavailableError
 from tests.kit.waiting import until_async
 
 until = partial(until_async, seconds=30)
@@ -20,6 +23,9 @@ async def test_a_broker_has_a_lease_while_it_is_in_touch_with_a_majority(cluster
     assert cluster.brokers[3].has_lease
     await cluster.kill(3)
     await until(lambda: not cluster.brokers[1].has_lease)
+    await until(lambda: cluster.brokers[1].metadata_error is not None)
+    with pytest.raises(UnavailableError, match="majority"):  # it may have been created meanwhile
+        cluster.brokers[1].stream("unknown")
     await cluster.start(3)
     await until(lambda: cluster.brokers[1].has_lease)
 

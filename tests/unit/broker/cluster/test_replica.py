@@ -7,6 +7,7 @@ import pytest
 
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.write_path.append_queue import GATHERING_MS_MAX
+from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.partition import Admission, Partition
 from strandline.clock import ManualClock
 from strandline.config import LimitsConfig, StreamConfig
@@ -45,7 +46,8 @@ class Around:
     def __init__(self):
         self.poisoned = []
         poison = self.poisoned.append
-        self.committer = SimpleNamespace(submit=self._submit, change=self._change, poison=poison)
+        catch_up = SimpleNamespace(submit=self._submit, change=self._change)
+        self.committer = SimpleNamespace(catch_up=catch_up, poison=poison)
         self.telemetry = Telemetry()
         self.waiting, self.under_way, self.sent, self.answered = [], [], [], []
         self.driver, self.is_cutting_held, self.cuts = None, False, []
@@ -136,7 +138,8 @@ def host():
 @pytest.fixture
 def driver(tmp_path, disk, host):
     log = Log.open(tmp_path / "log", disk=disk, segment_bytes=1 << 16, segment_age_ms=10**9)
-    admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None)
+    outbox = Outbox(loop=SimpleNamespace(call_soon=lambda *_: None))
+    admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None, outbox=outbox)
     partition = Partition(
         PartitionName("s", 0), CONFIG, log, log_id=1, leader_epoch=0, admission=admission
     )

@@ -24,7 +24,7 @@ def telemetry():
 def scrubber(partition, telemetry):
     """Of one partition, as fast as it can; its reports are taken at once."""
     reports = CorruptionReports(lambda function, *given: function(*given), telemetry=telemetry)
-    partition._admission.corruption = reports
+    partition.committed._corruption = reports
     return Scrubber(
         lambda: [partition], reports, telemetry=telemetry, interval_ms=10**9, bytes_per_s=1 << 40
     )

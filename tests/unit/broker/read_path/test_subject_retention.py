@@ -2,7 +2,7 @@
 
 import pytest
 
-from strandline.broker.write_path.ack_sink import CommitWaiter
+from strandline.broker.write_path.pending import CommitWaiter
 from strandline.config import StreamConfig
 from strandline.encryption.master_keys import MasterKey, MasterKeys
 from strandline.errors import InvalidConfigError

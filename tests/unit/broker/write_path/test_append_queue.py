@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from strandline.broker.write_path import append_queue as takes
-from strandline.broker.write_path.pending import acknowledge
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import LogPoisonedError
 
@@ -47,7 +46,8 @@ class Gathering:
 
     def synced(self, chunk, next_offset):
         self.partition.commit(next_offset)
-        acknowledge(chunk.waiting, self.partition.name)
+        for each in chunk.waiting:
+            each.acked(self.partition.name)
 
 
 async def test_what_is_gathered_goes_in_one_turn(broker, partition, answers, kit, monkeypatch):

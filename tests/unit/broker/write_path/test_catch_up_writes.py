@@ -6,8 +6,11 @@ import errno
 import pytest
 
 from strandline.broker.write_path import catch_up_writes as bulk_writes
+from strandline.broker.write_path.admission import Admission
 from strandline.broker.write_path.catch_up_writes import CatchUpWrites
-from strandline.broker.write_path.replica_writes import ReplicaWrite
+from strandline.broker.write_path.replica_writes import ReplicaWrite, ReplicaWrites
+from strandline.clock import ManualClock
+from strandline.config import LimitsConfig
 from strandline.errors import DiskFullError, LogPoisonedError, UnavailableError
 from strandline.record.codec import Stamp, encode_records
 from strandline.storage import segment
@@ -23,14 +26,15 @@ class Bulk:
     def __init__(self, path, disk):
         plans = {1: LogPlan(path / "log", 16 << 10, 10**9)}
         self.disk, self.storage = disk, recover(path / "data", plans, disk=disk, file_bytes=4096)
-        self.told, self.poisoned, self.journaled, self.in_journal = [], [], [], set()
-        self.telemetry = Telemetry()
+        self.told, self.poisoned = [], []
+        self.telemetry, self.copies = Telemetry(), ReplicaWrites()
         self.writes = CatchUpWrites(
             asyncio.get_running_loop(),
+            admission=Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None),
+            copies=self.copies,
             telemetry=self.telemetry,
             on_poisoned=self.poison,
-            go_on=self.journaled.append,
-            is_busy=self.in_journal.__contains__,
+            sync=None,
         )
 
     @property
@@ -48,6 +52,12 @@ class Bulk:
         ]
         return ReplicaWrite(1, self.log, batches, lambda error: self.told.append((name, error)))
 
+    def begin(self, write):
+        """Submit a write; return whether it is written beside the journal, or waits for that."""
+        before = self.copies.waiting_bytes
+        self.writes.submit(write)
+        return self.copies.waiting_bytes == before
+
     async def passed(self):
         while not self.writes.is_idle:
             await self.writes.passed()
@@ -64,7 +74,7 @@ async def bulk(tmp_path, disk, monkeypatch):
 async def test_it_is_synced_in_its_segment_and_told_then(bulk):
     """The log's file is synced, the journal is not written."""
     gate = bulk.disk.hold("sync", "*.log")
-    assert bulk.writes.begin([bulk.write("a", 0)])
+    assert bulk.begin(bulk.write("a", 0))
     await asyncio.to_thread(gate.reached.wait, 5)
     assert not bulk.told
     assert not bulk.writes.is_idle
@@ -80,7 +90,7 @@ async def test_it_is_synced_in_its_segment_and_told_then(bulk):
 async def test_the_disk_gets_it_a_part_at_a_time_and_its_memory_is_let_go(bulk, monkeypatch):
     """No sync of a journal waits for all of it, and it takes no memory from what is read."""
     monkeypatch.setattr(segment, "WRITE_BACK_BYTES", 1 << 10)
-    bulk.writes.begin([bulk.write("a", 0, count=2)])
+    bulk.begin(bulk.write("a", 0, count=2))
     await bulk.passed()
     steps = [name for name, path in bulk.disk.seen if path.endswith(".log") and name != "open"]
     parts = bulk.log.size_bytes // (1 << 10)
@@ -89,29 +99,30 @@ async def test_the_disk_gets_it_a_part_at_a_time_and_its_memory_is_let_go(bulk, 
 
 async def test_little_goes_to_the_journal_and_so_does_a_log_that_was_cut(bulk):
     """Neither is touched."""
-    assert not bulk.writes.begin([bulk.write("small", 0, size=10)])
-    assert bulk.writes.begin([bulk.write("a", 0, count=2)])
+    assert not bulk.begin(bulk.write("small", 0, size=10))
+    bulk.copies.write()
+    bulk.copies.complete()
+    assert bulk.begin(bulk.write("a", 1, count=2))
     await bulk.passed()
-    bulk.log.truncate_to(1)
-    assert not bulk.writes.begin([bulk.write("b", 1)])
+    bulk.log.truncate_to(2)
+    assert not bulk.begin(bulk.write("b", 2))
     assert bulk.writes.is_idle
-    assert bulk.log.log_end_offset == 1
+    assert bulk.log.log_end_offset == 2
 
 
 async def test_it_does_not_overtake_what_goes_through_the_journal(bulk):
     """Batches of a log become durable in order."""
-    bulk.in_journal.add(1)
-    assert not bulk.writes.begin([bulk.write("a", 0)])
+    assert not bulk.begin(bulk.write("small", 0, size=10))
+    assert not bulk.begin(bulk.write("a", 0))
     assert bulk.log.log_end_offset == 0
 
 
 async def test_what_comes_meanwhile_waits_and_goes_together(bulk):
     """One sync for all of it if it is much; else it is for the journal."""
     gate = bulk.disk.hold("sync", "*.log")
-    assert not bulk.writes.holds(bulk.write("nothing is under way", 0))
-    bulk.writes.begin([bulk.write("a", 0)])
+    bulk.begin(bulk.write("a", 0))
     for name, base in (("b", 1), ("c", 2)):
-        assert bulk.writes.holds(bulk.write(name, base, size=LARGE // 2))
+        assert bulk.begin(bulk.write(name, base, size=LARGE // 2))
     await asyncio.to_thread(gate.reached.wait, 5)
     assert bulk.log.log_end_offset == 1
     gate.released.set()
@@ -119,20 +130,20 @@ async def test_what_comes_meanwhile_waits_and_goes_together(bulk):
     assert bulk.told == [("a", None), ("b", None), ("c", None)]
     assert bulk.disk.count("sync", "*.log") == 2
 
-    bulk.writes.begin([bulk.write("d", 3)])
+    bulk.begin(bulk.write("d", 3))
     small = bulk.write("e", 4, size=10)
-    assert bulk.writes.holds(small)
+    assert bulk.begin(small)
     await bulk.passed()
-    assert bulk.journaled == [small]
+    assert bulk.copies.has(small.log_id)
     assert bulk.told[3:] == [("d", None)]
 
 
 async def test_what_is_submitted_when_told_comes_after_what_waits(bulk):
     """Batches keep their order, whoever hears of what first."""
     second, third = bulk.write("b", 1), bulk.write("c", 2)
-    first = bulk.write("a", 0)._replace(done=lambda _: bulk.writes.holds(third))
-    bulk.writes.begin([first])
-    bulk.writes.holds(second)
+    first = bulk.write("a", 0)._replace(done=lambda _: bulk.begin(third))
+    bulk.begin(first)
+    bulk.begin(second)
     await bulk.passed()
     assert bulk.told == [("b", None), ("c", None)]
     assert bulk.log.log_end_offset == 3
@@ -140,25 +151,25 @@ async def test_what_is_submitted_when_told_comes_after_what_waits(bulk):
 
 async def test_no_space_undoes_all_of_it_and_what_follows(bulk):
     """The log is as before; later there is room again, and the journal knows how to go on."""
-    bulk.writes.begin([bulk.write("a", 0)])
+    bulk.begin(bulk.write("a", 0))
     await bulk.passed()
     bulk.disk.fill("*.log")
-    bulk.writes.begin([bulk.write("b", 1, count=3)])
-    bulk.writes.holds(bulk.write("c", 4))
+    bulk.begin(bulk.write("b", 1, count=3))
+    bulk.begin(bulk.write("c", 4))
     await bulk.passed()
     assert [name for name, _ in bulk.told] == ["a", "b", "c"]
     assert all(isinstance(error, DiskFullError) for _, error in bulk.told[1:])
     assert bulk.log.log_end_offset == 1
     assert not bulk.poisoned
     bulk.disk.heal()
-    assert not bulk.writes.begin([bulk.write("d", 1)]), "it was cut"
+    assert not bulk.begin(bulk.write("d", 1)), "it was cut"
 
 
 async def test_a_failed_sync_poisons_and_nobody_is_told_otherwise(bulk):
     """All that waits is refused."""
     bulk.disk.fail("sync", "*.log", code=errno.EIO)
-    bulk.writes.begin([bulk.write("a", 0)])
-    bulk.writes.holds(bulk.write("b", 1))
+    bulk.begin(bulk.write("a", 0))
+    bulk.begin(bulk.write("b", 1))
     await bulk.passed()
     assert [name for name, _ in bulk.told] == ["b", "a"]
     assert all(isinstance(error, LogPoisonedError) for _, error in bulk.told)
@@ -168,7 +179,7 @@ async def test_a_failed_sync_poisons_and_nobody_is_told_otherwise(bulk):
 async def test_a_failed_write_poisons(bulk):
     """As in a turn."""
     bulk.disk.fail("write", "*.log", code=errno.EIO)
-    assert bulk.writes.begin([bulk.write("a", 0)])
+    assert bulk.begin(bulk.write("a", 0))
     await bulk.passed()
     [(_, error)] = bulk.told
     assert isinstance(error, LogPoisonedError)
@@ -178,7 +189,7 @@ async def test_a_failed_write_poisons(bulk):
 async def test_a_log_that_was_deleted_meanwhile_poisons_nothing(bulk):
     """Whoever asked is told; the other logs go on."""
     gate = bulk.disk.hold("sync", "*.log")
-    bulk.writes.begin([bulk.write("a", 0)])
+    bulk.begin(bulk.write("a", 0))
     await asyncio.to_thread(gate.reached.wait, 5)
     bulk.log.close()
     gate.released.set()

@@ -120,8 +120,9 @@ async def test_a_front_end_that_fails_to_flush_stops_no_turn(broker, partition, 
 async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
     broker, partition, answers, kit
 ):
-    """Its turn is answered to the end, one way or the other, and the logs are reopened."""
-    broker._loop.set_exception_handler(lambda *_: None)
+    """The loop reports it; everybody else is acknowledged, and the storage is not to blame."""
+    failures = []
+    broker._loop.set_exception_handler(lambda _, context: failures.append(context))
 
     class Broken(kit.Answers):
         def acked(self, token, partition, offset, *, duplicate):
@@ -134,9 +135,9 @@ async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
     kit.put(partition, answers, "after")
     await answers.wait(2)
     assert broken.order == ["broken"]
-    assert answers.acks == {"before": 0}
-    assert answers.codes == {"after": "log_poisoned"}
-    await kit.until(lambda: broker.admission.write_error is None)
+    assert len(failures) == 1
+    assert answers.acks == {"before": 0, "after": 2}
+    assert broker.admission.write_error is None
     assert kit.values(partition) == [b"before", b"broken", b"after"]
 
 
@@ -200,7 +201,14 @@ async def test_what_others_have_committed_is_sent_before_the_sync(
     kit.put(partition, answers, "first")
     await answers.wait(1)
     order = []
-    broker.committer.outbox.add_frames(lambda: order.append("frames") is None)
+
+    def say():
+        if "frames" not in order:  # an ack of another broker has come, too
+            broker.committer.outbox.deliver_soon()
+        order.append("frames")
+        return True
+
+    broker.committer.outbox.add_frames(say)
     broker.on_answered(lambda: order.append(f"{disk.count('sync', '/journal/') - before} syncs"))
     before = disk.count("sync", "/journal/")
     kit.put(partition, answers, "second")
@@ -221,11 +229,12 @@ async def test_what_others_have_committed_does_not_wait_for_a_slow_sync(
     sent = []
     broker.on_answered(lambda: sent.append(gate.released.is_set()))
     kit.put(partition, answers, "second")
+    if when == "before the turn":
+        broker.committer.outbox.deliver_soon()
     await kit.until(gate.reached.is_set)
     if when == "meanwhile":
         await asyncio.sleep(0.01)
-        sent.clear()
-        broker.committer.wake()
+        broker.committer.outbox.deliver_soon()
     try:
         await kit.until(lambda: sent, seconds=10)
         assert not any(sent)
@@ -286,7 +295,7 @@ async def test_only_a_turn_of_a_single_record_that_was_synced_is_polled_behind(
     in_memory = await make_stream(broker, "m", acks="memory")
     behind = []
     monkeypatch.setattr(
-        broker.committer._journal_sync.busy_poll, "synced", lambda *times: behind.append(times)
+        broker.committer.journal_sync.busy_poll, "synced", lambda *times: behind.append(times)
     )
     kit.put(partition, answers, "a")
     await answers.wait(1)

@@ -7,7 +7,7 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from strandline.broker.write_path import duplicates, held_appends, state_loader
+from strandline.broker.write_path import duplicates, state_loader
 from strandline.errors import NotLeaderError, UnavailableError
 from tests.kit.waiting import until_async
 
@@ -79,13 +79,13 @@ async def test_all_that_comes_later_waits_in_order(partition, answers, load, kit
 
 async def test_they_are_refused_after_a_while(partition, answers, load, monkeypatch):
     """Before a stock client gives up waiting; what comes later waits anew."""
-    monkeypatch.setattr(held_appends, "HELD_S_MAX", 0.05)
+    monkeypatch.setattr(duplicates, "HELD_S_MAX", 0.05)
     append(partition, answers, "early", "m1")
     append(partition, answers, "plain")
     await until(lambda: len(answers.errors) == 2)
     assert answers.codes == {"early": "still_loading", "plain": "still_loading"}
     assert partition._admission.pending_bytes == 0
-    monkeypatch.setattr(held_appends, "HELD_S_MAX", 30)
+    monkeypatch.setattr(duplicates, "HELD_S_MAX", 30)
     append(partition, answers, "later", "m1")
     load["may_end"].set()
     await until(lambda: "later" in answers.acks)
@@ -95,7 +95,7 @@ async def test_they_are_refused_after_a_while(partition, answers, load, monkeypa
 
 async def test_only_so_many_wait(partition, answers, load, monkeypatch):
     """The others are refused at once, with an id or without."""
-    monkeypatch.setattr(held_appends, "HELD_MAX", 2)
+    monkeypatch.setattr(duplicates, "HELD_MAX", 2)
     for token, message_id in (("a", "m1"), ("b", None), ("c", None), ("d", "m4")):
         append(partition, answers, token, message_id)
     assert answers.codes == {"c": "still_loading", "d": "still_loading"}
@@ -156,5 +156,5 @@ async def test_ids_are_read_back_before_the_first_publish(open_broker, make_stre
     assert second.duplicates.window is None
     append(first, answers, "again", "m1")
     append(second, answers, "second", "m1")
+    await until(lambda: {"again", "second"} <= set(answers.acks))
     assert answers.acks["again"] == answers.acks["with"]
-    await until(lambda: "second" in answers.acks)

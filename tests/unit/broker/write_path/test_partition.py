@@ -9,7 +9,7 @@ import pytest
 from strandline.broker.write_path import pending
 from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission
 from strandline.broker.write_path.partition import Partition
-from strandline.broker.write_path.pending import PendingMarker, acknowledge
+from strandline.broker.write_path.pending import PendingMarker
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.errors import (
     DiskFullError,
@@ -27,7 +27,6 @@ from strandline.types import LeaderEpoch, LogId, PartitionName, ProducerStamp
 def admission(clock):
     woken = []
     admission = Admission(LimitsConfig(record_bytes=100), clock=clock, wake=lambda: woken.append(1))
-    admission.now_ns = clock.now_ns()
     admission.woken = woken
     return admission
 
@@ -51,9 +50,10 @@ def turn(partition, *, upto=None):
     chunks, _, _ = partition.take(1 << 30, 1 << 30)
     partition._admission.dirty.clear()
     for chunk in chunks[:upto]:
-        partition.write(chunk, partition._admission.now_ns)
+        partition.write(chunk, partition._admission.clock.now_ns())
         partition.commit(partition.log_end_offset)
-        acknowledge(chunk.waiting, partition.name)
+        for each in chunk.waiting:
+            each.acked(partition.name)
     return chunks
 
 
@@ -218,7 +218,9 @@ async def test_a_repeat_is_recognised_before_its_expectation_is_checked(partitio
     kit.put(partition, answers, "a", message_id="m", expected_last=0)
     turn(partition)
     kit.put(partition, answers, "retry", message_id="m", expected_last=0)
+    partition._admission.outbox.deliver()
     assert answers.acks == {"a": 0, "retry": 0}
+    partition._admission.outbox.deliver()
     assert answers.duplicates == {"retry"}
 
 
@@ -259,11 +261,12 @@ async def test_a_repeat_of_what_is_being_synced_waits_for_the_sync(partition, an
     """Written is not durable: the duplicate is answered at the commit."""
     kit.put(partition, answers, "a", message_id="m")
     [chunk], _, _ = partition.take(1 << 30, 1 << 30)
-    partition.write(chunk, partition._admission.now_ns)
+    partition.write(chunk, partition._admission.clock.now_ns())
     kit.put(partition, answers, "again", message_id="m")
     kit.put(partition, answers, "next")
     assert not answers.order
     partition.commit(1)
+    partition._admission.outbox.deliver()
     assert answers.acks == {"again": 0}
 
 
@@ -278,11 +281,12 @@ async def test_a_repeat_of_several_batches_waits_for_the_last(partition, answers
     put("first", 0, [b"a", b"b"])
     put("second", 2, [b"c"])
     for chunk in partition.take(1 << 30, 1 << 30)[0]:
-        partition.write(chunk, partition._admission.now_ns)
+        partition.write(chunk, partition._admission.clock.now_ns())
     partition.commit(2)
     put("both", 0, [b"a", b"b", b"c"])
     assert not answers.order
     partition.commit(3)
+    partition._admission.outbox.deliver()
     assert answers.acks == {"both": 0}
 
 
@@ -290,7 +294,7 @@ async def test_a_repeat_of_what_fails_to_sync_fails_too(partition, answers, kit)
     """If the sync fails, the duplicate is told so."""
     kit.put(partition, answers, "a", message_id="m")
     chunks, _, _ = partition.take(1 << 30, 1 << 30)
-    partition.write(chunks[0], partition._admission.now_ns)
+    partition.write(chunks[0], partition._admission.clock.now_ns())
     kit.put(partition, answers, "again", message_id="m")
     partition.reject_from(chunks, DiskFullError("full"))
     assert answers.codes == {"a": "disk_full", "again": "disk_full"}
@@ -311,10 +315,10 @@ async def test_an_idle_broker_remembers_ids_for_the_whole_window(partition, answ
     clock.advance_ms(10 * 60_000)
     kit.put(partition, answers, "a", message_id="m")
     turn(partition)
-    partition._admission.now_ns = clock.now_ns()
     kit.put(partition, answers, "other", message_id="n")
     kit.put(partition, answers, "retry", message_id="m")
     turn(partition)
+    partition._admission.outbox.deliver()
     assert answers.duplicates == {"retry"}
 
 
@@ -346,6 +350,7 @@ async def test_an_unreadable_window_refuses_rather_than_guesses(partition, answe
     assert answers.codes == {"again": "log_poisoned"}
     disk.heal()
     kit.put(partition, answers, "once more", message_id="m")
+    partition._admission.outbox.deliver()
     assert answers.duplicates == {"once more"}
 
 
@@ -412,13 +417,14 @@ async def test_a_log_is_told_of_a_batch_what_its_header_says(partition, answers,
 
 async def test_timestamps_never_run_backwards(partition, answers, kit, admission, clock):
     """A clock that is set back does not make later records older than earlier ones."""
+    now_ns = clock.now_ns()
     kit.put(partition, answers, "a")
     turn(partition)
-    admission.now_ns -= 10**12
+    clock.set_wall_clock(now_ns - 10**12)
     kit.put(partition, answers, "b")
     turn(partition)
-    assert partition.offset_for_timestamp(clock.now_ns()) == 0
-    assert partition.offset_for_timestamp(clock.now_ns() + 1) == 2
+    assert partition.offset_for_timestamp(now_ns) == 0
+    assert partition.offset_for_timestamp(now_ns + 1) == 2
 
 
 async def test_rejecting_gives_the_offsets_back(partition, answers, kit):
@@ -440,7 +446,7 @@ async def test_readers_see_committed_records_only(partition, answers, kit):
     """A record that is written but not committed is not served; its offset is out of range."""
     kit.put(partition, answers, "a", "b")
     [chunk], _, _ = partition.take(1 << 30, 1 << 30)
-    partition.write(chunk, partition._admission.now_ns)
+    partition.write(chunk, partition._admission.clock.now_ns())
     assert partition.log_end_offset == 2
     assert partition.read(0, 1000).size == 0
     with pytest.raises(OffsetOutOfRangeError, match="to 0 \\(high watermark\\)"):
@@ -464,19 +470,19 @@ async def test_impossible_offsets_name_the_range(partition, answers, kit):
 async def test_waiting_ends_at_a_commit(partition, answers, kit):
     """A reader beyond the end is woken by the commit that gives it something."""
     waiting = asyncio.get_running_loop().run_in_executor(None, kit.wait_beyond, partition, 0, 10.0)
-    await kit.until(lambda: partition._waiters)
+    await kit.until(lambda: partition.committed.waiters)
     kit.put(partition, answers, "a")
     turn(partition)
     assert await waiting is True
     assert kit.wait_beyond(partition, 0, 0.0) is True
     assert kit.wait_beyond(partition, 1, 0.01) is False
-    assert not partition._waiters
+    assert not partition.committed.waiters
 
 
 async def test_waiting_ends_when_the_partition_is_closed(partition, kit):
     """Deleting a stream or stopping the broker lets go of waiting readers."""
     waiting = asyncio.get_running_loop().run_in_executor(None, kit.wait_beyond, partition, 0, 10.0)
-    await kit.until(lambda: partition._waiters)
+    await kit.until(lambda: partition.committed.waiters)
     partition.close(ShuttingDownError("stopping"))
     assert await asyncio.wait_for(waiting, 60) is False
     assert kit.wait_beyond(partition, 0, 10.0) is False
@@ -488,10 +494,10 @@ async def test_every_waiting_reader_is_woken(partition, answers, kit):
     class Leaving(threading.Event):
         def set(self):
             super().set()
-            partition._waiters.remove(self)
+            partition.committed.waiters.remove(self)
 
     waiters = [Leaving() for _ in range(5)]
-    partition._waiters.extend(waiters)
+    partition.committed.waiters.extend(waiters)
     kit.put(partition, answers, "a")
     turn(partition)
     assert all(waiter.is_set() for waiter in waiters)

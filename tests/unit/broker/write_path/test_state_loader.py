@@ -240,7 +240,7 @@ async def test_transactions_are_read_back_beside_the_loop(
     broker = await open_broker()
     partition = await make_stream(broker)
     held_back["may_end"].set()
-    partition.keep_transaction_index(0)
+    partition.committed.keep_transaction_index(0)
     await until(lambda: not partition.transaction_index.is_loading)
     partition.duplicates.producers = ProducerStates()
     await mark(partition, answers, MarkerKind.BEGIN, ours, "begin")
@@ -252,7 +252,7 @@ async def test_transactions_are_read_back_beside_the_loop(
     held_back["may_end"].clear()
     held_back["threads"].clear()
     held_back["failures"] += failures
-    partition.keep_transaction_index(0)
+    partition.committed.keep_transaction_index(0)
     kit.put(partition, answers, "meanwhile")
     await until(lambda: "meanwhile" in answers.acks)
     assert (partition.high_watermark, partition.last_stable_offset) == (5, 0)
@@ -282,7 +282,7 @@ async def test_what_is_cut_while_transactions_are_read_back_is_forgotten(
     """The load may have met it before, and what is in its place now counts."""
     answers, ours = kit.Answers(), TransactionalProducer(5, 0)
     partition = await make_stream(await open_broker())
-    partition.keep_transaction_index(0)
+    partition.committed.keep_transaction_index(0)
     kit.put(partition, answers, "first")
     await until(lambda: "first" in answers.acks)
     await mark(partition, answers, MarkerKind.BEGIN, ours, "begin")

@@ -7,8 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from strandline.core.consumers.consumer import ConsumerPolicy, Pull, PullConsumer, Wanted
-from strandline.core.consumers.effects import DeliverRecord, EndPull, SendHeartbeat
+from strandline.core.consumers.consumer import (
+    ENDLESS,
+    ConsumerPolicy,
+    Pull,
+    PullConsumer,
+    Wanted,
+)
+from strandline.core.consumers.effects import (
+    DeliverRecord,
+    EndPull,
+    RequestFlowControl,
+    SendHeartbeat,
+)
+from strandline.core.consumers.flow import WINDOW_BYTES_FIRST, WINDOW_BYTES_MAX, FlowWindow
 from strandline.core.consumers.state import ConsumerState, decode_state, encode_state
 from strandline.errors import InvalidRecordError
 
@@ -16,12 +28,17 @@ from strandline.errors import InvalidRecordError
 class Bench:
     """A consumer of a log with a given number of records, driven like its runner drives it."""
 
-    def __init__(self, records=0, *, state=None, **policy):
+    def __init__(self, records=0, *, state=None, flow=None, **policy):
         self.records = records
         self.now_ms = 0.0
         self.policy = ConsumerPolicy(**policy)
-        self.consumer = PullConsumer(self.policy, state or ConsumerState(), self.now_ms)
+        self.consumer = PullConsumer(self.policy, state or ConsumerState(), self.now_ms, flow=flow)
         self.gone = set()
+
+    def push(self, heartbeat_ms=0):
+        """Let the consumer push: somebody receives now."""
+        self.consumer.pulls.clear()
+        return self.pull("to", batch=ENDLESS, heartbeat_ms=heartbeat_ms)
 
     def pull(self, token="p", **options):
         effects = self.consumer.pull(Pull(token, **options), self.now_ms)
@@ -313,6 +330,98 @@ def test_what_does_not_pass_the_filters_is_passed_over():
     bench.pull()
     assert bench.consumer.wanted() == Wanted(6, is_again=False)
     assert bench.floor() == (0, 5)
+
+
+MIB = 1 << 20
+
+
+def test_a_push_consumer_needs_no_pulls():
+    """What there is and what comes, while somebody receives."""
+    bench = Bench(2, max_waiting=0)
+    assert bench.run() == []
+    assert [each[0] for each in sent(bench.push())] == [1, 2]
+    bench.records = 3
+    assert [each[0] for each in sent(bench.run())] == [3]
+    bench.consumer.drop_pull("to")
+    bench.records = 4
+    assert bench.run() == []
+    assert [each[0] for each in sent(bench.push())] == [4]
+
+
+def test_a_full_window_waits_for_its_answer():
+    """The request follows the record that fills half of it; the answer doubles the window."""
+    bench = Bench(100, acks="none", flow=FlowWindow())
+    bench.consumer.pulls.clear()
+    bench.consumer.pull(Pull("to", batch=ENDLESS, heartbeat_ms=50), 0)
+    effects = bench.run(size=MIB // 2)
+    assert [type(each) for each in effects[:4]] == [DeliverRecord] * 3 + [RequestFlowControl]
+    assert len(sent(effects)) == 5, "2 MiB and one more"
+    assert bench.sleep(50) == [SendHeartbeat("to", 5, 5, request=1)]
+    assert not bench.consumer.flow.answered(2)
+    assert bench.run() == []
+    assert bench.consumer.flow.answered(1)
+    assert not bench.consumer.flow.answered(1), "once"
+    assert bench.consumer.flow.sent_bytes == MIB
+    assert len(sent(bench.run(size=MIB // 2))) == 7
+    assert bench.consumer.flow.window_bytes == 4 * MIB
+
+
+def test_the_window_grows_to_its_limit():
+    """Doubled by each answer."""
+    flow = FlowWindow()
+    sizes = [flow.window_bytes]
+    for _ in range(6):
+        while not flow.sent(MIB):
+            pass
+        assert flow.answered(flow.request)
+        sizes.append(flow.window_bytes)
+    assert sizes == [WINDOW_BYTES_FIRST << n for n in range(5)] + [WINDOW_BYTES_MAX] * 2
+
+
+def test_a_huge_record_behind_a_request_does_not_block_for_ever():
+    """The answer covers it, because no other request would follow."""
+    flow = FlowWindow()
+    assert not flow.sent(MIB)
+    assert flow.sent(1)
+    assert not flow.sent(64 * MIB)
+    assert flow.is_full
+    assert flow.answered(flow.request)
+    assert not flow.is_full
+
+
+def test_a_new_receiver_has_a_new_window():
+    """What was on its way to the one before is not waited for."""
+    bench = Bench(1, acks="none", flow=FlowWindow())
+    bench.push()
+    bench.consumer.flow.sent(9 * MIB)
+    bench.records = 2
+    assert bench.run() == []
+    assert sent(bench.push()) == [(2, 2, 1)]
+    bench.consumer.check()
+
+
+def test_a_new_receiver_gets_what_is_pending_at_once():
+    """Instead of after its time."""
+    bench = Bench(3, ack_wait_ms=1000)
+    bench.push()
+    bench.ack(2)
+    bench.consumer.expire_all(bench.now_ms)
+    assert sent(bench.push()) == [(1, 4, 2), (3, 5, 2)]
+
+
+@given(st.lists(st.one_of(st.integers(1, 9 * MIB), st.booleans()), max_size=60))
+def test_flow_control_never_stalls_for_ever(steps):
+    """Whatever the sizes, and whenever it is answered: a full window has a request that waits."""
+    flow = FlowWindow()
+    for step in steps:
+        if isinstance(step, bool):
+            flow.answered(flow.request if step else flow.request + 1)
+        elif not flow.is_full:
+            flow.sent(step)
+        flow.check()
+    if flow.request:
+        assert flow.answered(flow.request)
+    assert not flow.is_full
 
 
 @given(st.binary(max_size=100))

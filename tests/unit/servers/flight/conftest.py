@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from strandline.broker.broker import Broker
 from strandline.broker.routing import RouteTable
 from strandline.clock import SystemClock
 from strandline.config import BrokerConfig, StreamConfig
@@ -16,6 +15,7 @@ from strandline.errors import (
     CorruptBatchError,
     OffsetOutOfRangeError,
     StrandlineError,
+    UnavailableError,
     UnknownPartitionError,
     UnknownStreamError,
 )
@@ -207,17 +207,18 @@ class FakeBroker:
 
     def stream(self, name: str) -> SimpleNamespace:
         """By name."""
-        self.check_knows_streams()
+        if self.unknown is not None:
+            raise self.unknown
         if name not in self._streams:
             raise UnknownStreamError(f"no stream {name!r}")
         return self._streams[name]
 
-    check_quorum = Broker.check_quorum
-
-    def check_knows_streams(self) -> None:
+    def check_metadata(self) -> None:
         """Raise the error that a test has set."""
         if self.unknown is not None:
             raise self.unknown
+        if not self.has_quorum:
+            raise UnavailableError("this broker has lost the majority of its cluster")
 
     def copy_of(self, name: str) -> SimpleNamespace:
         """By name, also where it is not known which streams there are."""

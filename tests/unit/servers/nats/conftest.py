@@ -9,6 +9,7 @@ from strandline.broker.routing import RouteTable
 from strandline.broker.write_path.admission import Admission
 from strandline.clock import ManualClock
 from strandline.config import BrokerConfig, LimitsConfig, NatsConfig, StreamConfig
+from strandline.core.metadata.image import MetadataImage
 from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.listener import IngestListener
@@ -67,6 +68,7 @@ class FakeBroker:
         self.write_error = None
         self.is_controller = self.has_lease = True
         self.consumers = None
+        self.image = MetadataImage()
         self.frozen = False
         self.waiting = []
         self._streams = {}
@@ -108,6 +110,9 @@ class FakeBroker:
         pass
 
     def on_image(self, callback):
+        pass
+
+    def on_leading(self, callback):
         pass
 
     def on_streams_changed(self, callback):
@@ -223,13 +228,14 @@ async def ingest(broker):
             limits=limits.pop("limits", None) or BrokerConfig().limits,
         )
         routes = broker.routes
-        listener = IngestListener(
-            broker,
-            config,
-            routes=routes,
-            ingest=MessageIngest(broker.clock, routes, broker.admission),
+        shared = MessageIngest(
+            broker.clock,
+            routes,
+            broker.admission,
             backpressure=Backpressure(config.limits.pending_bytes),
         )
+        broker.on_answered(shared.send_answers)
+        listener = IngestListener(broker, config, routes=routes, ingest=shared)
         await listener.start()
         started.append(listener)
         return listener

@@ -111,8 +111,11 @@ async def subscribe(broker, server):
     started = []
 
     async def start(urls=None):
-        ingest = MessageIngest(broker.clock, broker.routes, broker.admission)
-        each = NatsClient(broker, ingest=ingest, backpressure=Backpressure(1 << 20))
+        ingest = MessageIngest(
+            broker.clock, broker.routes, broker.admission, backpressure=Backpressure(1 << 20)
+        )
+        broker.on_answered(ingest.send_answers)
+        each = NatsClient(broker, ingest=ingest)
         started.append(each)
         await each.start(urls or [f"127.0.0.1:{server.port}"], bindings(broker))
         return each

@@ -12,6 +12,7 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.record.envelope import AckPolicy, EnvelopeMessage, decode_ack, encode_message
+from strandline.servers.nats.backpressure import Backpressure
 from strandline.servers.nats.headers import encode_headers
 from strandline.servers.nats.ingest import (
     UNSUPPORTED_HEADERS,
@@ -108,13 +109,19 @@ def test_invalid_envelope_is_a_plain_value():
     assert (found.value, found.wrapped) == (payload, None)
 
 
+def message_ingest(broker):
+    """The way of messages to the fake broker."""
+    backpressure = Backpressure(1 << 20)
+    return MessageIngest(broker.clock, broker.routes, broker.admission, backpressure=backpressure)
+
+
 @pytest.fixture
 def publish(broker, sink):
     """Publish to the fake broker as a connection would."""
 
     def take(subject, payload=b"v", *, reply=None, headers=()):
         routes = broker.routes
-        MessageIngest(broker.clock, routes, broker.admission).take(
+        message_ingest(broker).take(
             routes.find(subject),
             reply,
             block=block(*headers) if headers else None,
@@ -265,7 +272,7 @@ def test_malformed_headers_are_counted_and_logged_seldom(broker, sink, publish, 
     """No stream stores the message; the publisher gets an error, or else it is logged once."""
     (a,) = broker.add("A", "x")
     routes = broker.routes
-    ingest = MessageIngest(broker.clock, routes, broker.admission)
+    ingest = message_ingest(broker)
     for reply in (None, None, b"r"):
         ingest.take(routes.find(b"x"), reply, block=b"broken", payload=b"v", sink=sink)
     assert a.records == []
@@ -280,7 +287,7 @@ def test_rejected_headers_are_let_go_at_once(broker, sink):
     """A flood of them does not fill the memory until garbage is collected."""
     broker.add("A", "x")
     routes = broker.routes
-    ingest = MessageIngest(broker.clock, routes, broker.admission)
+    ingest = message_ingest(broker)
     route = routes.find(b"x")
     gc.collect()
     gc.disable()

@@ -53,8 +53,9 @@ async def test_the_greeting_is_answered_once(leaf):
 async def test_interest_comes_and_goes(leaf):
     """In inboxes, and in the patterns that clients subscribe to."""
     client, link, _ = leaf
-    gone = []
-    client.on_interest_gone = lambda: gone.append(1)
+    client._link = link
+    changes = []
+    client.on_interest_changed = lambda: changes.append(1)
     link.data_received(b"LS+ _INBOX.a.*\r\nLS+ _INBOX.b\r\nLS+ _INBOX.c.>\r\nLS+ q.x group 1\r\n")
     for inbox in (b"_INBOX.a.7", b"_INBOX.b", b"_INBOX.c.d.e", b"q.x"):
         assert client.has_interest(inbox)
@@ -64,9 +65,50 @@ async def test_interest_comes_and_goes(leaf):
     link.data_received(b"LS- _INBOX.b\r\nLS- _INBOX.a.*\r\n")
     assert client.has_lost(b"_INBOX.b")
     assert client.has_lost(b"_INBOX.a.7")
-    assert len(gone) == 2
+    assert len(changes) == 2, "once for all that came together"
     link.data_received(b"LS+ _INBOX.b\r\n")
     assert not client.has_lost(b"_INBOX.b")
+    link.data_received(b"PING\r\n")
+    assert len(changes) == 3
+
+
+async def test_interest_is_kept_by_queue_group(leaf):
+    """A subject has receivers until the last group and the last plain subscription are gone."""
+    client, link, _ = leaf
+    link.data_received(b"LS+ p.x\r\nLS+ p.x g 2\r\nLS+ p.* h 1\r\n")
+    assert client.is_subscribed(b"p.x")
+    assert client.is_subscribed(b"p.x", b"g")
+    assert not client.is_subscribed(b"p.x", b"h"), "a pattern is not the subject itself"
+    link.data_received(b"LS+ p.x g 1\r\nLS- p.x\r\n")
+    assert not client.is_subscribed(b"p.x")
+    assert client.is_subscribed(b"p.x", b"g")
+    assert not client.has_lost(b"p.x")
+    link.data_received(b"LS- p.x g\r\nLS- p.* h\r\nLS- nothing\r\n")
+    assert not client.has_interest(b"p.x")
+    assert client.has_lost(b"p.x")
+
+
+async def test_changes_of_interest_in_a_handshake_are_not_reported(leaf):
+    """They are incomplete: whoever acted on them would drop pulls whose inboxes follow."""
+    client, link, _ = leaf
+    changes = []
+    client.on_interest_changed = lambda: changes.append(1)
+    link.data_received(b"LS+ a\r\n")
+    assert not client.knows_interest
+    assert changes == []
+
+
+async def test_deliveries_go_on_when_the_server_has_read(leaf):
+    """Consumers are told, because nothing else may happen to wake them."""
+    client, link, _ = leaf
+    client._link, told = link, []
+    client.on_writable = lambda: told.append(1)
+    link.resume_writing()
+    link.pause_writing()
+    assert not client.is_open
+    link.resume_writing()
+    assert client.is_open
+    assert told == [1, 1]
 
 
 async def test_messages_have_the_records_own_subject(leaf):
@@ -76,14 +118,18 @@ async def test_messages_have_the_records_own_subject(leaf):
     client.flush()
     assert transport.written == b"", "without a connection it is lost"
     client._link = link
-    client.deliver(b"_INBOX.x", b"hello", block=b"", ack=b"$JS.ACK.S.c", subject=b"a.b")
-    client.deliver(b"_INBOX.x", b"hi", block=b"NATS/1.0\r\n\r\n", ack=b"$JS.ACK.S.c", subject=b"a")
+    client.deliver(b"_INBOX.x", b"hello", block=b"", reply=b"$JS.ACK.S.c@a.b")
+    client.deliver(b"_INBOX.x", b"hi", block=b"NATS/1.0\r\n\r\n", reply=b"$JS.ACK.S.c@a")
+    client.deliver(b"p", b"to one", block=b"", reply=b"$JS.ACK.S.c@a", queue=b"g")
+    client.deliver(b"p", b"", block=b"NATS/1.0 100\r\n\r\n", queue=b"g")
     client.deliver(b"_INBOX.x", b"", block=b"NATS/1.0 404\r\n\r\n")
     assert transport.written == b""
     client.flush()
     assert transport.written == (
         b"LMSG _INBOX.x $JS.ACK.S.c@a.b 5\r\nhello\r\n"
         b"HMSG _INBOX.x $JS.ACK.S.c@a 12 14\r\nNATS/1.0\r\n\r\nhi\r\n"
+        b"LMSG p + $JS.ACK.S.c@a g 6\r\nto one\r\n"
+        b"HMSG p | g 16 16\r\nNATS/1.0 100\r\n\r\n\r\n"
         b"HMSG _INBOX.x 16 16\r\nNATS/1.0 404\r\n\r\n\r\n"
     )
 

@@ -447,7 +447,7 @@ async def test_acks_for_a_connection_that_is_gone_are_dropped(broker, ingest, cl
     await until(lambda: not listener.shared.connections)
     broker.turn()
     assert len(partition.records) == 1
-    assert listener.shared.unflushed == []
+    assert listener.shared.ingest.unflushed == []
 
 
 async def test_a_port_in_use_is_a_clear_error(broker, ingest):
@@ -460,7 +460,6 @@ async def test_a_port_in_use_is_a_clear_error(broker, ingest):
         ),
         routes=listener.shared.routes,
         ingest=listener.shared.ingest,
-        backpressure=listener.shared.backpressure,
     )
     with pytest.raises(UnavailableError, match=r"nats\.ingest_port"):
         await second.start()

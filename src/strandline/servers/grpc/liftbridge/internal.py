@@ -9,8 +9,8 @@ import logging
 from typing import Final
 
 from strandline.broker.cluster.broker import ClusterBroker
-from strandline.broker.write_path.ack_sink import CommitWaiter
 from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.pending import CommitWaiter
 from strandline.config import StreamConfig
 from strandline.core.metadata.streams import REPLICAS_MAX
 from strandline.errors import StreamExistsError, UnavailableError

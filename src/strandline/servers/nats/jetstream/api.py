@@ -91,6 +91,14 @@ class ApiLink(Protocol):
         """Return the answer to a request; None if nobody responds."""
         ...
 
+    def subscribe_acks(self, stream: str) -> None:
+        """Hear the acknowledgements of a stream's consumers."""
+        ...
+
+    def unsubscribe_acks(self, stream: str) -> None:
+        """Hear them no longer."""
+        ...
+
 
 class ApiReply(NamedTuple):
     """The answer to a request."""
@@ -124,8 +132,9 @@ class ApiRequest(NamedTuple):
             refuse_json(error)
 
     def answer(self, **fields: Any) -> ApiReply:
-        """Return an answer with these fields."""
-        return ApiReply(msgspec.json.encode({"type": self.call.answer_type, **fields}))
+        """Return an answer with these fields, but those that are not set."""
+        said = {name: value for name, value in fields.items() if value is not msgspec.UNSET}
+        return ApiReply(msgspec.json.encode({"type": self.call.answer_type, **said}))
 
 
 Handler = Callable[[ApiRequest], Awaitable[ApiReply]]
@@ -172,6 +181,9 @@ class JetStreamApi:
         """Returns how many consumers a partition has."""
         self.stream_deleted: Callable[[str], Awaitable[None]] = _ignore_stream
         """Forgets what belonged to a deleted stream."""
+        self._link: ApiLink | None = None
+        self._acked: set[str] = set()
+        """The streams whose acknowledgements are heard."""
         self.requests = self.errors = 0
         """How many were answered here."""
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="jetstream")
@@ -183,6 +195,28 @@ class JetStreamApi:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    # Acknowledgements
+
+    def attach(self, link: ApiLink) -> None:
+        """Hear acknowledgements over a new connection."""
+        self._link = link
+        for stream in self._acked:
+            link.subscribe_acks(stream)
+
+    def follow_acks(self, stream: str) -> None:
+        """Hear the acknowledgements of a stream's consumers from now on."""
+        if stream not in self._acked:
+            self._acked.add(stream)
+            if self._link is not None:
+                self._link.subscribe_acks(stream)
+
+    def unfollow_acks(self, stream: str) -> None:
+        """Hear them no longer: another broker leads, or there are no consumers."""
+        if stream in self._acked:
+            self._acked.remove(stream)
+            if self._link is not None:
+                self._link.unsubscribe_acks(stream)
 
     async def on_thread(self, function: Callable[..., T], *args: object) -> T:
         """Run what reads files."""

@@ -10,23 +10,34 @@ from typing import Any, Final, Literal, NoReturn
 import msgspec
 
 from strandline.core.consumers.consumer import ConsumerPolicy
-from strandline.record.subjects import subjects_overlap
+from strandline.errors import InvalidSubjectError
+from strandline.record.subjects import has_wildcard, subjects_overlap, validate_subject
 from strandline.servers.nats.jetstream.errors import (
+    CONSUMER_NAME_IN_USE,
     FILTER_MISMATCH,
     ApiError,
     ApiRefusal,
     refuse,
+    refuse_json,
 )
 from strandline.servers.nats.jetstream.records import check_pattern
 from strandline.servers.nats.jetstream.stream_config import is_asking
 from strandline.servers.nats.jetstream.subjects import ApiCall
-from strandline.servers.nats.jetstream.times import NS_PER_S, ms_of, parse_time
+from strandline.servers.nats.jetstream.times import (
+    NS_PER_MS,
+    NS_PER_S,
+    format_time,
+    ms_of,
+    parse_time,
+)
 
 ACK_WAIT_NS: Final = 30 * NS_PER_S
 INACTIVE_NS: Final = 5 * NS_PER_S
 ACK_PENDING: Final = 1_000
 ACK_PENDING_MAX: Final = 10_000
-"""What is pending is stored with every change."""
+"""What is pending is stored with every change. A higher limit, or none, becomes this one: nats.go
+asks for half a million where its user asks for nothing."""
+HEARTBEAT_MIN_NS: Final = 100 * NS_PER_MS
 WAITING: Final = 512
 WAITING_MAX: Final = 10_000
 FILTERS_MAX: Final = 64
@@ -36,8 +47,8 @@ METADATA_BYTES_MAX: Final = 4_096
 """Of metadata and description together: they are stored with every change, too."""
 NS_MAX: Final = (1 << 63) - 1
 _NAME: Final = re.compile(r"[^\s.*>/\\]+")
+_GROUP: Final = re.compile(r"[^\s\x00-\x1f]{1,255}")
 UNSUPPORTED: Final = (
-    "pause_until",
     "priority_policy",
     "priority_groups",
     "priority_timeout",
@@ -91,7 +102,7 @@ class ConsumerConfigRequest(msgspec.Struct, frozen=True):
     flow_control: bool | None = None
     idle_heartbeat: _Whole = None
     rate_limit_bps: _Whole = None
-    pause_until: Any = None
+    pause_until: str | None = None
     priority_policy: Any = None
     priority_groups: Any = None
     priority_timeout: Any = None
@@ -134,6 +145,17 @@ class ConsumerConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     inactive_threshold: int = 0
     mem_storage: bool = False
     metadata: dict[str, str] = {}
+    deliver_subject: str = ""
+    deliver_group: str = ""
+    flow_control: bool = False
+    idle_heartbeat: int = 0
+    rate_limit_bps: int = 0
+    pause_until: str = ""
+
+    @property
+    def is_push(self) -> bool:
+        """Whether records are sent to a subject, without pulls."""
+        return bool(self.deliver_subject)
 
     @property
     def filters(self) -> tuple[str, ...]:
@@ -159,7 +181,9 @@ FIXED: Final = {
     "opt_start_time": "start time",
     "ack_policy": "ack policy",
     "replay_policy": "replay policy",
-    "max_waiting": "max waiting",
+    "idle_heartbeat": "heart beats",
+    "flow_control": "flow control",
+    "mem_storage": "storage type",
     "durable_name": "durable name",
 }
 """What an update may not change."""
@@ -192,7 +216,11 @@ def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str)
     config = request.config
     name = _name(call, config, made_up)
     _check_filters(call, config)
-    _check_pull(config)
+    _check_supported(config)
+    if config.deliver_subject:
+        _check_push(config, config.deliver_subject)
+    else:
+        _check_pull(config)
     _check_start(config)
     _check_limits(config)
     acks = config.ack_policy or "none"
@@ -212,9 +240,11 @@ def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str)
         backoff=backoff,
         filter_subject=config.filter_subject or "",
         filter_subjects=tuple(config.filter_subjects or ()),
-        replay_policy="instant",
-        max_waiting=config.max_waiting or WAITING,
-        max_ack_pending=0 if acks == "none" else config.max_ack_pending or ACK_PENDING,
+        replay_policy=config.replay_policy or "instant",
+        max_waiting=0 if config.deliver_subject else config.max_waiting or WAITING,
+        max_ack_pending=0
+        if acks == "none"
+        else _ack_pending(config.max_ack_pending or ACK_PENDING),
         headers_only=bool(config.headers_only),
         max_batch=config.max_batch or 0,
         max_expires=config.max_expires or 0,
@@ -223,7 +253,19 @@ def consumer_config(call: ApiCall, request: CreateConsumerRequest, made_up: str)
         num_replicas=config.num_replicas or 0,
         mem_storage=bool(config.mem_storage),
         metadata=config.metadata or {},
+        deliver_subject=config.deliver_subject or "",
+        deliver_group=(config.deliver_group or "") if config.deliver_subject else "",
+        flow_control=bool(config.flow_control),
+        idle_heartbeat=config.idle_heartbeat or 0,
+        rate_limit_bps=config.rate_limit_bps or 0,
+        pause_until=_pause_until(config),
     )
+
+
+def _ack_pending(asked: int | None) -> int:
+    """Return the limit of pending records in force."""
+    limit = asked or ACK_PENDING
+    return limit if 0 < limit < ACK_PENDING_MAX else ACK_PENDING_MAX
 
 
 def _name(call: ApiCall, config: ConsumerConfigRequest, made_up: str) -> str:
@@ -267,23 +309,52 @@ def _check_filters(call: ApiCall, config: ConsumerConfigRequest) -> None:
             _refuse(10138, "consumer subject filters cannot overlap")
 
 
+def _pause_until(config: ConsumerConfigRequest) -> str:
+    """Return the time until which nothing is delivered; empty: none."""
+    text = config.pause_until or ""
+    if not is_asking(text):
+        return ""
+    try:
+        return format_time(parse_time(text))
+    except ValueError as error:
+        refuse_json(error)
+
+
+def _check_supported(config: ConsumerConfigRequest) -> None:
+    """Refuse what is not built."""
+    for field in UNSUPPORTED:
+        if is_asking(getattr(config, field)):
+            refuse_consumer(f"{field} is not supported")
+
+
 def _check_pull(config: ConsumerConfigRequest) -> None:
-    """Refuse what only push consumers have, and those."""
-    if config.deliver_subject:
-        refuse_consumer("push consumers (deliver_subject) are not supported: use a pull consumer")
+    """Refuse what only push consumers have."""
     if config.idle_heartbeat:
         _refuse(10088, "consumer idle heartbeat requires a push based consumer")
     if config.flow_control:
         _refuse(10089, "consumer flow control requires a push based consumer")
     if config.rate_limit_bps:
-        _refuse(10086, "rate limit only applies to push based consumers")
-    if config.deliver_group:
-        refuse_consumer("deliver_group is not supported")
-    for field in UNSUPPORTED:
-        if is_asking(getattr(config, field)):
-            refuse_consumer(f"{field} is not supported")
-    if config.replay_policy == "original":
-        refuse_consumer("replay_policy original is not supported")
+        _refuse(10086, "consumer in pull mode can not have rate limit set")
+
+
+def _check_push(config: ConsumerConfigRequest, subject: str) -> None:
+    """Refuse a push consumer that cannot be."""
+    try:
+        validate_subject(subject, wildcards=True)
+    except InvalidSubjectError:
+        _refuse(10112, "invalid push consumer deliver subject")
+    if has_wildcard(subject):
+        _refuse(10079, "consumer deliver subject has wildcards")
+    if config.max_waiting:
+        _refuse(10080, "consumer in push mode can not set max waiting")
+    if (config.max_ack_pending or 0) > 0 and (config.ack_policy or "none") == "none":
+        _refuse(10082, "consumer requires ack policy for max ack pending")
+    if 0 < (config.idle_heartbeat or 0) < HEARTBEAT_MIN_NS:
+        _refuse(10083, "consumer idle heartbeat needs to be >= 100ms")
+    if config.flow_control and not config.idle_heartbeat:
+        _refuse(10108, "consumer with flow control also needs heartbeats")
+    if config.deliver_group and not _GROUP.fullmatch(config.deliver_group):
+        refuse_consumer("deliver_group is no name of a queue group")
 
 
 def _check_start(config: ConsumerConfigRequest) -> None:
@@ -297,10 +368,8 @@ def _check_start(config: ConsumerConfigRequest) -> None:
     for kind, is_set in has.items():
         if is_set and kind != needed:
             _refuse(10094, f"{begun}, but optional start {kind} is also set")
-    if policy == "last_per_subject":
-        if not (config.filter_subject or config.filter_subjects):
-            _refuse(10094, f"{begun}, but optional filter subject is not set")
-        refuse_consumer("deliver_policy last_per_subject needs an index of subjects: not built")
+    if policy == "last_per_subject" and not (config.filter_subject or config.filter_subjects):
+        _refuse(10094, f"{begun}, but optional filter subject is not set")
     if config.opt_start_time:
         try:
             parse_time(config.opt_start_time)
@@ -316,12 +385,17 @@ def _check_limits(config: ConsumerConfigRequest) -> None:
         _refuse(10116, "max deliver is required to be > length of backoff values")
     if len(backoff) > BACKOFFS_MAX or any(each <= 0 for each in backoff):
         refuse_consumer(f"backoff has 1 to {BACKOFFS_MAX} durations above 0")
-    pending = config.max_ack_pending or 0
-    if not 0 <= pending <= ACK_PENDING_MAX:
-        refuse_consumer(f"max_ack_pending is 1 to {ACK_PENDING_MAX} here")
     if not 0 <= (config.max_waiting or 0) <= WAITING_MAX:
         refuse_consumer(f"max_waiting is 1 to {WAITING_MAX} here")
-    for field in ("max_batch", "max_expires", "max_bytes", "inactive_threshold", "opt_start_seq"):
+    for field in (
+        "max_batch",
+        "max_expires",
+        "max_bytes",
+        "inactive_threshold",
+        "opt_start_seq",
+        "idle_heartbeat",
+        "rate_limit_bps",
+    ):
         if not 0 <= (getattr(config, field) or 0) <= NS_MAX:
             refuse_consumer(f"{field} is negative, or too large")
     for duration in (*backoff, config.ack_wait or 0):
@@ -332,8 +406,13 @@ def _check_limits(config: ConsumerConfigRequest) -> None:
         refuse_consumer(f"metadata and description are at most {METADATA_BYTES_MAX} characters")
 
 
-def check_update(before: ConsumerConfig, after: ConsumerConfig) -> None:
+def check_update(before: ConsumerConfig, after: ConsumerConfig, *, is_bound: bool = False) -> None:
     """Refuse an update of what is fixed.
+
+    Args:
+        before: the settings in force.
+        after: those that are asked for.
+        is_bound: whether somebody receives from it now, as a push consumer.
 
     Raises:
         ApiRefusal: it changes such a setting.
@@ -341,3 +420,10 @@ def check_update(before: ConsumerConfig, after: ConsumerConfig) -> None:
     for field, words in FIXED.items():
         if getattr(before, field) != getattr(after, field):
             refuse_consumer(f"{words} can not be updated")
+    if before.is_push != after.is_push:
+        kinds = ("push", "pull") if before.is_push else ("pull", "push")
+        refuse_consumer("can not update {} consumer to {} based".format(*kinds))
+    if before.deliver_subject != after.deliver_subject and is_bound:
+        refuse(CONSUMER_NAME_IN_USE)
+    if before.max_waiting != after.max_waiting:
+        refuse_consumer("max waiting can not be updated")

@@ -1,23 +1,25 @@
 """The operations on consumers of the JetStream API, and their acknowledgements.
 
-Rules: a consumer belongs to one partition and works at the broker that leads it. Those that are
-durable are loaded when the first request about the partition's consumers comes, once per
-leadership; when the leadership ends they are given up, and the next leader goes on from what is
-stored. Others live in the leader's memory. A consumer's group is named ``js/stream/consumer``.
+Rules:
+- a consumer belongs to one partition and works at the broker that leads it. Those that are durable
+  are loaded once per leadership, when it begins or a request comes; when the leadership ends they
+  are given up, and the next leader goes on from what is stored. Others live in the leader's memory;
+- a consumer's group is named ``js/stream/consumer``;
+- a broker hears acknowledgements of a stream only while consumers of it work here.
 """
 
 import asyncio
 import logging
-import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 import msgspec
 
+from strandline.api.groups import GROUPS_STREAM
 from strandline.broker.coordinators.consumers import ConsumerStore
 from strandline.broker.write_path.partition import Partition
-from strandline.core.consumers.consumer import AckKind, Pull
+from strandline.core.consumers.consumer import Pull
 from strandline.core.consumers.state import ConsumerState
 from strandline.errors import (
     UNDECODABLE,
@@ -27,6 +29,8 @@ from strandline.errors import (
     StrandlineError,
     UnknownGroupError,
 )
+from strandline.record.subjects import subject_matches
+from strandline.servers.nats.jetstream.ack_bodies import parse_ack_body
 from strandline.servers.nats.jetstream.api import (
     ApiLink,
     ApiReply,
@@ -41,34 +45,46 @@ from strandline.servers.nats.jetstream.consumer_config import (
     consumer_config,
     refuse_consumer,
 )
+from strandline.servers.nats.jetstream.consumer_info import KeptConsumer
 from strandline.servers.nats.jetstream.errors import (
     BAD_REQUEST,
     CONSUMER_EXISTS,
     CONSUMER_NOT_FOUND,
+    INVALID_TARGET,
     NO_CONSUMER,
     STREAM_MISMATCH,
+    TARGET_CYCLE,
     TOO_MANY_CONSUMERS,
     UNAVAILABLE,
     ApiRefusal,
     refuse,
+    refuse_json,
 )
-from strandline.servers.nats.jetstream.records import last_message
 from strandline.servers.nats.jetstream.runner import (
     DELETED,
     LEADERSHIP_CHANGE,
     SHUTDOWN,
     ConsumerRunner,
-    KeptConsumer,
     RunnerHost,
 )
+from strandline.servers.nats.jetstream.starts import find_heads, start_of
 from strandline.servers.nats.jetstream.state import RecordCounter
+from strandline.servers.nats.jetstream.stream_config import is_asking
 from strandline.servers.nats.jetstream.subjects import (
+    FLOW_PREFIX,
     GROUP_PREFIX,
     AckSubject,
     ApiCall,
     parse_ack,
+    parse_flow,
 )
-from strandline.servers.nats.jetstream.times import NS_PER_MS, ms_of, parse_time
+from strandline.servers.nats.jetstream.times import (
+    NS_PER_MS,
+    ZERO_TIME,
+    format_time,
+    ms_of,
+    parse_time,
+)
 from strandline.servers.nats.jetstream.views import JetStreamView, shown_name
 from strandline.servers.nats.leaf_link import LeafClient
 from strandline.types import LeaderEpoch, PartitionName
@@ -77,17 +93,21 @@ logger = logging.getLogger(__name__)
 
 CONSUMERS_MAX: Final = 1_000
 """Of one partition."""
+ADOPT_INTERVAL_S: Final = 0.25
 NAMES_PER_PAGE: Final = 1024
 CONSUMERS_PER_PAGE: Final = 256
 BATCH_MAX: Final = 1 << 20
+INBOX_PREFIX: Final = "_INBOX."
 EARLY_ACKS_MAX: Final = 1_000
 """Acknowledgements that wait until consumers are loaded; the messages of others come again."""
-_SHORT_DELAY: Final = re.compile(rb"(\d{1,9})(ms|s|m|h)")
-_UNITS_MS: Final = {b"ms": 1, b"s": 1_000, b"m": 60_000, b"h": 3_600_000}
 
 
 class _ConsumerPageRequest(msgspec.Struct, frozen=True):
     offset: int | None = None
+
+
+class _PauseRequest(msgspec.Struct, frozen=True):
+    pause_until: str | None = None
 
 
 class _NextRequest(msgspec.Struct, frozen=True):
@@ -96,10 +116,6 @@ class _NextRequest(msgspec.Struct, frozen=True):
     no_wait: bool | None = None
     max_bytes: int | None = None
     idle_heartbeat: int | None = None
-
-
-class _NakBody(msgspec.Struct, frozen=True):
-    delay: int | None = None
 
 
 class _LedConsumers:
@@ -125,6 +141,18 @@ class _LedConsumers:
         )
 
 
+def _runner_in(led: _LedConsumers, request: ApiRequest) -> ConsumerRunner:
+    """Return the consumer of a request.
+
+    Raises:
+        ApiRefusal: there is none.
+    """
+    runner = led.runners.get(request.call.consumer)
+    if runner is None:
+        refuse(CONSUMER_NOT_FOUND)
+    return runner
+
+
 class ConsumerCalls:
     """The operations on consumers.
 
@@ -143,9 +171,15 @@ class ConsumerCalls:
         self._host = RunnerHost(
             leaf, api.broker.clock, RecordCounter(), api.on_thread, self._keep, self._ended
         )
-        leaf.on_interest_gone = self._interest_gone
-        leaf.on_connected = self._wake_all
+        self._leaf = leaf
+        leaf.on_interest_changed = self._interest_changed
+        leaf.on_connected = self._reconnected
+        leaf.on_writable = self._wake_all
+        self._adopted = asyncio.Event()
+        self._unadopted: set[str] = set()
+        """Streams that this broker may have begun to lead, whose consumers may not work yet."""
         api.broker.on_image(self._review)
+        api.broker.on_leading(self._adopt_soon)
         api.take_ack = self._take_ack
         api.consumers_of = self._count
         api.stream_deleted = self._forget_stream
@@ -154,10 +188,16 @@ class ConsumerCalls:
             "CONSUMER.DURABLE.CREATE": self._create,
             "CONSUMER.INFO": self._info,
             "CONSUMER.DELETE": self._delete,
+            "CONSUMER.PAUSE": self._pause,
             "CONSUMER.NAMES": self._names,
             "CONSUMER.LIST": self._list,
             "CONSUMER.MSG.NEXT": self._next,
         }
+
+    def start(self) -> None:
+        """Let the durable consumers work whose partitions this broker leads."""
+        self._spawn(self._adopt_forever())
+        self._adopt_soon(self._api.broker.image.streams)
 
     async def stop(self) -> None:
         """End every consumer's work here."""
@@ -181,6 +221,15 @@ class ConsumerCalls:
             count = len(view.stream.partitions)
             names = f"{view.name}:0 to {view.name}:{count - 1}"
             refuse(BAD_REQUEST, f"stream has {count} partitions: use {names}")
+        return await self._loaded(view)
+
+    async def _loaded(self, view: JetStreamView) -> _LedConsumers:
+        """Return the consumers of a partition that this broker leads, loaded.
+
+        Raises:
+            ApiRefusal: the leadership has changed meanwhile.
+            StrandlineError: they cannot be loaded now.
+        """
         [partition] = view.partitions
         led = self._led.get(partition.name)
         if led is None or not led.is_current(view):
@@ -207,13 +256,22 @@ class ConsumerCalls:
             if kept.stream_created_ns != led.created_ns:
                 await self._store.delete(group)  # of a stream of this name that was deleted
             elif kept.config.name not in led.runners:
-                led.runners[kept.config.name] = self._runner(view, led, kept)
+                self._runner(view, led, kept).begin()
         led.is_loaded = True
 
     def _runner(
         self, view: JetStreamView, led: _LedConsumers, kept: KeptConsumer
     ) -> ConsumerRunner:
-        return ConsumerRunner(self._host, view.name, led.partition, kept=kept)
+        runner = ConsumerRunner(self._host, view.name, led.partition, kept=kept)
+        led.runners[kept.config.name] = runner
+        self._api.follow_acks(view.name)
+        return runner
+
+    def _removed(self, led: _LedConsumers, runner: ConsumerRunner) -> None:
+        """A consumer works here no longer."""
+        led.runners.pop(runner.config.name, None)
+        if not led.runners:
+            self._api.unfollow_acks(runner.stream)
 
     def _review(self) -> None:
         """Give up what this broker no longer leads."""
@@ -223,9 +281,60 @@ class ConsumerCalls:
                 self._give_up(led, DELETED)
             elif not led.is_current(view):
                 self._give_up(led, LEADERSHIP_CHANGE)
+                if view.partitions[0].is_led:
+                    self._adopt_soon((name.stream,))
+
+    def _adopt_soon(self, names: Collection[str]) -> None:
+        """This broker has begun to lead partitions of these streams."""
+        self._unadopted.update(names)
+        self._adopted.set()
+
+    async def _adopt_forever(self) -> None:
+        """Load the durable consumers of what this broker has begun to lead, until cancelled.
+
+        Nobody asks for those that push, or whose clients wait for an answer to an acknowledgement.
+        """
+        while True:
+            await self._adopted.wait()
+            self._adopted.clear()
+            names, self._unadopted = self._unadopted, set()
+            if GROUPS_STREAM in self._api.broker.image.streams:
+                failed = await self._adopt(names)
+                if failed:
+                    self._adopt_soon(failed)
+            # What begins meanwhile is looked for at once: each time costs a stored entry.
+            await asyncio.sleep(ADOPT_INTERVAL_S)
+
+    async def _adopt(self, names: set[str]) -> set[str]:
+        """Load the durable consumers of streams; return those that have to be tried again."""
+        try:
+            groups = await self._store.list(GROUP_PREFIX)
+        except StrandlineError as error:
+            logger.debug("the groups of consumers cannot be listed yet: %s", error)
+            return names
+        failed = set()
+        for shown in sorted({group.split("/")[1] for group in groups}):
+            view = self._api.find_quietly(shown)
+            if view is None or view.stream.name not in names or not view.is_exact:
+                continue
+            if not view.partitions[0].is_led:
+                continue
+            # First, since clients may acknowledge already what the leader before has delivered.
+            self._api.follow_acks(view.name)
+            try:
+                led = await self._loaded(view)
+            except (StrandlineError, ApiRefusal) as error:
+                logger.debug("the consumers of %s cannot be loaded yet: %s", shown, error)
+                failed.add(view.stream.name)
+            else:
+                if not led.runners:
+                    self._api.unfollow_acks(view.name)
+        return failed
 
     def _give_up(self, led: _LedConsumers, why: str) -> None:
         self._led.pop(led.partition.name, None)
+        for runner in led.runners.values():
+            self._api.unfollow_acks(runner.stream)
         self._spawn(self._close([led], why))
 
     async def _close(self, several: list[_LedConsumers], why: str) -> None:
@@ -241,9 +350,13 @@ class ConsumerCalls:
         for led in self._led.values():
             yield from led.runners.values()
 
-    def _interest_gone(self) -> None:
+    def _interest_changed(self) -> None:
         for runner in self._every_runner():
-            runner.interest_gone()
+            runner.interest_changed()
+
+    def _reconnected(self) -> None:
+        for runner in self._every_runner():
+            runner.reconnected()
 
     def _wake_all(self) -> None:
         for runner in self._every_runner():
@@ -279,7 +392,7 @@ class ConsumerCalls:
         led = self._led.get(runner.partition.name)
         if led is None or led.runners.get(runner.config.name) is not runner:
             return
-        del led.runners[runner.config.name]
+        self._removed(led, runner)
         if why == LEADERSHIP_CHANGE:
             self._give_up(led, why)
         elif runner.is_durable:
@@ -309,6 +422,7 @@ class ConsumerCalls:
         made_up = secrets.token_hex(4)
         config = consumer_config(request.call, body, made_up)
         view = self._api.view(request)
+        self._check_target(view, config)
         async with led.lock:
             runner = led.runners.get(config.name)
             if runner is None:
@@ -318,9 +432,24 @@ class ConsumerCalls:
             elif runner.config != config:
                 if body.action == "create":
                     refuse(CONSUMER_EXISTS)
-                check_update(runner.config, config)
+                check_update(runner.config, config, is_bound=runner.is_bound)
                 await runner.reconfigure(config)
-        return request.answer(**msgspec.structs.asdict(await runner.info()))
+            info = await runner.info()
+            runner.begin()
+        return request.answer(**msgspec.structs.asdict(info))
+
+    def _check_target(self, view: JetStreamView, config: ConsumerConfig) -> None:
+        """Refuse a subject to which a push consumer may not deliver.
+
+        With access control only inboxes: a client could publish by a consumer where it may not.
+        """
+        subject = config.deliver_subject
+        if not subject:
+            return
+        if self._leaf.is_restricted and not subject.startswith(INBOX_PREFIX):
+            refuse(INVALID_TARGET)
+        if subject_matches(view.stream.config.subject, subject):
+            refuse(TARGET_CYCLE)
 
     async def _make(
         self, view: JetStreamView, led: _LedConsumers, config: ConsumerConfig
@@ -329,20 +458,24 @@ class ConsumerCalls:
         if len(led.runners) >= CONSUMERS_MAX:
             refuse(TOO_MANY_CONSUMERS)
         await self._api.caught_up(view)
-        before = await self._api.on_thread(_start_of, led.partition, config)
+        before, heads_to = await self._api.on_thread(start_of, led.partition, config), 0
+        if config.deliver_policy == "last_per_subject":
+            heads_to = led.partition.last_stable_offset
+            heads = await self._api.on_thread(find_heads, led.partition, config.filters, heads_to)
+            before = (heads.after(0) or heads_to + 1) - 1
         kept = KeptConsumer(
             config=config,
             created_ns=self._api.broker.clock.now_ns(),
             stream_created_ns=led.created_ns,
             state=ConsumerState(delivered_stream=before, floor_stream=before),
+            heads_to=heads_to,
         )
         runner = self._runner(view, led, kept)
-        led.runners[config.name] = runner
         try:
             if runner.is_durable:
                 await self._keep(runner, is_new=True)
         except BaseException as error:
-            del led.runners[config.name]
+            self._removed(led, runner)
             await runner.close(DELETED)
             if isinstance(error, GroupInUseError):
                 refuse_consumer(error.message)
@@ -350,11 +483,7 @@ class ConsumerCalls:
         return runner
 
     async def _found(self, request: ApiRequest) -> ConsumerRunner:
-        led = await self._of(request)
-        runner = led.runners.get(request.call.consumer)
-        if runner is None:
-            refuse(CONSUMER_NOT_FOUND)
-        return runner
+        return _runner_in(await self._of(request), request)
 
     async def _info(self, request: ApiRequest) -> ApiReply:
         runner = await self._found(request)
@@ -363,14 +492,32 @@ class ConsumerCalls:
     async def _delete(self, request: ApiRequest) -> ApiReply:
         led = await self._of(request)
         async with led.lock:
-            runner = led.runners.get(request.call.consumer)
-            if runner is None:
-                refuse(CONSUMER_NOT_FOUND)
+            runner = _runner_in(led, request)
             if runner.is_durable:
                 await self._forget(self._group(runner))
-            del led.runners[runner.config.name]
+            self._removed(led, runner)
         await runner.close(DELETED)
         return request.answer(success=True)
+
+    async def _pause(self, request: ApiRequest) -> ApiReply:
+        """Let a consumer deliver nothing until a time; without one it goes on."""
+        until = request.body(_PauseRequest).pause_until or ""
+        until_ns = 0
+        if is_asking(until):
+            try:
+                until_ns = parse_time(until)
+            except ValueError as error:
+                refuse_json(error)
+        led = await self._of(request)
+        async with led.lock:
+            runner = _runner_in(led, request)
+            text = format_time(until_ns) if until_ns else ""
+            await runner.reconfigure(msgspec.structs.replace(runner.config, pause_until=text))
+        return request.answer(
+            paused=runner.paused_ns > 0,
+            pause_until=text or ZERO_TIME,
+            pause_remaining=runner.paused_ns or msgspec.UNSET,
+        )
 
     async def _page(
         self, request: ApiRequest, size: int
@@ -401,6 +548,8 @@ class ConsumerCalls:
 
     def _pull(self, runner: ConsumerRunner, inbox: bytes, payload: bytes) -> ApiReply | None:
         """Let a consumer serve a pull; return an answer only if it does not."""
+        if runner.config.is_push:
+            return status("409 Consumer is push based")
         text = payload.strip()
         body = _NextRequest()
         if text.startswith(b"{"):
@@ -440,7 +589,10 @@ class ConsumerCalls:
     def _take_ack(
         self, subject: bytes, reply: bytes | None, *, payload: bytes, link: ApiLink
     ) -> None:
-        """Handle an acknowledgement, if its consumer works here."""
+        """Handle an acknowledgement, or an answer to flow control, if its consumer works here."""
+        if subject.startswith(FLOW_PREFIX.encode()):
+            self._take_flow(subject.decode(errors="replace"))
+            return
         ack = parse_ack(subject.decode(errors="replace"))
         view = None if ack is None else self._api.find_quietly(ack.stream)
         if ack is None or view is None or not view.is_exact or not view.partitions[0].is_led:
@@ -454,6 +606,17 @@ class ConsumerCalls:
         runner = led.runners.get(ack.consumer)
         if runner is not None:
             self._acknowledge(runner, ack, reply, payload=payload, link=link)
+
+    def _take_flow(self, subject: str) -> None:
+        """Handle an answer to flow control."""
+        found = parse_flow(subject)
+        view = None if found is None else self._api.find_quietly(found[0])
+        if found is None or view is None or not view.is_exact:
+            return
+        led = self._led.get(view.partitions[0].name)
+        runner = led.runners.get(found[1]) if led is not None else None
+        if runner is not None:
+            runner.flow_answered(subject)
 
     async def _take_early(
         self, ack: AckSubject, reply: bytes | None, *, payload: bytes, link: ApiLink
@@ -476,61 +639,21 @@ class ConsumerCalls:
         payload: bytes,
         link: ApiLink,
     ) -> None:
-        word, _, rest = payload.partition(b" ")
-        kind, delay_ms = _KINDS.get(word), 0
-        if word == b"-NAK":
-            delay_ms = _delay_ms(rest.strip())
+        body = parse_ack_body(payload)
 
         def answer() -> None:
             if reply is not None:
                 link.deliver(reply, b"")
                 link.flush_answers()
 
-        if word == b"+NXT":
+        if body.pull is not None:
             runner.ack("ack", ack)
-            refusal = None if reply is None else self._pull(runner, reply, rest)
+            refusal = None if reply is None else self._pull(runner, reply, body.pull)
             if refusal is not None and reply is not None:
                 link.deliver_with_headers(reply, b"", block=refusal.block)
                 link.flush_answers()
-        elif kind is not None:
-            runner.ack(kind, ack, delay_ms=delay_ms, answer=answer if reply is not None else None)
+        elif body.kind is not None:
+            asked = answer if reply is not None else None
+            runner.ack(body.kind, ack, delay_ms=body.delay_ms, answer=asked)
         else:
             answer()  # what means nothing is answered, too
-
-
-_KINDS: Final[dict[bytes, AckKind]] = {
-    b"": "ack",
-    b"+ACK": "ack",
-    b"+OK": "ack",
-    b"-NAK": "nak",
-    b"+WPI": "progress",
-    b"+TERM": "term",
-}
-
-
-def _delay_ms(text: bytes) -> int:
-    """Return the delay of a negative acknowledgement: ``{"delay": ns}`` or ``5s``; else none."""
-    if text.startswith(b"{"):
-        try:
-            return ms_of(max(0, msgspec.json.decode(text, type=_NakBody).delay or 0))
-        except UNDECODABLE:
-            return 0
-    found = _SHORT_DELAY.fullmatch(text)
-    return int(found[1]) * _UNITS_MS[found[2]] if found is not None else 0
-
-
-def _start_of(partition: Partition, config: ConsumerConfig) -> int:
-    """Return the sequence before the first record of a new consumer; on a thread."""
-    first, end = partition.log_start_offset, partition.last_stable_offset
-    match config.deliver_policy:
-        case "new":
-            return end
-        case "by_start_sequence":
-            return max(0, config.opt_start_seq - 1)
-        case "by_start_time":
-            return partition.offset_for_timestamp(parse_time(config.opt_start_time))
-        case "last":
-            found = [last_message(partition, each) for each in config.filters or (">",)]
-            sequences = [each.sequence for each in found if each is not None]
-            return max(sequences) - 1 if sequences else end
-    return first

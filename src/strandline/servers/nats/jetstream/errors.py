@@ -49,8 +49,11 @@ NO_MESSAGE: Final = ApiError(404, 10037, "no message found")
 NO_REPLICAS: Final = ApiError(500, 10074, "replicas > 1 not supported in non-clustered mode")
 NO_PEERS: Final = ApiError(400, 10005, "no suitable peers for placement")
 CONSUMER_NOT_FOUND: Final = ApiError(404, 10014, "consumer not found")
+CONSUMER_NAME_IN_USE: Final = ApiError(400, 10013, "consumer name already in use")
 CONSUMER_EXISTS: Final = ApiError(400, 10148, "consumer already exists")
 NO_CONSUMER: Final = ApiError(400, 10149, "consumer does not exist")
+INVALID_TARGET: Final = ApiError(400, 10112, "invalid push consumer deliver subject")
+TARGET_CYCLE: Final = ApiError(400, 10081, "consumer deliver subject forms a cycle")
 TOO_MANY_CONSUMERS: Final = ApiError(400, 10026, "maximum consumers limit reached")
 FILTER_MISMATCH: Final = ApiError(
     400,

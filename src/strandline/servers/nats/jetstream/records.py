@@ -251,8 +251,15 @@ def matching(batch: pa.RecordBatch, patterns: tuple[str, ...]) -> pa.RecordBatch
     return batch.filter(pa.array(found, pa.bool_()).take(subjects.indices))
 
 
-def tally_subjects(partition: Partition, *patterns: str) -> dict[str, Tally]:
+def tally_subjects(
+    partition: Partition, *patterns: str, stop: int | None = None
+) -> dict[str, Tally]:
     """Return the tallies of all subjects that match one of the patterns.
+
+    Args:
+        partition: of the records.
+        patterns: of subjects.
+        stop: below this offset; None: up to the end.
 
     Raises:
         ApiRefusal: there is no index, and more to read than one request may.
@@ -260,7 +267,8 @@ def tally_subjects(partition: Partition, *patterns: str) -> dict[str, Tally]:
     search, budget = partition.find_runs(*patterns), SEARCH_BYTES_MAX // BATCH_BYTES
     if search is None:
         return {}
-    tallies, uncovered = search.tally(partition.log_start_offset, partition.last_stable_offset)
+    end = partition.last_stable_offset
+    tallies, uncovered = search.tally(partition.log_start_offset, end if stop is None else stop)
     for extent in uncovered:
         cursor = open_cursor(partition, *extent, columns=["offset", "subject"])
         while cursor.has_more:

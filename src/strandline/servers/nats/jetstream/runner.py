@@ -7,11 +7,13 @@ Rules:
 - only a durable consumer's state is stored. Another one ends with its broker, or when it was not
   used for its threshold;
 - a consumer without waiting pulls costs nothing but its memory;
-- a pull ends when its inbox has lost its receiver.
+- a pull ends when its inbox has lost its receiver. A push consumer delivers while somebody
+  subscribes to its subject, as its queue group if it has one.
 """
 
 import asyncio
 import logging
+import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple, cast
@@ -20,22 +22,32 @@ import msgspec
 
 from strandline.broker.write_path.partition import Partition
 from strandline.clock import Clock
-from strandline.core.consumers.consumer import AckKind, Pull, PullConsumer, Wanted
-from strandline.core.consumers.effects import DeliverRecord, Effect, EndPull, SendHeartbeat
-from strandline.core.consumers.state import ConsumerState
+from strandline.core.consumers.consumer import ENDLESS, AckKind, Pull, PullConsumer, Wanted
+from strandline.core.consumers.effects import (
+    DeliverRecord,
+    Effect,
+    EndPull,
+    RequestFlowControl,
+    SendHeartbeat,
+)
+from strandline.core.consumers.flow import FlowWindow
 from strandline.errors import StaleMemberError, StrandlineError, UnknownGroupError
 from strandline.servers.nats.headers import VERSION_LINE, encode_headers
 from strandline.servers.nats.jetstream.consumer_config import ConsumerConfig
+from strandline.servers.nats.jetstream.consumer_info import ConsumerInfo, KeptConsumer, Position
 from strandline.servers.nats.jetstream.errors import ApiRefusal
-from strandline.servers.nats.jetstream.records import (
-    StoredMessage,
-    count_matching,
-    message_at,
-    read_some,
-)
+from strandline.servers.nats.jetstream.pacing import Pacer
+from strandline.servers.nats.jetstream.pending_counter import PendingCounter
+from strandline.servers.nats.jetstream.records import StoredMessage, message_at, read_some
+from strandline.servers.nats.jetstream.starts import find_heads
 from strandline.servers.nats.jetstream.state import RecordCounter
-from strandline.servers.nats.jetstream.subjects import AckSubject, format_ack
-from strandline.servers.nats.jetstream.times import NS_PER_MS, format_time
+from strandline.servers.nats.jetstream.subjects import AckSubject, format_ack, format_flow
+from strandline.servers.nats.jetstream.times import (
+    NS_PER_MS,
+    format_time,
+    ms_of,
+    parse_time,
+)
 from strandline.servers.nats.leaf_link import LeafClient
 from strandline.servers.tasks import end_task, start_task
 
@@ -44,83 +56,13 @@ logger = logging.getLogger(__name__)
 ROUND_MESSAGES: Final = 512
 ROUND_BYTES: Final = 1 << 20
 RETRY_S: Final = 1.0
+FLOW_REQUEST: Final = "100 FlowControl Request"
 DELETED: Final = "409 Consumer Deleted"
 LEADERSHIP_CHANGE: Final = "409 Leadership Change"
 SHUTDOWN: Final = "409 Server Shutdown"
 SIZE_HEADER: Final = b"Nats-Msg-Size"
 Answer = Callable[[], None]
-
-
-class KeptConsumer(msgspec.Struct, kw_only=True):
-    """A consumer as it is stored."""
-
-    config: ConsumerConfig
-    created_ns: int
-    stream_created_ns: int
-    """Of its stream: another one of the same name is another stream."""
-    state: ConsumerState
-
-
-class Position(msgspec.Struct, frozen=True):
-    """The sequences that deliveries or acknowledgements have reached."""
-
-    consumer_seq: int
-    stream_seq: int
-
-
-class ConsumerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A consumer as answers show it."""
-
-    stream_name: str
-    name: str
-    created: str
-    config: ConsumerConfig
-    delivered: Position
-    ack_floor: Position
-    num_ack_pending: int
-    num_redelivered: int
-    num_waiting: int
-    num_pending: int
-    ts: str
-
-
-class PendingCounter:
-    """Counts the records that a consumer has still to get.
-
-    Args:
-        partition: of the records.
-        counter: counts records without a filter.
-        patterns: of the subjects; none: all records count.
-    """
-
-    def __init__(
-        self, partition: Partition, counter: RecordCounter, patterns: tuple[str, ...]
-    ) -> None:
-        self._partition = partition
-        self._counter = counter
-        self._patterns = patterns
-        self._from = self._to = -1
-        self._count = 0
-
-    def refresh(self, after: int) -> int:
-        """Return how many records follow a sequence; reads only what is new. On a thread."""
-        partition = self._partition
-        first, end = max(after, partition.log_start_offset), partition.last_stable_offset
-        if not self._patterns:
-            return self._counter.count(partition, first, end) if first < end else 0
-        if partition.retention is not None:  # what was counted may be replaced since
-            return count_matching(partition, first, end, patterns=self._patterns)
-        if first != self._from or end < self._to:
-            self._from = self._to = first
-            self._count = 0
-        self._count += count_matching(partition, self._to, end, patterns=self._patterns)
-        self._to = max(self._to, end)
-        return self._count
-
-    def passed(self, after: int, count: int) -> None:
-        """``count`` records up to a sequence were delivered."""
-        self._from, self._count = after, max(0, self._count - count)
-        self._to = max(self._to, after)
+_StatusHeaders = tuple[tuple[str, int | str], ...]
 
 
 class RunnerHost(NamedTuple):
@@ -159,8 +101,12 @@ class ConsumerRunner:
         self.stream = stream
         self.partition = partition
         self.kept = kept
-        self.core = PullConsumer(kept.config.policy, kept.state, self._now_ms)
+        flow = FlowWindow() if kept.config.flow_control else None
+        self.core = PullConsumer(kept.config.policy, kept.state, self._now_ms, flow=flow)
+        self._flow_prefix = secrets.token_hex(2)
+        """Tells this runner's flow control requests from those of one before it."""
         self.is_over = False
+        self._is_begun = False
         self._pending = PendingCounter(partition, host.counter, kept.config.filters)
         self._search = partition.find_runs(*kept.config.filters)
         self._fresh: deque[StoredMessage] = deque()
@@ -170,6 +116,9 @@ class ConsumerRunner:
         self._answers: list[Answer] = []
         self._seen: set[bytes] = set()
         """Inboxes of pulls that were seen to have a receiver."""
+        self._pacer = self._new_pacer()
+        self._due_ms = 0.0
+        """Before this time the next record must not be delivered."""
         self._wake = asyncio.Event()
         self._used_ms = self._now_ms
         self._round_lock = asyncio.Lock()
@@ -184,6 +133,18 @@ class ConsumerRunner:
     def is_durable(self) -> bool:
         """Whether its state is stored."""
         return bool(self.config.durable_name)
+
+    @property
+    def paused_ns(self) -> int:
+        """For how long nothing is delivered because somebody has paused it."""
+        if not self.config.pause_until:
+            return 0
+        return max(0, parse_time(self.config.pause_until) - self._host.clock.now_ns())
+
+    def _new_pacer(self) -> Pacer:
+        is_original = self.config.replay_policy == "original"
+        there = self.partition.last_stable_offset if is_original else 0
+        return Pacer(there, self.config.rate_limit_bps)
 
     @property
     def _now_ms(self) -> float:
@@ -215,14 +176,67 @@ class ConsumerRunner:
             self._answers.append(answer)
         self._wake.set()
 
-    def interest_gone(self) -> None:
-        """Some inbox has lost its receiver."""
-        if self.core.pulls:
-            self._wake.set()
+    def flow_answered(self, subject: str) -> None:
+        """The receiver has answered a flow control request."""
+        flow = self.core.flow
+        if flow is None or not flow.request or subject != self._flow_subject(flow.request):
+            return
+        flow.answered(flow.request)
+        self._used_ms = self._now_ms
+        self._wake.set()
+
+    def _stalled_headers(self, request: int) -> _StatusHeaders:
+        """Return what a heartbeat says of a flow control request that waits for its answer."""
+        return (("Nats-Consumer-Stalled", self._flow_subject(request)),) if request else ()
+
+    def _flow_subject(self, request: int) -> str:
+        return format_flow(self.stream, self.config.name, f"{self._flow_prefix}{request}")
+
+    def begin(self) -> None:
+        """Let a push consumer deliver; before, its creator has to learn what is pending."""
+        self._is_begun = True
+        self.interest_changed()
+
+    def interest_changed(self) -> None:
+        """Some subjects have got receivers, or lost them."""
+        if not self.config.is_push:
+            self._drop_dead_pulls()
+            return
+        subject, queue = self._push_target
+        is_bound = self._is_begun and self._host.leaf.is_subscribed(subject, queue)
+        if is_bound != self.is_bound:
+            self._rebind(is_bound=is_bound)
+
+    def reconnected(self) -> None:
+        """The link is new: what was on its way may be lost, with requests for flow control."""
+        if self.config.is_push:
+            self._rebind(is_bound=False)
+        self.interest_changed()
+        self._wake.set()
 
     def wake(self) -> None:
         """Look again whether records can be delivered."""
         self._wake.set()
+
+    def _rebind(self, *, is_bound: bool) -> None:
+        """Begin or end the delivery to a push consumer's subject."""
+        self.core.pulls.clear()
+        self._used_ms = self._now_ms
+        if is_bound:
+            subject, _ = self._push_target
+            beat_ms = ms_of(self.config.idle_heartbeat)
+            self.core.pull(Pull(subject, batch=ENDLESS, heartbeat_ms=beat_ms), self._now_ms)
+        self._wake.set()
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether a push consumer has receivers."""
+        return self.config.is_push and bool(self.core.pulls)
+
+    @property
+    def _push_target(self) -> tuple[bytes, bytes]:
+        """The subject and the queue group that a push consumer delivers to."""
+        return self.config.deliver_subject.encode(), self.config.deliver_group.encode()
 
     async def reconfigure(self, config: ConsumerConfig) -> None:
         """Go on with other settings; done when they are stored.
@@ -231,10 +245,16 @@ class ConsumerRunner:
             StrandlineError: they may not be stored.
         """
         async with self._round_lock:
+            before = self._push_target
             self.kept.config = config
             self.core.policy = config.policy
+            if self._push_target != before:
+                self.core.expire_all(self._now_ms)
+                self._rebind(is_bound=False)
+                self.interest_changed()
             self._pending = PendingCounter(self.partition, self._host.counter, config.filters)
             self._search = self.partition.find_runs(*config.filters)
+            self._pacer = self._new_pacer()
             self._fresh.clear()
             self._read_to = -1
             if self.is_durable:
@@ -247,7 +267,13 @@ class ConsumerRunner:
             return
         self.is_over = True
         await end_task(self._task)
-        self._send_all(self.core.end_all(status), [])
+        self._end_pulls(status)
+
+    def _end_pulls(self, status: str) -> None:
+        """End every pull; the receivers of a push consumer notice that heartbeats are missing."""
+        ended = self.core.end_all(status)
+        if not self.config.is_push:
+            self._send_all(ended, [])
 
     async def info(self) -> ConsumerInfo:
         """Return the consumer as answers show it.
@@ -267,9 +293,12 @@ class ConsumerRunner:
             ack_floor=Position(state.floor_consumer, state.floor_stream),
             num_ack_pending=len(state.pending),
             num_redelivered=self.core.redelivered,
-            num_waiting=len(self.core.pulls),
+            num_waiting=0 if self.config.is_push else len(self.core.pulls),
             num_pending=pending,
             ts=format_time(self._host.clock.now_ns()),
+            push_bound=self.is_bound or msgspec.UNSET,
+            paused=self.paused_ns > 0 or msgspec.UNSET,
+            pause_remaining=self.paused_ns or msgspec.UNSET,
         )
 
     # Rounds
@@ -300,7 +329,7 @@ class ConsumerRunner:
     def _end(self, status: str) -> None:
         """End by itself."""
         self.is_over = True
-        self._send_all(self.core.end_all(status), [])
+        self._end_pulls(status)
         self._host.ended(self, status)
 
     def _is_inactive(self) -> bool:
@@ -312,6 +341,8 @@ class ConsumerRunner:
     async def _rest(self) -> None:
         """Wait for something to do."""
         due = [] if self.core.next_due_ms is None else [self.core.next_due_ms]
+        if self.core.pulls and self._held_to_ms > self._now_ms:
+            due.append(self._held_to_ms)
         if self.config.inactive_threshold and not self.core.pulls:
             due.append(self._used_ms + self.config.inactive_threshold / NS_PER_MS)
         timeout_s = max(0.0, (min(due) - self._now_ms) / 1e3) if due else None
@@ -331,8 +362,8 @@ class ConsumerRunner:
 
     def _has_more(self) -> bool:
         """Return whether records came since the last round ended."""
-        wanted = self.core.wanted()
-        if wanted is None or not self._host.leaf.is_open:
+        wanted = self._wanted()
+        if wanted is None:
             return False
         return wanted.is_again or self.partition.last_stable_offset >= wanted.sequence
 
@@ -343,7 +374,8 @@ class ConsumerRunner:
             UnknownGroupError: the consumer was deleted.
             StrandlineError: the partition cannot be read, or the state not be stored now.
         """
-        self._drop_dead_pulls()
+        if not self.config.is_push:
+            self._drop_dead_pulls()
         # What does not depend on this round's deliveries does not wait for the disk.
         self._send_all(self.core.tick(self._now_ms), [])
         answers, self._answers = self._answers, []
@@ -351,7 +383,8 @@ class ConsumerRunner:
         outgoing: list[_Outgoing] = []
         try:
             is_busy = await self._collect(effects, outgoing)
-            if self.core.is_changed:
+            # An answer needs a stored state also if nothing has changed: another broker may lead.
+            if self.core.is_changed or answers:
                 self.core.is_changed = False
                 if self.is_durable:
                     await self._host.keep(self)
@@ -377,7 +410,7 @@ class ConsumerRunner:
         """
         core, pending, size = self.core, -1, 0
         while len(outgoing) < ROUND_MESSAGES and size < ROUND_BYTES:
-            wanted = core.wanted() if self._host.leaf.is_open else None
+            wanted = self._wanted()
             if wanted is None:
                 return False
             if pending < 0:
@@ -387,6 +420,8 @@ class ConsumerRunner:
                 message, is_end = await self._read(wanted)
                 if core.wanted() != wanted:
                     continue  # something came in while it was read
+            if message is not None and self._is_early(message):
+                return False
             if message is not None:
                 is_new = self._decide(message, pending, effects=effects, outgoing=outgoing)
                 if is_new and not wanted.is_again:
@@ -401,6 +436,25 @@ class ConsumerRunner:
                 return False
         return True
 
+    def _wanted(self) -> Wanted | None:
+        """Return what to deliver now; None: nothing can be, or nothing may be yet."""
+        if not self._host.leaf.is_open:
+            return None
+        if (self._due_ms or self.config.pause_until) and self._held_to_ms > self._now_ms:
+            return None
+        return self.core.wanted()
+
+    @property
+    def _held_to_ms(self) -> float:
+        """The time before which nothing is delivered: it is paused, or the next one comes then."""
+        paused_ns = self.paused_ns
+        return max(self._due_ms, self._now_ms + paused_ns / NS_PER_MS if paused_ns else 0.0)
+
+    def _is_early(self, message: StoredMessage) -> bool:
+        """Return whether a record has to wait for its time; it is looked at again then."""
+        self._due_ms = self._pacer.due_ms(message.sequence, message.time_ns)
+        return self._due_ms > self._now_ms
+
     def _decide(
         self,
         message: StoredMessage,
@@ -413,9 +467,12 @@ class ConsumerRunner:
         message = self._shown(message)
         is_new = message.sequence > self.kept.state.delivered_stream
         left = max(0, pending - 1) if is_new else pending
-        decided = self.core.deliver(message.sequence, self._size(message), self._now_ms)
+        size = self._size(message)
+        decided = self.core.deliver(message.sequence, size, self._now_ms)
         effects += decided
         sent = [each for each in decided if isinstance(each, DeliverRecord)]
+        if sent:
+            self._pacer.sent(message.time_ns, size, self._now_ms)
         outgoing += (_Outgoing(each, message, left) for each in sent)
         return bool(sent)
 
@@ -437,15 +494,24 @@ class ConsumerRunner:
 
     async def _count(self) -> int:
         """Return how many records the consumer has still to get."""
+        if self.kept.heads_to and self._pending.heads is None:
+            self._pending.heads = await self._host.on_thread(
+                find_heads, self.partition, self.config.filters, self.kept.heads_to
+            )
         after = self.kept.state.delivered_stream
         return cast("int", await self._host.on_thread(self._pending.refresh, after))
 
     async def _read_fresh(self, sequence: int) -> tuple[StoredMessage | None, bool]:
         """Return the next record that passes the filters, and whether there is none now."""
-        start = max(self._read_to, sequence - 1)
+        start, heads = max(self._read_to, sequence - 1), self._pending.heads
+        if heads is not None and start < heads.end:
+            head = heads.after(start)
+            start = heads.end if head is None else head - 1
         messages, self._read_to = await self._host.on_thread(
             read_some, self.partition, start, self._search
         )
+        if heads is not None:
+            messages = [m for m in messages if m.sequence > heads.end or m.sequence in heads]
         self._fresh.extend(messages)
         if self._fresh:
             return self._fresh[0], False
@@ -471,6 +537,8 @@ class ConsumerRunner:
 
     def _drop_dead_pulls(self) -> None:
         leaf = self._host.leaf
+        if not leaf.knows_interest:
+            return
         for pull in list(self.core.pulls):
             inbox = pull.token
             assert isinstance(inbox, bytes), "pulls are named by their inboxes"
@@ -488,9 +556,19 @@ class ConsumerRunner:
                     self._deliver(next(records))
                 case EndPull(token, text, left, size):
                     self._send_status(token, text, _pending_headers(left, size))
-                case SendHeartbeat(token, consumer, stream):
-                    headers = (("Nats-Last-Consumer", consumer), ("Nats-Last-Stream", stream))
-                    self._send_status(token, "100 Idle Heartbeat", headers)
+                case SendHeartbeat(token, consumer, stream, request):
+                    self._send_status(
+                        token,
+                        "100 Idle Heartbeat",
+                        (
+                            ("Nats-Last-Consumer", consumer),
+                            ("Nats-Last-Stream", stream),
+                            *self._stalled_headers(request),
+                        ),
+                    )
+                case RequestFlowControl(token, request):
+                    reply = self._flow_subject(request).encode()
+                    self._send_status(token, FLOW_REQUEST, reply=reply)
         self._host.leaf.flush()
 
     def _deliver(self, outgoing: _Outgoing) -> None:
@@ -502,23 +580,28 @@ class ConsumerRunner:
             send.sequence,
             send.consumer_sequence,
         )
-        assert isinstance(send.token, bytes), "pulls are named by their inboxes"
-        self._host.leaf.deliver(
+        reply = format_ack(ack, time_ns=message.time_ns, pending=pending)
+        self._send(
             send.token,
             message.payload,
             block=message.block,
-            ack=format_ack(ack, time_ns=message.time_ns, pending=pending).encode(),
-            subject=message.subject.encode(),
+            reply=f"{reply}@{message.subject}".encode(),
         )
 
-    def _send_status(self, token: object, text: str, headers: tuple[tuple[str, int], ...]) -> None:
-        assert isinstance(token, bytes), "pulls are named by their inboxes"
-        block = encode_headers([(name, b"%d" % value) for name, value in headers])
+    def _send_status(
+        self, token: object, text: str, headers: _StatusHeaders = (), *, reply: bytes = b""
+    ) -> None:
+        block = encode_headers([(name, str(value).encode()) for name, value in headers])
         line = VERSION_LINE + b" " + text.encode()
-        self._host.leaf.deliver(token, b"", block=line + block.removeprefix(VERSION_LINE))
+        self._send(token, b"", block=line + block.removeprefix(VERSION_LINE), reply=reply)
+
+    def _send(self, token: object, payload: bytes, *, block: bytes, reply: bytes) -> None:
+        assert isinstance(token, bytes), "pulls are named by their inboxes"
+        queue = self.config.deliver_group.encode()
+        self._host.leaf.deliver(token, payload, block=block, reply=reply, queue=queue)
 
 
-def _pending_headers(left: int | None, size: int) -> tuple[tuple[str, int], ...]:
+def _pending_headers(left: int | None, size: int) -> _StatusHeaders:
     if left is None:
         return ()
     return (("Nats-Pending-Messages", left), ("Nats-Pending-Bytes", size))

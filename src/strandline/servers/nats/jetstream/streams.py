@@ -7,8 +7,8 @@ import msgspec
 
 from strandline.broker.routing import subject_patterns
 from strandline.broker.stream import Stream
-from strandline.broker.write_path.ack_sink import CommitWaiter
 from strandline.broker.write_path.partition import Partition
+from strandline.broker.write_path.pending import CommitWaiter
 from strandline.config import BrokerConfig, StreamConfig
 from strandline.errors import (
     UNDECODABLE,
@@ -26,6 +26,12 @@ from strandline.servers.nats.jetstream.api import (
     JetStreamApi,
     status,
 )
+from strandline.servers.nats.jetstream.direct import (
+    DirectBatches,
+    GetRequest,
+    direct_reply,
+    offset_at_time,
+)
 from strandline.servers.nats.jetstream.errors import (
     BAD_REQUEST,
     NO_MESSAGE,
@@ -39,7 +45,6 @@ from strandline.servers.nats.jetstream.errors import (
     ApiRefusal,
     refuse,
     refuse_config,
-    refuse_json,
     refuse_purge,
 )
 from strandline.servers.nats.jetstream.records import (
@@ -59,7 +64,7 @@ from strandline.servers.nats.jetstream.stream_config import (
     stream_config,
 )
 from strandline.servers.nats.jetstream.subjects import PREFIX
-from strandline.servers.nats.jetstream.times import format_time, parse_time
+from strandline.servers.nats.jetstream.times import format_time
 from strandline.servers.nats.jetstream.views import JetStreamView, views_of
 from strandline.types import Offset
 
@@ -95,16 +100,6 @@ class _PurgeRequest(msgspec.Struct, frozen=True):
     keep: _Count = None
 
 
-class _GetRequest(msgspec.Struct, frozen=True):
-    seq: _Count = None
-    last_by_subj: str | None = None
-    next_by_subj: str | None = None
-    start_time: str | None = None
-    no_hdr: bool | None = None
-    batch: _Count = None
-    multi_last: list[str] | None = None
-
-
 class _StateAnswer(msgspec.Struct, frozen=True):
     """The part of another broker's answer to STREAM.INFO that is passed on."""
 
@@ -124,6 +119,7 @@ class StreamCalls:
         self._broker = api.broker
         self._config = config
         self._counter = RecordCounter()
+        self._batches = DirectBatches(api, self._counter)
         api.handlers |= {
             "INFO": self._account,
             "STREAM.NAMES": self._names,
@@ -151,7 +147,7 @@ class StreamCalls:
         ]
 
     async def _account(self, request: ApiRequest) -> ApiReply:
-        self._broker.check_knows_streams()
+        self._broker.check_metadata()
         streams = {view.stream.name: view.stream for view in self._views()}
         partitions = [each for stream in streams.values() for each in stream.partitions]
         return request.answer(
@@ -170,7 +166,7 @@ class StreamCalls:
         body = request.body(_PageRequest)
         if body.subject:
             check_pattern(body.subject)
-        self._broker.check_knows_streams()
+        self._broker.check_metadata()
         views = self._views(body.subject)
         first = min(body.offset or 0, len(views))
         fields = {"total": len(views), "offset": first, "limit": size}
@@ -277,8 +273,10 @@ class StreamCalls:
         if body.name != request.call.stream:
             refuse(STREAM_MISMATCH)
         config = stream_config(body, is_cluster=self._config.cluster.is_on)
-        if self._config.auth.enabled and is_reserved(config.subject):
-            # The permission to ask covers every subject but NATS' own.
+        bucket = config.name.removeprefix("KV_")
+        is_bucket = bucket != config.name and config.subject == f"$KV.{bucket}.>"
+        if self._config.auth.enabled and is_reserved(config.subject) and not is_bucket:
+            # The permission to ask covers every subject but NATS' own, and a bucket's own.
             refuse_config(f"subject {config.subject!r} is NATS' own")
         return config
 
@@ -363,7 +361,7 @@ class StreamCalls:
     # Messages
 
     async def _get(self, request: ApiRequest) -> ApiReply:
-        body = request.body(_GetRequest)
+        body = request.body(GetRequest)
         found = await self._message(request, body)
         return request.answer(message=found.in_json)
 
@@ -375,39 +373,38 @@ class StreamCalls:
         subject = request.call.subject
         if not subject and not request.payload.strip():
             return status("408 Empty Request")
-        body = request.body(_GetRequest) if not subject else _GetRequest(last_by_subj=subject)
+        body = request.body(GetRequest) if not subject else GetRequest(last_by_subj=subject)
         if body.batch or body.multi_last:
-            refuse(BAD_REQUEST)
-        found = await self._message(request, body)
-        own = b"" if body.no_hdr else found.block
-        headers = (
-            f"Nats-Stream: {request.call.stream}\r\nNats-Subject: {found.subject}\r\n"
-            f"Nats-Sequence: {found.sequence}\r\nNats-Time-Stamp: {format_time(found.time_ns)}\r\n"
-        )
-        return ApiReply(found.payload, (own[:-2] or b"NATS/1.0\r\n") + headers.encode() + b"\r\n")
+            return await self._batches.answer(request, body, await self._partition(request))
+        return direct_reply(request, body, await self._message(request, body))
 
-    async def _message(self, request: ApiRequest, body: _GetRequest) -> StoredMessage:
+    async def _partition(self, request: ApiRequest) -> Partition:
+        """Return the partition of a request, once all that was acknowledged is known here."""
+        view = self._api.view(request)
+        if not view.is_exact:
+            refuse(BAD_REQUEST, _several(view))
+        await self._api.caught_up(view)
+        [partition] = view.partitions
+        return partition
+
+    async def _message(self, request: ApiRequest, body: GetRequest) -> StoredMessage:
         """Return the message that a request asks for.
 
         Raises:
             ApiRefusal: there is none, or the request contradicts itself.
         """
-        view = self._api.view(request)
-        if not view.is_exact:
-            refuse(BAD_REQUEST, _several(view))
-        [partition] = view.partitions
-        await self._api.caught_up(view)
+        partition = await self._partition(request)
         match body:
-            case _GetRequest(last_by_subj=str(pattern)) if pattern and not body.seq:
+            case GetRequest(last_by_subj=str(pattern)) if pattern and not body.seq:
                 check_pattern(pattern)
                 found = await self._api.on_thread(last_message, partition, pattern)
-            case _GetRequest(next_by_subj=str(pattern)) if pattern:
+            case GetRequest(next_by_subj=str(pattern)) if pattern:
                 check_pattern(pattern)
                 start = max(0, (body.seq or 1) - 1)
                 found = await self._api.on_thread(next_message, partition, start, pattern)
-            case _GetRequest(start_time=str(text)) if text and not body.seq:
+            case GetRequest(start_time=str(text)) if text and not body.seq:
                 found = await self._api.on_thread(_message_from, partition, text)
-            case _GetRequest(seq=int(sequence)) if sequence:
+            case GetRequest(seq=int(sequence)) if sequence:
                 found = await self._api.on_thread(message_at, partition, sequence - 1)
             case _:
                 refuse(BAD_REQUEST)
@@ -416,13 +413,9 @@ class StreamCalls:
         return found
 
 
-def _message_from(partition: Any, text: str) -> StoredMessage | None:
+def _message_from(partition: Partition, text: str) -> StoredMessage | None:
     """Return the first message stored at a time or later."""
-    try:
-        time_ns = parse_time(text)
-    except ValueError as error:
-        refuse_json(error)
-    return next_message(partition, partition.offset_for_timestamp(time_ns))
+    return next_message(partition, offset_at_time(partition, text))
 
 
 def _several(view: JetStreamView) -> str:

@@ -8,9 +8,11 @@ from typing import Final, NamedTuple
 
 PREFIX: Final = "$JS.API."
 ACK_PREFIX: Final = "$JS.ACK."
+FLOW_PREFIX: Final = "$JS.FC."
 GROUP_PREFIX: Final = "js/"
 """Of the names of consumers' groups: ``js/stream/consumer``."""
 ACK_TOKENS: Final = 7
+FLOW_TOKENS: Final = 3
 DIGITS_MAX: Final = 20
 TYPE_PREFIX: Final = "io.nats.jetstream.api.v1."
 
@@ -62,6 +64,7 @@ OPERATIONS: Final = {
         Operation("CONSUMER.DURABLE.CREATE", 2, 2, answer="consumer_create"),
         Operation("CONSUMER.INFO", 2, 2),
         Operation("CONSUMER.DELETE", 2, 2),
+        Operation("CONSUMER.PAUSE", 2, 2),
         Operation("CONSUMER.NAMES", 1, 1),
         Operation("CONSUMER.LIST", 1, 1),
         Operation("CONSUMER.MSG.NEXT", 2, 2),
@@ -95,6 +98,17 @@ def parse_ack(subject: str) -> AckSubject | None:
     if not all(each.isascii() and each.isdigit() and len(each) <= DIGITS_MAX for each in numbers):
         return None
     return AckSubject(stream, consumer, *map(int, numbers[:3]))
+
+
+def format_flow(stream: str, consumer: str, request: str) -> str:
+    """Return the reply subject of a flow control request."""
+    return f"{FLOW_PREFIX}{stream}.{consumer}.{request}"
+
+
+def parse_flow(subject: str) -> tuple[str, str] | None:
+    """Return the stream and consumer that an answer to flow control is for; None if it is none."""
+    tokens = subject.removeprefix(FLOW_PREFIX).split(".")
+    return (tokens[0], tokens[1]) if len(tokens) == FLOW_TOKENS else None
 
 
 def parse_subject(subject: str) -> ApiCall:

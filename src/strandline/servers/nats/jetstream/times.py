@@ -11,6 +11,7 @@ NS_PER_S: Final = 1_000_000_000
 NS_PER_MS: Final = 1_000_000
 ZERO_TIME: Final = "0001-01-01T00:00:00Z"
 """Go's time of nothing."""
+SECONDS_LENGTH: Final = len("0001-01-01T00:00:00")
 _TIME: Final = re.compile(
     r"(\d{4})-(\d\d)-(\d\d)[Tt ](\d\d):(\d\d):(\d\d)(?:\.(\d{1,12}))?(?:[Zz]|([+-])(\d\d):(\d\d))",
     re.ASCII,
@@ -20,7 +21,7 @@ _TIME: Final = re.compile(
 def format_time(time_ns: int) -> str:
     """Return a Unix time in nanoseconds as Go does: without zeros at the end."""
     seconds, fraction = divmod(time_ns, NS_PER_S)
-    text = datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    text = datetime.fromtimestamp(seconds, UTC).isoformat()[:SECONDS_LENGTH]
     digits = f"{fraction:09}".rstrip("0")
     return f"{text}.{digits}Z" if digits else f"{text}Z"
 
@@ -41,6 +42,7 @@ def parse_time(text: str) -> TimestampNs:
     if sign:
         ahead = int(hours) * 3600 + int(minutes) * 60
         seconds -= ahead if sign == "+" else -ahead
+        datetime.fromtimestamp(seconds, UTC)  # or no year has it
     nanoseconds = int(((fraction or "") + "0" * 9)[:9])
     return TimestampNs(seconds * NS_PER_S + nanoseconds)
 

@@ -17,7 +17,9 @@ from strandline.servers.nats.jetstream.errors import ApiRefusal
 from strandline.servers.nats.jetstream.subjects import (
     ApiCall,
     format_ack,
+    format_flow,
     parse_ack,
+    parse_flow,
     parse_subject,
 )
 
@@ -46,6 +48,33 @@ def test_settings_become_rules():
     policy = asked(ack_policy="explicit", backoff=[NS, 2 * NS], max_deliver=5).policy
     assert (policy.backoff_ms, policy.max_deliver) == ((1000, 2000), 5)
     assert asked(ack_policy="all", ack_wait=NS // 2).policy.ack_wait_ms == 500
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "in_force"), [(-1, 10_000), (524_288, 10_000), (9, 9), (0, 1000)]
+)
+def test_the_limit_of_pending_messages_has_a_limit(asked_for, in_force):
+    """nats.go asks for half a million: the answer shows what is in force."""
+    found = asked(ack_policy="explicit", max_ack_pending=asked_for)
+    assert found.max_ack_pending == found.policy.max_ack_pending == in_force
+
+
+def test_a_push_consumer_has_no_waiting_pulls():
+    """Its settings are kept; a pull consumer has none of them."""
+    push = asked(
+        ack_policy="explicit",
+        deliver_subject="_INBOX.x",
+        deliver_group="g",
+        flow_control=True,
+        idle_heartbeat=NS,
+    )
+    assert push.is_push
+    assert (push.max_waiting, push.max_ack_pending) == (0, 1000)
+    assert (push.deliver_subject, push.deliver_group) == ("_INBOX.x", "g")
+    assert (push.flow_control, push.idle_heartbeat) == (True, NS)
+    pull = asked(deliver_group="g", flow_control=False, idle_heartbeat=0)
+    assert not pull.is_push
+    assert pull.deliver_group == ""
 
 
 def test_names_are_those_of_the_subject():
@@ -133,6 +162,15 @@ def test_any_text_is_an_acknowledgement_or_none(text):
     assert parse_ack("$JS.ACK.S.c.1.2.3.4.٣") is None
 
 
+@given(st.text())
+def test_any_text_is_an_answer_to_flow_control_or_none(text):
+    """And never an error."""
+    for subject in (text, f"$JS.FC.{text}", f"$JS.FC.S.c.{text}"):
+        found = parse_flow(subject)
+        assert found is None or len(found) == 2
+    assert parse_flow(format_flow("S", "c", "ab12")) == ("S", "c")
+
+
 def test_subjects_of_consumers():
     """The old and the new forms."""
     for subject, call in {
@@ -141,7 +179,8 @@ def test_subjects_of_consumers():
         "CONSUMER.CREATE.S.c.a.b": ApiCall("CONSUMER.CREATE", "S", "c", "a.b"),
         "CONSUMER.DURABLE.CREATE.S.d": ApiCall("CONSUMER.DURABLE.CREATE", "S", "d"),
         "CONSUMER.MSG.NEXT.S.c": ApiCall("CONSUMER.MSG.NEXT", "S", "c"),
-        "CONSUMER.PAUSE.S.c": ApiCall(""),
+        "CONSUMER.PAUSE.S.c": ApiCall("CONSUMER.PAUSE", "S", "c"),
+        "CONSUMER.UNPIN.S.c": ApiCall(""),
         "CONSUMER.INFO.S": ApiCall(""),
     }.items():
         assert parse_subject(f"$JS.API.{subject}") == call

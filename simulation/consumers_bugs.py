@@ -1,0 +1,107 @@
+"""Seeded bugs of NATS consumers that the judge of histories must find.
+
+Rule: as ``metadata_bugs``.
+"""
+
+from typing import Final
+
+from simulation.bugs import Replacement, SourceRewrite
+from strandline.core.consumers.consumer import PullConsumer
+from strandline.core.groups import coordinator as groups
+
+_CORE = "strandline.core.consumers.consumer:PullConsumer"
+_FLOW = "strandline.core.consumers.flow:FlowWindow"
+_RUNNER = "strandline.servers.nats.jetstream.runner:ConsumerRunner"
+
+CONSUMER_BUGS: Final = (
+    SourceRewrite(
+        "a record is sent before its delivery is stored",
+        f"{_RUNNER}._round",
+        "if self.is_durable:",
+        "if not self.is_durable:",
+    ),
+    SourceRewrite(
+        "an acknowledgement is answered before it is stored",
+        f"{_RUNNER}._round",
+        "answers, self._answers = self._answers, []",
+        "answers, self._answers = [each() or each for each in self._answers], []",
+    ),
+    SourceRewrite(
+        "a broker that leads no longer answers repeated acknowledgements",
+        f"{_RUNNER}._round",
+        "if self.core.is_changed or answers:",
+        "if self.core.is_changed:",
+    ),
+    Replacement(
+        "a broker that led before keeps states", "_check_epoch", lambda *_: None, (groups,)
+    ),
+    SourceRewrite(
+        "a new leader does not wait for acknowledgements",
+        f"{_CORE}.__init__",
+        "in state.pending.items()",
+        "in ()",
+    ),
+    SourceRewrite(
+        "a refused record does not come again",
+        f"{_CORE}.ack",
+        "self._expect_ack(sequence, now_ms + delay_ms)",
+        "pass",
+    ),
+    SourceRewrite(
+        "an acknowledged record keeps its timer",
+        f"{_CORE}._ack_one",
+        "self._forget(sequence)",
+        "pass",
+    ),
+    SourceRewrite(
+        "new records come before those that are due",
+        f"{_CORE}.wanted",
+        "if self._again:",
+        "if self._again and self._is_full:",
+    ),
+    Replacement(
+        "any number of records is pending", "_is_full", property(lambda _: False), (PullConsumer,)
+    ),
+    SourceRewrite(
+        "records are delivered for ever",
+        f"{_CORE}._collect_due",
+        "record.deliveries >= self.policy.max_deliver",
+        "not record.deliveries",
+    ),
+    SourceRewrite(
+        "a redelivery does not count",
+        f"{_CORE}._send",
+        "record.deliveries += 1",
+        "record.deliveries += 0",
+    ),
+    SourceRewrite(
+        "acknowledging all before leaves one behind",
+        f"{_CORE}._ack_all",
+        "pending <= sequence]",
+        "pending < sequence]",
+    ),
+    SourceRewrite(
+        "the floor passes what is pending",
+        f"{_CORE}._settle",
+        "first - 1)",
+        "first)",
+    ),
+    SourceRewrite(
+        "an answer to flow control frees nothing",
+        f"{_FLOW}.answered",
+        "self.sent_bytes - self._covered",
+        "self.sent_bytes",
+    ),
+    SourceRewrite(
+        "a new receiver inherits a full window",
+        f"{_FLOW}.reset",
+        "self.sent_bytes = self.request = self._covered = 0",
+        "self.request = self._covered = 0",
+    ),
+    SourceRewrite(
+        "nobody notices that receivers have come",
+        f"{_RUNNER}.interest_changed",
+        "self._rebind(is_bound=is_bound)",
+        "self._rebind(is_bound=False)",
+    ),
+)

@@ -1,0 +1,71 @@
+"""Flow control of a push consumer: how many bytes may be on their way to its receiver. Pure.
+
+Rules: once more than half of the window is on its way, the receiver is asked to answer. It answers
+in order with the records, so everything that was sent before the request has then arrived, and the
+window grows. Nothing is sent while more than the window is on its way. One request waits for its
+answer at a time.
+
+Invariant: a full window has a request that waits. ``check`` asserts it.
+"""
+
+from typing import Final
+
+WINDOW_BYTES_FIRST: Final = 2 << 20
+WINDOW_BYTES_MAX: Final = 32 << 20
+"""Both are nats-server's."""
+
+
+class FlowWindow:
+    """The bytes that may be on their way.
+
+    Attributes:
+        window_bytes: how many.
+        sent_bytes: how many are.
+        request: the number of the request that waits for its answer; 0: none does.
+    """
+
+    def __init__(self) -> None:
+        self.window_bytes = WINDOW_BYTES_FIRST
+        self.sent_bytes = 0
+        self.request = 0
+        self._covered = 0
+        """The bytes whose arrival the answer will confirm."""
+        self._requests = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing may be sent now."""
+        return self.sent_bytes > self.window_bytes
+
+    def sent(self, size: int) -> bool:
+        """Count a record; return whether a request follows it, which is ``request``."""
+        self.sent_bytes += size
+        if not self.request:
+            if self.sent_bytes <= self.window_bytes // 2:
+                return False
+            self._requests += 1
+            self.request = self._requests
+            self._covered = self.sent_bytes
+            return True
+        if self.sent_bytes - self._covered >= self.window_bytes:
+            # Else one huge record behind the request would keep the window full for ever.
+            self._covered += size
+        return False
+
+    def answered(self, request: int) -> bool:
+        """Take an answer in; return whether it is the one that is waited for."""
+        if not self.request or request != self.request:
+            return False
+        self.sent_bytes = max(0, self.sent_bytes - self._covered)
+        self.window_bytes = min(WINDOW_BYTES_MAX, self.window_bytes * 2)
+        self.request = self._covered = 0
+        return True
+
+    def reset(self) -> None:
+        """Begin anew: the receiver is another one."""
+        self.window_bytes = WINDOW_BYTES_FIRST
+        self.sent_bytes = self.request = self._covered = 0
+
+    def check(self) -> None:
+        """Assert the invariant; for tests."""
+        assert self.request or not self.is_full

@@ -1,0 +1,49 @@
+"""How fast a consumer delivers: as its records were published, or so many bits a second.
+
+Rules: with the policy ``original`` the records that are there when the consumer begins to work come
+with the pauses between their publishes; those published later come at once. A limited rate may be
+exceeded by one burst. Pure.
+"""
+
+from typing import Final
+
+from strandline.servers.nats.jetstream.times import NS_PER_MS
+
+BURST_BYTES: Final = 1 << 20
+PAUSE_MIN_MS: Final = 1.0
+"""Shorter pauses are left out."""
+
+
+class Pacer:
+    """The earliest times of deliveries.
+
+    Args:
+        original_to: the last sequence that has its original pauses; 0: none has.
+        bits_per_s: the rate; 0: no limit.
+    """
+
+    def __init__(self, original_to: int = 0, bits_per_s: int = 0) -> None:
+        self._original_to = original_to
+        self._ms_per_byte = 8e3 / bits_per_s if bits_per_s else 0.0
+        self._sent_ms = 0.0
+        self._sent_ns: int | None = None
+        """When the last record was delivered, and when it was published."""
+        self._spent_ms = 0.0
+        """The time by which all that was sent fits the rate."""
+
+    def due_ms(self, sequence: int, time_ns: int) -> float:
+        """Return the time before which a record must not be delivered; 0: none."""
+        due_ms = 0.0
+        if self._ms_per_byte:
+            due_ms = self._spent_ms - BURST_BYTES * self._ms_per_byte
+        if self._sent_ns is not None and sequence <= self._original_to:
+            pause_ms = (time_ns - self._sent_ns) / NS_PER_MS
+            if pause_ms > PAUSE_MIN_MS:
+                due_ms = max(due_ms, self._sent_ms + pause_ms)
+        return due_ms
+
+    def sent(self, time_ns: int, size: int, now_ms: float) -> None:
+        """Note a delivery of a record that was published at a time."""
+        self._sent_ms, self._sent_ns = now_ms, time_ns
+        if self._ms_per_byte:
+            self._spent_ms = max(self._spent_ms, now_ms) + size * self._ms_per_byte
