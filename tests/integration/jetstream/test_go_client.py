@@ -24,3 +24,8 @@ def test_gos_client_uses_streams_and_consumers(go_programs, url):
 def test_gos_client_receives_from_push_and_ordered_consumers(go_programs, url):
     """Both of its APIs; ordered consumers that are lost, queue groups, flow control."""
     assert_done(go_programs / "push", url)
+
+
+def test_gos_client_uses_key_value_buckets(go_programs, url):
+    """Create, get, put, update, delete, purge, keys, history, watch, status."""
+    assert_done(go_programs / "kv", url)

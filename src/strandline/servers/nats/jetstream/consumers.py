@@ -490,7 +490,11 @@ class ConsumerCalls:
 
     async def _info(self, request: ApiRequest) -> ApiReply:
         runner = await self._found(request)
-        return request.answer(**msgspec.structs.asdict(await runner.info()))
+        info = await runner.info()
+        if runner.config.deliver_subject:
+            # nats.py ends a watch if nothing is pending and it has received nothing.
+            await self._host.leaf.settle()
+        return request.answer(**msgspec.structs.asdict(info))
 
     async def _delete(self, request: ApiRequest) -> ApiReply:
         led = await self._of(request)
