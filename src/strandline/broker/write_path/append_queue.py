@@ -15,12 +15,12 @@ from strandline.broker.write_path.partition import Partition
 from strandline.broker.write_path.pending import Chunk
 
 GATHERING_MS_MAX = 20.0
-"""Longer than most commits take; behind a replica that is slower turns go on as they come."""
+"""Longer than most commits take; with a slower replica, group commits do not wait for it."""
 
 BATCH_OVERHEAD_BYTES = 512
-"""Of a batch in the journal: its header, a subject, and how far its parts are filled up."""
+"""Of a batch in the journal: its header, a subject, and padding."""
 RECORD_OVERHEAD_BYTES = 128
-"""Of a record: its places in the columns, and perhaps a subject of its own."""
+"""Of a record: its entries in the columns, and perhaps a subject of its own."""
 
 
 class DrainedBatch(NamedTuple):
@@ -31,11 +31,11 @@ class DrainedBatch(NamedTuple):
 
 
 class AppendQueue:
-    """The partitions that wait for a turn.
+    """The partitions that wait for a group commit.
 
     Args:
         loop: the broker's.
-        admission: its ``dirty`` list is the line they stand in.
+        admission: has the queue, its list ``dirty``.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, admission: Admission[Partition]) -> None:
@@ -45,13 +45,13 @@ class AppendQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no partition has anything for a turn."""
+        """Whether no partition has anything for a group commit."""
         gathering = any(partition.pending.batches for partition in self._gathering)
         return not (self._admission.dirty or gathering)
 
     @property
     def partitions(self) -> tuple[Partition, ...]:
-        """All that may have something, now or soon."""
+        """Return all partitions that may have batches, now or soon."""
         return (*self._admission.dirty, *self._gathering)
 
     @property
@@ -61,7 +61,7 @@ class AppendQueue:
         return self._admission.pending_bytes + self._admission.limits.commit_records * overhead
 
     def bytes_ahead(self) -> int:
-        """Return how long the batches of the next turn are about; rather more than less."""
+        """Return an upper estimate of the next group commit's bytes."""
         limits = self._admission.limits
         size = records = total = 0
         for partition in self._admission.dirty:
@@ -73,7 +73,7 @@ class AppendQueue:
         return total
 
     def take(self) -> list[DrainedBatch]:
-        """Chunks for one turn."""
+        """Drain batches for one group commit, up to its limits of bytes and records."""
         admission = self._admission
         dirty, admission.dirty = admission.dirty, []
         room = admission.limits.commit_bytes
@@ -96,7 +96,7 @@ class AppendQueue:
         return taken
 
     def go_on_with(self, partition: Partition) -> None:
-        """Gather no longer: something was committed, or that takes too long."""
+        """Stop gathering: something was committed, or the time is over."""
         if partition in self._gathering:
             self._gathering.remove(partition)
             self._admission.dirty.append(partition)

@@ -1,23 +1,23 @@
-"""A lone publisher's next record is polled for, not slept for.
+"""Busy polling: the loop does not sleep while a lone publisher's next record is expected.
 
-Who publishes one record at a time sends the next as soon as the last is acked. A loop that has gone
-to sleep by then wakes up late and finds cold caches (docs/adr/0039 has the figures).
+A publisher that sends one record at a time sends the next as soon as the last is acked. A loop that
+sleeps by then wakes up late, with cold caches (docs/adr/0039 has the figures).
 
-Rules: only behind a turn of a single record, and only if the one before it was followed by silence
-and soon answered. Where others were waiting, rounds of the loop without them would make smaller
-turns; and a trickle of records costs nothing. A poll is bounded, and there is none on a single CPU,
-which the publisher needs.
+Rules: only after a group commit of a single record, and only if the previous one was followed by
+silence and then soon by a record. With other publishers waiting, polling would make group commits
+smaller; a slow trickle of records must cost nothing. A poll is limited in time, and there is none
+on a single CPU, which the publisher needs.
 """
 
 import asyncio
 import os
 
 SOON_MS = 0.5
-"""Who sends a record within this time of a sync has waited for it."""
+"""A publisher that sends a record within this time of a sync has waited for it."""
 SILENT_ROUNDS = 4
-"""Whoever waited while the disk was busy is in a turn before the loop has gone round so often."""
+"""A record that arrived during the sync is in a group commit within this many rounds."""
 ROUNDS_MAX = 200
-"""Rounds without anything to do take 1.1 us each, 0.2 ms together."""
+"""Rounds without work take 1.1 us each, 0.2 ms together."""
 
 
 def cpus() -> int:
@@ -37,16 +37,16 @@ class BusyPoll:
         self._is_possible = cpus() > 1
         self._is_on = False
         self._rounds = 0
-        """Of the loop since the last sync, as far as they were counted."""
+        """Counted rounds of the loop since the last sync."""
         self._rounds_wanted = 0
         self._synced_ms = -SOON_MS
 
     def synced(self, began_ms: float, ended_ms: float) -> None:
-        """A turn of a single record was synced on the loop.
+        """Note that a group commit of a single record was synced on the loop.
 
         Args:
-            began_ms: when, by the monotonic clock.
-            ended_ms: likewise.
+            began_ms: the start, by the monotonic clock.
+            ended_ms: the end, likewise.
         """
         if not self._is_possible:
             return

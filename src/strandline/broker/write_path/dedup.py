@@ -41,7 +41,7 @@ class DedupWindow:
         return len(self._offsets)
 
     def find(self, message_id: str, now_ns: TimestampNs) -> Offset | None:
-        """The offset stored under the id within the window, or None."""
+        """Return the offset stored under the id within the window, or None."""
         self.expire(now_ns)
         return self._offsets.get(message_id)
 
@@ -54,7 +54,7 @@ class DedupWindow:
         self.expire(now_ns)
 
     def expire(self, now_ns: TimestampNs) -> None:
-        """Forget what is older than the window."""
+        """Forget ids older than the window."""
         horizon = now_ns - self._window_ns
         while self._ages and self._ages[0][0] < horizon:
             _, message_id, offset = self._ages.popleft()
@@ -62,7 +62,7 @@ class DedupWindow:
                 del self._offsets[message_id]
 
     def forget_from(self, offset: Offset) -> None:
-        """Forget records at ``offset`` and after: they were not stored."""
+        """Forget records at ``offset`` and after, which were not stored."""
         while self._ages and self._ages[-1][2] >= offset:
             _, message_id, stored = self._ages.pop()
             if self._offsets.get(message_id) == stored:
@@ -78,12 +78,12 @@ class DedupWindow:
     ) -> None:
         """Fill from the records the log stored within the window, in offset order.
 
-        Records are stored in order, so none is older than the one before it. A timestamp ahead of
-        the clock, or behind that of an earlier record, was made by a clock that was wrong: the
-        record is taken to be as old as the one before.
+        Records are stored in order, so none is older than the previous one. A timestamp ahead of
+        the clock, or before an earlier record's, comes from a wrong clock: the record counts as
+        old as the previous one.
 
-        Batches without message ids are skipped by their header. Takes about a microsecond a
-        record that has an id, and some six where records were stored one by one.
+        Batches without message ids are skipped by their header. Takes about a microsecond for each
+        record with an id, and about six in batches of one record.
         """
         horizon_ns = now_ns - self._window_ns
         newest_ns = horizon_ns - 1
@@ -104,13 +104,13 @@ class DedupWindow:
         while offset < log.log_end_offset and is_wanted():
             try:
                 found = log.read(offset, LOAD_READ_BYTES)
-            except CorruptBatchError as corruption:  # ids in it cannot be known any more
+            except CorruptBatchError as corruption:  # its ids are lost
                 offset = Offset(max(corruption.next_offset, offset + 1))
                 continue
             except OffsetOutOfRangeError:
                 if offset >= log.log_start_offset:
                     raise
-                offset = log.log_start_offset  # retention was quicker
+                offset = log.log_start_offset  # retention removed it first
                 continue
             buffer = log.opened(found.buffer)
             view = memoryview(buffer)
@@ -138,14 +138,14 @@ def load_window(
     steady_ns: TimestampNs | None = None,
     is_wanted: Callable[[], bool] = lambda: True,
 ) -> DedupWindow:
-    """The window of a partition whose log is ``log``, as it was before a restart; any thread.
+    """Load the window of a partition from its log, as it was before a restart; any thread.
 
     Args:
         log: of the partition; while this runs, no record with an id is added.
-        window_ms: for so long ids are remembered.
+        window_ms: how long ids are remembered.
         now_ns: by the wall clock, as the records' timestamps are.
-        steady_ns: now, by the clock that ``find`` and ``add`` go by; None: by the wall clock too.
-        is_wanted: gives up when it turns False.
+        steady_ns: now, by the clock of ``find`` and ``add``; None: the wall clock.
+        is_wanted: the load stops when this returns False.
     """
     window = DedupWindow(window_ms)
     steady_ns = now_ns if steady_ns is None else steady_ns
@@ -157,7 +157,7 @@ def ends_with_ids(log: Log) -> bool:
     """Return whether the newest batch of a log has message ids; any thread.
 
     Raises:
-        StrandlineError: it cannot be read.
+        StrandlineError: the log cannot be read.
     """
     end = log.log_end_offset
     if end == log.log_start_offset:
@@ -167,12 +167,12 @@ def ends_with_ids(log: Log) -> bool:
 
 
 def _is_single(header: BatchHeader) -> bool:
-    """Whether it is a plain batch of one record, such as a trickle makes."""
+    """Whether it is a plain batch of one record, as slow publishers make."""
     return header.record_count == 1 and header.codec == 0 and header.subject_count == 1
 
 
 def _id_of_single(view: memoryview, position: int, header: BatchHeader) -> bytes:
-    """The id of the only record of a batch with headers and nothing else special; perhaps empty.
+    """Return the id of the only record of a plain batch with headers; perhaps empty.
 
     As ``_message_ids``, in a tenth of the time: no Arrow arrays for a single record. The columns
     are those of docs/format.md; the checksum was verified.
@@ -193,12 +193,12 @@ def _id_of_single(view: memoryview, position: int, header: BatchHeader) -> bytes
 
 
 def _padded(size: int) -> int:
-    """A column's length with its padding."""
+    """Return a column's length with its padding."""
     return size + -size % 8
 
 
 def _message_ids(batch: BatchColumns) -> Iterator[tuple[TimestampNs, str, Offset]]:
-    """(timestamp, id, offset) of the records that have an id; the first id of a record counts."""
+    """Yield (timestamp, id, offset) of the records with an id; a record's first id counts."""
     headers = batch.headers()
     if len(headers) < VECTOR_RECORDS_MIN:
         places, ids = _ids_one_by_one(headers)
@@ -211,7 +211,7 @@ def _message_ids(batch: BatchColumns) -> Iterator[tuple[TimestampNs, str, Offset
 
 
 def _ids_one_by_one(headers: pa.Array) -> tuple[list[int], list[bytes]]:
-    """Places and ids; quicker than ``_ids_at_once`` for few records."""
+    """Return rows and ids; faster than ``_ids_at_once`` for few records."""
     found = {
         place: value
         for place, pairs in enumerate(headers.to_pylist())
@@ -222,7 +222,7 @@ def _ids_one_by_one(headers: pa.Array) -> tuple[list[int], list[bytes]]:
 
 
 def _ids_at_once(headers: pa.Array) -> tuple[list[int], list[bytes]]:
-    """Places and ids, without a Python object for each header."""
+    """Return rows and ids, without a Python object for each header."""
     is_id = pc.equal(headers.keys, MESSAGE_ID_HEADER)
     is_id = pc.and_(is_id, pc.greater(pc.binary_length(headers.items), 0))
     pairs = pc.indices_nonzero(is_id).to_numpy()

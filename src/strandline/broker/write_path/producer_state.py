@@ -1,18 +1,18 @@
 """The state of idempotent producers in a partition, by which a batch sent twice is stored once.
 
 A producer numbers the records that it sends to a partition: 0, 1, 2 … in each of its epochs. The
-next number is stored; a number that was stored lately is answered with its first offset again;
-anything else is refused: an earlier batch is missing, or a later epoch has taken over.
+next sequence is stored. A recently stored sequence is answered with its offset. Any other is
+rejected: an earlier batch is missing, or a later epoch has taken over.
 
 Rules:
-- a batch is noted when it gets its offsets, before it is durable, and forgotten from an offset on
-  if it is not stored, or truncated when leaders change;
-- the headers of the log hold everything that is known here, so a restart and every replica know
-  what the leader knew; ``load_producers`` reads them back;
+- a batch is noted when it gets its offsets, before it is durable, and forgotten if it is not
+  stored, or is truncated after a change of leaders;
+- the log's headers contain the whole state, so a restart and every replica can rebuild it
+  (``load_producers``);
 - a producer is forgotten when the partition has stored records for ``MEMORY_NS`` without any of
-  its, or when ``PRODUCERS_MAX`` others were active later. An unknown producer begins at 0.
+  its own, or when ``PRODUCERS_MAX`` others were active later. An unknown producer begins at 0.
 
-Invariant: the ranges of a producer ascend by epoch and sequence, and by offset; no two of them meet
+Invariant: the ranges of a producer ascend by epoch and sequence, and by offset; no two are adjacent
 in both.
 """
 
@@ -34,7 +34,7 @@ from strandline.types import Offset, ProducerStamp, TimestampNs
 MEMORY_NS = PRODUCER_MEMORY_S * 1_000_000_000
 PRODUCERS_MAX = 10_000
 RANGES_MAX = 64
-"""Batches of a producer that alternates with others; one that is alone needs a single range."""
+"""Ranges of a producer that alternates with others; a lone producer needs a single one."""
 LOAD_READ_BYTES = 16 << 20
 _MARKER = int(Attributes.MARKER)  # a plain integer: flags are slow to compare
 _HEADER_PARTS = struct.Struct("<8xIxxHq4xI24xqhxxi")
@@ -53,7 +53,7 @@ class _Range:
         self.offset = offset
 
     def is_before(self, stamp: ProducerStamp, offset: int) -> bool:
-        """Whether a batch of this stamp, stored at ``offset``, goes on where the range ends."""
+        """Whether a batch with this stamp, stored at ``offset``, continues the range."""
         return (
             self.epoch == stamp.epoch
             and self.next_sequence == stamp.sequence
@@ -74,18 +74,18 @@ class _Producer:
 
 
 class ProducerStates:
-    """Producer id → what of it was stored where.
+    """The stored sequences of each producer, with their offsets.
 
     Args:
-        producers_max: more are forgotten, those that were silent for longest first.
-        ranges_max: so many are kept for each.
+        producers_max: the limit of producers; those inactive longest are forgotten first.
+        ranges_max: the limit of ranges for each.
     """
 
     def __init__(self, *, producers_max: int = PRODUCERS_MAX, ranges_max: int = RANGES_MAX) -> None:
         self._producers_max = producers_max
         self._ranges_max = ranges_max
         self._known: OrderedDict[int, _Producer] = OrderedDict()
-        """In the order in which they were heard last."""
+        """By producer id, in the order of their last batches."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -94,11 +94,11 @@ class ProducerStates:
         """Whether ``records`` records are the producer's next.
 
         Returns:
-            None if they are; where they begin if they were stored before.
+            None if they are; their first offset if they were stored before.
 
         Raises:
             OutOfOrderSequenceError: they are neither.
-            ProducerFencedError: a later epoch of the producer was here.
+            ProducerFencedError: a later epoch of the producer has written here.
         """
         known = self._known.get(stamp.producer_id)
         if known is None:
@@ -107,7 +107,7 @@ class ProducerStates:
         newest = known.ranges[-1]
         if stamp.epoch < newest.epoch:
             raise ProducerFencedError(
-                f"producer {stamp.producer_id} of epoch {stamp.epoch} was fenced off by epoch "
+                f"producer {stamp.producer_id} of epoch {stamp.epoch} was fenced by epoch "
                 f"{newest.epoch}"
             )
         if stamp.epoch > newest.epoch:
@@ -127,7 +127,7 @@ class ProducerStates:
     def note(
         self, stamp: ProducerStamp, records: int, *, offset: Offset, now_ns: TimestampNs
     ) -> None:
-        """Remember a batch that begins at ``offset``; the caller has checked it, or the log has."""
+        """Note a batch that begins at ``offset``; it was checked, or is in the log."""
         known = self._known.get(stamp.producer_id)
         if known is None:
             known = self._known[stamp.producer_id] = _Producer()
@@ -145,7 +145,7 @@ class ProducerStates:
         self._forget_silent(now_ns)
 
     def _forget_silent(self, now_ns: TimestampNs) -> None:
-        """Forget who was not heard for long, and who is too many."""
+        """Forget producers that were inactive for long, or are too many."""
         while True:
             first = next(iter(self._known))
             is_old = self._known[first].last_seen_ns < now_ns - MEMORY_NS
@@ -154,10 +154,10 @@ class ProducerStates:
             del self._known[first]
 
     def forget_from(self, offset: Offset) -> bool:
-        """Forget records at ``offset`` and after: they were not stored.
+        """Forget records at ``offset`` and after, which were not stored.
 
         Returns:
-            False if what was before them is not remembered: then all must be loaded again.
+            False if earlier ranges were already forgotten: then all must be loaded again.
         """
         is_whole = True
         for producer_id, known in list(self._known.items()):
@@ -175,7 +175,7 @@ class ProducerStates:
 
 
 def _check_first(stamp: ProducerStamp, why: str) -> None:
-    """Accept sequence 0 only.
+    """Check that the sequence is 0.
 
     Raises:
         OutOfOrderSequenceError: it is another.
@@ -190,7 +190,7 @@ def _check_first(stamp: ProducerStamp, why: str) -> None:
 def note_batches(
     producers: "ProducerStates | NotedMeanwhile", batches: Buffer, now_ns: TimestampNs
 ) -> None:
-    """Remember whole batches as the log has them; looks at their headers only."""
+    """Note whole batches of the log, from their headers."""
     unpack, size = _HEADER_PARTS.unpack_from, len(batches)
     position = 0
     while position < size:
@@ -202,10 +202,10 @@ def note_batches(
 
 
 class NotedMeanwhile:
-    """Numbered batches that were stored while the ones before them are read back on a thread.
+    """Numbered batches stored while earlier ones are loaded on a thread.
 
     Args:
-        start: batches below are read back.
+        start: batches below are being loaded.
     """
 
     def __init__(self, start: Offset) -> None:
@@ -220,7 +220,7 @@ class NotedMeanwhile:
             self._batches.append((stamp, records, offset, now_ns))
 
     def move_to(self, producers: ProducerStates) -> None:
-        """Note them where the earlier ones are known now."""
+        """Add them to the loaded state."""
         for stamp, records, offset, now_ns in self._batches:
             producers.note(stamp, records, offset=offset, now_ns=now_ns)
         self._batches.clear()
@@ -252,13 +252,13 @@ def load_producers(
     while offset < end and is_wanted():
         try:
             found = log.read(offset, LOAD_READ_BYTES, below=end, verify=False)
-        except CorruptBatchError as corruption:  # who was in it cannot be known any more
+        except CorruptBatchError as corruption:  # its producers are lost
             offset = Offset(max(corruption.next_offset, offset + 1))
             continue
         except OffsetOutOfRangeError:
             if offset >= log.log_start_offset:
                 raise
-            offset = log.log_start_offset  # retention was quicker
+            offset = log.log_start_offset  # retention removed it first
             continue
         note_batches(producers, found.buffer, last_ns)
         offset = found.next_offset
@@ -266,13 +266,13 @@ def load_producers(
 
 
 def producers_from(log: Log, now_ns: TimestampNs) -> tuple[Offset, TimestampNs]:
-    """Return where ``load_producers`` begins to read, and by which time it judges silence."""
+    """Return where ``load_producers`` starts to read, and its time for judging inactivity."""
     last_ns = _last_timestamp(log, now_ns)
     return log.offset_since(TimestampNs(last_ns - MEMORY_NS)), last_ns
 
 
 def _last_timestamp(log: Log, now_ns: TimestampNs) -> TimestampNs:
-    """The time of the last record, by which a partition judges who was silent."""
+    """Return the time of the last record, by which inactivity is judged."""
     if log.log_end_offset == log.log_start_offset:
         return now_ns
     try:

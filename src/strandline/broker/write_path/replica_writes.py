@@ -1,10 +1,9 @@
-"""Finished batches on their way into logs that nobody publishes to here.
+"""Writes of finished batches: of the metadata log, and of partitions that other brokers lead.
 
-The log of the metadata's consensus group, and the copies of partitions that other brokers lead:
-they take part in the turn, its journal entry and its one sync, and hear of the outcome as a whole.
+They take part in the group commit, with its journal entry and its sync, and each gets one outcome.
 
-Rules: whoever submits is told exactly once; batches of one log are written in the order in which
-they were submitted; when one fails, what was submitted after it for the same log fails too.
+Rules: ``done`` is called exactly once for each write; writes to one log are made in the order of
+their submission; if one fails, later ones to the same log fail, too.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ from strandline.types import LogId
 PART_OVERHEAD_BYTES = 16
 """Of a batch in a journal entry: its log and its length."""
 Done = Callable[[StrandlineError | None], None]
-"""Told None once everything is on disk, or why it is not."""
+"""Called with None once everything is on disk, else with the error."""
 
 
 class ReplicaWrite(NamedTuple):
@@ -27,9 +26,9 @@ class ReplicaWrite(NamedTuple):
 
     Attributes:
         log_id: of the log.
-        log: which they continue.
+        log: the log that they continue.
         batches: each exactly one batch, in order; they must not change any more.
-        done: told the outcome, on the loop.
+        done: called with the outcome, on the loop.
     """
 
     log_id: LogId
@@ -44,21 +43,21 @@ class ReplicaWrites:
     def __init__(self) -> None:
         self._waiting: list[ReplicaWrite] = []
         self.waiting_bytes = 0
-        """How long what waits will be in the journal."""
+        """The bytes that the waiting writes will take in the journal."""
         self._under_way: list[ReplicaWrite] = []
 
     @property
     def has_waiting(self) -> bool:
-        """Whether anything waits for the next turn."""
+        """Whether any write waits for the next group commit."""
         return bool(self._waiting)
 
     def has(self, log_id: LogId) -> bool:
-        """Whether anything for a log waits, or is between write and answer."""
+        """Whether a write to a log waits, or is in progress."""
         return any(write.log_id == log_id for write in (*self._waiting, *self._under_way))
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is between write and answer."""
+        """Whether no write waits or is in progress."""
         return not self._waiting and not self._under_way
 
     @property
@@ -67,14 +66,14 @@ class ReplicaWrites:
         return [write.log for write in self._under_way]
 
     def submit(self, write: ReplicaWrite) -> None:
-        """Take part in the next turn."""
+        """Queue a write for the next group commit."""
         self.waiting_bytes += sum(len(batch) + PART_OVERHEAD_BYTES for batch in write.batches)
         self._waiting.append(write)
 
     def write(self) -> list[tuple[LogId, Bytes]]:
-        """Append what waits to its logs, unsynced; the parts for the turn's journal entry.
+        """Append waiting writes to their logs, unsynced; return the parts for the journal entry.
 
-        A write that fails for want of space is told so at once, the others go on.
+        A write that fails for lack of space gets its error at once; the others continue.
 
         Raises:
             LogPoisonedError: a write failed.
@@ -97,42 +96,42 @@ class ReplicaWrites:
         return parts
 
     def undo(self, error: StrandlineError) -> None:
-        """The turn's journal entry could not be written: take everything back out.
+        """Remove the batches from the logs, because the journal entry could not be written.
 
         Raises:
-            LogPoisonedError: a log could not be cut.
+            LogPoisonedError: a log could not be truncated.
         """
         under_way, self._under_way = self._under_way, []
         for write in reversed(under_way):
-            _cut(write.log, read_header(write.batches[0]).base_offset)
+            _truncate(write.log, read_header(write.batches[0]).base_offset)
         for write in under_way:
             write.done(error)
 
     def complete(self) -> None:
-        """The turn is on disk."""
+        """Report success: the group commit is on disk."""
         under_way, self._under_way = self._under_way, []
         for write in under_way:
             write.done(None)
 
     def fail(self, error: StrandlineError) -> None:
-        """The turn has failed: give it up; its logs are left for the reopening to judge."""
+        """Report a failed group commit; reopening decides about its logs."""
         under_way, self._under_way = self._under_way, []
         for write in under_way:
             write.done(error)
 
     def refuse(self, error: StrandlineError) -> None:
-        """Storage has failed: give up what waits."""
+        """Fail all waiting writes, because the storage failed."""
         waiting, self._waiting, self.waiting_bytes = self._waiting, [], 0
         for write in waiting:
             write.done(error)
 
     def _notify(self, writes: list[ReplicaWrite], errors: dict[LogId, StrandlineError]) -> None:
-        """Cut what part of them is in their logs, and tell them."""
+        """Remove parts of failed writes from their logs, and report."""
         first: dict[LogId, ReplicaWrite] = {}
         for write in writes:
             first.setdefault(write.log_id, write)
         for write in first.values():
-            _cut(write.log, read_header(write.batches[0]).base_offset)
+            _truncate(write.log, read_header(write.batches[0]).base_offset)
         for write in writes:
             write.done(errors[write.log_id])
 
@@ -140,12 +139,12 @@ class ReplicaWrites:
 def append_whole(
     log: Log, batches: Iterable[Bytes], *, is_written: bool = False
 ) -> StrandlineError | None:
-    """Append all of them, unsynced, or none: then say why.
+    """Append all batches, unsynced, or none; return the error.
 
     Args:
-        log: which they continue.
+        log: the log that they continue.
         batches: each exactly one batch, in order.
-        is_written: they have to be in the log's files, not only in memory.
+        is_written: whether to write them to the log's files, not only to memory.
 
     Raises:
         LogPoisonedError: a write failed, or could not be undone.
@@ -159,21 +158,21 @@ def append_whole(
     except LogPoisonedError:
         raise
     except StrandlineError as error:
-        _cut(log, before)
+        _truncate(log, before)
         return error
     return None
 
 
-def _cut(log: Log, offset: int) -> None:
-    """Remove what a write that failed has left.
+def _truncate(log: Log, offset: int) -> None:
+    """Remove the batches of a failed write.
 
     Raises:
-        LogPoisonedError: that failed too.
+        LogPoisonedError: that failed, too.
     """
     try:
-        # On the event loop: no more goes than one turn has written to the active segment.
+        # On the event loop: it removes at most what one group commit has written.
         log.undo_to(offset)
     except UnavailableError as failure:
         raise LogPoisonedError(
-            f"a turn could not be undone, the log is reopened: {failure.message}"
+            f"a group commit could not be undone, the log is reopened: {failure.message}"
         ) from failure

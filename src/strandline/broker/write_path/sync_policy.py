@@ -1,8 +1,8 @@
-"""Syncing the journal: on the loop if the disk is quick and that is best, else beside it.
+"""Where to sync the journal: on the loop for small group commits on a fast disk, else elsewhere.
 
-A lone publisher would wait longer for the hand-over than for the sync, and so do the few of one
-connection. What a nats-server or a client gathers comes in larger pieces if it has to wait. Else
-the loop has enough to read while the disk works (docs/adr/0037 has the figures).
+A lone publisher would wait longer for the hand-over to another thread than for the sync; so would
+the few publishers of one connection. A nats-server or a client that has to wait sends larger
+pieces. Otherwise the loop has enough to read while the disk works (docs/adr/0037 has the figures).
 """
 
 import asyncio
@@ -13,23 +13,23 @@ from strandline.clock import Clock
 from strandline.storage.disk import Disk
 
 INLINE_BYTES_MAX = 8 << 10
-"""A few records; with more of them there are others to read from meanwhile."""
+"""A few records; with more, there are other publishers to read from meanwhile."""
 ONE_BYTES_MAX = 96 << 10
-"""Of one connection that many publish over; with more of them the next half comes meanwhile."""
+"""From one connection of many publishers; with more, the next half arrives meanwhile."""
 INLINE_MS_MAX = 1.0
-"""Syncs that take longer than this, on average of late, are not waited for on the loop."""
+"""If the recent average sync takes longer, the loop does not wait for syncs."""
 SMOOTHING = 0.1
 """Weight of the newest sync in that average."""
 COUNTED_MS_MAX = 4.0
-"""A sync counts as no longer than this: one hiccup says little about the next sync."""
+"""A sync counts as at most this long: an outlier says little about the next one."""
 
 
 class SyncPolicy:
-    """Knows where to sync, and who syncs beside the loop.
+    """Decides where to sync, and syncs off the loop.
 
     Args:
-        loop: where ``done`` callbacks run.
-        disk: whose files are synced.
+        loop: runs the ``done`` callbacks.
+        disk: the file system.
         clock: measures the syncs of a thread.
     """
 
@@ -40,12 +40,12 @@ class SyncPolicy:
         self.average_ms = 0.0
 
     def is_inline(self, size: int, *, is_from_one: bool, is_read_here: bool) -> bool:
-        """Whether a sync should run on the loop; always, where nobody can be had to do it beside.
+        """Whether to sync on the loop; always, if it cannot be done elsewhere.
 
         Args:
-            size: bytes of the turn's batches.
-            is_from_one: its records, and those of the turn before, came over one connection.
-            is_read_here: the loop itself reads that, publish by publish.
+            size: bytes of the group commit's batches.
+            is_from_one: its records, and the previous group commit's, came over one connection.
+            is_read_here: the loop itself reads that connection, publish by publish.
         """
         bytes_max = ONE_BYTES_MAX if is_from_one else INLINE_BYTES_MAX
         is_gathered = is_from_one and not is_read_here
@@ -55,16 +55,16 @@ class SyncPolicy:
         return not self._beside.is_there()
 
     def observe(self, took_ms: float) -> None:
-        """Learn how long a sync took."""
+        """Record how long a sync took."""
         self.average_ms += SMOOTHING * (min(took_ms, COUNTED_MS_MAX) - self.average_ms)
 
     def submit(self, fd: int, done: Done) -> None:
-        """Sync ``fd`` beside the loop, then call ``done(error or None, ms)`` on it.
+        """Sync ``fd`` off the loop, then call ``done(error or None, ms)`` on it.
 
-        Only if it was not to be done inline.
+        Only if ``is_inline`` was False.
         """
         self._beside.submit(fd, done)
 
     def close(self) -> None:
-        """Finish what was submitted."""
+        """Finish submitted syncs."""
         self._beside.close()

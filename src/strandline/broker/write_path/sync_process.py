@@ -1,12 +1,12 @@
-"""A child process that syncs files, so that the loop shares the interpreter with nobody.
+"""A child process that syncs files, so that the loop does not share the interpreter.
 
-A thread that has synced needs the interpreter's lock to say so. While the loop is busy each
-hand-over costs both of them more than the sync does: a tenth to a fifth of the broker's speed
-(docs/adr/0037 has the figures). A process needs a message each way.
+A thread needs the interpreter's lock to report a finished sync. While the loop is busy, each
+hand-over costs both more than the sync: a tenth to a fifth of the broker's speed (docs/adr/0037 has
+the figures). A process needs one message each way.
 
-Rules: started when it is first needed. Each request hands over the open file itself, so that what
-goes wrong while it is written back is told to whom it concerns. What is not answered, because the
-process was killed, has failed: nobody knows what the disk has said.
+Rules: it is started on first use. Each request passes the open file itself, so that a write-back
+error of the file is reported to this request. A request without an answer, because the process was
+killed, has failed: the disk's result is unknown.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class SyncProcess:
     """One process that syncs files, and reports on the loop.
 
     Args:
-        loop: where ``done`` callbacks run, and everything else here.
+        loop: runs the ``done`` callbacks, and everything else here.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -47,13 +47,13 @@ class SyncProcess:
         return None if self._process is None else self._process.pid
 
     def is_there(self) -> bool:
-        """Whether the process runs; it is started if it does not, and if that is possible."""
+        """Whether the process runs; it is started if possible."""
         if self._channel is None:
             try:
                 self._start()
             except OSError as error:
                 if not self._is_missed:
-                    logger.warning("no process to sync with, the loop syncs by itself: %s", error)
+                    logger.warning("no process to sync with, the loop syncs itself: %s", error)
                 self._is_missed = True
                 return False
             self._is_missed = False
@@ -62,7 +62,7 @@ class SyncProcess:
     def submit(self, fd: int, done: Done) -> None:
         """Sync ``fd`` in the process, then call ``done(error or None, ms)`` on the loop.
 
-        Only while it is there.
+        Only while ``is_there``.
         """
         assert self._channel is not None, "it was asked for"
         self._waiting.append(done)
@@ -72,7 +72,7 @@ class SyncProcess:
             self._loop.call_soon(self._give_up, f"the process that syncs has ended: {error}")
 
     def close(self) -> None:
-        """Finish what was submitted and end the process."""
+        """Finish submitted syncs and end the process."""
         channel = self._channel
         if channel is None:
             return
@@ -86,7 +86,7 @@ class SyncProcess:
         """Start the process.
 
         Raises:
-            OSError: the system has no room for it.
+            OSError: the system cannot start another process.
         """
         ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [sys.executable, "-I", "-S", sync_program.__file__, str(its.fileno())]
@@ -107,7 +107,7 @@ class SyncProcess:
         self._loop.add_reader(ours.fileno(), self._answered)
 
     def _answered(self) -> None:
-        """Tell who has waited longest, or everybody if the process has ended."""
+        """Complete the oldest request, or fail all if the process has ended."""
         assert self._channel is not None, "else nothing is read"
         try:
             answer = self._receive(self._channel)
@@ -119,7 +119,7 @@ class SyncProcess:
             self._give_up("the process that syncs has ended")
 
     def _receive(self, channel: socket.socket) -> bytes:
-        """The next answer; nothing if the process has ended."""
+        """Return the next answer; None if the process has ended."""
         try:
             return channel.recv(ANSWER.size)
         except ConnectionError:
@@ -131,7 +131,7 @@ class SyncProcess:
         done(error, took_ns / 1e6)
 
     def _give_up(self, reason: str) -> None:
-        """Let go of the process; the next request starts another one."""
+        """Release the process; the next request starts another one."""
         if self._channel is not None:
             self._loop.remove_reader(self._channel.fileno())
             self._channel.close()

@@ -1,12 +1,12 @@
-"""Syncs files for a broker, as a process of its own; ``sync_child`` starts it and says why.
+"""Syncs files for a broker, as a process of its own; ``sync_process`` starts it and has the reason.
 
 Run as a script, with the descriptor of a socket as its only argument. Each message there carries
 the descriptor of a file; the answer is the system's error number, 0 if there is none, and how long
 the sync took in ns.
 
-Rules: imports nothing of Strandline, so that it starts in milliseconds. It ends when the other end
-of the socket is gone, that is with the broker, however that ends; no signal that is meant for the
-broker ends it before, as the broker's last syncs are made here, too.
+Rules: imports nothing of Strandline, so that it starts in milliseconds. It ends when the socket is
+closed, so with the broker, however that ends. No signal meant for the broker ends it before, since
+it also makes the broker's last syncs.
 """
 
 import errno
@@ -22,7 +22,7 @@ ANSWER = struct.Struct("<iq")
 
 
 def sync(fd: int) -> int:
-    """Sync the contents of a file; the system's error number, 0 if there is none."""
+    """Sync the contents of a file; return the system's error number, 0 if there is none."""
     try:
         os.fdatasync(fd)
     except OSError as error:
@@ -31,10 +31,10 @@ def sync(fd: int) -> int:
 
 
 def serve(channel: socket.socket) -> None:
-    """Sync what comes until nobody is left to answer.
+    """Sync files until the other end is closed.
 
     Args:
-        channel: keeps messages apart, as SOCK_SEQPACKET does.
+        channel: preserves message boundaries, as SOCK_SEQPACKET does.
     """
     while True:
         message, received, _, _ = socket.recv_fds(channel, len(REQUEST), 1)
@@ -48,14 +48,14 @@ def serve(channel: socket.socket) -> None:
 
 
 def main() -> None:
-    """Serve the socket that the command line names."""
+    """Serve the socket named on the command line."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         try:
             serve(channel)
         except ConnectionError:
-            return  # the broker was killed while a sync was under way
+            return  # the broker was killed during a sync
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""One thread that syncs files and reports back on the loop: for disks that do more than the system.
+"""A thread that syncs files and reports on the loop, for disks that do more than the system call.
 
-What a disk of a test or of a chaos run does at a sync, it does in this process.
+The disks of tests and chaos runs inject faults into a sync, which must happen in this process.
 """
 
 import asyncio
@@ -13,15 +13,15 @@ from strandline.errors import StrandlineError
 
 Sync = Callable[[int], None]
 Done = Callable[[StrandlineError | None, float], None]
-"""Told the failure, if any, and how long the sync itself took in ms: waiting for a busy loop to
-take notice is not the disk's slowness."""
+"""Called with the error, if any, and the time of the sync itself in ms, without the time that a
+busy loop takes to run this."""
 
 
 class SyncThread:
     """A thread that syncs files.
 
     Args:
-        loop: where ``done`` callbacks run.
+        loop: runs the ``done`` callbacks.
         sync: fdatasync of a file descriptor; raises StrandlineError when it fails.
         clock: measures the syncs.
     """
@@ -35,7 +35,7 @@ class SyncThread:
         self._thread.start()
 
     def is_there(self) -> bool:
-        """Always."""
+        """Always True."""
         return True
 
     def submit(self, fd: int, done: Done) -> None:
@@ -43,14 +43,14 @@ class SyncThread:
         self._jobs.put((fd, done))
 
     def close(self) -> None:
-        """Finish what was submitted and end the thread."""
+        """Finish submitted syncs and end the thread."""
         self._jobs.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._do(*job)
-            # Its turn's logs may be deleted before the next one comes: their disk space waits here.
+            # Release the job's logs: else the space of deleted ones stays allocated.
             del job
 
     def _do(self, fd: int, done: Done) -> None:
