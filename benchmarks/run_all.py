@@ -81,6 +81,7 @@ JOBS: Final = (
     Job("memory", "memory", "--records 1000000"),
     Job("memory", "memory-ingest", "--records 200000 --via ingest", "--via ingest"),
     Job("overhead", "overhead", "--ones 3000 --full 200000"),
+    Job("subjects", "subjects", "--records 1000000 --runs 1"),
     Job("recovery", "recovery", f"--gib 0.5 --runs 1 --load-seconds 1 {SHORT}"),
     Job("beam", "beam", FEW),
     Job("liftbridge", "liftbridge", f"--records 200000 --runs 1 {SHORT}"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -94,26 +95,41 @@ def found_seconds(folder: Path) -> float:
         return seconds
 
 
+@dataclass
+class Measured:
+    """What the runs have shown."""
+
+    rates: dict[tuple[str, ...], list[float]] = field(
+        default_factory=lambda: {INDEXED: [], PLAIN: []}
+    )
+    cold_ms: list[float] = field(default_factory=list)
+    per_subject: float = 0.0
+
+
+def measure(args: argparse.Namespace, prefix: tuple[str, ...], measured: Measured) -> None:
+    """One run of one kind, on a broker of its own."""
+    with fresh_dir(args.data_root, "strandline") as folder:
+        with brokers.running(folder, prefix=prefix) as broker, broker.connect() as client:
+            client.create_stream(STREAM, subject="bench.>", segment_bytes=SEGMENT_BYTES)
+            rate = args.records / fill(client, args.records, args.size)
+            measured.rates[prefix].append(rate)
+            print(f"  {rate:,.0f} records/s", flush=True)
+            if prefix == INDEXED:
+                wait_for_indexes(folder)
+        if prefix == INDEXED:
+            measured.per_subject = cache.size_bytes(index_files(folder)) / args.records
+            measured.cold_ms.append(found_seconds(folder) * 1000)
+
+
 def main() -> None:
     """Runs the benchmark."""
     args = parse_args()
     host = machine.describe(args.data_root, args.size)
-    rates: dict[tuple[str, ...], list[float]] = {INDEXED: [], PLAIN: []}
-    cold: list[float] = []
-    per_subject = 0.0
-    for run in range(args.runs):
+    measured = Measured()
+    for _ in range(args.runs):
         for prefix in (INDEXED, PLAIN):
-            with fresh_dir(args.data_root, "strandline") as folder:
-                with brokers.running(folder, prefix=prefix) as broker, broker.connect() as client:
-                    client.create_stream(STREAM, subject="bench.>", segment_bytes=SEGMENT_BYTES)
-                    seconds = fill(client, args.records, args.size)
-                    rates[prefix].append(args.records / seconds)
-                    print(f"  run {run + 1}: {args.records / seconds:,.0f} records/s", flush=True)
-                    if prefix == INDEXED:
-                        wait_for_indexes(folder)
-                if prefix == INDEXED:
-                    per_subject = cache.size_bytes(index_files(folder)) / args.records
-                    cold.append(found_seconds(folder) * 1000)
+            measure(args, prefix, measured)
+    rates, cold, per_subject = measured.rates, measured.cold_ms, measured.per_subject
     indexed, plain = (statistics.median(rates[each]) for each in (INDEXED, PLAIN))
     findings = Findings(
         name="subjects",

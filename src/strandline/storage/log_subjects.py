@@ -41,7 +41,7 @@ from strandline.types import LeaderEpoch, Offset, TimestampNs
 WINDOW_BYTES: Final = 4 << 20
 WORTH_STORING_BYTES: Final = 1 << 20
 """An active segment's file is written again when so much more is indexed."""
-MERGE_BYTES: Final = 32 << 20
+MERGE_BYTES: Final = 128 << 20
 """Rows of this many bytes of log are merged, so that decoded batches are freed."""
 T = TypeVar("T")
 
@@ -124,7 +124,7 @@ class GrowingIndex:
         """How much of the segment is indexed."""
         return self._about.log_bytes
 
-    def whole(self) -> bytes | None:
+    def whole(self) -> Buffer | None:
         """Return the index of all that is indexed, if it is anything; the lock is held."""
         return None if self.is_broken or not self.runs else self._merged(self.runs)
 
@@ -158,7 +158,9 @@ class GrowingIndex:
         merged = self._merged(self.runs[-count:])
         self.runs[-count:] = [SubjectIndex(merged)]
 
-    def _merged(self, runs: list[SubjectIndex]) -> bytes:
+    def _merged(self, runs: list[SubjectIndex]) -> Buffer:
+        if len(runs) == 1:
+            return runs[0].data
         about = runs[-1].about._replace(base_offset=runs[0].about.base_offset)
         flags = HAS_TRANSACTIONS if any(run.has_transactions for run in runs) else 0
         return encode_subjects(about, (run.rows() for run in runs), flags=flags)
@@ -252,12 +254,12 @@ class LogSubjects:
         segment.subjects = index
         return [index]
 
-    def _store(self, segment: Segment, data: bytes) -> SubjectIndex:
+    def _store(self, segment: Segment, data: Buffer) -> SubjectIndex:
         """Write an index file; if that is not possible the index stays in memory."""
         stored: Buffer = data
         if self._log.sealer is not None:
             stamp = Stamp(Offset(0), LeaderEpoch(0), TimestampNs(0), "none")
-            stored = self._log.sealer.seal(encode_one(data, "", stamp))
+            stored = self._log.sealer.seal(encode_one(bytes(data), "", stamp))
         kept: SubjectIndex | None = None
         try:
             if self._log.keep_index(segment, segment.path.with_suffix(SUBJECTS_SUFFIX), stored):

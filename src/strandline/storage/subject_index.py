@@ -94,6 +94,11 @@ class SubjectIndex:
         self._offsets_at, self._names_at = layout.offsets_at, layout.names_at
 
     @property
+    def data(self) -> memoryview:
+        """All of it, as in a file."""
+        return self._data
+
+    @property
     def size(self) -> int:
         """The bytes that it takes."""
         return len(self._data)

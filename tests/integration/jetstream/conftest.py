@@ -34,6 +34,7 @@ require github.com/nats-io/nats.go v1.55.0
 JAVASCRIPT_PACKAGES = {
     "@nats-io/transport-node": "3.4.0",
     "@nats-io/jetstream": "3.4.0",
+    "@nats-io/kv": "3.4.0",
     "nats": "2.29.3",
 }
 VARYING = re.compile(r'"(created|ts|time|first_ts|last_ts|last_active)":"[^"]*"')

@@ -75,3 +75,30 @@ def test_push_consumers_are_used_from_the_command_line(ours, cli):
     found = run("sub", "--stream", "PUSHED", "--all", "--count", "3")
     assert all(f"message {number}" in found for number in range(3))
     run("stream", "rm", "-f", "PUSHED")
+
+
+def test_buckets_are_used_from_the_command_line(ours, cli):
+    """Add, put, get, create, update, list, history, watch status, delete, purge, remove."""
+
+    def run(*arguments):
+        return cli(ours.nats_url, "kv", *arguments)
+
+    run("add", "CLIKV", "--history", "3")
+    run("put", "CLIKV", "color", "red")
+    run("put", "CLIKV", "color", "blue")
+    assert run("get", "CLIKV", "color", "--raw").strip() == "blue"
+    assert run("get", "CLIKV", "color", "--revision", "1", "--raw").strip() == "red"
+    run("create", "CLIKV", "size", "xl")
+    run("update", "CLIKV", "size", "xxl", "3")
+    assert set(run("ls", "CLIKV").split()) >= {"color", "size"}
+    history = run("history", "CLIKV", "color")
+    assert "red" in history
+    assert "blue" in history
+    assert "CLIKV" in run("info", "CLIKV")
+    run("del", "-f", "CLIKV", "size")
+    assert "size" not in run("ls", "CLIKV").split()
+    run("purge", "-f", "CLIKV", "color")
+    run("compact", "-f", "CLIKV")
+    assert "CLIKV" in run("ls")
+    run("del", "-f", "CLIKV")
+    assert "CLIKV" not in run("ls")

@@ -10,9 +10,9 @@ import pytest
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("program", ["current.mjs", "older.mjs"])
+@pytest.mark.parametrize("program", ["current.mjs", "older.mjs", "kv.mjs"])
 def test_javascripts_clients_use_streams_and_consumers(javascript_programs, url, program):
-    """Fetch, next, consume, acknowledge, ordered, push, ordered push, queue, list, delete."""
+    """Fetch, consume, acknowledge, ordered, push, queue, list, delete; key-value buckets."""
     found = subprocess.run(
         ["node", program, url],
         cwd=javascript_programs,

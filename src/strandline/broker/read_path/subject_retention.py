@@ -3,7 +3,7 @@
 Rules: the records to keep are computed by applying the log. Every read applies it up to the stable
 offset, so nothing has to be updated in between. Records older than the stream's age are hidden at
 once, too. After a start or a reopening, the first read applies the whole log. Corruption is
-skipped: records that it replaced are visible until it is repaired and the partition is reopened.
+skipped: records that it replaced are visible until it is repaired; then the log is applied again.
 Any thread.
 """
 
@@ -33,6 +33,20 @@ READ_ALONG: Final = 10_000
 """Up to this many offsets are read without a lookup of the matching records."""
 EXPIRY_NS: Final = 20_000_000
 """The interval at which expired records are determined."""
+REPAIR_MS: Final = 1_000
+"""The interval at which skipped corruption is checked for a repair."""
+
+
+class _Applied:
+    """The log as far as it is applied."""
+
+    def __init__(self, limit: int) -> None:
+        self.history = SubjectHistory(limit)
+        self.position = 0
+        self.pruned_at = 0
+        """The log start when removed records were last forgotten."""
+        self.corrupt_at = -1
+        """An offset at which corruption was skipped; -1: none was."""
 
 
 class SubjectRetention:
@@ -48,13 +62,18 @@ class SubjectRetention:
         self._log = log
         self._age_ns = config.retention_age_ms * 1_000_000
         self._clock = clock
-        self._history = SubjectHistory(config.max_records_per_subject)
+        self._limit = config.max_records_per_subject
+        self._applied = _Applied(self._limit)
         self._lock = threading.Lock()
         """Held while the log is applied, and while all subjects are searched."""
-        self.position = 0
-        """The offset up to which the log is applied."""
-        self._pruned_at = 0
+        self._looked_ms = 0.0
+        """When skipped corruption was last checked for a repair."""
         self._expired_below, self._expiry_ns = 0, -EXPIRY_NS
+
+    @property
+    def position(self) -> int:
+        """The offset up to which the log is applied."""
+        return self._applied.position
 
     @property
     def start(self) -> int:
@@ -75,7 +94,7 @@ class SubjectRetention:
 
         It may be below ``start``.
         """
-        return self._history.last(subject)
+        return self._applied.history.last(subject)
 
     def catch_up(self, end: int, *, may_wait: bool = True) -> bool:
         """Apply the log up to a stable offset; return whether that is done.
@@ -88,7 +107,9 @@ class SubjectRetention:
             EncryptionKeyError, DecryptionError: the log is encrypted, and cannot be decrypted.
             UnavailableError: it cannot be read.
         """
-        if self.position >= end and self._pruned_at == self._log.log_start_offset:
+        applied = self._applied
+        is_done = applied.position >= end and applied.pruned_at == self._log.log_start_offset
+        if is_done and applied.corrupt_at < 0:
             return True
         if not self._lock.acquire(blocking=may_wait):
             return False
@@ -99,29 +120,46 @@ class SubjectRetention:
         return True
 
     def _catch_up(self, end: int) -> None:
+        applied = _Applied(self._limit) if self._is_repaired() else self._applied
         start = self._log.log_start_offset
-        if self._pruned_at != start:
-            self._history.forget_below(start)
-            self._pruned_at = start
-        while self.position < end:
-            self.position = max(self.position, start)
+        if applied.pruned_at != start:
+            applied.history.forget_below(start)
+            applied.pruned_at = start
+        while applied.position < end:
+            applied.position = max(applied.position, start)
             try:
-                found = self._log.read(self.position, READ_BYTES, below=Offset(end))
+                found = self._log.read(applied.position, READ_BYTES, below=Offset(end))
             except CorruptBatchError as error:
-                self.position = max(self.position + 1, error.next_offset)
+                applied.corrupt_at = applied.position
+                applied.position = max(applied.position + 1, error.next_offset)
                 continue
             except OffsetOutOfRangeError:
                 start = self._log.log_start_offset
-                if start <= self.position:
-                    return  # it was truncated meanwhile
+                if start <= applied.position:
+                    break  # it was truncated meanwhile
                 continue
             if not found.buffer:
-                self.position = max(self.position, min(found.next_offset, end))
-                return
+                applied.position = max(applied.position, min(found.next_offset, end))
+                break
             # Of encrypted batches it may open only the first ones; placeholders it leaves out.
             batches = memoryview(self._log.opened(found.buffer))
-            self._history.apply(batches)
-            self.position = _end_of(batches) if batches else found.next_offset
+            applied.history.apply(batches)
+            applied.position = _end_of(batches) if batches else found.next_offset
+        self._applied = applied  # at once: readers must not see the half of it
+
+    def _is_repaired(self) -> bool:
+        """Return whether corruption that was stepped over is gone; looks from time to time."""
+        corrupt_at, now_ms = self._applied.corrupt_at, self._clock.monotonic_ms()
+        if corrupt_at < 0 or now_ms < self._looked_ms + REPAIR_MS:
+            return False
+        self._looked_ms = now_ms
+        try:
+            self._log.read(corrupt_at, 1)
+        except CorruptBatchError:
+            return False
+        except OffsetOutOfRangeError:
+            return True
+        return True
 
     def read(self, offset: Offset, bytes_max: int, *, below: Offset) -> pa.Buffer:
         """Read the batches that readers may see, with only the kept records.
@@ -148,7 +186,7 @@ class SubjectRetention:
             if not seen:
                 break
             plain = memoryview(self._log.opened(seen))
-            kept = self._history.filtered(plain, start)
+            kept = self._applied.history.filtered(plain, start)
             if kept:
                 return pa.py_buffer(kept[0] if len(kept) == 1 else b"".join(kept))
             offset = Offset(_end_of(plain))
@@ -158,7 +196,7 @@ class SubjectRetention:
         """Return each matching subject's number of records among some offsets, and the last one."""
         first, found = max(start, self.start), dict[str, Tally]()
         with self._lock:
-            for subject, offset in self._history.kept(patterns):
+            for subject, offset in self._applied.history.kept(patterns):
                 if first <= offset < stop:
                     before = found.get(subject)
                     found[subject] = Tally(before.records + 1 if before else 1, offset)
@@ -167,7 +205,7 @@ class SubjectRetention:
     def offsets(self, patterns: Sequence[str]) -> Numbers:
         """Return the offsets of all matching records, in order."""
         with self._lock:
-            offsets = [offset for _, offset in self._history.kept(patterns)]
+            offsets = [offset for _, offset in self._applied.history.kept(patterns)]
         found = np.sort(np.array(offsets, np.int64))
         visible: Numbers = found[np.searchsorted(found, self.start) :]
         return visible

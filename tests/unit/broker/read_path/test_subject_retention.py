@@ -6,6 +6,7 @@ from strandline.broker.write_path.pending import CommitWaiter
 from strandline.config import StreamConfig
 from strandline.encryption.master_keys import MasterKey, MasterKeys
 from strandline.errors import InvalidConfigError
+from strandline.record.batch import HEADER_BYTES, read_header
 from strandline.record.codec import decode_batches
 
 pytestmark = pytest.mark.usefixtures("without_spares")
@@ -154,6 +155,25 @@ async def test_records_that_are_too_old_are_hidden_at_once(retained, clock):
     assert seen(partition) == [2]
     await retained.put(partition, "a", expected_subject_last=0)
     assert seen(partition) == [2, 3]
+
+
+async def test_a_repaired_record_counts_again(retained, clock):
+    """While it is corrupt, what it replaced is seen; after the repair it is not."""
+    _, partition = await retained()
+    await retained.put(partition, "a", "a", "a", "b")
+    segment = partition.log.segments[0]
+    partition.log.write_pending()
+    place = segment.locate(2).position
+    length = read_header(segment.view(place, HEADER_BYTES)).length
+    intact = bytes(segment.view(place, length))
+    segment.put_back(intact[:-1] + b"\xff", place)
+    end = partition.last_stable_offset
+    partition.retention.catch_up(end)
+    assert partition.retention.offsets(()).tolist() == [0, 1, 3]
+    segment.put_back(intact, place)
+    clock.advance_ms(2_000)
+    assert seen(partition) == [1, 2, 3]
+    assert partition.retention.position == end
 
 
 async def test_two_kinds_of_compaction_are_one_too_many(retained):
