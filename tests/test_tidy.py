@@ -65,7 +65,11 @@ BANNED_CALLS = {
     "hash": ("zlib.crc32: hash() differs between processes", (*CORE, "client"), ()),
     "id": ("a number of our own: id() is reused", CORE, ()),
     "uuid.uuid4": ("secrets.token_hex", CORE, ()),
-    "os.fsync": ("Disk.fdatasync", CORE, ("storage/disk.py",)),
+    "os.fsync": (
+        "Disk.fdatasync",
+        CORE,
+        ("storage/disk.py", "storage/private_directory.py"),
+    ),
     "os.fdatasync": (
         "Disk.fdatasync",
         CORE,

@@ -292,7 +292,7 @@ class _Inspection:
             return report
         about = index.about
         report.facts = {"subjects": index.subjects, "records": index.records}
-        if about.log_bytes != log_bytes:
+        if about.log_bytes > log_bytes:
             report.add("note", 0, "describes another segment; it will be rebuilt")
         return report
 

@@ -77,6 +77,8 @@ class Log(LogDurability):
             segments = [*segments, Segment(directory, log_start_offset, disk=disk)]
         super().__init__(directory, segments, log_start_offset, disk=disk)
         self.subjects = LogSubjects(self, disk)
+        self._quiet_at = (-1, 0)
+        """Base offset and size of the active segment when its subjects were to be indexed."""
         self._noted_start = log_start_offset
         """The last log start that was stored durably."""
         self._names_lock = threading.RLock()
@@ -469,6 +471,8 @@ class Log(LogDurability):
     def index_subjects(self, start: int) -> int:
         """Make the subject indexes that stable segments from ``start`` on lack; any thread.
 
+        The active segment gets one, too, if it has not grown since the last call.
+
         Returns:
             Where to go on.
 
@@ -480,6 +484,10 @@ class Log(LogDurability):
                 with contextlib.suppress(RetiredSegmentError):  # removed, or replaced, just now
                     self.subjects.prepare(segment)
                 start = segment.next_offset
+        active = self.segments[-1]
+        known, self._quiet_at = self._quiet_at, (active.base_offset, active.size)
+        if known == self._quiet_at:
+            self.subjects.prepare(active)
         return start
 
     def delete(self) -> None:

@@ -2,9 +2,9 @@
 
 Rules: nothing is indexed while it is written. A sealed segment's index is built on a thread and
 kept in a mapped file. That of the active segment is in memory, built on first use and then
-extended. A segment with corruption has no index, so it is read, and the corruption is found. In an
-encrypted stream the file is a sealed batch whose value is the index: it is decrypted into memory,
-and no subject is on the disk in clear. Any thread.
+extended; one that has stopped growing gets a file, too. A segment with corruption has no index, so
+it is read, and the corruption is found. In an encrypted stream the file is a sealed batch whose
+value is the index: it is decrypted into memory, and no subject is on the disk in clear. Any thread.
 """
 
 import threading
@@ -39,6 +39,8 @@ from strandline.storage.subject_index import (
 from strandline.types import LeaderEpoch, Offset, TimestampNs
 
 WINDOW_BYTES: Final = 4 << 20
+WORTH_STORING_BYTES: Final = 1 << 20
+"""An active segment's file is written again when so much more is indexed."""
 MERGE_BYTES: Final = 32 << 20
 """Rows of this many bytes of log are merged, so that decoded batches are freed."""
 T = TypeVar("T")
@@ -62,11 +64,16 @@ class GrowingIndex:
     Args:
         segment: active, or sealed and without a file.
         log: opens what is encrypted.
+        beginning: the index of its beginning, from a file.
     """
 
-    def __init__(self, segment: Segment, log: IndexedFiles) -> None:
+    def __init__(
+        self, segment: Segment, log: IndexedFiles, beginning: SubjectIndex | None = None
+    ) -> None:
         self._segment = segment
         self._log = log
+        self.cuts = segment.cuts
+        """How often the segment had been truncated: after one more this is of no use."""
         self.lock = threading.Lock()
         self.runs: list[SubjectIndex] = []
         """Indexes of neighbouring parts; each about twice as large as the next."""
@@ -74,6 +81,10 @@ class GrowingIndex:
         """Whether corruption was met, so that nobody knows all subjects."""
         self._about = IndexedLog(0, 0, 0, segment.base_offset, segment.base_offset)
         self._flags = 0
+        if beginning is not None:
+            self.runs, self._about = [beginning], beginning.about
+        self.stored_bytes = self._about.log_bytes
+        """How much of the segment the file tells of."""
 
     def catch_up(self) -> None:
         """Index what was appended since the last call; the lock is held.
@@ -108,11 +119,14 @@ class GrowingIndex:
         while len(self.runs) > 1 and self.runs[-2].records <= 2 * self.runs[-1].records:
             self._merge_last(2)
 
+    @property
+    def indexed_bytes(self) -> int:
+        """How much of the segment is indexed."""
+        return self._about.log_bytes
+
     def whole(self) -> bytes | None:
-        """Return the index of all of the segment, if it has got to its end; the lock is held."""
-        if self.is_broken or self._about.log_bytes != self._segment.size or not self.runs:
-            return None
-        return self._merged(self.runs)
+        """Return the index of all that is indexed, if it is anything; the lock is held."""
+        return None if self.is_broken or not self.runs else self._merged(self.runs)
 
     def _next_batches(self, size: int) -> tuple[memoryview, Run]:
         position, segment = self._about.log_bytes, self._segment
@@ -186,22 +200,40 @@ class LogSubjects:
         return None
 
     def prepare(self, segment: Segment) -> None:
-        """Make the index file of a sealed segment, if it has none.
+        """Make the index file of a sealed segment, if it has none, or of one that is quiet.
 
         Raises:
             StrandlineError: as ``look``.
         """
-        if segment.size and not self._disk.exists(segment.path.with_suffix(SUBJECTS_SUFFIX)):
-            self._indexes(segment)
+        if not segment.size:
+            return
+        if segment.sealed:
+            if not self._disk.exists(segment.path.with_suffix(SUBJECTS_SUFFIX)):
+                self._indexes(segment)
+            return
+        self._indexes(segment)
+        growing = segment.subjects
+        if not isinstance(growing, GrowingIndex):
+            return
+        with growing.lock:
+            if growing.indexed_bytes - growing.stored_bytes < WORTH_STORING_BYTES:
+                return
+            whole = growing.whole()
+        if whole is not None:
+            stored = GrowingIndex(segment, self._log, self._store(segment, whole))
+            stored.cuts = growing.cuts
+            segment.subjects = stored
 
     def _indexes(self, segment: Segment) -> list[SubjectIndex] | None:
         is_sealed = segment.sealed
         with self._lock:
             known = segment.subjects
-            if known is None and is_sealed:
-                known = self._load(segment)
+            if isinstance(known, GrowingIndex) and known.cuts != segment.cuts:
+                known = None
             if known is None:
-                known = GrowingIndex(segment, self._log)
+                known = self._load(segment)
+                if known is None or known.about.log_bytes < segment.size or not is_sealed:
+                    known = GrowingIndex(segment, self._log, known)
             segment.subjects = known
         if is_sealed:
             MAPPED_SEGMENTS.note_use(segment)  # lets go of its index, too, if nobody uses it
@@ -214,11 +246,13 @@ class LogSubjects:
             if known.is_broken:
                 return None
             whole = known.whole() if is_sealed else None
-            if whole is None:
+            if whole is None or known.indexed_bytes != segment.size:
                 return list(known.runs)
-        return [self._keep(segment, whole)]
+        index = self._store(segment, whole)
+        segment.subjects = index
+        return [index]
 
-    def _keep(self, segment: Segment, data: bytes) -> SubjectIndex:
+    def _store(self, segment: Segment, data: bytes) -> SubjectIndex:
         """Write an index file; if that is not possible the index stays in memory."""
         stored: Buffer = data
         if self._log.sealer is not None:
@@ -230,8 +264,7 @@ class LogSubjects:
                 kept = self._load(segment)
         except StrandlineError:
             kept = None  # such as a full disk: it is a hint, and here
-        segment.subjects = kept or SubjectIndex(data)
-        return segment.subjects
+        return kept or SubjectIndex(data)
 
     def _load(self, segment: Segment) -> SubjectIndex | None:
         """Return the index that a sealed segment's file has; None: no file is of any use."""
@@ -262,8 +295,8 @@ class LogSubjects:
 
 
 def _describes(about: IndexedLog, segment: Segment) -> bool:
-    """Whether an index is of this segment as it is, not as it was before it was cut."""
-    if (about.log_bytes, about.base_offset) != (segment.size, segment.base_offset):
+    """Whether an index is of this segment or its beginning, not of what was cut off."""
+    if about.log_bytes > segment.size or about.base_offset != segment.base_offset:
         return False
     header = header_at(segment.view(about.last_position, HEADER_BYTES), 0)
     return header is not None and header.crc == about.last_crc

@@ -22,7 +22,7 @@ from strandline.record.batch import Attributes, read_header
 from strandline.record.codec import decode_batches, encode_again
 from strandline.record.decode import walk
 from strandline.record.subjects import has_wildcard, subject_matches
-from strandline.storage.subject_index import Numbers
+from strandline.storage.subject_index import Numbers, boolean
 
 ROLLUP_HEADER: Final = "Nats-Rollup"
 ROLLUPS: Final = (b"sub", b"all")
@@ -164,7 +164,7 @@ class SubjectHistory:
                 if kept:
                     (rows,) = decode_batches(batches[position:begin])
                     attributes = header.attributes & int(Attributes.TRANSACTIONAL)
-                    rows = rows.filter(pa.array(keep[first:end]))
+                    rows = rows.filter(boolean(keep[first:end]))
                     found.append(encode_again(rows, header, attributes=attributes))
             first = end
         found.append(batches[begin:])

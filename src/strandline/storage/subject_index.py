@@ -327,10 +327,9 @@ def encode_subjects(about: IndexedLog, rows: Iterable[SubjectRows], *, flags: in
 
 
 def merge_rows(parts: list[SubjectRows]) -> SubjectRows:
-    """Return the records of all parts in memory of their own."""
-    subjects = pa.chunked_array([each.subjects for each in parts]).unify_dictionaries()
-    offsets = np.concatenate([each.offsets for each in parts])
-    return SubjectRows(offsets, subjects.combine_chunks())
+    """Return the records of all parts, in memory of their own."""
+    names, codes, offsets = _unified(parts)
+    return SubjectRows(offsets, pa.DictionaryArray.from_arrays(_int32(codes), names))
 
 
 def decode_subjects(data: Buffer) -> SubjectIndex | None:
@@ -366,17 +365,24 @@ def _unified(parts: list[SubjectRows]) -> tuple[pa.Array, Numbers, Numbers]:
     if not parts:
         empty = np.empty(0, np.int64)
         return pa.array([], pa.string()), empty, empty
-    chunked = pa.chunked_array([each.subjects for each in parts]).unify_dictionaries()
-    codes = np.concatenate([each.indices.to_numpy() for each in chunked.chunks])
-    dictionary = chunked.chunk(0).dictionary
-    # Some names may have no record, for example after a truncation.
-    used = np.flatnonzero(np.bincount(codes, minlength=len(dictionary)))
-    names = dictionary.take(_int64(used))
+    # By sorting: to look each name up in a hash table takes ten times as long if most are new.
+    dictionaries = [each.subjects.dictionary for each in parts]
+    names = pa.concat_arrays(dictionaries)
     order = pc.array_sort_indices(names).to_numpy()
-    rank = np.zeros(len(dictionary), np.int64)
-    rank[used[order]] = np.arange(len(used))
+    names = names.take(_int64(order))
+    is_new = np.ones(len(names), bool)
+    is_new[1:] = pc.not_equal(names[1:], names[:-1]).to_numpy(zero_copy_only=False)
+    rank = np.empty(len(names), np.int64)
+    rank[order] = np.cumsum(is_new) - 1
+    firsts = np.cumsum([0, *map(len, dictionaries)])
+    shifted = zip(parts, firsts.tolist(), strict=False)
+    codes = rank[np.concatenate([each.subjects.indices.to_numpy() + n for each, n in shifted])]
+    names = names.filter(boolean(is_new))
+    used = np.bincount(codes, minlength=len(names)) > 0
+    if not used.all():  # a name may have no record, as where a batch was cut
+        names, codes = names.filter(boolean(used)), (np.cumsum(used) - 1)[codes]
     offsets = np.concatenate([np.asarray(each.offsets, np.int64) for each in parts])
-    return names.take(_int64(order)), rank[codes], offsets
+    return names, codes, offsets
 
 
 def _sorted_within(relative: Numbers, starts: Numbers) -> Numbers:
@@ -395,6 +401,12 @@ def _ends(names: pa.Array) -> Numbers:
     if buffer is None or not len(names):
         return np.zeros(1, "<i4")
     return np.frombuffer(buffer, "<i4", len(names) + 1, 4 * names.offset)
+
+
+def boolean(mask: Numbers) -> pa.Array:
+    """Return an Arrow array of booleans."""
+    data = pa.py_buffer(np.packbits(mask, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, data])
 
 
 def _int32(numbers: Numbers) -> pa.Array:

@@ -12,6 +12,7 @@ import shutil
 import socket
 import subprocess
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import nats
@@ -24,6 +25,17 @@ from tests.kit.clusters import IDS, three_brokers
 
 API = "$JS.API."
 CLI_VERSION = "v0.5.1"
+HERE = Path(__file__).parent
+GO_MODULE = """\
+module strandline/jetstream
+go 1.21
+require github.com/nats-io/nats.go v1.55.0
+"""
+JAVASCRIPT_PACKAGES = {
+    "@nats-io/transport-node": "3.4.0",
+    "@nats-io/jetstream": "3.4.0",
+    "nats": "2.29.3",
+}
 VARYING = re.compile(r'"(created|ts|time|first_ts|last_ts|last_active)":"[^"]*"')
 
 
@@ -183,6 +195,54 @@ async def stream(nc, request):
     js = await make(nc, name, f"{name}.>")
     yield SimpleNamespace(name=name, subject=lambda rest: f"{name}.{rest}", js=js)
     await js.delete_stream(name)
+
+
+@pytest.fixture(scope="session")
+def go_programs(tmp_path_factory):
+    """The folder of the compiled programs in Go."""
+    go = shutil.which("go")
+    if go is None:
+        pytest.skip("Go is not on the PATH")
+    folder = tmp_path_factory.mktemp("go")
+    shutil.copytree(HERE / "go", folder, dirs_exist_ok=True)
+    (folder / "go.mod").write_text(GO_MODULE)
+    (folder / "built").mkdir()
+    environment = {**os.environ, "GOFLAGS": "-mod=mod"}
+    built = subprocess.run(
+        [go, "build", "-o", "built/", "./..."],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=300,
+    )
+    if built.returncode:
+        pytest.skip(f"the programs cannot be built, offline perhaps: {built.stderr[-500:]}")
+    return folder / "built"
+
+
+@pytest.fixture(scope="session")
+def javascript_programs(tmp_path_factory):
+    """The folder of the programs in JavaScript, with the packages that they need."""
+    npm = shutil.which("npm")
+    if npm is None or shutil.which("node") is None:
+        pytest.skip("Node is not on the PATH")
+    folder = tmp_path_factory.mktemp("javascript")
+    shutil.copytree(HERE / "javascript", folder, dirs_exist_ok=True)
+    packages = {"private": True, "dependencies": JAVASCRIPT_PACKAGES}
+    (folder / "package.json").write_text(json.dumps(packages))
+    installed = subprocess.run(
+        [npm, "install", "--no-audit", "--no-fund", "--loglevel", "error"],
+        cwd=folder,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=300,
+    )
+    if installed.returncode:
+        pytest.skip(f"the packages cannot be installed, offline perhaps: {installed.stderr[-500:]}")
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -216,3 +216,80 @@ async def test_readers_of_other_doors_see_the_same(ours, our_nc):
         one = client.read("KV_doors", start="earliest", subject="$KV.doors.k7").read_all()
         assert one.column("value").to_pylist() == [b"97"]
     await js.delete_key_value("doors")
+
+
+async def updates(watcher, count):
+    """So many entries of a watcher, as key and value; None ends the initial ones."""
+    found = []
+    for _ in range(count):
+        entry = await watcher.updates(timeout=5)
+        found.append(None if entry is None else (entry.key, entry.value, entry.operation))
+    return found
+
+
+async def test_keys_and_history_are_listed(bucket):
+    """Keys without the deleted ones; a key's revisions, the oldest first."""
+    kv = await bucket(history=3)
+    for number in range(4):
+        await kv.put("a", b"%d" % number)
+        await kv.put(f"k.{number}", b"")
+    await kv.delete("k.2")
+    await kv.purge("k.3")
+    assert sorted(await kv.keys()) == ["a", "k.0", "k.1"]
+    history = await kv.history("a")
+    assert [(entry.value, entry.revision) for entry in history] == [
+        (b"1", 3), (b"2", 5), (b"3", 7),
+    ]  # fmt: skip
+    assert [entry.operation for entry in await kv.history("k.2")] == [None, "DEL"]
+    assert [entry.operation for entry in await kv.history("k.3")] == ["PURGE"]
+
+
+async def test_a_bucket_is_watched(bucket):
+    """First the newest value of each key, then every change; an empty bucket ends at once."""
+    kv = await bucket()
+    watcher = await kv.watchall()
+    assert await updates(watcher, 1) == [None]
+    await kv.put("a", b"1")
+    assert await updates(watcher, 1) == [("a", b"1", None)]
+    await watcher.stop()
+    for value in (b"2", b"3"):
+        await kv.put("a", value)
+        await kv.put("b", value)
+    await kv.delete("b")
+    watcher = await kv.watchall()
+    assert await updates(watcher, 3) == [("a", b"3", None), ("b", b"", "DEL"), None]
+    await kv.put("c", b"4")
+    assert await updates(watcher, 1) == [("c", b"4", None)]
+    await watcher.stop()
+    watcher = await kv.watch("a")
+    assert await updates(watcher, 2) == [("a", b"3", None), None]
+    await kv.put("b", b"5")
+    await kv.put("a", b"6")
+    assert await updates(watcher, 1) == [("a", b"6", None)]
+    await watcher.stop()
+
+
+async def test_a_watch_of_many_keys_sees_each_once(bucket):
+    """However often they were put before."""
+    kv = await bucket(history=2)
+    for number in range(300):
+        await kv.put(f"k{number % 100}", b"%d" % number)
+    watcher = await kv.watchall(ignore_deletes=True)
+    found = await updates(watcher, 101)
+    assert found[-1] is None
+    assert {key: value for key, value, _ in found[:-1]} == {
+        f"k{number % 100}": b"%d" % number for number in range(200, 300)
+    }
+    await watcher.stop()
+
+
+async def test_deletions_are_purged(bucket, ask):
+    """What was deleted, and the markers of it, are gone; everything else stays."""
+    kv = await bucket(history=3)
+    for key in ("a", "b", "c"):
+        await kv.put(key, b"1")
+        await kv.put(key, b"2")
+    await kv.delete("b")
+    await kv.purge("c")
+    await kv.purge_deletes(olderthan=-1)
+    assert set((await state(ask, kv))["subjects"]) == {f"$KV.{kv._name}.a"}

@@ -57,6 +57,49 @@ async def test_an_ordered_consumer_goes_on_at_the_next_leader(cluster):
     await client.close()
 
 
+async def read_through_a_kill(cluster, *command, kinds, folder=None):
+    """Let a program read a stream in order, whose leader is killed when it has read half of it."""
+    leader, client = await made_at_another(cluster, num_replicas=3)
+    js, sequence = client.jetstream(), 1
+    while sequence < 40:
+        sequence = (await until_acked(js, "orders.x", b"x")).seq
+    words = (*command, client.connected_url.geturl(), "orders", "80")
+    program = await asyncio.create_subprocess_exec(
+        *map(str, words), cwd=folder, stdout=asyncio.subprocess.PIPE
+    )
+    lines = []
+
+    async def read_until(*wanted):
+        async with asyncio.timeout(120):
+            while not set(wanted) <= set(lines):
+                lines.append((await program.stdout.readline()).decode().strip())
+                assert lines[-1], lines[-5:]
+                assert not lines[-1].startswith("failed"), lines[-1]
+
+    try:
+        await read_until(*(f"{kind} 40" for kind in kinds))
+        cluster[leader].kill()
+        while sequence < 80:
+            sequence = (await until_acked(js, "orders.x", b"x")).seq
+        await read_until(*(f"{kind} 80" for kind in kinds), "all done")
+    finally:
+        if program.returncode is None:
+            program.kill()
+        await program.wait()
+    await client.close()
+
+
+async def test_gos_ordered_consumers_go_on_at_the_next_leader(cluster, go_programs):
+    """Pulled and pushed, without a gap."""
+    await read_through_a_kill(cluster, go_programs / "ordered", kinds=("pull", "push"))
+
+
+async def test_javascripts_ordered_consumers_go_on_at_the_next_leader(cluster, javascript_programs):
+    """Pulled; its heartbeats of pushes, 30 s, cannot be set."""
+    command = ("node", "ordered.mjs")
+    await read_through_a_kill(cluster, *command, kinds=("pull",), folder=javascript_programs)
+
+
 async def test_a_durable_push_consumer_goes_on_at_the_next_leader(cluster):
     """Its receiver only listens; nobody asks the next leader for the consumer."""
     leader, client = await made_at_another(cluster, num_replicas=3)

@@ -256,6 +256,29 @@ async def test_clients_answer_flow_control(stream):
     await sub.unsubscribe()
 
 
+async def test_a_key_value_bucket_is_watched(nc):
+    """What there is, then the mark of its end, then every change; keys and history end."""
+    js = nc.jetstream()
+    bucket = await js.create_key_value(bucket="watched", history=3)
+    for number in range(4):
+        await bucket.put("a", b"%d" % number)
+        await bucket.put(f"b.{number}", b"x")
+    watcher = await bucket.watchall()
+    seen = []
+    while (entry := await watcher.updates(timeout=10)) is not None:
+        seen.append((entry.key, entry.value))
+    assert seen == [("b.0", b"x"), ("b.1", b"x"), ("b.2", b"x"), ("a", b"3"), ("b.3", b"x")]
+    revision = await bucket.put("a", b"new")
+    entry = await watcher.updates(timeout=10)
+    assert (entry.key, entry.value, entry.revision) == ("a", b"new", revision)
+    await bucket.delete("a")
+    assert (await watcher.updates(timeout=10)).operation == "DEL"
+    assert [each.value for each in await bucket.history("a")] == [b"3", b"new", b""]
+    assert sorted(await bucket.keys()) == [f"b.{number}" for number in range(4)]
+    await watcher.stop()
+    await js.delete_key_value("watched")
+
+
 async def test_a_queue_group_shares_the_messages(ask, stream):
     """Each goes to one member; a subscription outside the group does not make it deliver."""
     subject = ask.nc.new_inbox()

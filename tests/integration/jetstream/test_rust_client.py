@@ -1,4 +1,4 @@
-"""Rust's NATS client (async-nats, as natsrpy wraps it) uses streams and pull consumers unchanged.
+"""Rust's NATS client (async-nats, as natsrpy wraps it) uses streams and consumers unchanged.
 
 It insists on more fields of answers than others do. Each test runs against nats-server, too.
 """
@@ -7,7 +7,7 @@ import asyncio
 
 import pytest
 from natsrpy import Nats
-from natsrpy.js import AckPolicy, PullConsumerConfig, StreamConfig
+from natsrpy.js import AckPolicy, PullConsumerConfig, PushConsumerConfig, StreamConfig
 
 
 @pytest.fixture
@@ -61,6 +61,32 @@ async def test_a_pull_consumer_consumes(stream):
         async with consumer.consume() as messages:
             async for each in messages:
                 seen.append(each.payload)
+                if len(seen) == 5:
+                    await js.publish(f"{made.name}.5", b"5", wait=True)
+                if len(seen) == 6:
+                    break
+    assert seen == [b"%d" % number for number in range(6)]
+
+
+async def test_a_push_consumer_receives(stream):
+    """With heartbeats and flow control; what is acknowledged does not come again."""
+    js, made = stream
+    config = PushConsumerConfig(
+        name="p",
+        durable_name="p",
+        deliver_subject="_INBOX.rust.pushed",
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=1,
+        idle_heartbeat=1,
+        flow_control=True,
+    )
+    consumer = await made.consumers.create(config)
+    seen = []
+    async with asyncio.timeout(30):
+        async with consumer.consume() as messages:
+            async for each in messages:
+                seen.append(each.payload)
+                await each.ack(double=True)
                 if len(seen) == 5:
                     await js.publish(f"{made.name}.5", b"5", wait=True)
                 if len(seen) == 6:

@@ -37,7 +37,7 @@ class FakeClient:
             log_end_offset=100,
             size_bytes=1000,
         )
-        config = SimpleNamespace(compact=self.compact)
+        config = SimpleNamespace(has_gaps=self.compact)
         return SimpleNamespace(name=name, created_ns=7, partitions=(partition,), config=config)
 
     def read(self, stream, *, partition, start, stop, columns, subject, keys):

@@ -4,6 +4,7 @@ import pytest
 
 from strandline.record.batch import read_header
 from strandline.record.codec import Stamp, encode_records
+from strandline.storage import log_subjects
 from strandline.storage.subject_index import BLOCK_BYTES, check_subjects
 
 RECORDS = 400
@@ -157,3 +158,38 @@ def test_an_index_file_is_whole(open_log):
     [path] = files(log)
     assert len(path.read_bytes()) > BLOCK_BYTES
     assert check_subjects(path.read_bytes()) is not None
+
+
+def test_a_quiet_active_segment_gets_a_file(open_log, monkeypatch):
+    """A log that is opened again goes on from it, though the segment has grown since."""
+    monkeypatch.setattr(log_subjects, "WORTH_STORING_BYTES", 1000)
+    log = open_log(segment_bytes=1 << 20)
+    fill(log, 200)
+    log.index_subjects(0)
+    assert files(log) == [], "it has just grown"
+    log.index_subjects(0)
+    [path] = files(log)
+    assert check_subjects(path.read_bytes()).records == 200
+    fill(log)
+    again = open_log(log.checkpoint(), segment_bytes=1 << 20)
+    assert found(again, "s.3") == found(log, "s.3") == wanted("s.3")
+    again.roll()
+    assert found(again, "s.3") == wanted("s.3")
+    assert check_subjects(path.read_bytes()).records == RECORDS
+
+
+@pytest.mark.parametrize("position", [100, 300])
+def test_the_file_of_an_active_segment_that_was_cut(open_log, monkeypatch, position):
+    """It serves what is before the cut, and nothing else."""
+    monkeypatch.setattr(log_subjects, "WORTH_STORING_BYTES", 1000)
+    log = open_log(segment_bytes=1 << 20)
+    fill(log, 200)
+    log.index_subjects(0)
+    log.index_subjects(0)
+    fill(log)
+    found(log, ">")
+    log.undo_to(position)
+    fill(log, salt=7)
+    for each in (log, open_log(log.checkpoint(), segment_bytes=1 << 20)):
+        assert found(each, "own.*.7") == list(range(position, RECORDS, 2))
+        assert found(each, "own.*.0") == list(range(0, position, 2))

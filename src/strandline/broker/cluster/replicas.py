@@ -278,14 +278,10 @@ class Replicas:
 
     def _flush_soon(self) -> None:
         self._is_scheduled = False
-        self._say()
+        self.flush()
 
     def flush(self) -> bool:
-        """Flush replicas after the journal write or sync; return whether frames will be sent."""
-        return self._say()
-
-    def _say(self) -> bool:
-        """Flush touched replicas; return whether they sent anything."""
+        """Let touched replicas send; return whether frames leave when the loop comes round."""
         while self._touched:
             touched, self._touched = self._touched, set()
             for driver in touched:

@@ -26,7 +26,8 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.record.envelope import MAGIC
-from strandline.record.subjects import validate_subject
+from strandline.record.subjects import subject_matches, validate_subject
+from strandline.security.quota import Quota
 from strandline.servers.metering import WAIT_S_MAX, Allowance, Metering
 from strandline.servers.nats.backpressure import (
     QUOTA,
@@ -39,6 +40,8 @@ from strandline.servers.nats.headers import NO_RESPONDERS
 from strandline.servers.nats.inboxes import Inboxes
 from strandline.servers.nats.ingest import MessageIngest
 from strandline.servers.nats.ingest_state import IngestState
+from strandline.servers.nats.jetstream.api import JetStreamApi
+from strandline.servers.nats.jetstream.subjects import PREFIX as API_PREFIX
 from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.nats.protocol import (
     Connect,
@@ -102,6 +105,7 @@ class PublisherState(IngestState):
         ingest: shared by all listeners.
         metering: the meters of principals, if shared with other servers.
         tls: our certificate; None: connections are not encrypted.
+        api: answers requests of the JetStream API.
     """
 
     def __init__(
@@ -113,12 +117,14 @@ class PublisherState(IngestState):
         ingest: MessageIngest,
         metering: Metering | None = None,
         tls: ssl.SSLContext | None = None,
+        api: JetStreamApi | None = None,
     ) -> None:
         super().__init__(broker, "ingest", ingest=ingest, ack_lines=AckLines(b"MSG %b %b"))
         self.access = Access(config, broker)
         self.metering = metering or Metering(broker)
         self.routes = routes
         self.tls = tls
+        self.api = api
         self.payload_max = config.limits.record_bytes + MESSAGE_SLACK_BYTES
         self.budget = RoundBudget(SLICE_S, ROUND_S)
         self.buffered_bytes = 0
@@ -130,6 +136,19 @@ class PublisherState(IngestState):
         self.all_gone.set()
         self.info_line = b""
         """The greeting; set before the first connection is accepted."""
+
+    def may_request(self, caller: Caller, subject: str) -> bool:
+        """Return whether a client may send a request of the API: as at nats-server."""
+        # It takes cryptography, which is loaded with access control only.
+        from strandline.servers.nats.permissions import permissions_of
+
+        acls, allowance = self.access.policy.acls, self.metering.of(caller)
+        if acls.is_admin(caller.principal):
+            return True
+        quota = allowance.quota if allowance is not None else Quota()
+        partitions = self.access.partitions
+        found = permissions_of(caller.principal, acls, quota, partitions=partitions)
+        return any(subject_matches(each, subject) for each in found.publish)
 
     def admit(self, connection: "PublisherConnection") -> bool:
         """Register a new connection; return False if there are too many."""
@@ -161,7 +180,9 @@ class PublisherConnection(MessageReader):
         early = EARLY_PAYLOAD_MAX if shared.access.is_on else shared.payload_max
         super().__init__(Parser(early, from_client=True), shared.budget)
         self._shared = shared
-        self._guard = PublishGuard(shared.access) if shared.access.is_on else None
+        self._guard = (
+            PublishGuard(shared.access, shared.may_request) if shared.access.is_on else None
+        )
         self._options = ClientOptions()
         self._inboxes = Inboxes()
         self._buffered_bytes = 0
@@ -472,6 +493,11 @@ class PublisherConnection(MessageReader):
         if route.groups:
             self._shared.ingest.take(route, reply, block=block, payload=payload, sink=self)
             return
+        api = self._shared.api
+        if api is not None and route.subject.startswith(API_PREFIX):
+            subject = route.subject.encode()
+            api.take(subject, reply, block=block, payload=payload, link=self)
+            return
         options = self._options
         if reply is None or not (options.no_responders and options.headers):
             return
@@ -538,6 +564,29 @@ class PublisherConnection(MessageReader):
         if not self.output:
             self._shared.ingest.unflushed.append(self)
         self.output.append(encode_message(to, sid, payload))
+
+    # Requests of the JetStream API
+
+    takes_records = False
+    """Consumers deliver at nats-server, which knows who subscribes."""
+
+    @property
+    def payload_max(self) -> int:
+        """The largest message that the client takes."""
+        return self._shared.payload_max
+
+    def deliver_with_headers(self, to: bytes, payload: bytes, *, block: bytes) -> None:
+        """Queue a message with a header block for the subscription that matches ``to``."""
+        sid = self._inboxes.sid_for(to) if self.is_open and self._options.headers else None
+        if sid is None:
+            return
+        if not self.output:
+            self._shared.ingest.unflushed.append(self)
+        self.output.append(encode_message_with_headers(to, sid, payload, block=block))
+
+    def flush_answers(self) -> None:
+        """Send what was queued between group commits."""
+        self._shared.ingest.send_answers()
 
     # Other operations of a client
 

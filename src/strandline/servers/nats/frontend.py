@@ -147,6 +147,7 @@ class NatsFrontEnd:
                     routes=broker.routes,
                     ingest=ingest,
                     metering=self._metering,
+                    api=self._api,
                 )
                 await self._listener.start()
         except BaseException:

@@ -5,6 +5,7 @@ cached until any rule or token changes, so that a publish costs one set lookup. 
 was revoked is disconnected with its next bytes.
 """
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -16,6 +17,8 @@ from strandline.security.policy import ClientCredentials, Policy
 
 EARLY_PAYLOAD_MAX: Final = 64 << 10
 """Largest payload taken note of before it is known who sends it."""
+REQUESTS: Final = b"$JS.API."
+"""What requests of the JetStream API begin with: rules about streams and groups allow them."""
 REMEMBERED_MAX: Final = 16_384
 
 
@@ -37,10 +40,12 @@ class PublishGuard:
 
     Args:
         access: identifies clients and has the rules.
+        may_request: returns whether a client may send a request of the JetStream API.
     """
 
-    def __init__(self, access: Access) -> None:
+    def __init__(self, access: Access, may_request: Callable[[Caller, str], bool]) -> None:
         self._access = access
+        self._may_request = may_request
         self._caller: Caller | None = None
         self._policy: Policy | None = None
         self._allowed: set[bytes] = set()
@@ -98,6 +103,8 @@ class PublishGuard:
 
     def _ask(self, subject: bytes) -> bool:
         assert self._caller is not None, "connected"
+        if subject.startswith(REQUESTS):
+            return self._may_request(self._caller, subject.decode(errors="replace"))
         try:
             self._caller.check(Resource("subject", subject.decode()), "publish")
         except StrandlineError:

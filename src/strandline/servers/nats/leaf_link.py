@@ -11,8 +11,9 @@ is down.
 """
 
 import asyncio
+import contextlib
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -37,6 +38,7 @@ OUTPUT_BYTES_MAX: Final = 4 << 20
 """Unsent output above which deliveries wait."""
 GONE_MAX: Final = 4096
 """Inboxes that were remembered to have lost their receivers."""
+SETTLE_TIMEOUT_S: Final = 1.0
 LEAF_LINE_BYTES_MAX: Final = 64 << 10
 
 
@@ -60,6 +62,7 @@ class LeafLink(asyncio.Protocol):
         self.ready: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
         self.failure = ""
+        self._pongs: deque[asyncio.Future[None]] = deque()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
@@ -74,6 +77,9 @@ class LeafLink(asyncio.Protocol):
             self.ready.exception()
         if not self.closed.done():
             self.closed.set_result(None)
+        for pong in self._pongs:
+            if not pong.done():
+                pong.set_result(None)
 
     def pause_writing(self) -> None:
         """Let deliveries wait."""
@@ -87,6 +93,13 @@ class LeafLink(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         """Write at once."""
         self._transport.write(data)
+
+    def ping(self) -> asyncio.Future[None]:
+        """Return a future that is done when the server has handled all that was written."""
+        pong: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pongs.append(pong)
+        self.write(b"PING\r\n")
+        return pong
 
     def abort(self) -> None:
         """Close at once."""
@@ -123,6 +136,8 @@ class LeafLink(asyncio.Protocol):
             case b"PONG":
                 if not self.ready.done():
                     self.ready.set_result(None)
+                elif self._pongs and not (pong := self._pongs.popleft()).done():
+                    pong.set_result(None)
             case b"INFO":
                 self._greet(rest)
             case b"-ERR":
@@ -324,6 +339,17 @@ class LeafClient:
         else:
             line = b"LMSG %b %d\r\n" % (to, len(payload))
         self._output += (line, payload, b"\r\n")
+
+    async def settle(self) -> None:
+        """Wait until the server has handled what is sent, so that what follows comes after it.
+
+        Answers to requests take another connection, and would overtake deliveries.
+        """
+        self.flush()
+        if self._link is not None:
+            with contextlib.suppress(TimeoutError):  # the order is a courtesy, the answer is not
+                async with asyncio.timeout(SETTLE_TIMEOUT_S):
+                    await self._link.ping()
 
     def flush(self) -> None:
         """Send what is queued, in one write."""

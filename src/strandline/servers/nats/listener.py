@@ -20,6 +20,7 @@ from strandline.servers.metering import Metering
 from strandline.servers.nats.backpressure import OVERLOAD, QUOTA
 from strandline.servers.nats.connection import PublisherConnection, PublisherState
 from strandline.servers.nats.ingest import MessageIngest
+from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.tasks import end_task, start_task
 from strandline.servers.tls import listening_context
@@ -44,6 +45,7 @@ class IngestListener:
         routes: the routes of all streams; shared with the other listeners.
         ingest: handles messages that are more than a plain payload.
         metering: the meters of principals, if shared with other servers.
+        api: answers requests of the JetStream API.
 
     Raises:
         InvalidConfigError: a certificate cannot be used.
@@ -57,6 +59,7 @@ class IngestListener:
         routes: RouteTable,
         ingest: MessageIngest,
         metering: Metering | None = None,
+        api: JetStreamApi | None = None,
     ) -> None:
         self._broker = broker
         self._config = config
@@ -68,6 +71,7 @@ class IngestListener:
             ingest=ingest,
             metering=metering,
             tls=tls,
+            api=api,
         )
         self._server: asyncio.Server | None = None
         self._pinger: asyncio.Task[None] | None = None

@@ -243,6 +243,9 @@ class NatsConnection(ServerLink):
         """End all subscriptions; messages in flight are still handled."""
         self.write(b"".join(map(encode_unsubscribe, (*self._tables, *self._acked, API))))
 
+    takes_records = True
+    """Consumers deliver to clients of nats-server."""
+
     def subscribe_acks(self, stream: str) -> None:
         """Hear the acknowledgements of a stream's consumers."""
         subjects = [each % stream.encode() for each in ACK_SUBJECTS]

@@ -105,7 +105,7 @@ def test_records_deleted_under_a_reader_are_data_loss(stream, partition):
     plan = plan_read(ReadRequest(stream="s", start=1), stream)
     cursor = cursor_of(plan)
     partition.log_start_offset = 4
-    with pytest.raises(DataLossError, match=r"records 1 to 3 .* go on from offset 4"):
+    with pytest.raises(DataLossError, match=r"records 1 to 3 .* continue at offset 4"):
         cursor.read()
 
 

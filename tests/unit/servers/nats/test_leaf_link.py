@@ -72,6 +72,21 @@ async def test_interest_comes_and_goes(leaf):
     assert len(changes) == 3
 
 
+async def test_settling_waits_until_the_server_has_what_was_sent(leaf):
+    """What is queued is sent before the ping; a lost connection ends the wait, too."""
+    client, link, transport = leaf
+    client._link = link
+    link.data_received(b'INFO {"nonce":"x"}\r\nPONG\r\n')
+    for end in (lambda: link.data_received(b"PONG\r\n"), lambda: link.connection_lost(None)):
+        client.deliver(b"_INBOX.a", b"x", block=b"")
+        settling = asyncio.create_task(client.settle())
+        await asyncio.sleep(0)
+        assert transport.written.endswith(b"LMSG _INBOX.a 1\r\nx\r\nPING\r\n")
+        assert not settling.done()
+        end()
+        await settling
+
+
 async def test_interest_is_kept_by_queue_group(leaf):
     """A subject has receivers until the last group and the last plain subscription are gone."""
     client, link, _ = leaf

@@ -87,6 +87,15 @@ class ApiLink(Protocol):
         """Queue a message with a header block."""
         ...
 
+    @property
+    def takes_records(self) -> bool:
+        """Whether consumers can deliver to its clients."""
+        ...
+
+
+class ServerApiLink(ApiLink, Protocol):
+    """The connection to a nats-server, which also carries acknowledgements."""
+
     async def request(self, subject: bytes, payload: bytes) -> bytes | None:
         """Return the answer to a request; None if nobody responds."""
         ...
@@ -181,7 +190,7 @@ class JetStreamApi:
         """Returns how many consumers a partition has."""
         self.stream_deleted: Callable[[str], Awaitable[None]] = _ignore_stream
         """Forgets what belonged to a deleted stream."""
-        self._link: ApiLink | None = None
+        self._link: ServerApiLink | None = None
         self._acked: set[str] = set()
         """The streams whose acknowledgements are heard."""
         self.requests = self.errors = 0
@@ -198,7 +207,7 @@ class JetStreamApi:
 
     # Acknowledgements
 
-    def attach(self, link: ApiLink) -> None:
+    def attach(self, link: ServerApiLink) -> None:
         """Hear acknowledgements over a new connection."""
         self._link = link
         for stream in self._acked:
@@ -217,6 +226,14 @@ class JetStreamApi:
             self._acked.remove(stream)
             if self._link is not None:
                 self._link.unsubscribe_acks(stream)
+
+    async def ask_others(self, subject: bytes) -> bytes | None:
+        """Return another broker's answer to a request; None if nobody responds.
+
+        Raises:
+            DisconnectedError: the connection was lost.
+        """
+        return await self._link.request(subject, b"") if self._link is not None else None
 
     async def on_thread(self, function: Callable[..., T], *args: object) -> T:
         """Run what reads files."""
@@ -251,10 +268,10 @@ class JetStreamApi:
 
     def _answers(self, call: ApiCall, link: ApiLink) -> bool:
         """Return whether a request is this broker's to answer."""
-        if link.is_alone:
-            return True
         if not self.broker.has_lease:
             return False
+        if link.is_alone:
+            return True
         if call.operation in OF_CONTROLLER:
             return self.broker.is_controller
         try:

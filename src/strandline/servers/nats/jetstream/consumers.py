@@ -98,6 +98,7 @@ NAMES_PER_PAGE: Final = 1024
 CONSUMERS_PER_PAGE: Final = 256
 BATCH_MAX: Final = 1 << 20
 INBOX_PREFIX: Final = "_INBOX."
+ELSEWHERE: Final = "409 Consumers deliver at the port of nats-server only"
 EARLY_ACKS_MAX: Final = 1_000
 """Acknowledgements that wait until consumers are loaded; the messages of others come again."""
 
@@ -423,6 +424,8 @@ class ConsumerCalls:
         config = consumer_config(request.call, body, made_up)
         view = self._api.view(request)
         self._check_target(view, config)
+        if config.is_push and not request.link.takes_records:
+            refuse_consumer("consumers deliver at the port of nats-server only")
         async with led.lock:
             runner = led.runners.get(config.name)
             if runner is None:
@@ -487,7 +490,11 @@ class ConsumerCalls:
 
     async def _info(self, request: ApiRequest) -> ApiReply:
         runner = await self._found(request)
-        return request.answer(**msgspec.structs.asdict(await runner.info()))
+        info = await runner.info()
+        if runner.config.deliver_subject:
+            # nats.py ends a watch if nothing is pending and it has received nothing.
+            await self._host.leaf.settle()
+        return request.answer(**msgspec.structs.asdict(info))
 
     async def _delete(self, request: ApiRequest) -> ApiReply:
         led = await self._of(request)
@@ -543,6 +550,8 @@ class ConsumerCalls:
 
     async def _next(self, request: ApiRequest) -> ApiReply:
         runner = await self._found(request)
+        if not request.link.takes_records:
+            return status(ELSEWHERE)
         reply = self._pull(runner, request.reply, request.payload)
         return ApiReply(b"", b"", is_silent=True) if reply is None else reply
 

@@ -159,9 +159,8 @@ class DirectBatches:
         elif body.up_to_time:
             after = partial(offset_at_time, partition, body.up_to_time, after_ns=1)
             stop = min(stop, await self._api.on_thread(after))
-        tallies = await self._api.on_thread(
-            partial(tally_subjects, partition, *patterns, stop=stop)
-        )
+        tally = partial(tally_subjects, partition, *patterns, stop=stop)
+        tallies = await self._api.on_thread(tally)
         offsets = sorted(each.last for each in tallies.values() if each.last + 1 >= (body.seq or 0))
         if not offsets:
             return status("404 No Results")

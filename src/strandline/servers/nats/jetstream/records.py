@@ -267,8 +267,8 @@ def tally_subjects(
     search, budget = partition.find_runs(*patterns), SEARCH_BYTES_MAX // BATCH_BYTES
     if search is None:
         return {}
-    end = partition.last_stable_offset
-    tallies, uncovered = search.tally(partition.log_start_offset, end if stop is None else stop)
+    end = partition.last_stable_offset if stop is None else stop
+    tallies, uncovered = search.tally(partition.log_start_offset, end)
     for extent in uncovered:
         cursor = open_cursor(partition, *extent, columns=["offset", "subject"])
         while cursor.has_more:

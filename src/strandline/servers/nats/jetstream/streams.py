@@ -178,7 +178,7 @@ class StreamCalls:
 
     async def _list(self, request: ApiRequest) -> ApiReply:
         views, fields = self._page(request, STREAMS_PER_PAGE)
-        states = await asyncio.gather(*(self._known_state(view, request) for view in views))
+        states = await asyncio.gather(*(self._known_state(view) for view in views))
         found = [
             self._shown(view, state)
             for view, state in zip(views, states, strict=True)
@@ -199,7 +199,7 @@ class StreamCalls:
             "ts": format_time(self._broker.clock.now_ns()),
         }
 
-    async def _state(self, view: JetStreamView, request: ApiRequest) -> StreamState:
+    async def _state(self, view: JetStreamView) -> StreamState:
         """Return the state of a stream; other brokers are asked for partitions they lead.
 
         Raises:
@@ -214,24 +214,24 @@ class StreamCalls:
                 state.consumer_count = self._api.consumers_of(partition)
             return states[0] if view.is_exact else summed_state(states)
         if view.is_exact:
-            return await self._state_elsewhere(view, request)
+            return await self._state_elsewhere(view)
         numbers = range(len(view.partitions))
-        parts = (self._state(JetStreamView(view.stream, each), request) for each in numbers)
+        parts = (self._state(JetStreamView(view.stream, each)) for each in numbers)
         return summed_state(await asyncio.gather(*parts))
 
-    async def _known_state(self, view: JetStreamView, request: ApiRequest) -> StreamState | None:
+    async def _known_state(self, view: JetStreamView) -> StreamState | None:
         """Return the state of a stream, or None if it cannot be had now."""
         try:
-            return await self._state(view, request)
+            return await self._state(view)
         except (ApiRefusal, UnavailableError, UnknownStreamError):
             return None  # the answer names it as missing, as JetStream does
 
-    async def _state_elsewhere(self, view: JetStreamView, request: ApiRequest) -> StreamState:
+    async def _state_elsewhere(self, view: JetStreamView) -> StreamState:
         """Ask the broker that leads a stream."""
         subject = f"{PREFIX}STREAM.INFO.{view.name}".encode()
         try:
             async with asyncio.timeout(PEER_TIMEOUT_S):
-                answer = await request.link.request(subject, b"")
+                answer = await self._api.ask_others(subject)
             return msgspec.json.decode(answer or b"", type=_StateAnswer).state
         except (TimeoutError, DisconnectedError, *UNDECODABLE):
             refuse(UNAVAILABLE, f"the broker that leads {view.name} does not answer")
@@ -239,7 +239,7 @@ class StreamCalls:
     async def _info(self, request: ApiRequest) -> ApiReply:
         body = request.body(_InfoRequest)
         view = self._api.view(request)
-        state = await self._state(view, request)
+        state = await self._state(view)
         paging = {"total": 0, "offset": 0, "limit": 0}
         if body.subjects_filter:
             check_pattern(body.subjects_filter)
@@ -264,7 +264,7 @@ class StreamCalls:
             jetstream_config(existing.stream.config, existing), jetstream_config(config)
         ):
             refuse(STREAM_EXISTS)
-        state = await self._state(existing, request)
+        state = await self._state(existing)
         return request.answer(**self._shown(existing, state), did_create=True)
 
     def _asked(self, request: ApiRequest) -> StreamConfig:
@@ -304,7 +304,7 @@ class StreamCalls:
                 f"stream configuration update can not change {', '.join(changed)}: the settings of "
                 "a stream are fixed when it is created"
             )
-        return request.answer(**self._shown(view, await self._state(view, request)))
+        return request.answer(**self._shown(view, await self._state(view)))
 
     async def _delete(self, request: ApiRequest) -> ApiReply:
         view = self._api.find(request.call.stream)
