@@ -140,7 +140,7 @@ def open_brokers(place: Place, *, port_key: str) -> Iterator[Session]:
 # JetStream
 
 
-def _write_config(folder: Path, number: int, ports: list[int]) -> Path:
+def write_config(folder: Path, number: int, ports: list[int], stores: Path) -> Path:
     """The configuration of one of three clustered nats-servers."""
     client, route = ports[number], ports[number + BROKERS]
     routes = ", ".join(f'"nats://{LOOPBACK}:{port}"' for port in ports[BROKERS:])
@@ -148,13 +148,13 @@ def _write_config(folder: Path, number: int, ports: list[int]) -> Path:
     path.write_text(
         f'server_name: "s{number}"\n'
         f'listen: "{LOOPBACK}:{client}"\n'
-        f'jetstream {{ store_dir: "{folder / f"store-{number}"}", sync_interval: always }}\n'
+        f'jetstream {{ store_dir: "{stores / f"store-{number}"}", sync_interval: always }}\n'
         f'cluster {{ name: "bench", listen: "{LOOPBACK}:{route}", routes: [{routes}] }}\n'
     )
     return path
 
 
-def _create_r3_stream(port: int) -> str:
+def create_r3_stream(port: int) -> str:
     """Creates the R3 stream once the servers have elected a leader; name of the stream's leader."""
     body = {"name": "BENCH0", "subjects": [SUBJECT], "storage": "file", "num_replicas": BROKERS}
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
@@ -179,13 +179,13 @@ def open_jetstream_r3(place: Place) -> Iterator[Session]:
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     ports = free_ports(2 * BROKERS)
     with fresh_dir(place.data_root, "jetstream-r3") as folder:
-        configs = [_write_config(folder, number, ports) for number in range(BROKERS)]
+        configs = [write_config(folder, number, ports, folder) for number in range(BROKERS)]
         starts = " ".join(f'"{program}" -c "{config}" &' for config in configs)
         log = folder / "servers.log"
         with server([*place.server_prefix, "sh", "-c", f"{starts} wait"], log) as process:
             for port in ports[:BROKERS]:
                 wait_for_port(process, port, log)
-            leader = int(_create_r3_stream(ports[0]).removeprefix("s"))
+            leader = int(create_r3_stream(ports[0]).removeprefix("s"))
             yield ClusterSession(
                 process.pid, ports[leader], version.stdout.strip(), SUBJECT, place.client_prefix
             )

@@ -59,23 +59,35 @@ def create_streams(port: int, partitions: int) -> None:
             raise NatsError(f"cannot create stream {name}: {reply['error']}")
 
 
+def write_config(folder: Path, port: int, store: Path, sync_interval: str) -> Path:
+    """Writes the configuration file of a server that stores in `store`."""
+    config = folder / "nats.conf"
+    config.write_text(
+        f'listen: "{LOOPBACK}:{port}"\n'
+        f'jetstream {{ store_dir: "{store}", sync_interval: {sync_interval} }}\n'
+    )
+    return config
+
+
+def version_of(program: str) -> str:
+    """What the server says of its version."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
 @contextlib.contextmanager
 def open_jetstream(place: Place, sync_interval: str = "always") -> Iterator[Session]:
     """A nats-server on a free port with `place.partitions` empty streams."""
     program = find_nats_server()
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    version = version_of(program)
     port = free_ports(1)[0]
     with fresh_dir(place.data_root, "jetstream") as folder:
-        config = folder / "nats.conf"
-        config.write_text(
-            f'listen: "{LOOPBACK}:{port}"\n'
-            f'jetstream {{ store_dir: "{folder / "store"}", sync_interval: {sync_interval} }}\n'
-        )
+        config = write_config(folder, port, folder / "store", sync_interval)
         log = folder / "server.log"
         with server([*place.server_prefix, program, "-c", str(config)], log) as process:
             wait_for_port(process, port, log)
             create_streams(port, place.partitions)
-            yield JetStreamSession(process.pid, port, version.stdout.strip(), place.client_prefix)
+            yield JetStreamSession(process.pid, port, version, place.client_prefix)
 
 
 @contextlib.contextmanager

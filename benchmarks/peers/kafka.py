@@ -54,7 +54,6 @@ offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
 log.dirs={data}
-num.partitions={partitions}
 log.flush.interval.messages=1
 """
 
@@ -120,26 +119,34 @@ class KafkaBroker:
     """The command that runs a class of Kafka's jars."""
 
 
+def java_words() -> list[str]:
+    """The command that runs a class of Kafka's jars."""
+    java, libs = find_program("java", HOW_TO_GET_JAVA), fetch_jars()
+    return [java, HEAP, QUIET, "-cp", f"{libs}/*"]
+
+
+def format_data(folder: Path, data: Path, ports: tuple[int, int], *, flush: bool = True) -> Path:
+    """Formats the data directory of a one-node KRaft broker; returns its configuration file."""
+    config = folder / "server.properties"
+    broker, controller = ports
+    text = CONFIG.format(host=LOOPBACK, broker=broker, controller=controller, data=data)
+    config.write_text(text if flush else text.replace("log.flush.interval.messages=1\n", ""))
+    tool = [*java_words(), "kafka.tools.StorageTool"]
+    uuid = subprocess.run([*tool, "random-uuid"], capture_output=True, text=True, check=True)
+    format_words = [*tool, "format", "-t", uuid.stdout.split()[-1], "-c", str(config)]
+    subprocess.run(format_words, capture_output=True, check=True)
+    return config
+
+
 @contextlib.contextmanager
 def open_broker(place: Place, *, flush: bool = True, partitions: int = 1) -> Iterator[KafkaBroker]:
     """A formatted one-node KRaft broker on free ports; what it creates has so many partitions."""
-    java, libs = find_program("java", HOW_TO_GET_JAVA), fetch_jars()
+    run_java = java_words()
     port, controller = free_ports(2)
-    run_java = [java, HEAP, QUIET, "-cp", f"{libs}/*"]
     with fresh_dir(place.data_root, "kafka") as folder:
-        config = folder / "server.properties"
-        text = CONFIG.format(
-            host=LOOPBACK,
-            broker=port,
-            controller=controller,
-            data=folder / "data",
-            partitions=partitions,
-        )
-        config.write_text(text if flush else text.replace("log.flush.interval.messages=1\n", ""))
-        tool = [*run_java, "kafka.tools.StorageTool"]
-        uuid = subprocess.run([*tool, "random-uuid"], capture_output=True, text=True, check=True)
-        format_words = [*tool, "format", "-t", uuid.stdout.split()[-1], "-c", str(config)]
-        subprocess.run(format_words, capture_output=True, check=True)
+        config = format_data(folder, folder / "data", (port, controller), flush=flush)
+        with config.open("a") as settings:
+            settings.write(f"num.partitions={partitions}\n")
         log = folder / "server.log"
         words = [*place.server_prefix, *run_java, "kafka.Kafka", str(config)]
         with server(words, log, cwd=folder) as process:

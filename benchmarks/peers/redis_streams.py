@@ -11,6 +11,7 @@ import contextlib
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from benchmarks.loadgen import Load, LoadResult, run_load
 from benchmarks.peers.process import (
@@ -42,23 +43,35 @@ class RedisSession:
         return run_load(redis_load, LOOPBACK, self.port, self.client_prefix)
 
 
+def find_redis() -> str:
+    """The redis-server of the PATH."""
+    return find_program("redis-server", HOW_TO_GET)
+
+
+def server_words(program: str, port: int, folder: Path, appendfsync: str) -> list[str]:
+    """The command of a server that stores in `folder`."""
+    words = [program, "--bind", LOOPBACK, "--port", str(port)]
+    words += ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", appendfsync]
+    return [*words, "--save", "", "--auto-aof-rewrite-percentage", "0", "--daemonize", "no"]
+
+
+def version_of(program: str) -> str:
+    """What the server says of its version."""
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    return f"redis {done.stdout.split()[2]}"
+
+
 @contextlib.contextmanager
 def open_redis(place: Place, appendfsync: str = "always") -> Iterator[Session]:
     """A redis-server on a free port with an empty data directory."""
-    program = find_program("redis-server", HOW_TO_GET)
-    version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
+    program = find_redis()
     port = free_ports(1)[0]
     with fresh_dir(place.data_root, "redis") as folder:
-        words = [*place.server_prefix, program, "--bind", LOOPBACK, "--port", str(port)]
-        words += ["--dir", str(folder), "--appendonly", "yes", "--appendfsync", appendfsync]
-        words += ["--save", "", "--auto-aof-rewrite-percentage", "0", "--daemonize", "no"]
+        words = [*place.server_prefix, *server_words(program, port, folder, appendfsync)]
         log = folder / "server.log"
         with server(words, log) as process:
             wait_for_port(process, port, log)
-            words_of_version = version.stdout.split()
-            yield RedisSession(
-                process.pid, port, f"redis {words_of_version[2]}", place.client_prefix
-            )
+            yield RedisSession(process.pid, port, version_of(program), place.client_prefix)
 
 
 REDIS = System(

@@ -291,11 +291,11 @@ class BrokerBase(ABC):
 
     def on_answered(self, callback: Callable[[], None]) -> None:
         """Call back, on the loop, when responders were told something, and after each turn."""
-        self.committer.outbox.add_answers(callback)
+        self.committer.send_queue.add_answers(callback)
 
     def send_answers_soon(self) -> None:
         """Let the front ends send what responders were told between turns; loop thread."""
-        self.committer.outbox.deliver_soon()
+        self.committer.send_queue.deliver_soon()
 
     def call_soon(self, function: Callable[..., None], *args: object) -> None:
         """Run a function on the loop; any thread."""

@@ -326,7 +326,7 @@ class Quorum:
             if entries:
                 store.make_room(entries[0].index, synced_sequence=synced_sequence)
 
-        self._beside(save, lambda: self._persist_entries(ready))
+        self._save_on_thread(save, lambda: self._persist_entries(ready))
 
     def _persist_entries(self, ready: Ready) -> None:
         if not ready.entries:
@@ -336,7 +336,7 @@ class Quorum:
         done = self._held_up(lambda: self._finish(ready))
         self._writes.submit(ReplicaWrite(LOG_ID, self._store.log, batches, done))
 
-    def _beside(self, work: Callable[[int], None], then: Callable[[], None]) -> None:
+    def _save_on_thread(self, work: Callable[[int], None], then: Callable[[], None]) -> None:
         """Write small files and truncate the log on a thread."""
         log, failures = self._store.log, list[StrandlineError]()
 
@@ -424,7 +424,7 @@ class Quorum:
                 except StrandlineError as error:  # the disk still has the entries
                     logger.warning("no snapshot of the metadata was stored: %s", error)
 
-            self._beside(save, lambda: None)
+            self._save_on_thread(save, lambda: None)
 
     def _notify_leadership(self) -> None:
         if self.is_leading != self._was_leading:

@@ -363,7 +363,7 @@ async def test_deleting_does_not_wait_for_a_pause_of_the_others(
     again()
     async with asyncio.timeout(60):
         await broker.delete_stream("gone")
-    broker.committer.outbox.disconnect()
+    broker.committer.send_queue.disconnect()
 
 
 async def test_a_deleted_stream_does_not_come_back(open_broker, make_stream, answers, kit):

@@ -376,10 +376,10 @@ class MetadataApplier(Broker):
             self._opening[image.log_id] = None
             self._to_open.append(LogToOpen(image.log_id, plan, log, start, was_used))
             if len(self._opening) == 1:  # else the opening in progress continues with it
-                self._spawn(self._open_beside(), "open-logs")
+                self._spawn(self._open_on_thread(), "open-logs")
         return None
 
-    async def _open_beside(self) -> None:
+    async def _open_on_thread(self) -> None:
         """Open pending logs on a thread, then apply the image again."""
         while self._to_open:
             async with self._opening_lock:
@@ -427,7 +427,9 @@ class MetadataApplier(Broker):
                 self.membership.replicas.add(partition, noted)
             except StrandlineError as error:
                 # Without a replica it would commit records by itself.
-                partition.refuse(self._note_unopened(partition.name, partition.log_id, error))
+                partition.set_write_error(
+                    self._note_unopened(partition.name, partition.log_id, error)
+                )
             else:
                 self._unopened.pop(partition.log_id, None)
 

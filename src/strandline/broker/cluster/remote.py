@@ -61,7 +61,7 @@ class RemotePartition(Partition):
     def describe(self, error: StrandlineError) -> None:
         """Set the error that names its leader, or the reason why there is none."""
         self.remote_error = self._away = error
-        self.refuse(error)
+        self.set_write_error(error)
 
     def read(self, offset: Offset, bytes_max: int) -> NoReturn:  # noqa: ARG002  nothing to read
         """Redirect the reader.

@@ -87,7 +87,7 @@ class ReplicaPublishers:
     def end(self, error: StrandlineError) -> None:
         """Accept nothing more and fail all waiting publishers, because the replica is dropped."""
         self._ending = UnavailableError(f"{error.message}; {UNKNOWN}")
-        self._partition.refuse(error)
+        self._partition.set_write_error(error)
         self._partition.reject_from((), error)
         self.give_up(self._ending)
 
@@ -148,7 +148,7 @@ class ReplicaPublishers:
             if self._reject_reason is RejectReason.NOT_LEADER:
                 partition.lead(replica.epoch)
             else:
-                partition.lead_on(replica.epoch)
+                partition.change_leader_epoch(replica.epoch)
 
     def update_reject_reason(self) -> None:
         """Accept or reject records, as the replica does."""
@@ -159,10 +159,10 @@ class ReplicaPublishers:
             return
         self._reject_reason = reason
         if reason is None:
-            self._partition.refuse(None)
+            self._partition.set_write_error(None)
             return
         error = self.write_error()
-        self._partition.refuse(error)
+        self._partition.set_write_error(error)
         if reason is not RejectReason.RESIGNING:
             self._partition.reject_from((), error)
             self.give_up(self._unknown())
@@ -198,7 +198,7 @@ class ReplicaPublishers:
     def describe_leader(self) -> None:
         """Update the error after a metadata change: it may name another leader."""
         if self._reject_reason is not None and self._ending is None:
-            self._partition.refuse(self.write_error())
+            self._partition.set_write_error(self.write_error())
 
     def _unknown(self) -> UnavailableError:
         name = self._partition.name

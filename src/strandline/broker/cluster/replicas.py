@@ -100,8 +100,8 @@ class Replicas:
         """The trace of the replicas' events, if one is written."""
         self._loop = asyncio.get_running_loop()
         self._reading: set[asyncio.Future[None]] = set()
-        self._outbox = committer.outbox
-        self._outbox.add_frames(self.flush)
+        self._send_queue = committer.send_queue
+        self._send_queue.add_frames(self.flush)
 
     # Creation and assignment
 
@@ -310,7 +310,7 @@ class Replicas:
 
     def answer(self, partition: Partition, waiting: list[Waiting]) -> None:
         """Tell publishers, and let the front ends send it."""
-        self._outbox.acknowledge(partition.name, waiting)
+        self._send_queue.acknowledge(partition.name, waiting)
 
     def committed(self, partition: Partition) -> None:
         """Send the partition's gathered records, since earlier ones are committed."""

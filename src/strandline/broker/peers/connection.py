@@ -204,7 +204,7 @@ class Incoming(PeerConnection):
         )
         self._put(encode_hello(me, self.peer))
 
-    def refuse(self, error: HandshakeError) -> None:
+    def reject(self, error: HandshakeError) -> None:
         """Send the rejection and close."""
         self._put(encode_rejection(error))
         self.close(f"rejected: {error}")

@@ -251,7 +251,7 @@ class PeerLinks:
             # A rejected peer calls again each second.
             if self._rejections.is_due(str(error), asyncio.get_running_loop().time()):
                 logger.warning("rejected a connection: %s", error)
-            connection.refuse(error)
+            connection.reject(error)
             return
         connection.accept(hello, self.me)
         self._peers[BrokerId(hello.broker_id)].called(connection)

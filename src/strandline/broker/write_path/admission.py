@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from strandline.broker.log_throttle import LogThrottle
 from strandline.broker.maintenance.corruption import CorruptionReports
-from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.pending import AckSink
+from strandline.broker.write_path.send_queue import SendQueue
 from strandline.clock import Clock, SteadyTime
 from strandline.config import LimitsConfig
 from strandline.errors import (
@@ -25,20 +25,20 @@ from strandline.record.codec import BATCH_RECORDS_MAX
 logger = logging.getLogger(__name__)
 
 RECORD_OVERHEAD_BYTES: Final = 32
-"""Counted for a record besides its bytes, so that a flood of empty records is bounded too."""
+"""Counted per record in addition to its bytes, so that a flood of empty records is bounded too."""
 
 PartitionT = TypeVar("PartitionT")
 
 
 class Admission(Generic[PartitionT]):
-    """The state that all partitions share with the group committer.
+    """The limits, error state and counters that all partitions share with the group committer.
 
     Args:
         limits: of records and of what is pending.
         clock: the time.
-        wake: asks for a group commit.
-        corruption: gets reports of corrupt batches; None: only their readers see them.
-        outbox: where answers wait to be sent.
+        wake: requests a group commit.
+        corruption: receives reports of corrupt batches; None: only their readers see them.
+        send_queue: where acknowledgements wait to be sent.
     """
 
     def __init__(
@@ -48,12 +48,12 @@ class Admission(Generic[PartitionT]):
         clock: Clock,
         wake: Callable[[], None],
         corruption: CorruptionReports | None = None,
-        outbox: Outbox | None = None,
+        send_queue: SendQueue | None = None,
     ) -> None:
         self.limits = limits
         self.record_size_max = limits.record_bytes + RECORD_OVERHEAD_BYTES
         self.corruption = corruption
-        self.outbox = outbox or Outbox()
+        self.send_queue = send_queue or SendQueue()
         self.clock = clock
         self.steady = SteadyTime(clock)
         """For windows, which must not follow a wall clock that is set."""
@@ -64,13 +64,13 @@ class Admission(Generic[PartitionT]):
         """Appends that wait until message ids are read back."""
         self.duplicates = 0
         self.rejects: Counter[str] = Counter()
-        """Records that were refused or given up, by error code."""
+        """Records that were rejected, by error code."""
         self.dirty: list[PartitionT] = []
         """The partitions with accepted records, in the order in which they got them."""
         self._throttle = LogThrottle()
 
     def record_error(self, size: int) -> StrandlineError | None:
-        """Why a record of ``size`` bytes, overhead included, is not accepted now; None: it is."""
+        """Return why a record of ``size`` bytes with overhead is not accepted now; None: it is."""
         limits = self.limits
         if self.pending_bytes > limits.pending_bytes:
             return UnavailableError(
@@ -85,7 +85,7 @@ class Admission(Generic[PartitionT]):
         return None
 
     def batch_error(self, batch: pa.RecordBatch, *, is_numbered: bool) -> StrandlineError | None:
-        """Why a batch is not accepted, whenever it comes; None: it is."""
+        """Return why a batch can never be accepted; None: it can."""
         size, limit = int(batch.nbytes), self.limits.batch_bytes
         if size > limit:
             return RecordTooLargeError(
@@ -107,7 +107,7 @@ class Admission(Generic[PartitionT]):
         stream: str,
         records: int = 1,
     ) -> None:
-        """Refuse records: count them, and tell the responder or else the log, throttled."""
+        """Reject records: count them, and tell the ack sink or else, throttled, the log."""
         self.rejects[error.code] += records
         if ack_sink is not None:
             ack_sink.rejected(token, error)

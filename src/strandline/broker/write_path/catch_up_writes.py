@@ -1,16 +1,15 @@
-"""Large copies on their way past the journal: into their segments, which are synced instead.
+"""Large writes of a replica that catches up: into segments, which are synced, not into the journal.
 
-What a replica that catches up is sent would else go to the disk twice, and the syncs for which
-publishers wait would have to wait for both (docs/adr/0034). Recovery finds such batches where they
-are, as it finds those whose journal entry was lost. The disk gets them a part at a time, for the
-same publishers' sake.
+Through the journal they would be written to disk twice, and the syncs for which publishers wait
+would have to wait for both (docs/adr/0034). Recovery finds such batches in the segments, as it
+finds those whose journal entry was lost. They are flushed to the disk one part at a time, so that
+publishers' syncs do not wait for all of it.
 
-A log is cut beside the loop, too, since file systems take long for large files.
+A log is truncated on a thread, too, since file systems take long for large files.
 
-Rules: on the loop's thread, but for the sync; whoever submits is told exactly once. What is
-submitted for a log meanwhile waits for the sync, so that no later batch of it is durable before an
-earlier one. A log that cannot do without the journal now, or has something on its way there, goes
-on using it.
+Rules: on the loop's thread, except for the sync; each write's ``done`` is called exactly once.
+Writes for a log that arrive during its sync wait for it, so that no later batch is durable before
+an earlier one. A log that needs the journal now, or has a write in it, continues to use it.
 """
 
 import asyncio
@@ -31,9 +30,9 @@ from strandline.telemetry import Telemetry
 from strandline.types import LogId
 
 BULK_BYTES: Final = 1 << 20
-"""From so much on it is the bytes that cost, not the sync."""
+"""From this size on the bytes cost more than the sync."""
 STEP_PAUSE_S: Final = 0.003
-"""Between two parts that the disk is given, so that a sync of a journal need not wait for all."""
+"""Between two parts that are flushed, so that a sync of the journal need not wait for all."""
 
 
 class CatchUpWrites:
@@ -41,10 +40,10 @@ class CatchUpWrites:
 
     Args:
         loop: the broker's.
-        admission: says whether storage has failed, and asks for a group commit.
-        copies: those for the group commit.
+        admission: says whether storage has failed, and requests a group commit.
+        copies: the writes of the group commit.
         telemetry: counters.
-        on_poisoned: told when a write or sync failed.
+        on_poisoned: called when a write or sync failed.
         sync: makes the journal durable, and returns its last sequence.
     """
 
@@ -67,20 +66,20 @@ class CatchUpWrites:
         self._held: dict[LogId, list[ReplicaWrite]] = {}
         self._syncs: set[asyncio.Task[None]] = set()
         self.changing: set[Log] = set()
-        """Logs that are being cut."""
+        """Logs that are being changed."""
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being synced or cut."""
+        """Whether nothing is being synced or truncated."""
         return not self._held and not self.changing
 
     async def passed(self) -> None:
-        """Wait until what is being synced or cut now was answered."""
+        """Wait until the syncs and truncations under way have been reported."""
         if self._syncs:
             await asyncio.wait(set(self._syncs))
 
     def submit(self, write: ReplicaWrite) -> None:
-        """Write finished batches: in the next group commit, or if they are large beside it."""
+        """Write finished batches: large ones into segments, others in the next group commit."""
         held = self._held.get(write.log_id)
         if self._admission.write_error is not None:
             self._loop.call_soon(write.done, self._admission.write_error)
@@ -95,12 +94,12 @@ class CatchUpWrites:
             self._admission.wake()
 
     def change(self, log: Log, work: Callable[[int], None], done: Done) -> None:
-        """Change a log beside the loop, where that may take long: cut it, or begin it anew.
+        """Change a log on a thread, where that may take long: truncate it, or restart it elsewhere.
 
         Args:
-            log: nothing of it is on its way, and nothing is submitted for it until ``done``.
+            log: has no write under way, and gets none until ``done`` is called.
             work: runs on a thread, with the sequence up to which the journal is durable.
-            done: told the outcome, on the loop.
+            done: receives the outcome, on the loop.
         """
         if self._admission.write_error is not None:
             self._loop.call_soon(done, self._admission.write_error)
@@ -123,10 +122,10 @@ class CatchUpWrites:
         await self._loop.run_in_executor(None, work, sequence)
 
     def _begin(self, writes: Sequence[ReplicaWrite]) -> bool:
-        """Take writes of one log, in order, if they are large and nothing of it is elsewhere.
+        """Begin a log's writes, in order, if they are large and the log has no others under way.
 
         Returns:
-            False if they are for the journal.
+            False if they belong into the journal.
         """
         log_id, log = writes[0].log_id, writes[0].log
         batches = [batch for write in writes for batch in write.batches]
@@ -148,16 +147,16 @@ class CatchUpWrites:
             self._loop.call_soon(self._end, writes, error)
         return True
 
-    def refuse(self, error: StrandlineError) -> None:
-        """Storage has failed: give up what waits; what is being synced may still be in time."""
+    def reject_waiting(self, error: StrandlineError) -> None:
+        """Reject waiting writes, because the storage failed; a sync under way may still succeed."""
         for held in self._held.values():
-            refused = held.copy()
+            rejected = held.copy()
             held.clear()
-            for write in refused:
+            for write in rejected:
                 write.done(error)
 
     async def _sync(self, log: Log) -> None:
-        """Make what was written durable, a part at a time.
+        """Make what was written durable, one part at a time.
 
         Raises:
             LogPoisonedError: a sync failed, now or earlier.
@@ -172,7 +171,7 @@ class CatchUpWrites:
             self._end(writes, self._failure_of(sync))
 
     def _failure_of(self, task: asyncio.Task[None]) -> StrandlineError | None:
-        """Why it failed, if it did; what poisons the log poisons all."""
+        """Return the task's error, if it failed; an error that poisons one log poisons all."""
         failure = task.exception()
         if failure is not None and not isinstance(failure, StrandlineError):
             failure = LogPoisonedError(f"internal error, the log is reopened: {failure!r}")
@@ -181,7 +180,7 @@ class CatchUpWrites:
         return failure
 
     def _end(self, writes: Sequence[ReplicaWrite], error: StrandlineError | None) -> None:
-        """Tell them, and go on with what came meanwhile."""
+        """Report the outcome of writes, and continue with those that arrived meanwhile."""
         for write in writes:
             write.done(error)
         held = self._held.pop(writes[0].log_id)

@@ -1,11 +1,11 @@
-"""Finds records that are sent twice, by message id and by producer sequence.
+"""Detects records that are sent twice, by message id and by producer sequence.
 
-Rules: loop thread. The log holds everything that is known here, and the state is read back from it
-when it is first asked for, on a thread if that is much. Meanwhile numbered batches are refused as
-retriable, and records with an id are held, since stock NATS clients do not repeat what is refused.
-Later appends to the partition wait behind them, with an id or without, so that all keep their
-order: at most ``HELD_MAX``, none for longer than ``HELD_S_MAX``; the others are refused. Their
-bytes count as pending, which slows publishers down.
+Rules: loop thread. Everything known here is in the log, and is read back from it when it is first
+needed, on a thread if there is much. Meanwhile numbered batches are rejected as retriable, and
+records with an id are held, since stock NATS clients do not retry. Later appends to the partition
+wait behind them, with an id or without, so that all keep their order: at most ``HELD_MAX``, none
+for longer than ``HELD_S_MAX``; the others are rejected. Their bytes count as pending, which slows
+publishers down.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 HELD_MAX: Final = 10_000
 HELD_S_MAX: Final = 4.0
-"""Stock NATS clients wait five seconds for an answer: they get the reason before."""
+"""Shorter than the five seconds that stock NATS clients wait, so that they receive the reason."""
 
 
 class HeldAppend(NamedTuple):
-    """An append that waits."""
+    """An append that waits until message ids are read back."""
 
     append: Callable[[], None]
-    """Appends again; the outcome reaches the ack sink."""
+    """Repeats the append; the outcome reaches the ack sink."""
     ack_sink: AckSink | None
     token: object
     size: int
@@ -48,7 +48,7 @@ class HeldAppend(NamedTuple):
 
 
 class HeldAppends:
-    """The appends of one partition that wait.
+    """The held appends of one partition.
 
     Args:
         stream: its stream.
@@ -62,7 +62,7 @@ class HeldAppends:
         self.waiting: list[HeldAppend] = []
 
     def add(self, held: HeldAppend) -> StrandlineError | None:
-        """Hold an append; return an error if it is refused instead."""
+        """Hold an append; return an error if it is rejected instead."""
         if len(self.waiting) >= HELD_MAX:
             return self._still_loading()
         if self._timer is None:
@@ -73,12 +73,12 @@ class HeldAppends:
         return None
 
     def release(self) -> None:
-        """Append them, in order; those that have to wait again do so in order, too."""
+        """Append them, in order; some may be held again, in the same order."""
         for each in self._take():
             each.append()
 
     def reject(self, error: StrandlineError) -> None:
-        """Refuse them all."""
+        """Reject all held appends."""
         for each in self._take():
             self._admission.reject(
                 error, each.ack_sink, each.token, stream=self._stream, records=each.records
@@ -92,7 +92,7 @@ class HeldAppends:
         self._admission.pending_bytes -= sum(each.size for each in waiting)
         self._admission.held -= len(waiting)
         if waiting:
-            self._admission.outbox.deliver_soon()
+            self._admission.send_queue.deliver_soon()
         return waiting
 
     def _expire(self) -> None:
@@ -134,7 +134,7 @@ class Duplicates:
     # Asked before a record is accepted
 
     def find_message(self, message_id: str, window_ms: int) -> Offset | None:
-        """Return the offset of the record that was stored under the id; None: none was.
+        """Return the offset of the record that was stored under the id; None: there is none.
 
         Args:
             message_id: of a record.
@@ -152,7 +152,7 @@ class Duplicates:
         return self.window.find(message_id, now_ns)
 
     def note_message(self, message_id: str, offset: Offset) -> None:
-        """Remember the id of a record that is certain of its offset now."""
+        """Note the id of a record whose offset is settled."""
         if self.window is not None:
             self.window.add(message_id, offset, self._steady.now_ns())
 
@@ -161,7 +161,7 @@ class Duplicates:
 
         Raises:
             OutOfOrderSequenceError, ProducerFencedError: it is neither.
-            UnavailableError: what is known could not be read back from the log.
+            UnavailableError: the state could not be read back from the log.
         """
         if self.producers is None:
             self._load_producers()
@@ -169,15 +169,15 @@ class Duplicates:
         return self.producers.check(producer, records)
 
     def note_batch(self, producer: ProducerStamp, records: int, offset: Offset) -> None:
-        """Remember a numbered batch that is certain of its offset now."""
+        """Note a numbered batch, whose first record is at ``offset``, as its producer's latest."""
         assert self.producers is not None, "it was checked"
         self.producers.note(producer, records, offset=offset, now_ns=self._steady.now_ns())
 
     def preload_messages(self, window_ms: int) -> None:
-        """Begin to read the message ids back, if the newest batch of the log has some.
+        """Begin to read the message ids back, if the newest batch of the log has any.
 
-        So they are likely to be known when the first publish with an id comes. Where nobody uses
-        ids, there would be much to read for nothing.
+        They are then likely to be known at the first publish with an id. Where nobody uses ids,
+        much would be read for nothing.
         """
         log = self._log
         if window_ms == 0 or log.log_end_offset == log.log_start_offset:
@@ -188,7 +188,7 @@ class Duplicates:
     # What happens to the log
 
     def copied(self, batches: Iterable[Buffer]) -> None:
-        """Note what copies of a leader's batches say of producers."""
+        """Note the producers of batches that were replicated from the leader."""
         noted: ProducerStates | NotedMeanwhile | None = self.producers
         if noted is None:
             if not self._producers_replay.is_under_way:
@@ -206,13 +206,13 @@ class Duplicates:
         self.forget_producers_from(offset)
 
     def forget_producers_from(self, offset: Offset) -> None:
-        """Forget batches at ``offset`` and after; all of them if only the log can tell the rest."""
+        """Forget batches at ``offset`` and after; all, if the rest has to be read from the log."""
         is_empty = offset == self._log.log_start_offset
         if self.producers is None or is_empty or not self.producers.forget_from(offset):
             self._forget_producers()
 
     def forget_messages(self) -> None:
-        """Forget all message ids: another broker has led, and the log alone can tell."""
+        """Forget all message ids: another broker has led, so they have to be read from the log."""
         self.window = None
         self._window_replay.cancel()
 
@@ -238,7 +238,7 @@ class Duplicates:
         """Read the message ids of the window back from the log.
 
         Raises:
-            StillLoadingError: they are read beside the loop.
+            StillLoadingError: a thread reads them.
             UnavailableError: the log cannot be read.
         """
         log = self._log
@@ -267,17 +267,17 @@ class Duplicates:
         try:
             self._load_producers()
         except StillLoadingError:
-            logger.debug("%s: producers are read back beside the loop", self._name)
+            logger.debug("%s: producers are read back on a thread", self._name)
         except StrandlineError as error:  # a producer that writes here later asks again
             logger.warning("%s: producers cannot be read back: %s", self._name, error)
 
     def _load_producers(self) -> None:
         """Read the state of producers back from the log.
 
-        Batches that are copied meanwhile are noted when that is done.
+        Batches that are replicated meanwhile are noted when that is done.
 
         Raises:
-            StillLoadingError: it is read beside the loop.
+            StillLoadingError: a thread reads it.
             UnavailableError: the log cannot be read.
         """
         log, now_ns = self._log, self._clock.now_ns()

@@ -1,14 +1,14 @@
-"""The group commit: drain what was accepted, write it, sync once, acknowledge, wake readers.
+"""The group commit: drain accepted records, write them, sync once, acknowledge, wake readers.
 
 One write and one sync per group commit, whatever the number of publishers, connections and
-partitions. While a sync runs beside it the loop goes on accepting; what it accepts is the next
-group commit. What other replicas have committed meanwhile is answered while the disk syncs, not
+partitions. While a sync runs on a thread the loop continues to accept records, for the next group
+commit. What other replicas have committed meanwhile is acknowledged while the disk syncs, not
 after it (docs/adr/0035). ``io_plan`` has the order of the steps, and what a failure undoes.
 
-Rules: only one plan is between write and answer at a time, so at most one journal entry is
-unsynced. It waits until the journal has a file with room for it; what it will take is pending
+Rules: only one plan is between write and acknowledgement at a time, so at most one journal entry is
+unsynced. A plan waits until the journal has a file with room for it; its records stay pending
 meanwhile. A failed journal write or sync poisons: everything waiting is rejected and nothing more
-is accepted until it is reopened; so does a bug, because what it left behind is anybody's guess.
+is accepted until the storage is reopened; so does a bug, because the state is unknown after it.
 Must not know replicas nor front ends.
 """
 
@@ -21,10 +21,10 @@ from strandline.broker.write_path.append_queue import AppendQueue
 from strandline.broker.write_path.catch_up_writes import CatchUpWrites
 from strandline.broker.write_path.io_plan import IoPlan
 from strandline.broker.write_path.journal_sync import JournalSync
-from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.partition import Partition
 from strandline.broker.write_path.replica_writes import ReplicaWrites
 from strandline.broker.write_path.segment_writeback import SegmentWriteback
+from strandline.broker.write_path.send_queue import SendQueue
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock
 from strandline.config import LimitsConfig
@@ -39,10 +39,10 @@ class GroupCommitter:
     Args:
         loop: the broker's loop; everything here runs on its thread.
         limits: of records, of what is pending and of a group commit.
-        clock: read once a group commit.
+        clock: read once per group commit.
         telemetry: counters.
         on_poisoned: called once when a write or sync failed.
-        corruption: gets reports of corrupt batches; None: only their readers see them.
+        corruption: receives reports of corrupt batches; None: only their readers see them.
     """
 
     def __init__(
@@ -59,15 +59,19 @@ class GroupCommitter:
         self._clock = clock
         self._telemetry = telemetry
         self._on_poisoned = on_poisoned
-        self.outbox = Outbox(telemetry, loop)
+        self.send_queue = SendQueue(telemetry, loop)
         self.admission: Admission[Partition] = Admission(
-            limits, clock=clock, wake=self.wake, corruption=corruption, outbox=self.outbox
+            limits, clock=clock, wake=self.wake, corruption=corruption, send_queue=self.send_queue
         )
         self.append_queue = AppendQueue(loop, self.admission)
         self._copies = ReplicaWrites()
         self._segments = SegmentWriteback(loop, self.poison)
         self.journal_sync = JournalSync(
-            loop, clock=clock, telemetry=telemetry, segments=self._segments, outbox=self.outbox
+            loop,
+            clock=clock,
+            telemetry=telemetry,
+            segments=self._segments,
+            send_queue=self.send_queue,
         )
         self.catch_up = CatchUpWrites(
             loop,
@@ -78,7 +82,7 @@ class GroupCommitter:
             sync=self.sync,
         )
         self._plan: IoPlan | None = None
-        """Between write and answer."""
+        """Between write and acknowledgement."""
         self._is_scheduled = False
         self._passing: list[asyncio.Future[None]] = []
 
@@ -91,7 +95,7 @@ class GroupCommitter:
             self._loop.call_soon(self._begin)
 
     def _begin(self, no_file: UnavailableError | None = None) -> None:
-        """Write what waits, send what may leave before the sync, and sync.
+        """Write what waits, send frames that do not depend on the sync, and sync.
 
         Args:
             no_file: why the journal could make no file, if the entry needs one.
@@ -107,7 +111,7 @@ class GroupCommitter:
         )
         try:
             is_written = plan.write(journal.journal, self._clock.now_ns(), no_file)
-            is_sending = self.outbox.has_peers and self.outbox.send_frames()
+            is_sending = self.send_queue.has_peers and self.send_queue.send_frames()
             is_done = not is_written or journal.sync(plan, is_sending=is_sending, done=self._end)
         except Exception as error:  # noqa: BLE001  a failed write, or a bug that is reported
             self._end(error)
@@ -116,14 +120,14 @@ class GroupCommitter:
                 self._end(None)
 
     def _end(self, error: Exception | None) -> None:
-        """Commit and acknowledge what is on disk now, or reject it; go on with what came since."""
+        """Commit and acknowledge the synced plan, or reject it; then begin the next one."""
         plan = self._plan
         assert plan is not None, "begun before"
         if error is None:
             try:
                 plan.commit()
-                if self.outbox.has_peers:
-                    self.outbox.send_frames()
+                if self.send_queue.has_peers:
+                    self.send_queue.send_frames()
             except Exception as bug:  # noqa: BLE001  reported once everybody is answered
                 error = bug
         self._plan = None
@@ -135,12 +139,12 @@ class GroupCommitter:
                 waiter.set_result(None)
         if self.admission.dirty or self._copies.has_waiting:
             self.wake()
-        self.outbox.deliver()
+        self.send_queue.deliver()
         if self._segments.logs:
-            self._segments.go_on()
+            self._segments.write_soon()
 
     def _file_made(self, error: BaseException | None) -> None:
-        """Go on with the group commit that waited for a file; without one its entry may fit."""
+        """Continue the group commit that waited for a file; it may fit even if there is none."""
         if error is None or (
             isinstance(error, UnavailableError) and not isinstance(error, LogPoisonedError)
         ):
@@ -152,7 +156,7 @@ class GroupCommitter:
     # Failures
 
     def _fail(self, error: BaseException, plan: IoPlan | None = None) -> None:
-        """Reject everything; the disk is trusted again once it was reopened.
+        """Reject everything; storage is not used again until it was reopened.
 
         Args:
             error: the write or sync that failed, or a bug.
@@ -160,14 +164,14 @@ class GroupCommitter:
         """
         if not isinstance(error, LogPoisonedError):
             context = {"message": "a group commit failed", "exception": error}
-            self._loop.call_exception_handler(context)  # a bug, from which it goes on by reopening
+            self._loop.call_exception_handler(context)  # a bug, from which reopening recovers
             error = LogPoisonedError(f"internal error, the log is reopened: {error!r}")
         if plan is not None:
             plan.fail(error)
         self.poison(error)
 
     def poison(self, error: StrandlineError) -> None:
-        """A write or sync has failed: nothing is acked until the storage is reopened.
+        """Handle a failed write or sync: nothing is acknowledged until the storage is reopened.
 
         A plan whose sync is under way ends as that sync does.
         """
@@ -177,8 +181,8 @@ class GroupCommitter:
             self.admission.write_error = error
         for partition in self.append_queue.partitions:
             self.admission.rejects[error.code] += partition.reject_from((), error)
-        self._copies.refuse(error)
-        self.catch_up.refuse(error)
+        self._copies.reject_waiting(error)
+        self.catch_up.reject_waiting(error)
         self._telemetry.journal_poisoned = 1
         if is_first:
             self._on_poisoned(error)
@@ -186,24 +190,24 @@ class GroupCommitter:
     # Around it
 
     def attach(self, journal: Journal, syncer: SyncPolicy) -> None:
-        """Use this journal from now on (at start, and after a poisoned one was reopened)."""
+        """Use this journal from now on, at start or after a poisoned one was reopened."""
         assert self._plan is None, "a group commit ends with the journal it began with"
         self.journal_sync.attach(journal, syncer)
 
     @property
     def is_busy(self) -> bool:
-        """Whether a plan is between write and answer, or waits for a journal file."""
+        """Whether a plan is between write and acknowledgement, or waits for a journal file."""
         return self._plan is not None or self.journal_sync.is_making_file
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits and nothing is between write and answer."""
-        if self.is_busy or self.outbox.acks or not self.append_queue.is_empty:
+        """Whether nothing waits and nothing is between write and acknowledgement."""
+        if self.is_busy or self.send_queue.acks or not self.append_queue.is_empty:
             return False
         return self._copies.is_idle and self.catch_up.is_idle
 
     async def passed(self) -> None:
-        """Wait until the plan that is under way, and what is done beside it, is answered."""
+        """Wait until the plan and the catch-up writes under way are finished."""
         await self.catch_up.passed()
         if self.is_busy:
             await self._answered()
@@ -214,10 +218,10 @@ class GroupCommitter:
         await answered
 
     async def sync(self) -> int:
-        """Make durable what was answered without a sync; no plan is under way on return.
+        """Sync records that were acknowledged without it; no plan is under way on return.
 
-        On the loop, as it is done, too, whenever a journal file is full. Returns the journal's
-        last sequence.
+        Runs on the loop, like the sync of a journal file that is full. Returns the journal's last
+        sequence.
 
         Raises:
             LogPoisonedError: now or earlier a write or sync failed.

@@ -2,18 +2,18 @@
 
     writes              batches of partitions, and copies for replicas: into their logs, unsynced,
                         and as one entry into the journal
-    sends_before_sync   frames for followers, and acks 'memory'
+    sends_before_sync   frames for followers, and acks at level 'memory'
                         ... here the journal is synced, once ...
     acks, wakeups       high watermarks move, readers wake, publishers are acknowledged
-    sends_after_sync    acks of followers, and answers of publishers, each connection once
+    sends_after_sync    acks to leaders and to publishers, each connection once
 
-``GroupCommitter`` executes a plan in this order. The plan holds the writes; what they let leave
-gathers in the ``Outbox``, from which the committer sends it. Beside a plan only large copies are
-written, when a follower catches up (``catch_up_writes``).
+``GroupCommitter`` executes a plan in this order. The plan holds the writes; the acknowledgements
+that they permit gather in the ``SendQueue``, from which the committer sends them. Only the large
+writes of a follower that catches up happen outside a plan (``catch_up_writes``).
 
-Rules: whoever is drained into a plan is answered exactly once, whatever happens to it. A partition
-that fails loses its own batches only; as offsets are dense, all that it has accepted after them is
-lost with them.
+Rules: each append that is drained into a plan gets exactly one outcome, whatever happens to the
+plan. A partition that fails loses its own batches only; as offsets are dense, all records that it
+has accepted after them are lost too.
 """
 
 from typing import NamedTuple
@@ -47,10 +47,10 @@ class WrittenBatch(NamedTuple):
 
 
 class IoPlan:
-    """One group commit.
+    """The writes of one group commit.
 
     Args:
-        drained: accepted batches, by partition; one that is given up leaves its list.
+        drained: accepted batches, by partition; a batch that is rejected leaves its list.
         copies: finished batches for other logs.
         admission: counts rejected records.
         telemetry: counters.
@@ -125,7 +125,7 @@ class IoPlan:
             LogPoisonedError: a write failed.
         """
         if self._copies.has_waiting:
-            # First: a follower that has just become the leader goes on behind them.
+            # First: a follower that has just become the leader appends after them.
             self.parts = self._copies.write()
             self.logs = self._copies.logs
             self.size = self._copied_bytes = sum(len(batch) for _, batch in self.parts)
@@ -150,7 +150,7 @@ class IoPlan:
 
     @property
     def only_source(self) -> AckSink | None:
-        """The connection that all came over, as far as each batch's first and last record tell."""
+        """Return the connection that all came over, judging by the ends of each batch."""
         source = None
         for each in self.writes:
             waiting = each.chunk.waiting
@@ -164,7 +164,7 @@ class IoPlan:
     # What follows
 
     def commit(self) -> None:
-        """The entry is as safe as the streams ask for: commit, acknowledge and wake."""
+        """Commit, acknowledge and wake: the entry is as safe as the streams require."""
         telemetry = self._telemetry
         for partition, chunk, _, next_offset in self.writes:
             partition.synced(chunk, next_offset)
@@ -184,10 +184,10 @@ class IoPlan:
     # Failures
 
     def _undo(self, error: StrandlineError) -> None:
-        """Take everything back out of the logs and reject it: the journal had no room.
+        """Remove everything from the logs again and reject it: the journal had no room.
 
         Raises:
-            LogPoisonedError: a log could not be cut.
+            LogPoisonedError: a log could not be truncated.
         """
         self._note_full_disk(error)
         self.writes, self.parts, self.logs = [], [], []
@@ -206,7 +206,7 @@ class IoPlan:
         self._copies.undo(error)
 
     def fail(self, error: StrandlineError) -> None:
-        """Reject everything: a write or sync failed, and who knows what the disk holds."""
+        """Reject everything: a write or sync failed, and what the disk holds is unknown."""
         drained, self._drained = self._drained, []
         for partition, chunks in drained:
             self._reject(partition, chunks, error)

@@ -1,7 +1,7 @@
 """The journal as the group commit uses it: room for the next entry, and its sync.
 
-A sync runs on the loop or beside it. In both cases earlier group commits are answered and segments
-written while the disk works.
+A sync runs on the loop, on a thread or in a process. In each case earlier group commits are
+acknowledged and segments written while the disk works.
 
 Rules: one entry at a time. The group committer continues after the sync and handles its errors: a
 sync that fails poisons the logs.
@@ -14,10 +14,10 @@ from weakref import WeakSet
 from strandline.broker.write_path.append_queue import AppendQueue
 from strandline.broker.write_path.busy_poll import BusyPoll
 from strandline.broker.write_path.io_plan import IoPlan
-from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.pending import AckSink
 from strandline.broker.write_path.replica_writes import ReplicaWrites
 from strandline.broker.write_path.segment_writeback import SegmentWriteback
+from strandline.broker.write_path.send_queue import SendQueue
 from strandline.broker.write_path.sync_policy import SyncPolicy
 from strandline.clock import Clock
 from strandline.errors import LogPoisonedError, StrandlineError
@@ -28,14 +28,14 @@ Done = Callable[[Exception | None], None]
 
 
 class JournalSync:
-    """Makes room in the journal, and syncs what it was given last.
+    """Makes room in the journal, and syncs the entry that was written last.
 
     Args:
         loop: the broker's.
         clock: measures syncs on the loop.
         telemetry: counters.
         segments: can be written meanwhile.
-        outbox: knows whether there are other brokers.
+        send_queue: knows whether there are other brokers.
     """
 
     journal: Journal
@@ -48,19 +48,19 @@ class JournalSync:
         clock: Clock,
         telemetry: Telemetry,
         segments: SegmentWriteback,
-        outbox: Outbox,
+        send_queue: SendQueue,
     ) -> None:
         self._loop = loop
         self._clock = clock
         self._telemetry = telemetry
         self._segments = segments
-        self._outbox = outbox
+        self._send_queue = send_queue
         self.busy_poll = BusyPoll(loop)
         self.is_making_file = False
         self.read_here: WeakSet[AckSink] = WeakSet()
         """Connections that the loop itself reads, publish by publish."""
         self._last_source: AckSink | None = None
-        """The connection that all of the last entry came over, if there was but one."""
+        """The connection that all of the last entry came over, if there was only one."""
 
     def attach(self, journal: Journal, syncer: SyncPolicy) -> None:
         """Use these from now on."""
@@ -79,13 +79,13 @@ class JournalSync:
         """Return whether the journal has room for the next entry; if not, a file is being made.
 
         Args:
-            copies: will be in it.
-            queue: what is drained from it will be, too.
+            copies: will be in the entry.
+            queue: its drained records will be in the entry, too.
             resume: called when the file is made, or with the error that prevented it.
         """
         if self.is_making_file:
             return False
-        # What is pending is looked at only where this is near the end of the last file.
+        # The pending records are measured only near the end of the last file.
         if self.journal.has_room(copies.waiting_bytes + queue.bytes_max):
             return True
         length = copies.waiting_bytes + queue.bytes_ahead()
@@ -97,7 +97,7 @@ class JournalSync:
             self.is_making_file = False
             resume(making.exception())
 
-        # Beside the loop: to fill it with zeros takes a quarter of a second.
+        # On a thread: to fill it with zeros takes a quarter of a second.
         making = self._loop.run_in_executor(None, self.journal.allocate_spare, length)
         making.add_done_callback(made)
         return False
@@ -105,16 +105,16 @@ class JournalSync:
     # Sync
 
     def sync(self, plan: IoPlan, *, is_sending: bool, done: Done) -> bool:
-        """Make a plan's entry durable, if it asks for that.
+        """Make a plan's entry durable, if its streams require that.
 
         Args:
             plan: what was written.
-            is_sending: frames leave when the loop comes round: sync after that, so that the disks
+            is_sending: frames are sent in the loop's next round: sync after that, so that the disks
                 of all replicas work at the same time.
             done: called later, unless True is returned, with the error if the sync failed.
 
         Returns:
-            Whether it is as durable now as it has to be.
+            Whether the entry is already as durable as required.
 
         Raises:
             LogPoisonedError: the sync failed.
@@ -130,7 +130,7 @@ class JournalSync:
         if not self._syncer.is_inline(
             plan.size, is_from_one=is_from_one, is_read_here=is_read_here
         ):
-            self._sync_beside(done)
+            self._sync_elsewhere(done)
             return False
         if is_sending or self._segments.logs:  # else there is nothing to do meanwhile
             self.journal.begin_sync()
@@ -138,10 +138,10 @@ class JournalSync:
             self._loop.call_soon(self._sync_next, done)
             return False
         # With replicas the ack waits for others, who need the CPU.
-        self._sync_here(is_alone=plan.records == 1 and not self._outbox.has_peers)
+        self._sync_here(is_alone=plan.records == 1 and not self._send_queue.has_peers)
         return True
 
-    def _sync_beside(self, done: Done) -> None:
+    def _sync_elsewhere(self, done: Done) -> None:
         fd, sequence = self.journal.sync_target()
 
         def synced(error: StrandlineError | None, took_ms: float) -> None:
@@ -156,7 +156,7 @@ class JournalSync:
         self._segments.write()
 
     def _sync_next(self, done: Done) -> None:
-        """Frames have left and the disk is busy: now wait for it."""
+        """Sync in the round after the frames were sent."""
         error: Exception | None = None
         try:
             self._sync_here()
@@ -180,6 +180,6 @@ class JournalSync:
             self.busy_poll.synced(began_ms, ended_ms)
 
     def _observe(self, took_ms: float) -> None:
-        """Count a sync and learn how long it took."""
+        """Count a sync and note how long it took."""
         self._syncer.observe(took_ms)
         self._telemetry.sync_seconds.observe(took_ms / 1e3)

@@ -31,7 +31,6 @@ from strandline.broker.read_path.transaction_visibility import (
 from strandline.broker.replica_hooks import ReplicaHooks
 from strandline.broker.write_path.admission import RECORD_OVERHEAD_BYTES, Admission
 from strandline.broker.write_path.duplicates import Duplicates, HeldAppend
-from strandline.broker.write_path.outbox import DueAcks
 from strandline.broker.write_path.pending import (
     AckRun,
     AckSink,
@@ -48,6 +47,7 @@ from strandline.broker.write_path.pending import (
     waiters_at,
 )
 from strandline.broker.write_path.repeat_answers import RepeatAnswers
+from strandline.broker.write_path.send_queue import DueAcks
 from strandline.broker.write_path.subject_sequences import SubjectSequences
 from strandline.config import Acks, StreamConfig
 from strandline.core.transactions.effects import MarkerKind
@@ -115,19 +115,19 @@ class Partition:
         self.sequences = SubjectSequences(self, self.duplicates.held)
         self.times = BatchTimes()
         self.closed_by: StrandlineError | None = None
-        """Why it is closed: the stream was deleted or the broker stops; None: it is open."""
+        """Why it is closed, as the stream was deleted or the broker stops; None: it is open."""
         self._not_leader_error: StrandlineError | None = None
         self.blocked_by: StrandlineError | None = None
-        """Why the metadata lets it take no records: it is readonly or paused."""
-        self._refused_by: StrandlineError | None = None
-        """The first of these three, kept for the hot path."""
+        """Why the metadata lets it accept no records: it is readonly or paused."""
+        self._rejection: StrandlineError | None = None
+        """The first of the three errors that is set, for the hot path."""
         self.needs_sync = config.acks_in_force != "memory"
         """Whether a group commit with its records has to sync."""
         self.replica_hooks: ReplicaHooks | None = None
         self._led_from: Offset | None = Offset(0)
         """Where the log ended when this broker began to lead; None: it does not lead."""
         self.is_led = is_led
-        """Whether this broker leads it, as far as the metadata here says."""
+        """Whether this broker leads it, according to its metadata."""
         self.addresses: tuple[str, ...] = ()
         self.leader_address = ""
         self.in_sync_addresses: tuple[str, ...] = ()
@@ -176,7 +176,7 @@ class Partition:
     def knows_end(self) -> bool:
         """Whether all that may have been acknowledged is known to be committed here; any thread.
 
-        Also where another broker leads: what is known here is all that can be had here.
+        True, too, where another broker leads: no more can be read here than is known.
         """
         if self.transaction_index is not None and self.transaction_index.is_loading:
             return False
@@ -185,7 +185,7 @@ class Partition:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether enough is on its way to other replicas: what comes now is better gathered."""
+        """Whether enough is on its way to other replicas that new records are better gathered."""
         return self.replica_hooks is not None and self.replica_hooks.is_gathering
 
     @property
@@ -195,12 +195,12 @@ class Partition:
 
     @property
     def write_error(self) -> StrandlineError | None:
-        """Why it takes no records now, such as who leads it instead; None: it does."""
-        return self._admission.write_error or self._refused_by or self.key_error
+        """Why it accepts no records now, such as another broker that leads it; None: it does."""
+        return self._admission.write_error or self._rejection or self.key_error
 
     @property
     def unavailable_reason(self) -> StrandlineError | None:
-        """Why it is not led here now; markers are taken although it is readonly or paused."""
+        """Why it is not led here now; markers are accepted even when it is readonly or paused."""
         error = self._admission.write_error or self.closed_by
         return error or self._not_leader_error or self.key_error
 
@@ -232,12 +232,12 @@ class Partition:
             subject: NATS subject.
             key: key for compaction and partitioning.
             headers: kept as they are.
-            ack_sink: whom to tell; None: nobody.
-            token: handed back to the responder.
+            ack_sink: receives the outcome; None: nobody does.
+            token: passed back to the ack sink with the outcome.
             message_id: deduplicates within the stream's window.
             expected_last: reject unless the last record's sequence (offset + 1) is this.
             expected_subject_last: as ``expected_last``, of the last record of the subject.
-            acks: less than the stream's, to be told sooner.
+            acks: a lower level than the stream's, for an earlier acknowledgement.
         """
         admission = self._admission
         size = RECORD_OVERHEAD_BYTES
@@ -245,7 +245,7 @@ class Partition:
             size += len(value)
         if key is not None or headers:
             size += extra_bytes(key, headers)
-        rejection = admission.write_error or self._refused_by
+        rejection = admission.write_error or self._rejection
         if rejection is None and (
             self.log.sealer is not None
             or admission.pending_bytes > admission.limits.pending_bytes
@@ -308,11 +308,11 @@ class Partition:
         expected_last: int | None,
         expected_subject_last: int | None,
     ) -> Offset | None:
-        """Check what a publisher asks of a record; return where it is stored, if it is a repeat.
+        """Check the conditions of a record; return the offset of the stored record that it repeats.
 
         Raises:
-            StillLoadingError: what it asks is still read back.
-            StrandlineError: it is not to be stored.
+            StillLoadingError: the state that the conditions need is still read back.
+            StrandlineError: a condition is not met.
         """
         # A repeat is recognised first: what it expected was true when it was stored.
         if message_id is not None:
@@ -351,7 +351,7 @@ class Partition:
             or max(map(len, values)) > limits.record_bytes
             or admission.pending_bytes + size > limits.pending_bytes
         ):
-            # They are held, or some are refused, perhaps not all.
+            # They are held, or some of them are rejected.
             each = subjects if len(subjects) == count else itertools.repeat(subjects[0])
             for value, subject, token in zip(values, each, tokens, strict=False):
                 sink = None if token is None else ack_sink
@@ -378,13 +378,13 @@ class Partition:
         producer: ProducerStamp | None = None,
         is_transactional: bool = False,
     ) -> None:
-        """Accept the rows of an Arrow batch, in order; told once, with the offset of the first.
+        """Accept the rows of an Arrow batch, in order; their one ack has the offset of the first.
 
         Args:
             batch: column ``value`` and perhaps ``key``, ``subject``, ``headers``; not empty.
-            ack_sink: whom to tell when all rows are safe.
-            token: handed back to the responder.
-            acks: less than the stream's, to be told sooner.
+            ack_sink: receives the outcome, once all rows are safe.
+            token: passed back to the ack sink with the outcome.
+            acks: a lower level than the stream's, for an earlier acknowledgement.
             producer: who numbered the rows; they become one batch, and are stored once.
             is_transactional: they count if the producer's transaction is committed.
         """
@@ -439,7 +439,7 @@ class Partition:
     def mark(
         self, kind: MarkerKind, producer: TransactionalProducer, *, ack_sink: AckSink, token: object
     ) -> None:
-        """Accept the beginning or the end of a transaction; told when it is committed."""
+        """Accept the beginning or the end of a transaction; acknowledged when it is committed."""
         index = self.transaction_index
         unknown = UnavailableError(f"{self.name} does not know of transactions yet; retry")
         rejection = self.unavailable_reason or (unknown if index is None else index.why_loading)
@@ -455,7 +455,7 @@ class Partition:
         self.add_marker(chunk, ack_sink, token)
 
     def add_marker(self, chunk: PendingMarker, ack_sink: AckSink, token: object) -> None:
-        """Accept a batch that readers do not see; told when it is committed."""
+        """Accept a batch that readers do not see; acknowledged when it is committed."""
         chunk.waiting.append(AckWaiter(ack_sink, token, self.next_offset))
         self.pending.add(chunk)
         self.next_offset = Offset(self.next_offset + 1)
@@ -510,24 +510,24 @@ class Partition:
         self._repeats.committed(offset)
 
     def journaled(self, chunk: Chunk, batch: bytearray) -> None:
-        """A batch is in the journal, not synced."""
+        """Note that a batch is in the journal, not synced."""
         if chunk.early:
-            self._admission.outbox.acknowledge(self.name, chunk.early)
+            self._admission.send_queue.acknowledge(self.name, chunk.early)
             chunk.early = []
         if self.replica_hooks is not None:
             self.replica_hooks.journaled(chunk, batch)
 
     def synced(self, chunk: Chunk, next_offset: Offset) -> None:
-        """A batch is as safe here as the stream asks for."""
+        """Note that a batch is as safe here as the stream requires."""
         if self.replica_hooks is not None:
             self.replica_hooks.synced(chunk, next_offset)
             return
         self.commit(next_offset)
-        self._admission.outbox.acks.append(DueAcks(self.name, chunk.waiting))
+        self._admission.send_queue.acks.append(DueAcks(self.name, chunk.waiting))
         chunk.waiting = []
 
     def reject_from(self, chunks: Sequence[Chunk], error: StrandlineError) -> int:
-        """Give up chunks that were taken but not stored, and everything accepted after them.
+        """Reject chunks that were taken but not stored, and everything accepted after them.
 
         Returns:
             How many records that are.
@@ -543,7 +543,7 @@ class Partition:
         reject_waiting((*chunks, *pending), error)
         self.duplicates.held.reject(error)
         self._repeats.reject(error)
-        self._admission.outbox.deliver_soon()
+        self._admission.send_queue.deliver_soon()
         return before - (chunks[0].base_offset if chunks else self.next_offset)
 
     # The log and the role
@@ -572,9 +572,9 @@ class Partition:
         self.duplicates.preload_messages(self.config.dedup_window_ms)
 
     def attach_replica(self, replica_hooks: ReplicaHooks, high_watermark: Offset) -> None:
-        """Be a replica of a cluster from now on; committed is what the seat says is.
+        """Become a replica of a cluster: the hooks decide what is accepted and committed.
 
-        ``next_offset`` is kept by a leader alone: copies reach the log without it.
+        Only a leader maintains ``next_offset``: replicated batches reach the log without it.
         """
         self.replica_hooks = replica_hooks
         self.needs_sync = True
@@ -585,7 +585,7 @@ class Partition:
             self.committed.keep_transaction_index(self.log_start_offset)
 
     def lead(self, leader_epoch: LeaderEpoch) -> None:
-        """Accept records in a new leadership, behind what the log holds; nothing is pending."""
+        """Accept records in a new leadership, after what the log holds; nothing is pending."""
         assert not self.pending.batches, "a follower accepts nothing"
         self.leader_epoch = leader_epoch
         self.duplicates.forget_messages()  # the leader before knew other ids
@@ -594,12 +594,12 @@ class Partition:
         self.preload_ids()
         self.committed.wake()
 
-    def lead_on(self, leader_epoch: LeaderEpoch) -> None:
-        """Go on accepting records, in another epoch."""
+    def change_leader_epoch(self, leader_epoch: LeaderEpoch) -> None:
+        """Continue to lead, in another epoch."""
         self.leader_epoch = leader_epoch
 
     def follow(self) -> None:
-        """Another broker leads; those who wait for what this one would know look there."""
+        """Stop leading; waiting readers are woken, to find out where the new leader is."""
         if self._led_from is not None:
             self._led_from = None
             self.committed.wake()
@@ -613,7 +613,7 @@ class Partition:
         self.is_led = is_led
 
     def copied(self, batches: Sequence[Buffer]) -> None:
-        """Copies of batches were stored: know of producers what their leader knew."""
+        """Note the transactions and producers of batches that were replicated from the leader."""
         if self.transaction_index is not None:
             for batch in batches:
                 self.transaction_index.written(batch)
@@ -622,40 +622,40 @@ class Partition:
             self.committed.keep_transaction_index(self.high_watermark)
         self.duplicates.copied(batches)
 
-    def refuse(self, error: StrandlineError | None) -> None:
-        """Refuse records with this error from now on; None: accept them."""
+    def set_write_error(self, error: StrandlineError | None) -> None:
+        """Reject records with this error from now on; None: accept them."""
         self._not_leader_error = error
-        self._update_refusal()
+        self._update_rejection()
 
     def block_writes(self, error: StrandlineError | None) -> None:
-        """Refuse records by order of the metadata, whoever leads; None: accept them."""
+        """Reject records because the metadata says so, whoever leads; None: accept them."""
         if error is None and self.blocked_by is None:
             return
         self.blocked_by = error
-        self._update_refusal()
+        self._update_rejection()
         self.committed.wake()
 
-    def _update_refusal(self) -> None:
-        self._refused_by = self.closed_by or self._not_leader_error or self.blocked_by
+    def _update_rejection(self) -> None:
+        self._rejection = self.closed_by or self._not_leader_error or self.blocked_by
 
     def _repair(self, first_offset: Offset, next_offset: Offset) -> None:
-        """Get batches that cannot be read here from another replica."""
+        """Fetch batches that cannot be read here from another replica."""
         if self.replica_hooks is not None and not self.closed:
             self.replica_hooks.corruption_found(first_offset, next_offset)
 
     def move(self, high_watermark: Offset) -> None:
-        """The log was restarted elsewhere: what is committed there may be read."""
+        """Adopt the end of a log that was restarted elsewhere; committed records can be read."""
         self.next_offset = self.log_end_offset
         self.duplicates.forget_producers_from(self.log_end_offset)
         self.committed.move(high_watermark)
 
     def close(self, error: StrandlineError) -> None:
-        """Refuse what comes from now on with ``error`` and stop waiting readers.
+        """Reject records with ``error`` from now on, and end the waits of readers.
 
-        The log stays usable for those that are reading.
+        The log stays usable for reads under way.
         """
         self.closed_by = error
-        self._update_refusal()
+        self._update_rejection()
         self.duplicates.close(error)
         self.committed.close()
 
@@ -670,15 +670,15 @@ class Partition:
         return self.committed.hidden_between(start, stop)
 
     def find_runs(self, *patterns: str) -> SubjectSearch | RetainedSearch | None:
-        """Return who knows where records with matching subjects are; None: nobody; any thread."""
+        """Return a finder of records with matching subjects; None: there is none; any thread."""
         return self.committed.find_runs(patterns) if self.remote_error is None else None
 
     def offset_for_timestamp(self, timestamp_ns: TimestampNs) -> Offset:
-        """The first offset stored at or after a time; the stable offset if there is none."""
+        """Return the first offset stored at or after a time; the stable offset if there is none."""
         return self.committed.offset_for_timestamp(timestamp_ns)
 
     def stored_ns(self, offset: int) -> TimestampNs | None:
-        """About when the record at an offset, or the next one, was stored; None if not readable."""
+        """Return about when the record at an offset, or the next one, was stored, if readable."""
         return self.committed.stored_ns(offset)
 
     def watch(self, waiter: Waiter) -> None:
@@ -686,5 +686,5 @@ class Partition:
         self.committed.watch(waiter)
 
     def unwatch(self, waiter: Waiter) -> None:
-        """Set it no more."""
+        """End a ``watch``."""
         self.committed.unwatch(waiter)

@@ -1,4 +1,4 @@
-"""Records that have an offset and wait for the next turn: chunks, each to become one batch.
+"""Records that have an offset and wait for the next group commit: chunks, each to become one batch.
 
 A chunk is either records that came one by one or an Arrow batch that came whole; chunks keep the
 order in which the partition accepted them.
@@ -28,14 +28,14 @@ from strandline.types import Offset, PartitionName, ProducerStamp, TimestampNs
 
 CHUNK_BYTES_MAX = 4 << 20
 TIME_AHEAD_NS_MAX = 1_000_000_000
-"""How far batches may run ahead of a clock that was set back; beyond that they go back too."""
+"""How far batch times may run ahead of a clock that was set back; beyond that they follow it."""
 TIMES_KEPT = 64
 MARKER_SUBJECT = "_"
 """A batch has a subject; nobody sees that of a marker."""
 
 
 class AckSink(Protocol):
-    """Told the outcome of each append it was named for, on the loop's thread.
+    """Receives the outcome of each append that names it, on the loop's thread.
 
     Calls must not raise and must not block: queue output, and send it when the broker says so
     (``Broker.on_answered``).
@@ -44,14 +44,14 @@ class AckSink(Protocol):
     def acked(
         self, token: object, partition: PartitionName, offset: Offset, *, duplicate: bool
     ) -> None:
-        """The record at ``offset`` (the first of several) is as safe as was asked.
+        """Receive the ack of the record at ``offset``, the first of several.
 
         ``duplicate``: it was stored earlier, under the same message id.
         """
         ...
 
     def rejected(self, token: object, error: StrandlineError) -> None:
-        """The append did not happen or, after a failed write or sync, may not have happened."""
+        """Receive an error: it was not stored or, after a failed write or sync, may have been."""
         ...
 
 
@@ -79,10 +79,10 @@ class CommitWaiter:
             self._stored.set_exception(error)
 
     async def wait(self) -> Offset:
-        """Return the record's offset when it is as safe as was asked.
+        """Return the record's offset when it is as safe as required.
 
         Raises:
-            StrandlineError: it was refused, or may not be stored.
+            StrandlineError: it was rejected, or may not be stored.
         """
         return await self._stored
 
@@ -93,7 +93,7 @@ class ChunkAckSink(AckSink, Protocol):
     def acked_many(
         self, tokens: Sequence[object], partition: PartitionName, offset: Offset
     ) -> None:
-        """Records in a row are as safe as was asked; the first is at ``offset``.
+        """Receive the acks of consecutive records, the first at ``offset``.
 
         The token None stands for a record whose publisher asked for no answer.
         """
@@ -114,7 +114,7 @@ class AckWaiter(NamedTuple):
         return 1
 
     def rejected(self, error: StrandlineError) -> None:
-        """Report that the record is not stored, or that nobody knows."""
+        """Report that the record is not stored, or that this is unknown."""
         self.ack_sink.rejected(self.token, error)
 
 
@@ -134,7 +134,7 @@ class AckRun(NamedTuple):
         return len(self.tokens) - self.tokens.count(None)
 
     def rejected(self, error: StrandlineError) -> None:
-        """Report that the records are not stored, or that nobody knows."""
+        """Report that the records are not stored, or that this is unknown."""
         for token in self.tokens:
             if token is not None:
                 self.ack_sink.rejected(token, error)
@@ -180,7 +180,7 @@ class PendingRecords:
         return len(self.values)
 
     def add(self, value: bytes | None, subject: str) -> None:
-        """Take a record without key and headers."""
+        """Add a record without key and headers."""
         self.values.append(value)
         self.subjects.append(subject)
         if self.keys is not None:
@@ -189,7 +189,7 @@ class PendingRecords:
             self.headers.append(None)
 
     def add_many(self, values: Sequence[bytes], subjects: Sequence[str]) -> None:
-        """Take records without key and headers.
+        """Add records without key and headers.
 
         Args:
             values: at least one.
@@ -204,7 +204,7 @@ class PendingRecords:
             self.headers += [None] * count
 
     def decorate(self, key: bytes | None, headers: Headers | None) -> None:
-        """Give the record just taken its key and headers."""
+        """Set the key and headers of the record added last."""
         before = len(self.values) - 1
         if key is not None:
             if self.keys is None:
@@ -216,7 +216,7 @@ class PendingRecords:
             self.headers[before] = headers
 
     def encode(self, stamp: Stamp) -> bytearray:
-        """The chunk as a batch."""
+        """Encode the chunk as a batch."""
         value = self.values[0]
         is_plain = len(self.values) == 1 and self.keys is None and self.headers is None
         if is_plain and value is not None and stamp.compression == "none":
@@ -254,7 +254,7 @@ class PendingArrowBatch:
 
     @property
     def is_transactional(self) -> bool:
-        """Whether it belongs to a transaction: then nobody hears of it before it is committed."""
+        """Whether it belongs to a transaction: then it is acknowledged only when committed."""
         return bool(self.attributes)
 
     @property
@@ -263,7 +263,7 @@ class PendingArrowBatch:
         return int(self.batch.num_rows)
 
     def encode(self, stamp: Stamp) -> bytearray:
-        """The chunk as a batch."""
+        """Encode the chunk as a batch."""
         stamp = stamp._replace(producer=self.producer, attributes=self.attributes)
         return encode_arrow(self.batch, stamp, default_subject=self.default_subject)
 
@@ -301,7 +301,7 @@ class PendingMarker:
         return 1
 
     def encode(self, stamp: Stamp) -> bytearray:
-        """The chunk as a batch."""
+        """Encode the marker as a batch."""
         stamp = stamp._replace(producer=self.producer, attributes=self.attributes)
         return encode_records([b""], [MARKER_SUBJECT], stamp)
 
@@ -317,7 +317,7 @@ class PendingPurge(PendingMarker):
         self._below = below
 
     def encode(self, stamp: Stamp) -> bytearray:
-        """The removal as a batch."""
+        """Encode the removal as a batch."""
         stamp = stamp._replace(attributes=self.attributes)
         return encode_records([format_purge(self._below)], [self._pattern], stamp)
 
@@ -335,7 +335,7 @@ class PendingQueue:
         self._open: PendingRecords | None = None
 
     def open_batch(self, base_offset: Offset, records: int = 1) -> PendingRecords:
-        """Return the batch that records from ``base_offset`` on join, or begin."""
+        """Return the batch to which records from ``base_offset`` on are added."""
         batch = self._open
         if (
             batch is None
@@ -347,7 +347,7 @@ class PendingQueue:
         return batch
 
     def add(self, batch: Chunk) -> None:
-        """Add a batch that no further record joins."""
+        """Add a batch that no further record is added to."""
         self.batches.append(batch)
         self._open = None
 
@@ -369,7 +369,7 @@ class PendingQueue:
         return batches, size, records
 
     def clear(self) -> list[Chunk]:
-        """Take everything."""
+        """Take all batches."""
         batches, self.batches = self.batches, []
         self._open = None
         return batches
@@ -380,7 +380,7 @@ class PendingQueue:
 
 
 class BatchTimes:
-    """The times of a partition's batches: they do not go back with a clock that is set a little."""
+    """The times of a partition's batches, which ignore that a clock is set back a little."""
 
     __slots__ = ("_last", "_newest")
 

@@ -9,7 +9,7 @@ from strandline.types import Offset, PartitionName
 
 
 class _RepeatedPartition(Protocol):
-    """The partition, as far as repeats need to know it."""
+    """The part of a partition that ``RepeatAnswers`` uses."""
 
     name: PartitionName
     pending: PendingQueue
@@ -22,30 +22,30 @@ class _RepeatedPartition(Protocol):
 
 
 class RepeatAnswers:
-    """The answers to repeats of one partition.
+    """The acknowledgements of one partition's repeated appends.
 
     Args:
         partition: of the records.
-        admission: counts repeats, and sends answers.
+        admission: counts repeats, and sends the acks.
     """
 
     def __init__(self, partition: _RepeatedPartition, admission: Admission[Any]) -> None:
         self._partition = partition
         self._admission = admission
         self._late: list[tuple[Offset, AckWaiter]] = []
-        """Repeats of what is written and not committed, with the last offset of it."""
+        """Repeats of records that are written and not committed, with the last record's offset."""
 
     def answer(
         self, known: Offset, ack_sink: AckSink | None, token: object, *, last: Offset
     ) -> None:
-        """Tell who repeats what is, or will be, from ``known`` to ``last``, once that is safe."""
+        """Acknowledge a repeat of the records ``known`` to ``last``, as soon as these are safe."""
         partition = self._partition
         self._admission.duplicates += 1
         if ack_sink is None:
             return
         waiting = AckWaiter(ack_sink, token, known, duplicate=True)
         if last < partition.high_watermark:
-            self._admission.outbox.acknowledge(partition.name, [waiting])
+            self._admission.send_queue.acknowledge(partition.name, [waiting])
         elif last < partition.log_end_offset:
             self._late.append((last, waiting))
         else:
@@ -57,10 +57,10 @@ class RepeatAnswers:
             return
         due: list[Waiting] = [late for last, late in self._late if last < offset]
         self._late = [each for each in self._late if each[0] >= offset]
-        self._admission.outbox.acknowledge(self._partition.name, due)
+        self._admission.send_queue.acknowledge(self._partition.name, due)
 
     def reject(self, error: StrandlineError) -> None:
-        """Reject what is not acknowledged yet."""
+        """Reject the repeats that are not acknowledged yet."""
         late, self._late = self._late, []
         for _, each in late:
             each.rejected(error)

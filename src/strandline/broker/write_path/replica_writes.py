@@ -78,7 +78,7 @@ class ReplicaWrites:
         Raises:
             LogPoisonedError: a write failed.
         """
-        assert not self._under_way, "one turn at a time"
+        assert not self._under_way, "one group commit at a time"
         taken, self._waiting, self.waiting_bytes = self._waiting, [], 0
         parts: list[tuple[LogId, Bytes]] = []
         failed: dict[LogId, StrandlineError] = {}
@@ -119,7 +119,7 @@ class ReplicaWrites:
         for write in under_way:
             write.done(error)
 
-    def refuse(self, error: StrandlineError) -> None:
+    def reject_waiting(self, error: StrandlineError) -> None:
         """Fail all waiting writes, because the storage failed."""
         waiting, self._waiting, self.waiting_bytes = self._waiting, [], 0
         for write in waiting:

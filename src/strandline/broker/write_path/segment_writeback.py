@@ -1,10 +1,10 @@
-"""Segments are written while the disk is busy with the journal, or when a turn has been answered.
+"""Writes segments while the disk syncs the journal, or after a group commit.
 
 The journal has the batches, so nobody has to wait for a segment (docs/adr/0033).
 
-Rules: on the loop's thread; a round writes a bounded number of bytes, so that a thousand logs whose
-turn comes at the same time do not hold up their publishers. What finds no space stays in memory,
-and who appends to it later is told.
+Rules: on the loop's thread; a round writes a bounded number of bytes, so that a thousand logs that
+are due at the same time do not delay their publishers. Batches for which there is no space stay in
+memory, and the next append to their log fails.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ ROUND_BYTES = 256 << 10
 
 
 class SegmentWriteback:
-    """Logs with batches that are in memory only.
+    """The logs with batches that are in memory only.
 
     Args:
         loop: the broker's.
-        on_poisoned: told when a write failed.
+        on_poisoned: called when a write failed.
     """
 
     def __init__(
@@ -33,16 +33,16 @@ class SegmentWriteback:
         self._loop = loop
         self._on_poisoned = on_poisoned
         self.logs: dict[Log, None] = {}
-        """Worth writing now, the oldest first."""
+        """With enough to write now, the oldest first."""
         self._is_scheduled = False
 
     def note(self, log: Log) -> None:
-        """Write what a log has gathered, if it is worth it, in one of the next rounds."""
+        """Write a log's pending batches in one of the next rounds, if there are enough of them."""
         if log.can_write_pending:
             self.logs[log] = None
 
     def write(self) -> None:
-        """One round: the oldest first."""
+        """Write one round, the oldest logs first."""
         room = ROUND_BYTES
         while self.logs and room > 0:
             log = next(iter(self.logs))
@@ -57,8 +57,8 @@ class SegmentWriteback:
             except UnavailableError as error:
                 logger.warning("a segment waits for space: %s", error)
 
-    def go_on(self) -> None:
-        """Write what is left in rounds of the loop."""
+    def write_soon(self) -> None:
+        """Write the rest in the next rounds of the loop."""
         if self.logs and not self._is_scheduled:
             self._is_scheduled = True
             self._loop.call_soon(self._write_soon)
@@ -66,19 +66,19 @@ class SegmentWriteback:
     def _write_soon(self) -> None:
         self._is_scheduled = False
         self.write()
-        self.go_on()
+        self.write_soon()
 
 
 async def write_back(log: Log, *, pause_s: float, parts_max: int | None = None) -> None:
-    """Let the disk begin with what was written, a part at a time, beside the loop.
+    """Let the disk begin to write dirty pages, one part at a time, on a thread.
 
-    A sync of the journal, for which publishers wait, waits for one part then, not for all of it
+    A sync of the journal, for which publishers wait, then waits for one part, not for all
     (docs/adr/0031, 0034).
 
     Args:
-        log: of which at least a part is new, or nothing is done.
+        log: nothing is done unless at least a part of it is unwritten.
         pause_s: after each part.
-        parts_max: leave the rest for later; None: all of it.
+        parts_max: leave the rest for later; None: write all.
     """
     parts = 0
     while log.can_write_back and parts != parts_max:

@@ -1,10 +1,10 @@
 """The last sequence of each subject of a partition, for publishes that expect one.
 
-What is committed is known from the partition's retention, what was accepted since from here; both
+The partition's retention knows the committed records, this module those accepted since; both
 together cover the whole log. Until they do, publishes that expect a sequence are held.
 
-Rules: loop thread. Nothing is read on it but a little. ``set`` is called at every commit while
-something is waited for.
+Rules: loop thread, on which only little is read. ``set`` is called at every commit while an append
+is held.
 """
 
 import asyncio
@@ -31,13 +31,13 @@ from strandline.types import Offset
 logger = logging.getLogger(__name__)
 
 INLINE_BYTES: Final = 256 << 10
-"""So much of the log is applied at once on the loop: it takes a few milliseconds."""
+"""How much of the log is applied on the loop, which takes a few milliseconds."""
 NOTED_MAX: Final = 4_096
-"""With more records accepted than this, those that were committed meanwhile are applied."""
+"""With more accepted records than this, those that were committed meanwhile are applied."""
 
 
 class _SequencedPartition(Protocol):
-    """The partition, as far as its sequences need to know it."""
+    """The part of a partition that ``SubjectSequences`` uses."""
 
     next_offset: Offset
 
@@ -61,10 +61,10 @@ class _SequencedPartition(Protocol):
 
 
 class SubjectSequences:
-    """The last sequences of one partition.
+    """The last sequence of each subject of one partition.
 
     Args:
-        partition: whose retention knows what is committed.
+        partition: its retention knows what is committed.
         held: the appends that wait.
     """
 
@@ -74,13 +74,13 @@ class SubjectSequences:
         self._accepted: dict[str, Sequence[int]] = {}
         """Offsets of records that may not be applied yet; none without any."""
         self._needed = int(partition.log_end_offset)
-        """Up to here the log has to be applied, as its records are not in ``_accepted``."""
+        """The log has to be applied up to here, as its records are not in ``_accepted``."""
         self._noted, self._noted_max = 0, NOTED_MAX
         self._is_watching = False
         self._task: asyncio.Task[None] | None = None
 
     def check_transactional(self) -> None:
-        """Refuse a transaction: until it has ended nobody knows what its records replace.
+        """Reject a transaction: until it has ended it is unknown which records its own replace.
 
         Raises:
             InvalidRequestError: the stream keeps so many records of each subject.
@@ -137,7 +137,7 @@ class SubjectSequences:
         self._needed = max(self._needed, offset + 1)
 
     def purge(self, pattern: str, below: Offset, *, ack_sink: AckSink, token: object) -> None:
-        """Remove the records of a pattern below an offset; told when that is committed."""
+        """Remove the records of a pattern below an offset; acknowledged when that is committed."""
         partition = self._partition
         if partition.write_error is not None:
             ack_sink.rejected(token, partition.write_error)
@@ -146,7 +146,7 @@ class SubjectSequences:
         partition.add_marker(PendingPurge(partition.next_offset, pattern, below), ack_sink, token)
 
     def start_over(self, offset: int) -> None:
-        """All that is accepted from now on begins at ``offset``: the log tells the rest."""
+        """Forget what was accepted: records before ``offset`` are read from the log."""
         self._accepted.clear()
         self._needed = offset
 
@@ -160,7 +160,7 @@ class SubjectSequences:
         self._accepted = {name: found for name, found in kept.items() if found}
 
     def set(self) -> None:
-        """Apply what is committed, on a thread if it is much, and release appends that wait."""
+        """Apply committed records, on a thread if there are many, and release held appends."""
         retention, end = self._partition.retention, self._partition.last_stable_offset
         if retention is None or self._task is not None:
             return
@@ -173,7 +173,7 @@ class SubjectSequences:
         try:
             return retention.catch_up(end, may_wait=False)
         except StrandlineError:
-            return False  # the thread meets it again, and rejects what waits
+            return False  # the thread gets the same error, and rejects what waits
 
     async def _apply(self, retention: SubjectRetention, end: Offset) -> None:
         try:

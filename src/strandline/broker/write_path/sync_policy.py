@@ -34,7 +34,7 @@ class SyncPolicy:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, disk: Disk, clock: Clock) -> None:
-        self._beside = (
+        self._elsewhere = (
             SyncProcess(loop) if disk.syncs_plainly else SyncThread(loop, disk.fdatasync, clock)
         )
         self.average_ms = 0.0
@@ -52,7 +52,7 @@ class SyncPolicy:
         is_quick = self.average_ms < INLINE_MS_MAX
         if is_quick and (is_gathered or size <= bytes_max):
             return True
-        return not self._beside.is_there()
+        return not self._elsewhere.is_there()
 
     def observe(self, took_ms: float) -> None:
         """Record how long a sync took."""
@@ -63,8 +63,8 @@ class SyncPolicy:
 
         Only if ``is_inline`` was False.
         """
-        self._beside.submit(fd, done)
+        self._elsewhere.submit(fd, done)
 
     def close(self) -> None:
         """Finish submitted syncs."""
-        self._beside.close()
+        self._elsewhere.close()

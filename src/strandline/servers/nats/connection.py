@@ -44,6 +44,8 @@ from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.jetstream.subjects import PREFIX as API_PREFIX
 from strandline.servers.nats.ports import BrokerPort
 from strandline.servers.nats.protocol import (
+    PING,
+    PONG,
     Connect,
     Control,
     Event,
@@ -72,8 +74,6 @@ HANDSHAKE_TIMEOUT_S = 5.0
 OKAY: Final = b"+OK\r\n"
 INBOX_PREFIX: Final = "_INBOX."
 """Of the subjects for replies, the only ones that anything is delivered to here."""
-PING: Final = b"PING\r\n"
-PONG: Final = b"PONG\r\n"
 QUOTA_HOLD_S: Final = 2.0
 """How long a publisher over its quota waits for its ack at most; stock clients wait 5 s."""
 MESSAGE_OVERHEAD_BYTES: Final = 32

@@ -18,11 +18,11 @@ from strandline.broker.routing import Binding, Route, RouteTable
 from strandline.errors import DisconnectedError, InvalidSubjectError, StrandlineError
 from strandline.record.envelope import MAGIC
 from strandline.record.subjects import SUBJECT_BYTES_MAX
-from strandline.servers.nats.connection import PING
 from strandline.servers.nats.headers import NO_RESPONDERS_STATUS
 from strandline.servers.nats.ingest_state import IngestState
 from strandline.servers.nats.jetstream.api import JetStreamApi
 from strandline.servers.nats.protocol import (
+    PING,
     Event,
     Message,
     are_messages,

@@ -27,6 +27,9 @@ DIGITS_MAX: Final = 19
 HUGE: Final = 1 << 62
 NO_LIMIT: Final = 1 << 62
 
+PING: Final = b"PING\r\n"
+PONG: Final = b"PONG\r\n"
+
 UNKNOWN_OPERATION: Final = "Unknown Protocol Operation"
 PAYLOAD_TOO_LARGE: Final = "Maximum Payload Violation"
 LINE_TOO_LONG: Final = "Maximum Control Line Exceeded"

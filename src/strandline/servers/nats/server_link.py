@@ -22,8 +22,17 @@ from strandline.errors import (
     UnavailableError,
 )
 from strandline.servers.nats.backpressure import ROUND_S, SLICE_S, MessageReader
-from strandline.servers.nats.connection import PING, PONG
-from strandline.servers.nats.protocol import Control, Failure, Info, Parser, Ping, Pong, Violation
+from strandline.servers.nats.protocol import (
+    PING,
+    PONG,
+    Control,
+    Failure,
+    Info,
+    Parser,
+    Ping,
+    Pong,
+    Violation,
+)
 from strandline.servers.round_budget import RoundBudget
 from strandline.servers.tasks import end_task
 from strandline.version import __version__

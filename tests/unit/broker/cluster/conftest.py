@@ -76,7 +76,7 @@ class Cluster:
         links._server.close()
         for log in broker._storage.logs.values():
             log.poisoned = True
-        broker.committer.outbox.disconnect()
+        broker.committer.send_queue.disconnect()
         broker.membership._links.send = lambda *_, **__: False
         broker.membership.replicas.drop_all(StrandlineError("killed"))
         await asyncio.sleep(0)

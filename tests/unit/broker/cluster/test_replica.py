@@ -7,8 +7,8 @@ import pytest
 
 from strandline.broker.cluster.replica import ReplicaDriver
 from strandline.broker.write_path.append_queue import GATHERING_MS_MAX
-from strandline.broker.write_path.outbox import Outbox
 from strandline.broker.write_path.partition import Admission, Partition
+from strandline.broker.write_path.send_queue import SendQueue
 from strandline.clock import ManualClock
 from strandline.config import LimitsConfig, StreamConfig
 from strandline.core.replication import events as ev
@@ -138,8 +138,10 @@ def host():
 @pytest.fixture
 def driver(tmp_path, disk, host):
     log = Log.open(tmp_path / "log", disk=disk, segment_bytes=1 << 16, segment_age_ms=10**9)
-    outbox = Outbox(loop=SimpleNamespace(call_soon=lambda *_: None))
-    admission = Admission(LimitsConfig(), clock=ManualClock(), wake=lambda: None, outbox=outbox)
+    send_queue = SendQueue(loop=SimpleNamespace(call_soon=lambda *_: None))
+    admission = Admission(
+        LimitsConfig(), clock=ManualClock(), wake=lambda: None, send_queue=send_queue
+    )
     partition = Partition(
         PartitionName("s", 0), CONFIG, log, log_id=1, leader_epoch=0, admission=admission
     )

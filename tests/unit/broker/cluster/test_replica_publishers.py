@@ -28,7 +28,7 @@ def test_who_published_just_before_the_stream_was_deleted_is_told():
     """Also between the group commit's write and its sync: nothing is committed after that."""
     partition = SimpleNamespace(
         config=SimpleNamespace(acks_in_force="replicated"),
-        refuse=lambda _: None,
+        set_write_error=lambda _: None,
         reject_from=lambda *_: None,
     )
     publishers = ReplicaPublishers(

@@ -1,4 +1,4 @@
-"""What a turn takes: up to its limits, and nothing of a partition that is gathering."""
+"""What a group commit takes: up to its limits, and nothing of a partition that is gathering."""
 
 import asyncio
 
@@ -16,8 +16,8 @@ pytestmark = pytest.mark.usefixtures("without_spares")
     [LimitsConfig(commit_bytes=10_000), LimitsConfig(commit_records=10)],
     ids=["bytes", "records"],
 )
-async def test_a_turn_ends_at_its_limits(open_broker, make_stream, answers, kit, limits):
-    """More than a turn may take is left to the next ones, in order, for every partition."""
+async def test_a_group_commit_ends_at_its_limits(open_broker, make_stream, answers, kit, limits):
+    """Records beyond them are left to the next group commits, in order, for every partition."""
     broker = await open_broker(limits=limits)
     one, two = await make_stream(broker, "one"), await make_stream(broker, "two")
     for number in range(4):
@@ -34,7 +34,7 @@ async def test_a_turn_ends_at_its_limits(open_broker, make_stream, answers, kit,
 
 
 class Gathering:
-    """The seat of a partition that has chunks on their way to other replicas, or not."""
+    """The hooks of a partition that has chunks on their way to other replicas, or has none."""
 
     def __init__(self, broker, partition):
         self.broker, self.partition = broker, partition
@@ -50,7 +50,7 @@ class Gathering:
             each.acked(self.partition.name)
 
 
-async def test_what_is_gathered_goes_in_one_turn(broker, partition, answers, kit, monkeypatch):
+async def test_what_is_gathered_is_committed_at_once(broker, partition, answers, kit, monkeypatch):
     """When something was committed; others do not wait for it, and the broker is not idle."""
     monkeypatch.setattr(takes, "GATHERING_MS_MAX", 60_000.0)
     other = await broker.create_stream(StreamConfig(name="other", subject="other"))
@@ -72,7 +72,7 @@ async def test_what_is_gathered_goes_in_one_turn(broker, partition, answers, kit
 async def test_what_is_gathered_goes_after_a_moment_at_the_latest(
     broker, partition, answers, kit, monkeypatch
 ):
-    """A replica that is slow, or gone, does not keep the leader's disk waiting."""
+    """A slow or dead replica does not keep the leader's disk waiting."""
     monkeypatch.setattr(takes, "GATHERING_MS_MAX", 10.0)
     replica_hooks = Gathering(broker, partition)
     kit.put(partition, answers, 0)
@@ -83,7 +83,7 @@ async def test_what_is_gathered_goes_after_a_moment_at_the_latest(
 
 
 async def test_what_is_gathered_is_rejected_if_the_disk_fails(broker, partition, answers, kit):
-    """As what waits for a turn is."""
+    """As records that wait for a group commit are."""
     Gathering(broker, partition)
     kit.put(partition, answers, 0)
     await kit.until(lambda: broker.committer.append_queue._gathering)

@@ -1,4 +1,4 @@
-"""Whether the loop goes on polling, and for how long, as it goes round by round."""
+"""Whether the loop continues to poll, and for how long, round by round."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from strandline.broker.write_path.busy_poll import ROUNDS_MAX, SILENT_ROUNDS, SO
 
 
 class Rounds:
-    """A loop that goes round when told to."""
+    """A loop whose rounds the test runs."""
 
     def __init__(self):
         self._due = []
@@ -48,7 +48,7 @@ def test_who_answers_each_ack_is_polled_for(poll, rounds):
 
 
 def test_others_who_waited_are_not_kept_apart(poll, rounds):
-    """A record that follows at once was sent before the ack: the next turn may gather more."""
+    """A record that follows at once was sent before the ack: the next write may gather more."""
     poll.synced(0.0, 0.2)
     assert rounds.go(SILENT_ROUNDS - 1) == SILENT_ROUNDS - 1
     poll.synced(0.2, 0.4)
@@ -56,7 +56,7 @@ def test_others_who_waited_are_not_kept_apart(poll, rounds):
 
 
 def test_a_trickle_costs_nothing(poll, rounds):
-    """Who lets some time pass between two records is not waited for."""
+    """A publisher that pauses between two records is not polled for."""
     for number in range(3):
         began_ms = number * (0.2 + 1.1 * SOON_MS)
         poll.synced(began_ms, began_ms + 0.2)
@@ -64,7 +64,7 @@ def test_a_trickle_costs_nothing(poll, rounds):
 
 
 def test_the_only_cpu_is_left_to_the_publisher(monkeypatch, rounds):
-    """A poll would keep it from sending what is polled for."""
+    """A poll would keep it from sending the record that is polled for."""
     monkeypatch.setattr(busy_poll, "cpus", lambda: 1)
     poll = BusyPoll(rounds)
     poll.synced(0.0, 0.2)

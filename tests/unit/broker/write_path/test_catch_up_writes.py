@@ -1,4 +1,4 @@
-"""Large copies: past the journal, durable in order, each told once; else on to the journal."""
+"""Large writes: past the journal, durable in order, each reported once; small ones through it."""
 
 import asyncio
 import errno
@@ -21,7 +21,7 @@ LARGE = 3000
 
 
 class Bulk:
-    """Bulk writes of one log, and what became of them."""
+    """Catch-up writes of one log, and their outcomes."""
 
     def __init__(self, path, disk):
         plans = {1: LogPlan(path / "log", 16 << 10, 10**9)}
@@ -43,7 +43,7 @@ class Bulk:
 
     def poison(self, error):
         self.poisoned.append(error)
-        self.writes.refuse(error)
+        self.writes.reject_waiting(error)
 
     def write(self, name, base, *, size=LARGE, count=1):
         batches = [
@@ -53,7 +53,7 @@ class Bulk:
         return ReplicaWrite(1, self.log, batches, lambda error: self.told.append((name, error)))
 
     def begin(self, write):
-        """Submit a write; return whether it is written beside the journal, or waits for that."""
+        """Submit a write; return whether it bypasses the journal, or waits for one that does."""
         before = self.copies.waiting_bytes
         self.writes.submit(write)
         return self.copies.waiting_bytes == before
@@ -66,12 +66,12 @@ class Bulk:
 
 @pytest.fixture
 async def bulk(tmp_path, disk, monkeypatch):
-    """Nothing under way; what has more than a few records is large."""
+    """Nothing is under way; writes of more than a few records are large."""
     monkeypatch.setattr(bulk_writes, "BULK_BYTES", LARGE)
     return Bulk(tmp_path, disk)
 
 
-async def test_it_is_synced_in_its_segment_and_told_then(bulk):
+async def test_it_is_synced_in_its_segment_and_reported_then(bulk):
     """The log's file is synced, the journal is not written."""
     gate = bulk.disk.hold("sync", "*.log")
     assert bulk.begin(bulk.write("a", 0))
@@ -87,8 +87,8 @@ async def test_it_is_synced_in_its_segment_and_told_then(bulk):
     assert bulk.telemetry.bulk_bytes > LARGE
 
 
-async def test_the_disk_gets_it_a_part_at_a_time_and_its_memory_is_let_go(bulk, monkeypatch):
-    """No sync of a journal waits for all of it, and it takes no memory from what is read."""
+async def test_the_disk_gets_it_a_part_at_a_time_and_its_pages_are_dropped(bulk, monkeypatch):
+    """No sync of the journal waits for all of it, and its pages are dropped from the cache."""
     monkeypatch.setattr(segment, "WRITE_BACK_BYTES", 1 << 10)
     bulk.begin(bulk.write("a", 0, count=2))
     await bulk.passed()
@@ -97,7 +97,7 @@ async def test_the_disk_gets_it_a_part_at_a_time_and_its_memory_is_let_go(bulk, 
     assert steps == ["create", "write", *["begin"] * parts, "sync", "drop"]
 
 
-async def test_little_goes_to_the_journal_and_so_does_a_log_that_was_cut(bulk):
+async def test_little_goes_to_the_journal_and_so_does_a_log_that_was_truncated(bulk):
     """Neither is touched."""
     assert not bulk.begin(bulk.write("small", 0, size=10))
     bulk.copies.write()
@@ -138,8 +138,8 @@ async def test_what_comes_meanwhile_waits_and_goes_together(bulk):
     assert bulk.told[3:] == [("d", None)]
 
 
-async def test_what_is_submitted_when_told_comes_after_what_waits(bulk):
-    """Batches keep their order, whoever hears of what first."""
+async def test_what_is_submitted_by_a_callback_comes_after_what_waits(bulk):
+    """Batches keep their order, also if one is submitted from a ``done`` callback."""
     second, third = bulk.write("b", 1), bulk.write("c", 2)
     first = bulk.write("a", 0)._replace(done=lambda _: bulk.begin(third))
     bulk.begin(first)
@@ -150,7 +150,7 @@ async def test_what_is_submitted_when_told_comes_after_what_waits(bulk):
 
 
 async def test_no_space_undoes_all_of_it_and_what_follows(bulk):
-    """The log is as before; later there is room again, and the journal knows how to go on."""
+    """The log is as before; when there is room again, the journal continues."""
     bulk.begin(bulk.write("a", 0))
     await bulk.passed()
     bulk.disk.fill("*.log")
@@ -165,8 +165,8 @@ async def test_no_space_undoes_all_of_it_and_what_follows(bulk):
     assert not bulk.begin(bulk.write("d", 1)), "it was cut"
 
 
-async def test_a_failed_sync_poisons_and_nobody_is_told_otherwise(bulk):
-    """All that waits is refused."""
+async def test_a_failed_sync_poisons_and_nothing_is_reported_stored(bulk):
+    """All waiting writes are rejected."""
     bulk.disk.fail("sync", "*.log", code=errno.EIO)
     bulk.begin(bulk.write("a", 0))
     bulk.begin(bulk.write("b", 1))
@@ -177,7 +177,7 @@ async def test_a_failed_sync_poisons_and_nobody_is_told_otherwise(bulk):
 
 
 async def test_a_failed_write_poisons(bulk):
-    """As in a turn."""
+    """As in a group commit."""
     bulk.disk.fail("write", "*.log", code=errno.EIO)
     assert bulk.begin(bulk.write("a", 0))
     await bulk.passed()
@@ -187,7 +187,7 @@ async def test_a_failed_write_poisons(bulk):
 
 
 async def test_a_log_that_was_deleted_meanwhile_poisons_nothing(bulk):
-    """Whoever asked is told; the other logs go on."""
+    """Its writes fail; the other logs continue."""
     gate = bulk.disk.hold("sync", "*.log")
     bulk.begin(bulk.write("a", 0))
     await asyncio.to_thread(gate.reached.wait, 5)

@@ -41,7 +41,7 @@ def test_an_id_is_known_until_the_window_has_passed():
     assert len(window) == 0
 
 
-def test_an_id_used_again_after_its_window_is_known_anew():
+def test_an_id_used_again_after_its_window_is_known_again():
     """The old entry's leaving does not take the new one with it."""
     window = DedupWindow(1000)
     window.add("m", 5, 0)
@@ -53,7 +53,7 @@ def test_an_id_used_again_after_its_window_is_known_anew():
 
 
 def test_unstored_records_are_forgotten_from_their_offset_on():
-    """What was accepted before stays known."""
+    """Records that were accepted before stay known."""
     window = DedupWindow(1000)
     for number in range(5):
         window.add(f"m{number}", number, number)
@@ -125,7 +125,7 @@ PAIRS = st.lists(
 def test_a_record_stored_alone_is_read_the_short_way_and_the_long(
     tmp_path_factory, pairs, value, subject
 ):
-    """Both find the same id; what is compressed goes the long way."""
+    """Both ways find the same id; compressed records need the long one."""
     found = []
     for compression in ("none", "zstd"):
         directory = tmp_path_factory.mktemp("log")

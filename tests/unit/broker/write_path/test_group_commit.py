@@ -1,4 +1,4 @@
-"""The turn: one write and one sync for everything that came meanwhile, and one answer each."""
+"""The group commit: one write and one sync for all records that arrived, and one outcome each."""
 
 import asyncio
 
@@ -26,7 +26,7 @@ async def test_one_write_and_one_sync_for_all_partitions(broker, make_stream, an
 
 
 async def test_nothing_is_answered_before_the_sync(broker, partition, answers, disk, kit):
-    """While the sync runs nobody is acked and readers see nothing; what comes is accepted."""
+    """During the sync nothing is acknowledged or readable; new records are accepted."""
     kit.by_thread(broker)
     gate = disk.hold("sync", "/journal/")
     gate.released.set()  # making the file syncs too
@@ -62,7 +62,7 @@ async def test_memory_acks_need_no_sync(broker, make_stream, answers, disk, kit)
 async def test_memory_acks_of_one_publish_come_before_the_sync(
     broker, partition, answers, disk, kit
 ):
-    """A publish that asks for less is told sooner; the others wait for the disk."""
+    """A publish that asks for less is acknowledged sooner; the others wait for the disk."""
     kit.by_thread(broker)
     kit.put(partition, answers, "first")
     await answers.wait(1)
@@ -77,8 +77,8 @@ async def test_memory_acks_of_one_publish_come_before_the_sync(
     assert broker.telemetry.acks == 3
 
 
-async def test_a_mixed_turn_syncs_for_all(broker, make_stream, answers, disk, kit):
-    """Streams that need the sync get it, whoever shares the turn."""
+async def test_a_mixed_group_commit_syncs_for_all(broker, make_stream, answers, disk, kit):
+    """Streams that need the sync get it, whichever share the group commit."""
     memory, durable = await make_stream(broker, "m", acks="memory"), await make_stream(broker, "d")
     syncs = disk.count("sync", "/journal/")
     kit.put(memory, answers, "m")
@@ -88,8 +88,8 @@ async def test_a_mixed_turn_syncs_for_all(broker, make_stream, answers, disk, ki
     assert broker._storage.journal.synced_sequence == broker._storage.journal.last_sequence
 
 
-async def test_front_ends_are_flushed_after_every_turn(broker, partition, answers, kit):
-    """Callbacks run after the responders of a turn, also when it had nothing but a duplicate."""
+async def test_front_ends_are_flushed_after_every_group_commit(broker, partition, answers, kit):
+    """Callbacks run after the acks of a group commit, also when it had only a duplicate."""
     flushed = []
     broker.on_answered(lambda: flushed.append(len(answers.order)))
     kit.put(partition, answers, "a", message_id="m")
@@ -100,8 +100,8 @@ async def test_front_ends_are_flushed_after_every_turn(broker, partition, answer
     await kit.until(lambda: flushed[-1] == 2)
 
 
-async def test_a_front_end_that_fails_to_flush_stops_no_turn(broker, partition, answers, kit):
-    """A bug in a callback is reported by the loop; appends go on."""
+async def test_a_front_end_that_fails_to_flush_stops_no_commit(broker, partition, answers, kit):
+    """The loop reports a bug in a callback; appends continue."""
     failures = []
     broker._loop.set_exception_handler(lambda _, context: failures.append(context))
 
@@ -117,7 +117,7 @@ async def test_a_front_end_that_fails_to_flush_stops_no_turn(broker, partition, 
     assert broker.admission.write_error is None
 
 
-async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
+async def test_an_ack_sink_that_raises_is_called_once_and_does_not_affect_others(
     broker, partition, answers, kit
 ):
     """The loop reports it; everybody else is acknowledged, and the storage is not to blame."""
@@ -142,7 +142,7 @@ async def test_a_responder_that_raises_is_told_once_and_harms_no_other(
 
 
 async def test_passing_is_seen_by_those_who_wait(broker, partition, answers, disk, kit):
-    """Waiting for the turn under way ends with it, even if the next one follows at once."""
+    """``passed`` returns at the end of the group commit, even if the next begins at once."""
     await broker.committer.passed()
     kit.by_thread(broker)
     kit.put(partition, answers, "a")
@@ -159,7 +159,7 @@ async def test_passing_is_seen_by_those_who_wait(broker, partition, answers, dis
 
 
 async def test_frames_leave_before_the_sync(broker, partition, answers, disk, kit):
-    """Followers write and sync while this broker does: what they are sent does not wait for us."""
+    """Followers write and sync while this broker does: their frames do not wait for its sync."""
     kit.put(partition, answers, "first")
     await answers.wait(1)
     before, syncs_when_sent = disk.count("sync", "/journal/"), []
@@ -169,7 +169,7 @@ async def test_frames_leave_before_the_sync(broker, partition, answers, disk, ki
         loop.call_soon(lambda: syncs_when_sent.append(disk.count("sync", "/journal/") - before))
         return True
 
-    broker.committer.outbox.add_frames(say)
+    broker.committer.send_queue.add_frames(say)
     kit.put(partition, answers, "second")
     await answers.wait(2)
     await kit.until(lambda: syncs_when_sent)
@@ -188,7 +188,7 @@ async def test_the_disk_begins_only_where_there_is_something_to_do_meanwhile(
     kit.put(partition, answers, "large", value=bytes(WORTH_WRITING_BYTES))
     await answers.wait(4)
     assert disk.count("begin", "/journal/") == 1
-    broker.committer.outbox.add_frames(lambda: True)
+    broker.committer.send_queue.add_frames(lambda: True)
     kit.put(partition, answers, "to others")
     await answers.wait(5)
     assert disk.count("begin", "/journal/") == 2
@@ -204,11 +204,11 @@ async def test_what_others_have_committed_is_sent_before_the_sync(
 
     def say():
         if "frames" not in order:  # an ack of another broker has come, too
-            broker.committer.outbox.deliver_soon()
+            broker.committer.send_queue.deliver_soon()
         order.append("frames")
         return True
 
-    broker.committer.outbox.add_frames(say)
+    broker.committer.send_queue.add_frames(say)
     broker.on_answered(lambda: order.append(f"{disk.count('sync', '/journal/') - before} syncs"))
     before = disk.count("sync", "/journal/")
     kit.put(partition, answers, "second")
@@ -217,11 +217,11 @@ async def test_what_others_have_committed_is_sent_before_the_sync(
     assert order == ["frames", "0 syncs", "frames", "1 syncs"]
 
 
-@pytest.mark.parametrize("when", ["before the turn", "meanwhile"])
+@pytest.mark.parametrize("when", ["before the group commit", "meanwhile"])
 async def test_what_others_have_committed_does_not_wait_for_a_slow_sync(
     broker, partition, answers, disk, kit, when
 ):
-    """It is sent when the sync has gone to its thread, and when it comes while that is busy."""
+    """It is acknowledged once the sync runs on its thread, and while that is busy."""
     kit.by_thread(broker)
     kit.put(partition, answers, "first")
     await answers.wait(1)
@@ -229,12 +229,12 @@ async def test_what_others_have_committed_does_not_wait_for_a_slow_sync(
     sent = []
     broker.on_answered(lambda: sent.append(gate.released.is_set()))
     kit.put(partition, answers, "second")
-    if when == "before the turn":
-        broker.committer.outbox.deliver_soon()
+    if when == "before the group commit":
+        broker.committer.send_queue.deliver_soon()
     await kit.until(gate.reached.is_set)
     if when == "meanwhile":
         await asyncio.sleep(0.01)
-        broker.committer.outbox.deliver_soon()
+        broker.committer.send_queue.deliver_soon()
     try:
         await kit.until(lambda: sent, seconds=10)
         assert not any(sent)
@@ -246,10 +246,10 @@ async def test_what_others_have_committed_does_not_wait_for_a_slow_sync(
 
 
 @pytest.mark.parametrize("connections", [0, 1, 2])
-async def test_large_turns_of_several_connections_are_synced_beside_the_loop(
+async def test_large_group_commits_of_several_connections_are_synced_off_the_loop(
     broker, make_stream, answers, kit, monkeypatch, connections
 ):
-    """What comes over one alone, turn after turn, is not; who asks for no ack is not known."""
+    """Not those that come over one connection alone; without an ack it is unknown."""
     streams = [await make_stream(broker, f"s{number}") for number in range(2)]
     if connections:
         kit.put(streams[0], answers, "small")
@@ -269,10 +269,10 @@ async def test_large_turns_of_several_connections_are_synced_beside_the_loop(
     assert bool(handed_over) == (connections != 1)
 
 
-async def test_a_front_end_that_fails_before_the_sync_stops_no_turn(
+async def test_a_front_end_that_fails_before_the_sync_stops_no_group_commit(
     broker, partition, answers, kit
 ):
-    """A bug in a callback is reported by the loop; the turn goes on to its sync."""
+    """The loop reports a bug in a callback; the group commit continues with its sync."""
     failures = []
     broker._loop.set_exception_handler(lambda _, context: failures.append(context))
 
@@ -280,7 +280,7 @@ async def test_a_front_end_that_fails_before_the_sync_stops_no_turn(
         raise RuntimeError("a bug")
 
     broker.on_answered(broken)
-    broker.committer.outbox.add_frames(lambda: True)
+    broker.committer.send_queue.add_frames(lambda: True)
     kit.put(partition, answers, "a")
     await answers.wait(1)
     assert failures
@@ -288,10 +288,10 @@ async def test_a_front_end_that_fails_before_the_sync_stops_no_turn(
     assert not broker.committer.is_busy
 
 
-async def test_only_a_turn_of_a_single_record_that_was_synced_is_polled_behind(
+async def test_only_a_group_commit_of_a_single_record_that_was_synced_is_polled_behind(
     broker, partition, make_stream, answers, kit, monkeypatch
 ):
-    """Larger turns have others to read from, and who asks for acks 'memory' has no sync."""
+    """After larger ones there is more to read, and acks 'memory' need no sync."""
     in_memory = await make_stream(broker, "m", acks="memory")
     behind = []
     monkeypatch.setattr(

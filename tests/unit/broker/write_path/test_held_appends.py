@@ -59,7 +59,7 @@ def append(partition, answers, token, message_id=None):
 
 
 async def test_all_that_comes_later_waits_in_order(partition, answers, load, kit):
-    """With an id or without, single records and batches; what came before does not wait."""
+    """With an id or without, single records and batches; earlier appends do not wait."""
     append(partition, answers, "before")
     await until(lambda: "before" in answers.acks)
     append(partition, answers, "first", "m1")
@@ -77,8 +77,8 @@ async def test_all_that_comes_later_waits_in_order(partition, answers, load, kit
     assert partition._admission.pending_bytes == 0
 
 
-async def test_they_are_refused_after_a_while(partition, answers, load, monkeypatch):
-    """Before a stock client gives up waiting; what comes later waits anew."""
+async def test_they_are_rejected_after_a_while(partition, answers, load, monkeypatch):
+    """Before a stock client stops waiting; later appends wait again."""
     monkeypatch.setattr(duplicates, "HELD_S_MAX", 0.05)
     append(partition, answers, "early", "m1")
     append(partition, answers, "plain")
@@ -94,7 +94,7 @@ async def test_they_are_refused_after_a_while(partition, answers, load, monkeypa
 
 
 async def test_only_so_many_wait(partition, answers, load, monkeypatch):
-    """The others are refused at once, with an id or without."""
+    """The others are rejected at once, with an id or without."""
     monkeypatch.setattr(duplicates, "HELD_MAX", 2)
     for token, message_id in (("a", "m1"), ("b", None), ("c", None), ("d", "m4")):
         append(partition, answers, token, message_id)
@@ -117,11 +117,11 @@ async def test_they_get_the_reason_why_the_log_cannot_be_read(partition, answers
 
 
 @pytest.mark.parametrize("ending", ["reject_from", "close"])
-async def test_they_are_refused_when_the_leadership_ends(partition, answers, load, ending):
+async def test_they_are_rejected_when_the_leadership_ends(partition, answers, load, ending):
     """With the reason; a load that ends afterwards stores nothing."""
     append(partition, answers, "early", "m1")
     gone = NotLeaderError("another broker leads")
-    partition.refuse(gone)
+    partition.set_write_error(gone)
     if ending == "close":
         partition.close(gone)
     else:

@@ -1,4 +1,4 @@
-"""A partition and its admission: what it accepts, when it answers, what readers see."""
+"""A partition and its admission: what it accepts, when it acknowledges, what readers see."""
 
 import asyncio
 import threading
@@ -33,7 +33,7 @@ def admission(clock):
 
 @pytest.fixture
 def partition(tmp_path, disk, admission):
-    """A partition without a broker: tests drive its turns themselves."""
+    """A partition without a broker: tests drive its group commits themselves."""
     log = Log.open(tmp_path / "log", disk=disk, segment_bytes=64 << 10, segment_age_ms=10**6)
     return Partition(
         PartitionName("s", 0),
@@ -45,8 +45,8 @@ def partition(tmp_path, disk, admission):
     )
 
 
-def turn(partition, *, upto=None):
-    """What a turn does to one partition, without the journal."""
+def group_commit(partition, *, upto=None):
+    """Do what a group commit does to one partition, without the journal."""
     chunks, _, _ = partition.take(1 << 30, 1 << 30)
     partition._admission.dirty.clear()
     for chunk in chunks[:upto]:
@@ -60,7 +60,7 @@ def turn(partition, *, upto=None):
 # Admission
 
 
-async def test_a_record_over_its_limit_is_refused_with_the_limit(
+async def test_a_record_over_its_limit_is_rejected_with_the_limit(
     partition, admission, answers, kit
 ):
     """Key, value and headers count together; the error names limit and size."""
@@ -73,10 +73,10 @@ async def test_a_record_over_its_limit_is_refused_with_the_limit(
     assert partition.next_offset == 1
 
 
-async def test_everything_is_refused_for_the_reason_of_the_broker(
+async def test_everything_is_rejected_for_the_reason_of_the_broker(
     partition, admission, answers, kit
 ):
-    """A stopping or poisoned broker refuses at once, and nothing is kept."""
+    """A stopping or poisoned broker rejects at once, and keeps nothing."""
     admission.write_error = ShuttingDownError("stopping")
     kit.put(partition, answers, "a")
     partition.append_arrow(pa.record_batch({"value": [b"x"]}), ack_sink=answers, token="arrow")
@@ -86,7 +86,7 @@ async def test_everything_is_refused_for_the_reason_of_the_broker(
     assert admission.pending_bytes == 0
 
 
-async def test_a_closed_partition_refuses_for_its_own_reason(partition, answers, kit):
+async def test_a_closed_partition_rejects_for_its_own_reason(partition, answers, kit):
     """Appending to a deleted stream is the sender's error, not the broker's end."""
     assert not partition.closed
     partition.close(UnknownStreamError("stream 's' was deleted"))
@@ -96,11 +96,11 @@ async def test_a_closed_partition_refuses_for_its_own_reason(partition, answers,
 
 
 async def test_pending_bytes_are_given_back(partition, admission, answers, kit):
-    """What is accepted counts until it is taken or given up; empty records count too."""
+    """Accepted bytes count until they are taken or rejected; empty records count too."""
     kit.put(partition, answers, "a", value=b"", key=b"k")
     assert admission.pending_bytes == RECORD_OVERHEAD_BYTES + 1
     kit.put(partition, answers, "b", value=None)
-    turn(partition)
+    group_commit(partition)
     assert admission.pending_bytes == 0
     kit.put(partition, answers, "c", "d")
     partition.append_arrow(pa.record_batch({"value": [b"x"] * 9}), ack_sink=answers, token="e")
@@ -110,18 +110,18 @@ async def test_pending_bytes_are_given_back(partition, admission, answers, kit):
 
 
 async def test_no_more_is_pending_than_the_limit_allows(partition, admission, answers, kit):
-    """Beyond it everything is refused, with the limit's name, until a turn has made room."""
+    """Beyond it everything is rejected, naming the limit, until a group commit has made room."""
     admission.limits = LimitsConfig(pending_bytes=100)
     kit.put(partition, answers, *range(5), value=bytes(10))
     assert answers.codes == {3: "unavailable", 4: "unavailable"}
     assert "limits.pending_bytes, 100" in str(answers.errors[4])
-    turn(partition)
+    group_commit(partition)
     kit.put(partition, answers, "later")
     assert "later" not in answers.errors
 
 
 def put_many(partition, answers, *tokens, value=b"v", subjects=("s",)):
-    """Append a record for each token, with one call; None: nobody asks for its outcome."""
+    """Append a record for each token, with one call; None: no outcome is asked for."""
     values = [value] * len(tokens)
     partition.append_many(values, subjects=subjects, ack_sink=answers, tokens=tokens)
 
@@ -135,7 +135,7 @@ async def test_a_chunk_is_accepted_as_its_records_would_be(partition, admission,
     kit.put(partition, answers, "d", key=b"l")
     assert admission.pending_bytes == 7 * RECORD_OVERHEAD_BYTES + len(b"aknhvvvvvdl")
     assert admission.dirty == [partition]
-    [chunk] = turn(partition)
+    [chunk] = group_commit(partition)
     assert chunk.subjects == ["s", "x", "y", "z", "s", "s", "s"]
     assert chunk.keys == [b"k", None, None, None, None, None, b"l"]
     assert answers.acks == {"a": 0, "b": 1, "c": 3, "d": 6}
@@ -143,7 +143,7 @@ async def test_a_chunk_is_accepted_as_its_records_would_be(partition, admission,
     assert partition.log_end_offset == 7
 
 
-async def test_of_a_chunk_only_what_breaks_a_limit_is_refused(partition, admission, answers):
+async def test_of_a_chunk_only_what_breaks_a_limit_is_rejected(partition, admission, answers):
     """A record that is too large, or comes when too much is pending; the others are stored."""
     partition.append_many(
         [b"fits", bytes(101), b"too"], subjects=("s",), ack_sink=answers, tokens=("a", "b", "c")
@@ -157,12 +157,12 @@ async def test_of_a_chunk_only_what_breaks_a_limit_is_refused(partition, admissi
         3: "unavailable",
         4: "unavailable",
     }
-    turn(partition)
+    group_commit(partition)
     assert answers.acks == {"a": 0, "c": 1, 0: 2, 1: 3}
 
 
-async def test_a_chunk_is_refused_record_by_record(partition, admission, answers):
-    """A closed partition refuses each; what is given up is rejected once, to who asked."""
+async def test_a_chunk_is_rejected_record_by_record(partition, admission, answers):
+    """A closed partition rejects each; outcomes are reported once, to those who asked."""
     put_many(partition, answers, "lost", None)
     partition.reject_from((), DiskFullError("full"))
     partition.close(UnknownStreamError("stream 's' was deleted"))
@@ -177,22 +177,22 @@ async def test_a_batch_has_no_more_records_than_its_format_allows(partition, ans
     monkeypatch.setattr(pending, "BATCH_RECORDS_MAX", 5)
     for number in range(3):
         put_many(partition, answers, f"{number}a", f"{number}b")
-    assert [chunk.count for chunk in turn(partition)] == [4, 2]
+    assert [chunk.count for chunk in group_commit(partition)] == [4, 2]
     assert answers.acks["2b"] == 5
 
 
-async def test_the_turn_is_asked_for_once(partition, admission, answers, kit):
-    """A partition is in the inbox once, however much it accepts, and again after its turn."""
+async def test_the_group_commit_is_requested_once(partition, admission, answers, kit):
+    """A partition is queued once, however much it accepts, and again after its group commit."""
     kit.put(partition, answers, *range(5))
     assert admission.dirty == [partition]
     assert len(admission.woken) == 1
-    turn(partition)
+    group_commit(partition)
     kit.put(partition, answers, "next")
     assert admission.dirty == [partition]
 
 
-async def test_a_partition_given_up_is_not_in_the_inbox_twice(partition, admission, answers, kit):
-    """Rejecting what is pending leaves the partition's place in the inbox as it is."""
+async def test_a_partition_given_up_is_not_queued_twice(partition, admission, answers, kit):
+    """Rejecting pending records leaves the partition's place in the queue as it is."""
     kit.put(partition, answers, "a")
     partition.reject_from((), DiskFullError("full"))
     kit.put(partition, answers, "b")
@@ -207,7 +207,7 @@ async def test_an_expected_sequence_counts_what_is_pending(partition, answers, k
     kit.put(partition, answers, "first", expected_last=0)
     kit.put(partition, answers, "wrong", expected_last=0)
     kit.put(partition, answers, "right", expected_last=1)
-    turn(partition)
+    group_commit(partition)
     assert answers.codes == {"wrong": "wrong_last_sequence"}
     assert "wrong last sequence: 1" in str(answers.errors["wrong"])
     assert answers.acks == {"first": 0, "right": 1}
@@ -216,29 +216,29 @@ async def test_an_expected_sequence_counts_what_is_pending(partition, answers, k
 async def test_a_repeat_is_recognised_before_its_expectation_is_checked(partition, answers, kit):
     """A retry with an id and an expected sequence is a duplicate, not a conflict with itself."""
     kit.put(partition, answers, "a", message_id="m", expected_last=0)
-    turn(partition)
+    group_commit(partition)
     kit.put(partition, answers, "retry", message_id="m", expected_last=0)
-    partition._admission.outbox.deliver()
+    partition._admission.send_queue.deliver()
     assert answers.acks == {"a": 0, "retry": 0}
-    partition._admission.outbox.deliver()
+    partition._admission.send_queue.deliver()
     assert answers.duplicates == {"retry"}
 
 
-async def test_an_id_that_was_refused_is_not_remembered(partition, answers, kit):
+async def test_an_id_that_was_rejected_is_not_remembered(partition, answers, kit):
     """A record that failed its expectation leaves no trace in the window."""
     kit.put(partition, answers, "wrong", message_id="m", expected_last=7)
     kit.put(partition, answers, "right", message_id="m", expected_last=0)
-    turn(partition)
+    group_commit(partition)
     assert answers.acks == {"right": 0}
     assert not answers.duplicates
 
 
 async def test_a_repeat_of_a_pending_record_waits_with_it(partition, answers, kit):
-    """A duplicate of what is not stored yet is answered when that is, and shares its fate."""
+    """A duplicate of a pending record gets its outcome together with it."""
     kit.put(partition, answers, "a", message_id="m")
     kit.put(partition, answers, "again", message_id="m")
     assert not answers.order
-    turn(partition)
+    group_commit(partition)
     assert answers.acks == {"a": 0, "again": 0}
     kit.put(partition, answers, "b", message_id="n")
     kit.put(partition, answers, "b again", message_id="n")
@@ -247,11 +247,11 @@ async def test_a_repeat_of_a_pending_record_waits_with_it(partition, answers, ki
 
 
 async def test_a_repeat_waits_for_its_own_record_only(partition, answers, kit):
-    """What comes after a record does not decide the answer to its duplicate."""
+    """Later records do not decide the outcome of a duplicate."""
     kit.put(partition, answers, "a", message_id="m")
     partition.append_arrow(pa.record_batch({"value": [b"x"]}), ack_sink=answers, token="batch")
     kit.put(partition, answers, "again", message_id="m")
-    chunks = turn(partition, upto=1)
+    chunks = group_commit(partition, upto=1)
     partition.reject_from(chunks[1:], DiskFullError("full"))
     assert answers.acks == {"a": 0, "again": 0}
     assert answers.codes == {"batch": "disk_full"}
@@ -266,12 +266,12 @@ async def test_a_repeat_of_what_is_being_synced_waits_for_the_sync(partition, an
     kit.put(partition, answers, "next")
     assert not answers.order
     partition.commit(1)
-    partition._admission.outbox.deliver()
+    partition._admission.send_queue.deliver()
     assert answers.acks == {"again": 0}
 
 
 async def test_a_repeat_of_several_batches_waits_for_the_last(partition, answers, kit):
-    """What is committed of them already is not enough for an ack."""
+    """An ack needs all of them committed."""
 
     def put(token, sequence, values):
         batch = pa.record_batch({"value": values})
@@ -286,12 +286,12 @@ async def test_a_repeat_of_several_batches_waits_for_the_last(partition, answers
     put("both", 0, [b"a", b"b", b"c"])
     assert not answers.order
     partition.commit(3)
-    partition._admission.outbox.deliver()
+    partition._admission.send_queue.deliver()
     assert answers.acks == {"both": 0}
 
 
 async def test_a_repeat_of_what_fails_to_sync_fails_too(partition, answers, kit):
-    """If the sync fails, the duplicate is told so."""
+    """If the sync fails, the duplicate is rejected."""
     kit.put(partition, answers, "a", message_id="m")
     chunks, _, _ = partition.take(1 << 30, 1 << 30)
     partition.write(chunks[0], partition._admission.clock.now_ns())
@@ -309,48 +309,48 @@ async def test_a_repeat_that_nobody_waits_for_is_dropped(partition, admission, a
 
 
 async def test_an_idle_broker_remembers_ids_for_the_whole_window(partition, answers, kit, clock):
-    """The window counts from the publish, however long ago the last turn was."""
+    """The window counts from the publish, however long ago the last group commit was."""
     kit.put(partition, answers, "long ago", message_id="x")
-    turn(partition)
+    group_commit(partition)
     clock.advance_ms(10 * 60_000)
     kit.put(partition, answers, "a", message_id="m")
-    turn(partition)
+    group_commit(partition)
     kit.put(partition, answers, "other", message_id="n")
     kit.put(partition, answers, "retry", message_id="m")
-    turn(partition)
-    partition._admission.outbox.deliver()
+    group_commit(partition)
+    partition._admission.send_queue.deliver()
     assert answers.duplicates == {"retry"}
 
 
 async def test_an_id_is_forgotten_after_the_window(partition, answers, kit, clock):
     """An id is free again when its window has passed, even if no other id came meanwhile."""
     kit.put(partition, answers, "a", message_id="m")
-    turn(partition)
+    group_commit(partition)
     clock.advance_ms(120_001)
     kit.put(partition, answers, "b", message_id="m")
-    turn(partition)
+    group_commit(partition)
     assert answers.acks == {"a": 0, "b": 1}
 
 
 async def test_no_window_no_ids(partition, answers, kit):
-    """A window of 0 turns deduplication off."""
+    """A window of 0 disables deduplication."""
     partition.config = StreamConfig(name="s", subject="s", dedup_window_ms=0)
     kit.put(partition, answers, "a", "b", message_id="m", expected_last=None)
-    turn(partition)
+    group_commit(partition)
     assert answers.acks == {"a": 0, "b": 1}
 
 
-async def test_an_unreadable_window_refuses_rather_than_guesses(partition, answers, kit, disk):
-    """If the stored ids cannot be read, a record with an id is refused, and the loop goes on."""
+async def test_an_unreadable_window_rejects_rather_than_guesses(partition, answers, kit, disk):
+    """If the stored ids cannot be read, a record with an id is rejected, and the loop continues."""
     kit.put(partition, answers, "a", headers=[("Nats-Msg-Id", b"m")])
-    turn(partition)
+    group_commit(partition)
     partition.log.roll()
     disk.fail("read")
     kit.put(partition, answers, "again", message_id="m")
     assert answers.codes == {"again": "log_poisoned"}
     disk.heal()
     kit.put(partition, answers, "once more", message_id="m")
-    partition._admission.outbox.deliver()
+    partition._admission.send_queue.deliver()
     assert answers.duplicates == {"once more"}
 
 
@@ -358,18 +358,18 @@ async def test_an_unreadable_window_refuses_rather_than_guesses(partition, answe
 
 
 async def test_an_arrow_batch_is_answered_once_with_its_first_offset(partition, answers, kit):
-    """A large batch becomes several, and its sender hears once, when the last is stored."""
+    """A large batch becomes several, and is acknowledged once, when the last is stored."""
     kit.put(partition, answers, "a")
     rows = BATCH_RECORDS_MAX + 5
     partition.append_arrow(
         pa.record_batch({"value": pa.array([b""] * rows)}), ack_sink=answers, token="many"
     )
     kit.put(partition, answers, "b")
-    assert len(turn(partition)) == 4
+    assert len(group_commit(partition)) == 4
     assert answers.acks == {"a": 0, "many": 1, "b": rows + 1}
 
 
-async def test_an_arrow_batch_over_the_limit_is_refused(partition, admission, answers):
+async def test_an_arrow_batch_over_the_limit_is_rejected(partition, admission, answers):
     """The error names the limit."""
     admission.limits = LimitsConfig(batch_bytes=1000)
     partition.append_arrow(pa.record_batch({"value": [bytes(1001)]}), ack_sink=answers, token="big")
@@ -377,10 +377,10 @@ async def test_an_arrow_batch_over_the_limit_is_refused(partition, admission, an
     assert "limits.batch_bytes is 1000" in str(answers.errors["big"])
 
 
-# The turn
+# The group commit
 
 
-async def test_a_turn_takes_whole_chunks_within_its_limits(partition, answers, kit):
+async def test_a_group_commit_takes_whole_chunks_within_its_limits(partition, answers, kit):
     """At least one chunk, then as many as fit in bytes and in records."""
     for size in (10, 10, 10):
         partition.append_arrow(
@@ -394,8 +394,8 @@ async def test_a_turn_takes_whole_chunks_within_its_limits(partition, answers, k
     assert partition.take(1, 1) == ([], 0, 0)
 
 
-async def test_a_log_is_told_of_a_batch_what_its_header_says(partition, answers, kit, monkeypatch):
-    """Whatever the batch was made of: nobody decodes the header of what was just encoded."""
+async def test_a_log_receives_of_a_batch_what_its_header_says(partition, answers, kit, monkeypatch):
+    """However the batch was made: the header of a batch just encoded is not decoded."""
     told = []
     append = partition.log.append
 
@@ -405,10 +405,10 @@ async def test_a_log_is_told_of_a_batch_what_its_header_says(partition, answers,
 
     monkeypatch.setattr(partition.log, "append", listen)
     kit.put(partition, answers, "one")
-    turn(partition)
+    group_commit(partition)
     kit.put(partition, answers, "two", "three")
     partition.append_arrow(pa.record_batch({"value": [b"4", b"5", b"6"]}))
-    turn(partition)
+    group_commit(partition)
     partition.write(PendingMarker(partition.log_end_offset, ProducerStamp(7, 1, -1), 0), 1)
     assert [header.record_count for header, _ in told] == [1, 2, 3, 1]
     for header, extent in told:
@@ -419,10 +419,10 @@ async def test_timestamps_never_run_backwards(partition, answers, kit, admission
     """A clock that is set back does not make later records older than earlier ones."""
     now_ns = clock.now_ns()
     kit.put(partition, answers, "a")
-    turn(partition)
+    group_commit(partition)
     clock.set_wall_clock(now_ns - 10**12)
     kit.put(partition, answers, "b")
-    turn(partition)
+    group_commit(partition)
     assert partition.offset_for_timestamp(now_ns) == 0
     assert partition.offset_for_timestamp(now_ns + 1) == 2
 
@@ -430,12 +430,12 @@ async def test_timestamps_never_run_backwards(partition, answers, kit, admission
 async def test_rejecting_gives_the_offsets_back(partition, answers, kit):
     """The next record after a rejection gets the offset that was not used."""
     kit.put(partition, answers, "a")
-    turn(partition)
+    group_commit(partition)
     kit.put(partition, answers, "b", "c", message_id=None)
     partition.reject_from((), DiskFullError("full"))
     assert (partition.next_offset, partition.log_end_offset) == (1, 1)
     kit.put(partition, answers, "d")
-    turn(partition)
+    group_commit(partition)
     assert answers.acks == {"a": 0, "d": 1}
 
 
@@ -458,9 +458,9 @@ async def test_readers_see_committed_records_only(partition, answers, kit):
 
 
 async def test_impossible_offsets_name_the_range(partition, answers, kit):
-    """Below the log start and beyond the end: the error says what there is."""
+    """Below the log start and beyond the end: the error names the available offsets."""
     kit.put(partition, answers, *range(10))
-    turn(partition)
+    group_commit(partition)
     partition.log.truncate_before(5)
     for offset in (-1, 4, 11):
         with pytest.raises(OffsetOutOfRangeError, match="5 \\(log start\\) to 10"):
@@ -472,7 +472,7 @@ async def test_waiting_ends_at_a_commit(partition, answers, kit):
     waiting = asyncio.get_running_loop().run_in_executor(None, kit.wait_beyond, partition, 0, 10.0)
     await kit.until(lambda: partition.committed.waiters)
     kit.put(partition, answers, "a")
-    turn(partition)
+    group_commit(partition)
     assert await waiting is True
     assert kit.wait_beyond(partition, 0, 0.0) is True
     assert kit.wait_beyond(partition, 1, 0.01) is False
@@ -480,7 +480,7 @@ async def test_waiting_ends_at_a_commit(partition, answers, kit):
 
 
 async def test_waiting_ends_when_the_partition_is_closed(partition, kit):
-    """Deleting a stream or stopping the broker lets go of waiting readers."""
+    """Deleting a stream or stopping the broker releases waiting readers."""
     waiting = asyncio.get_running_loop().run_in_executor(None, kit.wait_beyond, partition, 0, 10.0)
     await kit.until(lambda: partition.committed.waiters)
     partition.close(ShuttingDownError("stopping"))
@@ -499,5 +499,5 @@ async def test_every_waiting_reader_is_woken(partition, answers, kit):
     waiters = [Leaving() for _ in range(5)]
     partition.committed.waiters.extend(waiters)
     kit.put(partition, answers, "a")
-    turn(partition)
+    group_commit(partition)
     assert all(waiter.is_set() for waiter in waiters)

@@ -1,4 +1,4 @@
-"""What is known of idempotent producers: in memory, read back from a log, and for how long."""
+"""The state of idempotent producers: in memory, read back from a log, and for how long."""
 
 import pyarrow as pa
 import pytest
@@ -54,20 +54,20 @@ def test_the_next_batch_is_new_and_an_earlier_one_is_known():
 
 
 @pytest.mark.parametrize("sequence", [9, 1 << 30])
-def test_a_gap_is_refused_with_what_would_be_next(sequence):
+def test_a_gap_is_rejected_with_what_would_be_next(sequence):
     """Nothing is stored behind a batch that is missing."""
     with pytest.raises(OutOfOrderSequenceError, match="the next one is 8"):
         noted((7, 0, 0, 8)).check(ProducerStamp(7, 0, sequence), 1)
 
 
-def test_a_batch_that_is_stored_in_part_is_refused():
-    """Senders never cut anew what they have sent, so this is none of theirs."""
+def test_a_batch_that_is_stored_in_part_is_rejected():
+    """Senders never split a batch differently on a retry, so this is not a retry."""
     with pytest.raises(OutOfOrderSequenceError):
         noted((7, 0, 0, 8)).check(ProducerStamp(7, 0, 5), 4)
 
 
 def test_a_later_epoch_fences_the_earlier_ones():
-    """It begins at 0; whoever still sends in the old one is refused for ever."""
+    """It begins at 0; batches of the old one are always rejected."""
     producers = noted((7, 3, 0, 8))
     assert producers.check(ProducerStamp(7, 4, 0), 1) is None
     with pytest.raises(OutOfOrderSequenceError, match="begins epoch 4 at sequence 8, not 0"):
@@ -77,7 +77,7 @@ def test_a_later_epoch_fences_the_earlier_ones():
 
 
 def test_a_producer_that_is_not_known_begins_at_0():
-    """In any epoch; with a larger sequence nobody can tell what went before."""
+    """In any epoch; with a larger sequence it is unknown what came before."""
     assert ProducerStates().check(ProducerStamp(7, 12, 0), 1) is None
     with pytest.raises(OutOfOrderSequenceError, match="not known here"):
         ProducerStates().check(ProducerStamp(7, 0, 1), 1)
@@ -94,7 +94,7 @@ def test_unstored_batches_are_forgotten():
     assert len(producers) == 1
 
 
-def test_forgetting_more_than_is_remembered_is_told():
+def test_forgetting_more_than_is_remembered_is_reported():
     """The caller then asks the log."""
     producers = noted((7, 0, 0, 1), (8, 0, 0, 1), (7, 0, 1, 1), (8, 0, 1, 2), ranges_max=1)
     assert producers.forget_from(4)
@@ -115,7 +115,7 @@ def test_the_silent_are_forgotten_by_the_partitions_own_time():
 
 
 def test_the_log_tells_all_of_it_again(log):
-    """Over several segments, with batches of nobody in between."""
+    """Over several segments, with unnumbered batches in between."""
     for number in range(40):
         store(log, 5, producer=ProducerStamp(7, 1, number * 5))
         store(log, 3)
@@ -147,7 +147,7 @@ def test_an_empty_log_knows_nobody(log):
 
 
 def test_a_corrupt_batch_is_passed_over(log):
-    """What is behind it is found, and whoever was in it begins anew."""
+    """Batches behind it are found, and its producers begin again."""
     store(log, 5, producer=ProducerStamp(6, 0, 0))
     for number in range(40):
         store(log, 5, producer=ProducerStamp(7, 0, 5 * number))

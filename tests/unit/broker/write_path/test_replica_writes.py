@@ -1,4 +1,4 @@
-"""Finished batches on their way into logs: all or nothing, in order, each told once."""
+"""Finished batches on their way into logs: all or nothing, in order, each reported once."""
 
 import errno
 
@@ -24,7 +24,7 @@ def logs(tmp_path, disk):
 
 @pytest.fixture
 def raw(logs):
-    """Writes, and a function that submits one and notes what became of it."""
+    """Writes, and a function that submits one and notes its outcome."""
     writes, told = ReplicaWrites(), []
 
     def submit(name, number, *bases):
@@ -35,8 +35,8 @@ def raw(logs):
     return writes
 
 
-def test_batches_are_written_in_order_and_told_once_complete(raw, logs):
-    """Nobody hears anything before the turn is on disk; then everybody does."""
+def test_batches_are_written_in_order_and_reported_once_complete(raw, logs):
+    """Nothing is reported before the group commit is on disk; then every write is."""
     raw.put("a", 1, 0, 1)
     raw.put("b", 2, 0)
     raw.put("c", 1, 2)
@@ -49,7 +49,7 @@ def test_batches_are_written_in_order_and_told_once_complete(raw, logs):
 
 
 def test_a_full_disk_costs_one_log_only_what_follows_in_it(raw, logs, disk):
-    """What was submitted for the same log fails too; the other log's batches go on."""
+    """Later writes to the same log fail too; the other log's batches are stored."""
     raw.put("fill", 1, *range(5))
     raw.write()
     raw.complete()
@@ -70,8 +70,8 @@ def test_a_full_disk_costs_one_log_only_what_follows_in_it(raw, logs, disk):
     assert (raw.told[-1], logs[0].log_end_offset) == (("again", None), 6)
 
 
-def test_what_the_journal_refused_is_taken_back(raw, logs):
-    """Without room in the journal the logs end where they did, and everybody is told."""
+def test_what_the_journal_rejected_is_taken_back(raw, logs):
+    """Without room in the journal the logs end where they did, and every write fails."""
     raw.put("a", 1, 0, 1)
     raw.put("b", 1, 2)
     raw.write()
@@ -82,13 +82,13 @@ def test_what_the_journal_refused_is_taken_back(raw, logs):
     assert raw.is_idle
 
 
-def test_a_failed_turn_tells_who_is_in_it_and_who_waits(raw):
+def test_a_failed_group_commit_rejects_its_own_writes_and_those_that_wait(raw):
     """Storage that failed answers everybody, once."""
     error = LogPoisonedError("broken")
     raw.put("a", 1, 0)
     raw.write()
     raw.put("b", 1, 1)
     raw.fail(error)
-    raw.refuse(error)
+    raw.reject_waiting(error)
     assert raw.told == [("a", error), ("b", error)]
     assert raw.is_idle

@@ -57,7 +57,7 @@ async def test_without_a_sync_publishers_do_not_wait(broker, make_stream, answer
 async def test_many_segments_take_several_rounds(
     broker, make_stream, answers, disk, kit, monkeypatch
 ):
-    """A turn writes so much of what its logs have gathered; the rest follows by itself."""
+    """A group commit writes a part of what its logs have gathered; later rounds write the rest."""
     monkeypatch.setattr(late_writes, "ROUND_BYTES", 3 * WORTH_WRITING_BYTES)
     streams = [await make_stream(broker, f"s{number}") for number in range(10)]
     in_turn = []
@@ -71,7 +71,7 @@ async def test_many_segments_take_several_rounds(
 
 
 async def test_a_log_that_goes_meanwhile_is_left_alone(broker, make_stream, answers, kit, disk):
-    """A stream that is deleted before its turn comes leaves no file behind."""
+    """A stream that is deleted before it is due leaves no file behind."""
     partition = await make_stream(broker, acks="memory")
     directory = partition.log.directory
     kit.put(partition, answers, "big", value=bytes(WORTH_WRITING_BYTES))
@@ -83,7 +83,7 @@ async def test_a_log_that_goes_meanwhile_is_left_alone(broker, make_stream, answ
 
 @pytest.mark.usefixtures("on_the_loop")
 async def test_a_failed_write_is_answered_and_heals(broker, partition, answers, disk, kit):
-    """EIO on a segment before the sync: the turn is refused, and what was acked stays."""
+    """EIO on a segment before the sync: the group commit is rejected; acknowledged records stay."""
     kit.put(partition, answers, "a")
     await answers.wait(1)
     disk.fail("write", "/logs/*.log", times=1)
@@ -97,10 +97,10 @@ async def test_a_failed_write_is_answered_and_heals(broker, partition, answers, 
     assert kit.values(partition)[-1] == bytes(PENDING_BYTES_MAX)
 
 
-async def test_a_failed_write_beside_the_sync_takes_no_ack_away(
+async def test_a_failed_write_during_the_sync_takes_no_ack_away(
     broker, partition, answers, disk, kit
 ):
-    """EIO on a segment while the thread syncs: the journal has the turn, and recovery writes it."""
+    """EIO on a segment during the sync: the journal has the entry, and recovery writes it."""
     kit.by_thread(broker)
     disk.fail("write", "/logs/*.log", times=1)
     kit.put(partition, answers, "a", value=bytes(WORTH_WRITING_BYTES))

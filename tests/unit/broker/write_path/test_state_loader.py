@@ -58,7 +58,7 @@ until = partial(until_async, seconds=30)
 
 
 async def test_a_little_is_read_at_once(replay, taken):
-    """Nobody is refused for it."""
+    """Nothing is rejected for it."""
     replay.read(
         lambda is_wanted: is_wanted() and "state", size_bytes=lambda: state_loader.INLINE_BYTES
     )
@@ -66,7 +66,7 @@ async def test_a_little_is_read_at_once(replay, taken):
 
 
 async def test_much_is_read_on_a_thread(replay, taken):
-    """Whoever comes meanwhile is told to retry, and no second load begins."""
+    """Requests meanwhile get a retriable error, and no second load begins."""
     first = Slow("state")
     for slow in (first, Slow("of nobody"), Slow("of nobody")):
         with pytest.raises(StillLoadingError, match="message ids of s/0"):
@@ -81,7 +81,7 @@ async def test_much_is_read_on_a_thread(replay, taken):
 
 
 async def test_a_load_that_was_cancelled_is_ignored(replay, taken):
-    """It hears that it is not wanted; another one may begin at once, and counts."""
+    """It sees that it is not wanted; another one may begin at once, and counts."""
     old, new = Slow("old"), Slow("new")
     with pytest.raises(StillLoadingError):
         replay.read(old, size_bytes=much)
@@ -96,8 +96,8 @@ async def test_a_load_that_was_cancelled_is_ignored(replay, taken):
     assert old.was_wanted is False
 
 
-async def test_a_failure_is_told_once_and_then_tried_again(replay, taken):
-    """By who asks next."""
+async def test_a_failure_is_reported_once_and_then_retried(replay, taken):
+    """By the next request."""
     failing = Slow(UnavailableError("unreadable"))
     failing.may_end.set()
     with pytest.raises(StillLoadingError):
@@ -141,8 +141,8 @@ def put(partition, answers, token, numbers, *values):
     )
 
 
-async def test_a_new_leader_reads_beside_the_loop(open_broker, make_stream, kit, long_log):
-    """Publishes with ids wait and numbers are refused until it knows them; repeats are found."""
+async def test_a_new_leader_reads_on_a_thread(open_broker, make_stream, kit, long_log):
+    """Until then publishes with ids wait and numbered ones are rejected; repeats are found."""
     answers = kit.Answers()
     broker = await open_broker()
     partition = await make_stream(broker)
@@ -231,7 +231,7 @@ def add(partition, answers, token, producer):
 
 
 @pytest.mark.parametrize("failures", [[], [UnavailableError("out of memory")]])
-async def test_transactions_are_read_back_beside_the_loop(
+async def test_transactions_are_read_back_on_a_thread(
     open_broker, make_stream, kit, held_back, failures
 ):
     """Nothing is stable and no transaction let in before; what is stored meanwhile is known then,
@@ -276,10 +276,10 @@ async def test_transactions_are_read_back_beside_the_loop(
     assert threading.get_ident() not in held_back["threads"]
 
 
-async def test_what_is_cut_while_transactions_are_read_back_is_forgotten(
+async def test_what_is_truncated_while_transactions_are_read_back_is_forgotten(
     open_broker, make_stream, kit
 ):
-    """The load may have met it before, and what is in its place now counts."""
+    """The load may have read the old records; the new ones in their place count."""
     answers, ours = kit.Answers(), TransactionalProducer(5, 0)
     partition = await make_stream(await open_broker())
     partition.committed.keep_transaction_index(0)

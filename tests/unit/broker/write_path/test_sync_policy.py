@@ -1,4 +1,4 @@
-"""Where a turn is synced: on the loop or beside it, and by whom."""
+"""Where a group commit is synced: on the loop, on a thread or in a process."""
 
 import asyncio
 
@@ -28,7 +28,7 @@ async def syncer():
     made.close()
 
 
-async def test_slow_syncs_move_beside_the_loop_and_back(syncer):
+async def test_slow_syncs_move_off_the_loop_and_back(syncer):
     """A disk that is slow on average is not waited for, until it is quick again."""
     assert syncer.is_inline(1, **OF_MANY)
     for _ in range(50):
@@ -39,8 +39,8 @@ async def test_slow_syncs_move_beside_the_loop_and_back(syncer):
     assert syncer.is_inline(1, **OF_MANY)
 
 
-async def test_large_turns_are_synced_beside_the_loop(syncer):
-    """However quick the disk, unless what comes is gathered elsewhere meanwhile."""
+async def test_large_group_commits_are_synced_off_the_loop(syncer):
+    """However fast the disk, unless new records are gathered elsewhere meanwhile."""
     assert syncer.is_inline(INLINE_BYTES_MAX, **OF_MANY)
     assert not syncer.is_inline(INLINE_BYTES_MAX + 1, **OF_MANY)
     assert syncer.is_inline(ONE_BYTES_MAX, **OF_ONE)
@@ -60,15 +60,15 @@ async def test_one_hiccup_does_not_move_them(syncer):
 
 
 async def test_a_disk_that_does_more_than_the_system_syncs_in_this_process(syncer, kit):
-    """What a test or a chaos run does to a sync would be passed by elsewhere."""
+    """Faults that a test or a chaos run injects would not apply in another process."""
     rigged = SyncPolicy(asyncio.get_running_loop(), kit.Disk(), SystemClock())
-    assert isinstance(rigged._beside, SyncThread)
-    assert isinstance(syncer._beside, SyncProcess)
+    assert isinstance(rigged._elsewhere, SyncThread)
+    assert isinstance(syncer._elsewhere, SyncProcess)
     rigged.close()
 
 
 async def test_without_a_process_the_loop_syncs(syncer, monkeypatch):
     """Where none can be started, as when there are no descriptors left."""
-    monkeypatch.setattr(syncer._beside, "is_there", lambda: False)
+    monkeypatch.setattr(syncer._elsewhere, "is_there", lambda: False)
     syncer.average_ms = 1e12
     assert syncer.is_inline(1 << 20, **OF_MANY)

@@ -1,4 +1,4 @@
-"""The process that syncs: answers in order on the loop, survives what it must, ends with us."""
+"""The process that syncs: reports in order on the loop, survives signals, ends with the broker."""
 
 import asyncio
 import contextlib
@@ -29,8 +29,8 @@ def files(tmp_path):
         yield file.fileno(), writing
 
 
-class Told:
-    """What was told of each sync, in order."""
+class Outcomes:
+    """The reported outcome of each sync, in order."""
 
     def __init__(self):
         self.codes = []
@@ -50,79 +50,79 @@ class Told:
         return self.codes
 
 
-def submit(child, fd, told):
-    """As a turn does."""
+def submit(child, fd, outcomes):
+    """Submit a sync as a group commit does."""
     assert child.is_there()
-    child.submit(fd, told.done)
+    child.submit(fd, outcomes.done)
 
 
 async def test_syncs_are_reported_on_the_loop_in_order(child, files):
-    """Each sync is answered once, with what the system said of just that file."""
+    """Each sync is reported once, with the system's error for that file."""
     file, pipe = files
-    told = Told()
+    outcomes = Outcomes()
     for fd in (file, pipe, file):
-        submit(child, fd, told)
-    assert await told.wait(3) == [None, "log_poisoned", None]
+        submit(child, fd, outcomes)
+    assert await outcomes.wait(3) == [None, "log_poisoned", None]
 
 
 async def test_it_is_started_when_it_is_needed(child, files):
     """And is one process from then on."""
     assert child.pid is None
-    told = Told()
-    submit(child, files[0], told)
-    await told.wait(1)
+    outcomes = Outcomes()
+    submit(child, files[0], outcomes)
+    await outcomes.wait(1)
     pid = child.pid
-    submit(child, files[0], told)
-    await told.wait(2)
+    submit(child, files[0], outcomes)
+    await outcomes.wait(2)
     assert child.pid == pid
 
 
 async def test_signals_for_the_broker_do_not_end_it(child, files):
-    """Ctrl-C and a service manager reach all processes, and the last turn is still to be synced."""
-    told = Told()
-    submit(child, files[0], told)
-    await told.wait(1)
+    """Ctrl-C and a service manager reach all processes, and the last entry is not synced yet."""
+    outcomes = Outcomes()
+    submit(child, files[0], outcomes)
+    await outcomes.wait(1)
     pid = child.pid
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         os.kill(pid, number)
-    submit(child, files[0], told)
-    assert await told.wait(2) == [None, None]
+    submit(child, files[0], outcomes)
+    assert await outcomes.wait(2) == [None, None]
     assert child.pid == pid
 
 
 async def test_what_a_killed_process_has_not_answered_has_failed(child, files):
-    """Nobody knows what the disk has said; the next sync has a process again."""
-    told = Told()
-    submit(child, files[0], told)
-    await told.wait(1)
+    """The outcome on the disk is unknown; the next sync starts a process again."""
+    outcomes = Outcomes()
+    submit(child, files[0], outcomes)
+    await outcomes.wait(1)
     pid = child.pid
     os.kill(pid, signal.SIGSTOP)
-    submit(child, files[0], told)
-    submit(child, files[0], told)
+    submit(child, files[0], outcomes)
+    submit(child, files[0], outcomes)
     os.kill(pid, signal.SIGKILL)
-    assert await told.wait(3) == [None, "unavailable", "unavailable"]
-    submit(child, files[0], told)
-    assert await told.wait(4) == [None, "unavailable", "unavailable", None]
+    assert await outcomes.wait(3) == [None, "unavailable", "unavailable"]
+    submit(child, files[0], outcomes)
+    assert await outcomes.wait(4) == [None, "unavailable", "unavailable", None]
     assert child.pid != pid
 
 
 async def test_a_process_that_was_found_dead_is_replaced(child, files):
     """Whether its end is noticed before it is asked, or then."""
-    told = Told()
-    submit(child, files[0], told)
-    await told.wait(1)
+    outcomes = Outcomes()
+    submit(child, files[0], outcomes)
+    await outcomes.wait(1)
     os.kill(child.pid, signal.SIGKILL)
     async with asyncio.timeout(60):
         while child.pid is not None:  # noqa: ASYNC110  what is awaited is a callback of the loop
             await asyncio.sleep(0.001)
-    submit(child, files[0], told)
-    assert await told.wait(2) == [None, None]
+    submit(child, files[0], outcomes)
+    assert await outcomes.wait(2) == [None, None]
     os.kill(child.pid, signal.SIGKILL)
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222  the loop must not see
-    submit(child, files[0], told)
-    assert await told.wait(3) == [None, None, "unavailable"]
-    submit(child, files[0], told)
-    assert await told.wait(4) == [None, None, "unavailable", None]
+    submit(child, files[0], outcomes)
+    assert await outcomes.wait(3) == [None, None, "unavailable"]
+    submit(child, files[0], outcomes)
+    assert await outcomes.wait(4) == [None, None, "unavailable", None]
 
 
 async def test_a_process_that_cannot_be_started_is_not_there(child, files, monkeypatch, caplog):
@@ -134,33 +134,33 @@ async def test_a_process_that_cannot_be_started_is_not_there(child, files, monke
         assert child.pid is None
     assert len(caplog.messages) == 1
     assert "/nowhere/python" in caplog.messages[0]
-    told = Told()
-    submit(child, files[0], told)
-    assert await told.wait(1) == [None]
+    outcomes = Outcomes()
+    submit(child, files[0], outcomes)
+    assert await outcomes.wait(1) == [None]
 
 
 async def test_closing_finishes_what_was_submitted(files):
     """And leaves no process behind."""
-    child, told = SyncProcess(asyncio.get_running_loop()), Told()
+    child, outcomes = SyncProcess(asyncio.get_running_loop()), Outcomes()
     for _ in range(3):
-        submit(child, files[0], told)
+        submit(child, files[0], outcomes)
     pid = child.pid
     child.close()
-    assert await told.wait(3) == [None, None, None]
+    assert await outcomes.wait(3) == [None, None, None]
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
     child.close()
 
 
 async def test_closing_behind_a_process_that_was_killed(files):
-    """Who still waits is told."""
-    child, told = SyncProcess(asyncio.get_running_loop()), Told()
-    submit(child, files[0], told)
+    """Waiting syncs are reported."""
+    child, outcomes = SyncProcess(asyncio.get_running_loop()), Outcomes()
+    submit(child, files[0], outcomes)
     os.kill(child.pid, signal.SIGSTOP)
-    submit(child, files[0], told)
+    submit(child, files[0], outcomes)
     os.kill(child.pid, signal.SIGKILL)
     child.close()
-    assert (await told.wait(2))[-1] == "unavailable"
+    assert (await outcomes.wait(2))[-1] == "unavailable"
 
 
 ABANDONS = """

@@ -28,7 +28,7 @@ def channel():
 
 
 def ask(channel, fd):
-    """What is answered for a file: the error's number and ns."""
+    """Return the reply for a file: the error's number and ns."""
     socket.send_fds(channel, [REQUEST], [fd])
     return ANSWER.unpack(channel.recv(ANSWER.size))
 

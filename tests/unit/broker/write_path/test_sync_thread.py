@@ -1,4 +1,4 @@
-"""The sync thread: syncs in order, reports on the loop, and lets go of what it was told."""
+"""The sync thread: syncs in order, reports on the loop, and keeps no reference to finished jobs."""
 
 import asyncio
 import time
@@ -47,8 +47,8 @@ async def test_syncs_are_reported_on_the_loop_in_order(make_thread):
     assert outcome == [None, "log_poisoned", None]
 
 
-async def test_what_was_told_is_let_go_before_the_next_job(make_thread):
-    """A turn's logs: while the thread holds them no space of a deleted one is freed."""
+async def test_a_finished_job_is_released_before_the_next_job(make_thread):
+    """A reference to a group commit's logs would keep the space of a deleted one."""
     loop, let_go = asyncio.get_running_loop(), asyncio.Event()
 
     class Told:
@@ -73,7 +73,7 @@ async def test_closing_finishes_what_was_submitted(make_thread):
 
 
 async def test_a_busy_loop_is_not_a_slow_disk(make_thread):
-    """What the thread reports is the sync's own time, however late the loop hears of it."""
+    """The thread reports the time of the sync itself, however late the loop receives it."""
     thread = make_thread(lambda _: None)
     heard = asyncio.get_running_loop().create_future()
     thread.submit(1, lambda _, took_ms: heard.set_result(took_ms))

@@ -1,10 +1,11 @@
-"""What leaves the broker in a round of the loop: frames to other brokers and acks to publishers.
+"""Output of the broker in a round of the loop: frames to other brokers, acks to publishers.
 
-Every outcome reaches its publisher through here, whether a group commit or another broker's ack has
-made the record safe. The servers and the replicas queue their own output, and write it when they
-are asked to: at the group commit's time, or in the next round of the loop.
+Every acknowledgement passes through here, whether a group commit or another broker's ack has made
+the record safe. The servers and the replicas queue their own output, and write it when the queue
+calls them: in the group commit, or in the next round of the loop.
 
-Rules: loop thread. Each waiter is notified once; one that raises is reported, and harms no other.
+Rules: loop thread. Each waiter is notified once; one that raises is reported, and does not prevent
+others.
 """
 
 import asyncio
@@ -17,14 +18,14 @@ from strandline.types import PartitionName
 
 
 class DueAcks(NamedTuple):
-    """Publishers of one partition whose records are as safe as they asked."""
+    """Publishers of one partition whose records are as safe as they required."""
 
     partition: PartitionName
     waiting: list[Waiting]
 
 
-class Outbox:
-    """The acks and the senders of this broker.
+class SendQueue:
+    """The due acknowledgements and the senders of a broker.
 
     Args:
         telemetry: counts acks.
@@ -37,7 +38,7 @@ class Outbox:
         self._telemetry = telemetry or Telemetry()
         self._loop = loop
         self.acks: list[DueAcks] = []
-        """Due, for ``deliver``."""
+        """Due at the next ``deliver``."""
         self._frames: list[Callable[[], bool]] = []
         self._answers: list[Callable[[], None]] = []
         self.has_peers = False
@@ -45,34 +46,34 @@ class Outbox:
         self._is_scheduled = False
 
     def add_frames(self, send: Callable[[], bool]) -> None:
-        """Add a sender of frames; ``send`` returns whether any leave when the loop comes round."""
+        """Add a sender of frames; ``send`` returns whether any leave in the loop's next round."""
         self._frames.append(send)
         self.has_peers = True
 
     def add_answers(self, send: Callable[[], None]) -> None:
-        """Add a sender of answers."""
+        """Add a sender of answers to publishers."""
         self._answers.append(send)
 
     def send_frames(self) -> bool:
-        """Send what replicas have to say; return whether anything leaves."""
+        """Call the senders of frames; return whether any frame is sent."""
         has_sent = False
         for send in self._frames:
             has_sent = send() or has_sent
         return has_sent
 
     def acknowledge(self, partition: PartitionName, waiting: list[Waiting]) -> None:
-        """Acknowledge records in the loop's next round, unless a group commit ends before."""
+        """Acknowledge records in the loop's next round, or in a group commit that ends before."""
         self.acks.append(DueAcks(partition, waiting))
         self.deliver_soon()
 
     def deliver_soon(self) -> None:
-        """Send answers in the loop's next round: they were given outside a group commit."""
+        """Deliver in the loop's next round: something was answered outside a group commit."""
         if not self._is_scheduled:
             self._is_scheduled = True
             (self._loop or asyncio.get_running_loop()).call_soon(self._deliver_scheduled)
 
     def deliver(self) -> None:
-        """Acknowledge what is due, and send what publishers were answered."""
+        """Acknowledge what is due, and call the senders of answers."""
         acks, self.acks = self.acks, []
         count = 0
         for partition, waiting in acks:
@@ -93,12 +94,12 @@ class Outbox:
         self.deliver()
 
     def _report(self, bug: Exception) -> None:
-        """Let the loop report a bug of a front end; the others get their answers all the same."""
+        """Report a bug of a front end to the loop; the others get their answers all the same."""
         loop = self._loop or asyncio.get_running_loop()
         loop.call_exception_handler({"message": "an answer was not sent", "exception": bug})
 
     def disconnect(self) -> None:
-        """Drop all senders: the broker is gone."""
+        """Remove all senders: the broker has ended."""
         self._frames.clear()
         self.has_peers = False
         self._answers.clear()
