@@ -173,10 +173,11 @@ async def test_values_of_a_bucket_with_a_ttl_end(bucket):
 
 async def test_a_bucket_is_created_bound_and_shown(nc, bucket):
     """Its settings are returned; creating it with others is rejected."""
-    kv = await bucket(history=4, ttl=3600, description=None)
+    kv = await bucket(history=4, ttl=3600, description="for tests")
     found = await nc.jetstream().key_value(kv._name)
     status = await found.status()
     assert (status.history, status.ttl, status.bucket) == (4, 3600, kv._name)
+    assert status.stream_info.config.description == "for tests"
     await found.put("k", b"v")
     assert (await kv.get("k")).value == b"v"
     with pytest.raises(js_errors.BadRequestError):

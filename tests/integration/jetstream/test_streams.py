@@ -263,7 +263,6 @@ async def test_settings_that_are_not_built_are_rejected_by_name(ask_us):
         "sealed": True,
         "allow_atomic": True,
         "metadata": {"owner": "me"},
-        "description": "text",
     }
     for name, value in settings.items():
         body = {"name": "refused", "subjects": ["refused"], name: value}

@@ -21,6 +21,8 @@ from strandline.record.subjects import validate_subject
 from strandline.types import LogId
 
 REPLICAS_MAX = 7
+DESCRIPTION_BYTES_MAX = 4096
+"""As in JetStream."""
 RESERVED_ROOTS = ("$JS", "$SYS", "_INBOX")
 """First tokens of subjects that are NATS' own: its API, its system account, and replies."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*")
@@ -155,6 +157,8 @@ def check_stream_config(config: StreamConfig, *, is_cluster: bool) -> None:
             "partition_by 'suffix' puts '.N' after the subject, which does not work if the subject "
             "ends in '>'; use 'subject' or 'key'"
         )
+    if len(config.description.encode()) > DESCRIPTION_BYTES_MAX:
+        raise InvalidConfigError(f"description is longer than {DESCRIPTION_BYTES_MAX} bytes")
     if config.compact and config.max_records_per_subject:
         raise InvalidConfigError(
             "compact keeps the newest record of each key, max_records_per_subject the newest of "

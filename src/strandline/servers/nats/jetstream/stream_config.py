@@ -37,7 +37,6 @@ UNSUPPORTED: Final = (
     "mirror_direct",
     "discard_new_per_subject",
     "consumer_limits",
-    "description",
     "template_owner",
     "subject_delete_marker_ttl",
     "allow_msg_counter",
@@ -84,7 +83,7 @@ class StreamConfigRequest(msgspec.Struct, frozen=True):
     mirror_direct: Any = None
     discard_new_per_subject: Any = None
     consumer_limits: Any = None
-    description: Any = None
+    description: str | None = None
     template_owner: Any = None
     allow_msg_ttl: Any = None
     subject_delete_marker_ttl: Any = None
@@ -121,6 +120,7 @@ class JetStreamConfig(msgspec.Struct, frozen=True, kw_only=True):
     allow_rollup_hdrs: bool = False
     consumer_limits: dict[str, int] = {}
     allow_msg_ttl: bool = False
+    description: str | msgspec.UnsetType = msgspec.UNSET
     metadata: dict[str, str] = {}
 
 
@@ -147,6 +147,7 @@ def jetstream_config(config: StreamConfig, view: JetStreamView | None = None) ->
         duplicate_window=config.dedup_window_ms * NS_PER_MS,
         max_msgs_per_subject=config.max_records_per_subject or UNLIMITED,
         allow_rollup_hdrs=config.max_records_per_subject > 0,
+        description=config.description or msgspec.UNSET,
         metadata=metadata,
     )
 
@@ -181,6 +182,7 @@ def stream_config(request: StreamConfigRequest, *, is_cluster: bool) -> StreamCo
         retention_bytes=_limit(request.max_bytes),
         retention_age_ms=ms_of(_limit(request.max_age)),
         max_records_per_subject=_limit(request.max_msgs_per_subject),
+        description=request.description or "",
         dedup_window_ms=ms_of(_window_ns(request)),
     )
 
